@@ -22,6 +22,8 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """Number of token_ids, at their end, that an answer has generated before: max_tokens and penalties count them."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
+    prediction: PackedIds = b""
+    """The tokens of the answer as the client expects it."""
     group: str = ""
     """Shared by the answers of one HTTP request, which are accepted or refused as a whole; never used twice."""
     group_size: int = 1

@@ -20,6 +20,8 @@ class SchedulerLimits:
     eos_token_ids: tuple[int, ...] = ()
     num_ranks: int = 1
     """Workers, each of which loads every grammar."""
+    speculates: bool = False
+    """The workers verify drafts."""
 
     @staticmethod
     def of(config: ServerConfig, info: EngineInfo) -> "SchedulerLimits":
@@ -31,4 +33,5 @@ class SchedulerLimits:
             page_size=info.page_size,
             eos_token_ids=info.eos_token_ids,
             num_ranks=config.tp,
+            speculates=config.speculation == "auto" and info.device == "cpu",
         )

@@ -42,17 +42,20 @@ from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
-from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord
+from radixrt.tokenizer.explain.records import MOST_BYTES, ChatLayout, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
-from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
+
+MOST_CHARS_OF_A_TOKEN = 16
+"""Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,7 @@ class _Encoded:
     text: str | None
     """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
+    prediction: PackedIds
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
     layout: ChatLayout | None
@@ -106,7 +110,10 @@ class TokenizerProcess:
             self._constraints, self._to_api.send, self._to_scheduler.send
         )
         self._explainer = Explainer(
-            self._vocabulary, info.page_size, shows_texts=not self._config.hide_cache_texts
+            self._vocabulary,
+            info.page_size,
+            most_bytes=min(MOST_BYTES, KEPT_BYTES_PER_TOKEN * info.kv_pool_tokens),
+            shows_texts=not self._config.hide_cache_texts,
         )
         self._calls = Calls(
             vocabulary=self._vocabulary,
@@ -164,7 +171,8 @@ class TokenizerProcess:
 
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
-        size, tenant = size_in_chars(request.prompt), request.options.tenant
+        size = size_in_chars(request.prompt) + len(request.prediction)
+        tenant = request.options.tenant
         try:
             encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
             if request.constraint is None:
@@ -208,7 +216,9 @@ class TokenizerProcess:
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
-        return _Encoded(request, text, token_ids, turn, layout)
+        expected = request.prediction[: MOST_CHARS_OF_A_TOKEN * max_tokens]
+        prediction = self._vocabulary.encode(expected, False) if expected else []
+        return _Encoded(request, text, token_ids, pack_ids(prediction), turn, layout)
 
     def _start(
         self,
@@ -240,6 +250,7 @@ class TokenizerProcess:
                 token_ids=packed_ids,
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
+                prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),
             )
