@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
@@ -198,7 +199,8 @@ class FakeScheduler:
 
     def _stats(self) -> SchedulerStats:
         histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
-        counts = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
+        counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
+        counts |= {name: {"tree": 1} for name in ("drafted_tokens", "accepted_draft_tokens")}
         counts["running"] = len(self._running)
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
