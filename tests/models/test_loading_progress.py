@@ -97,7 +97,7 @@ def test_each_tensor_and_each_file_counts_after_it_was_used(
     index = {"weight_map": {key: name for name, tensors in shards.items() for key in tensors}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(loader, "LoadingProgress", Recorder)
-    for name, _tensor in loader.read_tensors(tmp_path, torch.float32):
+    for name, _tensor in loader.read_tensors(tmp_path):
         events.append(name)
     expected = [list(shards), "a", 12, "b", 10, "file", "c", 28, "file"]
     assert events == expected
