@@ -71,9 +71,10 @@ def load_model(
                 scheme = rounded_alike(scheme)
         formats = matrix_formats(scheme, tied_head=model.lm_head is None)
         entries = gguf_tensors(model_dir) if load_format != "dummy" else None
-        blocks = BlockFormats(entries or [], raw_config, model.translate)
+        kept: set[str] = set()
         if entries and quantization == "auto" and kernels.multiplies_blocks:
-            formats = blocks.format_of
+            blocks = BlockFormats(entries, raw_config, model.translate)
+            formats, kept = blocks.format_of, blocks.kept
         allocate_matrices(model, formats)
     model.num_parameters = num_weights(model)
     if load_format == "dummy":
@@ -82,8 +83,8 @@ def load_model(
         model.load_weights(read_tensors(model_dir))
     else:
         if quantization == "auto" and model.tp.rank == 0:
-            warn_of_dequantization(entries, blocks.kept)
-        model.load_weights(read_weights(entries, raw_config, torch_dtype, blocks.kept))
+            warn_of_dequantization(entries, kept, torch_dtype)
+        model.load_weights(read_weights(entries, raw_config, torch_dtype, kept))
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     _find_children_at_once(model)

@@ -5,6 +5,8 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from radixrt.layers.matrix import DenseMatrix, MatrixFormat
 from radixrt.layers.quantization.blocks import BlockMatrix
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.file import PLAIN_KINDS, TensorEntry
+from radixrt.models.loading_progress import LoadingProgress
 
 log = logging.getLogger(__name__)
 
@@ -96,20 +99,31 @@ def read_weights(
         kept: names in the file of tensors that stay in blocks: uint8 [rows, bytes of a row].
     """
     family = _family(config)
-    for entry in entries:
-        if entry.name in _NOT_WEIGHTS:
-            continue
-        tensor = _map(entry) if entry.name in kept else read_tensor(entry, dtype)
-        if family == "llama" and ".attn_q." in entry.name:
-            tensor = _unpermuted(tensor, config["num_attention_heads"])
-        elif family == "llama" and ".attn_k." in entry.name:
-            tensor = _unpermuted(tensor, config["num_key_value_heads"])
-        elif family.startswith("gemma") and entry.name.endswith("norm.weight"):
-            tensor = tensor.float() - 1  # llama.cpp's converter has added it
-        yield _name(entry.name, family), tensor
+    progress = LoadingProgress([Path(file) for file in dict.fromkeys(e.file for e in entries)])
+    for _, of_file in groupby(entries, key=lambda entry: entry.file):
+        for entry in of_file:
+            if entry.name not in _NOT_WEIGHTS:
+                tensor = _map(entry) if entry.name in kept else read_tensor(entry, dtype)
+                yield _name(entry.name, family), _as_in_transformers(tensor, entry.name, config)
+            progress.add_tensor(math.prod(entry.shape[:-1]) * entry.row_bytes)
+        progress.add_file()
 
 
-def warn_of_dequantization(entries: list[TensorEntry], kept: Collection[str]) -> None:
+def _as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Tensor:
+    """Undo the changes that llama.cpp's converter makes."""
+    family = _family(config)
+    if family == "llama" and ".attn_q." in name:
+        return _unpermuted(tensor, config["num_attention_heads"])
+    if family == "llama" and ".attn_k." in name:
+        return _unpermuted(tensor, config["num_key_value_heads"])
+    if family.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor.float() - 1
+    return tensor
+
+
+def warn_of_dequantization(
+    entries: list[TensorEntry], kept: Collection[str], dtype: torch.dtype
+) -> None:
     """Log the memory that quantized weights take which do not stay in blocks."""
     weights = sum(
         math.prod(entry.shape)
@@ -118,10 +132,11 @@ def warn_of_dequantization(entries: list[TensorEntry], kept: Collection[str]) ->
     )
     if weights:
         log.warning(
-            "%.0f million quantized weights of this GGUF file are dequantized to 16 bits in memory (%.1f GB); "
-            "--quantization int8 rounds them to 8 bits (docs/gguf.md).",
+            "%.0f million quantized weights of this GGUF file are dequantized to %d bits in memory (%.1f GB); "
+            "--quantization int8 rounds all weights to 8 bits (docs/gguf.md).",
             weights / 1e6,
-            weights * 2 / 1e9,
+            8 * dtype.itemsize,
+            weights * dtype.itemsize / 1e9,
         )
 
 

@@ -97,10 +97,7 @@ struct Floats4Bits : Codes<4> {  // MXFP4: codes are floats of 4 bits, of which 
 #endif
   }
   static RADIXRT_INLINE Floats scale(const uint8_t* scales, int64_t block, int, int lane) {
-    typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-    Bytes bytes;
-    memcpy(&bytes, scales + block * 16 + lane, sizeof bytes);
-    UInts exponent = __builtin_convertvector(bytes, UInts);  // of the scale plus 128, which halves the values again
+    auto exponent = (UInts)widened(scales + block * 16 + lane);  // of the scale plus 128, which halves the values again
     return (Floats)(exponent < 2 ? (UInts{} + 0x00200000u) << exponent : (exponent - 1) << 23);
   }
 };

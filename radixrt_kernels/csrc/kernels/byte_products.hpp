@@ -17,6 +17,46 @@ inline constexpr int kTileTokens = 6, kTilePanels = 4;
 inline constexpr int kTileTokens = kWidth == 8 ? 4 : 2, kTilePanels = 1;
 #endif
 
+// ------------------------------------------------------------ bytes
+
+RADIXRT_INLINE UInts codes_at(const uint8_t* from) {
+  UInts codes;
+  memcpy(&codes, from, sizeof codes);
+  return codes;
+}
+
+// kWidth bytes. With conversions by the compiler, GCC converts lane by lane.
+RADIXRT_INLINE Ints widened(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  return (Ints)__builtin_convertvector(__builtin_convertvector(bytes, Shorts), UInts);
+#endif
+}
+
+RADIXRT_INLINE Ints widened(const int8_t* from) {
+  return widened(reinterpret_cast<const uint8_t*>(from)) << 24 >> 24;
+}
+
+RADIXRT_INLINE Floats bytes_at(const uint8_t* from) { return __builtin_convertvector(widened(from), Floats); }
+RADIXRT_INLINE Floats bytes_at(const int8_t* from) { return __builtin_convertvector(widened(from), Floats); }
+
+// The lowest byte of each number.
+RADIXRT_INLINE void put_bytes(int8_t* to, Ints numbers) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)numbers));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes = __builtin_convertvector(numbers, Bytes);
+  memcpy(to, &bytes, sizeof bytes);
+#endif
+}
+
 // ------------------------------------------------------------ four columns: codes (unsigned) times activations (signed)
 
 #if defined(__AVX512VNNI__)
@@ -92,7 +132,6 @@ RADIXRT_INLINE ActivationScale scale_of(const T* hidden, int count) {
 // Rounds `count` activations, padded with zeros to a multiple of 8. Returns the sum of the integers.
 template <class T>
 RADIXRT_INLINE float round_to_fours(const T* hidden, int count, float inverse, Four* fours) {
-  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
   Floats total = splat(0);  // exact
   int8_t rounded[kWidth < 8 ? 8 : kWidth];
   for (int i = 0; i < count; i += sizeof rounded) {
@@ -101,8 +140,7 @@ RADIXRT_INLINE float round_to_fours(const T* hidden, int count, float inverse, F
       Floats x = left >= kWidth ? load(hidden + i + part) : left > 0 ? load_first(hidden + i + part, left) : splat(0);
       const float shift = 12582912.0f;  // 1.5 * 2^23: after the addition, the low bits are the nearest integer
       Ints whole_numbers = (Ints)(minimum(maximum(x * inverse, splat(-127)), splat(127)) + shift) - 0x4b400000;
-      Bytes bytes = __builtin_convertvector(whole_numbers, Bytes);
-      memcpy(rounded + part, &bytes, sizeof bytes);
+      put_bytes(rounded + part, whole_numbers);
       total += __builtin_convertvector(whole_numbers, Floats);
     }
     int fours_here = (count - i + 7) / 8 * 2;
@@ -118,20 +156,6 @@ template <int kPanels>
 struct TokenSums {
   Floats of[kPanels][kVectors];
 };
-
-RADIXRT_INLINE UInts codes_at(const uint8_t* from) {
-  UInts codes;
-  memcpy(&codes, from, sizeof codes);
-  return codes;
-}
-
-template <class Byte>  // uint8_t or int8_t
-RADIXRT_INLINE Floats bytes_at(const Byte* from) {
-  typedef Byte Bytes __attribute__((vector_size(kWidth)));
-  Bytes bytes;
-  memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, Floats);
-}
 
 // Writes one token's outputs of `kPanels` panels, with the bias. `Matrix` has `rows`, `bias`, `output` and `output_bytes`.
 template <class T, int kPanels, class Matrix>
