@@ -18,7 +18,6 @@ from radixrt.models.checkpoint import (
     resolve_model_path,
     served_context_length,
 )
-from radixrt.models.gguf.folder import quantized_weights
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
@@ -39,14 +38,6 @@ def prepare(config: ServerConfig) -> ServerConfig:
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
     served_context_length(model_config, config.context_length)
     generation_config(model_dir)
-    quantized = quantized_weights(model_dir)
-    if quantized and config.quantization == "auto":
-        log.warning(
-            "The %.0f million quantized weights of this GGUF file are dequantized to 16 bits in memory (%.1f GB); "
-            "--quantization int8 rounds them to 8 bits (docs/gguf.md).",
-            quantized / 1e6,
-            quantized * 2 / 1e9,
-        )
     tokenizer_path = config.tokenizer_path
     if tokenizer_path is not None:
         tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))
