@@ -64,6 +64,8 @@ def _is_the_same(model: dict[str, Any], wanted: str) -> bool:
     name = wanted.rstrip("/")
     if name in (model["id"], root):
         return True
+    if name.startswith("hf:"):  # by default served under its last part
+        return name.split("/")[-1] == model["id"]
     folder = Path(wanted).expanduser()
     # a hub id is downloaded into a folder models--USER--NAME
     return (folder.is_dir() and folder.resolve() == Path(root).resolve()) or (
