@@ -10,6 +10,7 @@ from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
+from radixrt.models.gguf.hub import PREFIX, hub_file
 from radixrt.models.registry import check_architecture
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -32,7 +33,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def resolve_model_path(path_or_hub_id: str, flag: str = "--model-path") -> Path:
-    """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF file gets a folder.
+    """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF file, here or on the hub,
+    gets a folder.
 
     Args:
         flag: the setting that errors name.
@@ -42,6 +44,8 @@ def resolve_model_path(path_or_hub_id: str, flag: str = "--model-path") -> Path:
     """
     if path_or_hub_id == DEMO_MODEL:
         return Path(__file__).parent.parent / "demo_model"
+    if path_or_hub_id.startswith(PREFIX):
+        return checkpoint_folder(hub_file(path_or_hub_id, flag))
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
         return folder
