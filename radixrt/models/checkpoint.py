@@ -160,6 +160,8 @@ def context_length(config: Mapping[str, Any]) -> int:
     longest = text.get("max_position_embeddings")
     if not isinstance(longest, int) or longest < 1:
         raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
+    if text.get("model_type") in ("roberta", "xlm-roberta"):
+        return longest - int(text.get("pad_token_id") or 0) - 1  # the first rows stand for padding
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
         # Qwen's YaRN recipe leaves max_position_embeddings as it was before the stretch.
@@ -168,8 +170,10 @@ def context_length(config: Mapping[str, Any]) -> int:
     return longest
 
 
-def served_context_length(config: Mapping[str, Any], wanted: int | None) -> int:
-    """The longest sequence that is served, in tokens: ``wanted``, or by default the checkpoint's limit.
+def served_context_length(
+    config: Mapping[str, Any], wanted: int | None, usual: int | None = None
+) -> int:
+    """The longest sequence that is served, in tokens: ``wanted``, or by default ``usual`` or the checkpoint's limit.
 
     Raises:
         ConfigError: ``wanted`` is more than that limit.
@@ -180,7 +184,7 @@ def served_context_length(config: Mapping[str, Any], wanted: int | None) -> int:
             f"--context-length {wanted} is more than the {limit} positions that this model was made for; "
             "answers beyond them would be noise."
         )
-    return wanted or limit
+    return wanted or min(usual or limit, limit)
 
 
 def generation_config(model_dir: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import read_weights
 from radixrt.models.loading_progress import LoadingProgress
+from radixrt.models.pooling import read_pooling
 from radixrt.models.registry import check_architecture, model_class
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,8 +40,8 @@ def load_model(
     context_length: int | None = None,
     trust_remote_code: bool = False,
     kernels: LayerKernels | None = None,
-) -> CausalLM:
-    """Load the model of a checkpoint, ready to run.
+) -> Any:
+    """Load the model of a checkpoint, ready to run: a ``CausalLM`` or, of an encoder, an ``Encoder``.
 
     Args:
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
@@ -62,14 +63,19 @@ def load_model(
     longest = min(context_length or limit, limit)
     kernels = kernels or LayerKernels()
     model_type = model_class(check_architecture(raw_config))
+    pooling = read_pooling(model_dir, raw_config)
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()
+        if pooling is not None:
+            model.replace_head(len(pooling.labels))
         scheme = quantization_scheme(raw_config, quantization)
         if scheme is not None:
             check_experts(model, scheme, kernels)
             if load_format == "dummy":
                 scheme = rounded_alike(scheme)
-        allocate_matrices(model, matrix_formats(scheme, tied_head=model.lm_head is None))
+        allocate_matrices(
+            model, matrix_formats(scheme, tied_head=model.generates and model.lm_head is None)
+        )
     model.num_parameters = num_weights(model)
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)

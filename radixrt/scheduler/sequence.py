@@ -46,6 +46,7 @@ class Sequence:
         self.forecast_wait_s = 0.0
         """Forecast of its wait when it arrived (:mod:`radixrt.scheduler.queue.wait_forecast`), without correction."""
         self.grammar = request.grammar
+        self.second_at = request.second_at
         self.account = Account(self.options.tenant)
         """Of its tenant, once it is queued."""
         self.group = Group()

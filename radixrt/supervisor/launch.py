@@ -19,6 +19,7 @@ from radixrt.models.checkpoint import (
     served_context_length,
 )
 from radixrt.models.gguf.folder import quantized_weights
+from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
@@ -34,7 +35,10 @@ def prepare(config: ServerConfig) -> ServerConfig:
     config.validate()
     model_dir = resolve_model_path(config.model_path)
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
+    pooling = read_pooling(model_dir, model_config)
     served_context_length(model_config, config.context_length)
+    if pooling is not None and config.tp > 1:
+        raise ConfigError("--tp: a model that gives vectors or classes runs on one device.")
     generation_config(model_dir)
     quantized = quantized_weights(model_dir)
     if quantized and config.quantization == "auto":

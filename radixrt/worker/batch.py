@@ -15,6 +15,7 @@ from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
+from radixrt.messages.pooling import Pool
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.kv.ragged import RaggedStep
 from radixrt.worker.kv.shared_prefixes import PrefixFinder
@@ -32,6 +33,16 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledRow:
+    """The end of a prompt that gives numbers in place of a token."""
+
+    slot: int
+    row: int
+    """Into the flat batch."""
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One forward pass: decode rows first, then jumps and prefill chunks."""
 
@@ -44,6 +55,7 @@ class StepInputs:
     sampling_slots_on_device: torch.Tensor  # [rows] int64
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
     sampling_positions: torch.Tensor  # [rows] int64, of the sampled tokens in their sequences
+    pooled: list[PooledRow]
     prompt_spans: list[PromptSpan]
     jumps: "Jumps"
 
@@ -148,24 +160,26 @@ class PersistentBatch:
         lengths = np.concatenate((np.ones(len(decoding), dtype=np.int64), many_lengths))
         starts = self.computed[slots]
         self.computed[slots] = starts + lengths
+        ended, pooled = self._finish_prompts(chunk_slots)
         samples = np.concatenate(
             (
                 np.ones(len(decoding), dtype=bool),
                 np.array(jumps.complete, dtype=bool),
-                self._finish_prompts(chunk_slots),
+                ended & ~pooled,
             )
         )
         prompt_tokens = [unpack_ids(self._prompts[c.slot].token_ids)[c.start : c.start + c.num_tokens]
                          for c in plan.prefill]  # fmt: skip
         step = RaggedStep.of(self.block_tables, self.page_size, slots, lengths, starts)
-        first_rows = step.qo_indptr[len(decoding) + len(jumps.slots) : -1]
+        chunk_rows = step.qo_indptr[len(decoding) + len(jumps.slots) :]
         return self._inputs(
             step,
             decoding,
             groups,
             [*jumps.token_ids, *prompt_tokens],
             (slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]),
-            self._prompt_spans(plan, first_rows),
+            self._pooled_rows(chunk_slots, chunk_rows[1:] - 1, ended & pooled),
+            self._prompt_spans(plan, chunk_rows[:-1]),
             jumps,
         )
 
@@ -176,6 +190,7 @@ class PersistentBatch:
         groups: PrefixGroups,
         known_tokens: list[TokenIds],
         sampling: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]],
+        pooled: list[PooledRow],
         prompt_spans: list[PromptSpan],
         jumps: Jumps,
     ) -> StepInputs:
@@ -218,6 +233,7 @@ class PersistentBatch:
             sampling_slots_on_device=slots,
             sampling_rows=rows,
             sampling_positions=places,
+            pooled=pooled,
             prompt_spans=prompt_spans,
             jumps=jumps,
         )
@@ -264,15 +280,28 @@ class PersistentBatch:
                 self._forced[slot] = tokens[taken:]
         return Jumps(slots, inputs, complete)
 
-    def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[chunks] whether a chunk reaches the end of its prompt; those slots decode from the next step on."""
-        known = np.array(
-            [num_ids(self._prompts[slot].token_ids) for slot in chunk_slots.tolist()],
-            dtype=np.int64,
-        )
-        complete = self.computed[chunk_slots] >= known
-        self.is_decoding[chunk_slots] = complete
-        return complete
+    def _finish_prompts(
+        self, chunk_slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """[chunks] whether a chunk reaches the end of its prompt, and whether that gives numbers in place of a token. The other
+        slots decode from their ends on."""
+        prompts = [self._prompts[slot] for slot in chunk_slots.tolist()]
+        known = np.array([num_ids(admit.token_ids) for admit in prompts], dtype=np.int64)
+        pooled = np.array([admit.pool is not None for admit in prompts], dtype=bool)
+        ended = self.computed[chunk_slots] >= known
+        self.is_decoding[chunk_slots] = ended & ~pooled
+        return ended, pooled
+
+    def _pooled_rows(
+        self,
+        chunk_slots: NDArray[np.int64],
+        last_rows: NDArray[np.int32],
+        gives: NDArray[np.bool_],
+    ) -> list[PooledRow]:
+        """The last rows of the chunks for which ``gives`` [chunks] holds."""
+        pairs = zip(chunk_slots[gives].tolist(), last_rows[gives].tolist(), strict=True)
+        pools = ((slot, row, self._prompts[slot].pool) for slot, row in pairs)
+        return [PooledRow(slot, row, pool) for slot, row, pool in pools if pool is not None]
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[PromptSpan]:
         spans = []

@@ -4,11 +4,12 @@ What it stores for a position is a digest of the sequence up to there, so a wron
 page that was overwritten too early shows at once, in the row that reads it.
 """
 
+from array import array
 from dataclasses import dataclass
 from itertools import groupby
 
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.steps import SlotVector, StepPlan, StepResult
 
 VOCAB = 50
 
@@ -38,6 +39,11 @@ def expected_answer(
     return answer
 
 
+def numbers_of(prefix_digest: int) -> list[float]:
+    """The numbers of a prompt that asks for some."""
+    return [prefix_digest % 97 / 97, prefix_digest % 89 / 89]
+
+
 def num_forced(prefix_digest: int) -> int:
     """How many tokens a grammar forces after the one just sampled: often none, sometimes many."""
     return (prefix_digest // 5) % 13 if prefix_digest % 5 < 2 else 0
@@ -56,6 +62,8 @@ class _Slot:
     pages: list[int]
     constrained: bool
     """Forces the tokens that the model would have chosen anyway, so the expected answer is the same."""
+    pooled: bool = False
+    """Gives numbers in place of a token, here two of the digest."""
     held: int = 0
     """Steps until its mask is ready."""
     released: bool = False
@@ -84,7 +92,7 @@ class FakeWorker:
         decoding = [
             slot
             for slot, state in self.slots.items()
-            if state.computed >= state.num_known and not state.held
+            if state.computed >= state.num_known and not (state.held or state.pooled)
         ]
         self.jumps: dict[int, int] = {}
         for admit in plan.admit:
@@ -94,7 +102,12 @@ class FakeWorker:
             tokens = unpack_ids(admit.token_ids).tolist()
             pages = unpack_ids(admit.pages).tolist()
             self.slots[admit.slot] = _Slot(
-                tokens, len(tokens), admit.num_cached, pages, admit.grammar is not None
+                tokens,
+                len(tokens),
+                admit.num_cached,
+                pages,
+                constrained=admit.grammar is not None,
+                pooled=admit.pool is not None,
             )
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
@@ -139,6 +152,7 @@ class FakeWorker:
         slots: list[int] = []
         tokens: list[int] = []
         held: list[int] = []
+        vectors: list[SlotVector] = []
         for slot, start, count in rows:
             state, value = self.slots[slot], 0
             state.computed = start + count
@@ -148,7 +162,9 @@ class FakeWorker:
                 assert self.memory[self._place(state, position)] == value, (
                     f"wrong KV at position {position}"
                 )
-            if state.computed == len(state.tokens):
+            if state.computed == len(state.tokens) and state.pooled:
+                vectors.append(SlotVector(slot, array("f", numbers_of(value)).tobytes()))
+            elif state.computed == len(state.tokens):
                 state.held = num_held(value) if state.constrained else 0
                 if state.held:
                     held.append(slot)
@@ -174,6 +190,7 @@ class FakeWorker:
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
             held_slots=pack_ids(held),
+            vectors=vectors,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )
 
