@@ -19,7 +19,7 @@ TEXTS = [
     "The cat is lying on the couch.",
     "Interest rates rose again this quarter.",
     "x",
-    "Ça coûte 3 € – naïve 你好 🙂 " * 9,
+    "Ça coûte 3 € - naïve 你好 🙂 " * 9,
     "A radix tree keeps the prefixes that requests share. " * 18,
 ]
 
