@@ -239,7 +239,8 @@ def weight_files(model_dir: Path) -> list[Path]:
     if any(model_dir.glob("*.bin")) or any(model_dir.glob("*.pt*")):
         raise ConfigError(
             f"{model_dir} holds its weights as pickle (.bin), which can run code when it is loaded and is not read; "
-            "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
+            "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR) "
+            "(AutoModel for an embedding model)."
         )
     raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
 

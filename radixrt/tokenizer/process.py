@@ -223,7 +223,8 @@ class TokenizerProcess:
         RequestError: the request wants an answer of a model that gives numbers, or the other way round.
         """
         pool, pooling = request.options.pool, self._info.pooling
-        if pool is None and pooling is not None:
+        warms = request.sampling.max_tokens == 0 and not (pooling and pooling.whole_prompts)
+        if pool is None and pooling is not None and not warms:
             path = "/v1/embeddings" if pooling.task == "embed" else "/classify"
             raise RequestError(f"This server's model generates no text; use {path}.")
         if pool == POOL and pooling is None:

@@ -130,6 +130,11 @@ def _load_with_facts(
     if pooling is not None:
         size = model.config.hidden_size
         pooler = Pooler(pooling, model.classify, size, device.torch_device)
+    score_tokens = read_score_tokens(model_dir)
+    if any(token >= model.vocab_size for token in score_tokens):
+        raise ConfigError(
+            f"The checkpoint judges by the tokens {list(score_tokens)}, which its vocabulary of {model.vocab_size} lacks."
+        )
     info = EngineInfo(
         context_length=served_context_length(hf_config, config.context_length, usual),
         vocab_size=model.vocab_size,
@@ -145,7 +150,7 @@ def _load_with_facts(
         default_sampling=defaults,
         eos_token_ids=eos_token_ids,
         pooling=None if pooler is None else pooler.info,
-        score_tokens=read_score_tokens(model_dir),
+        score_tokens=score_tokens,
     )
     return _Loaded(model, info, pooler)
 

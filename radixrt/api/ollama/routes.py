@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt import __version__
-from radixrt.api.embeddings.embeddings import as_list, embed, unit
+from radixrt.api.embeddings.embeddings import as_list, embed, unit, written
 from radixrt.api.embeddings.pooled import most_input_tokens
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
@@ -117,7 +117,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
             found = await embed(
                 request, state, fields, fields.input, most_tokens, fields.dimensions
             )
-            answer["embeddings"] = [as_list(unit(vector)) for vector in found.vectors]
+            answer["embeddings"] = await written(found.vectors, lambda one: as_list(unit(one)))
             answer["prompt_eval_count"] = found.prompt_tokens
         times = {"total_duration": time.perf_counter_ns() - begun, "load_duration": 0}
         return json_response(answer | times)
