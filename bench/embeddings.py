@@ -1,8 +1,8 @@
 """Measures embeddings: texts per second of a server beside transformers on the same cores, interleaved.
 
-    python -m bench.embeddings [--rounds 5] [--texts 512] [--lengths 8 128] [--model-path DIR]
+    python -m bench.embeddings [--rounds 5] [--texts 512] [--lengths 8 128] [--dtype bfloat16] [--model-path DIR]
 
-Without a path the model has MiniLM's shape (6 layers, 384 wide, vocabulary of 30,522) with random weights in float32. Both sides get
+Without a path the model has MiniLM's shape (6 layers, 384 wide, vocabulary of 30,522) with random weights. Both sides compute in one dtype and get
 the same token ids, of lengths spread evenly between the bounds. transformers computes batches of ``--batch`` texts, sorted by length as
 sentence-transformers sorts them, with mean pooling. The server gets requests of ``--batch`` texts over HTTP, a few at a time, and
 answers in base64.
@@ -31,7 +31,8 @@ from bench.local_server import local_server
 VOCAB_SIZE = 30522
 AT_ONCE = 4
 """Requests in flight."""
-LEAST_COSINE = 0.9999
+LEAST_COSINE = {"float32": 0.9999, "bfloat16": 0.999}
+"""Of the two sides' vectors; in bfloat16 each side has rounding errors of its own."""
 
 Vectors = NDArray[np.float32]  # [texts, size]
 
@@ -47,8 +48,8 @@ def main() -> None:
             for _ in range(arguments.texts)
         ]
         tokens = sum(map(len, texts))
-        model = _load(folder)
-        flags = ["--served-model-name", "m", "--log-level", "warning"]
+        model = load(folder, arguments.dtype)
+        flags = ["--dtype", arguments.dtype, "--served-model-name", "m", "--log-level", "warning"]
         rates: dict[str, list[float]] = {"transformers": [], "radixrt": []}
         with local_server(str(folder), *flags) as url:
             for number in range(arguments.rounds + 1):  # the first warms both up
@@ -61,9 +62,9 @@ def main() -> None:
                     rates["transformers"].append(len(texts) / (middle - began))
                     rates["radixrt"].append(len(texts) / (end - middle))
         least = float((ours * theirs).sum(1).min())
-        assert least >= LEAST_COSINE, f"the vectors differ: cosine {least}"
+        assert least >= LEAST_COSINE[arguments.dtype], f"the vectors differ: cosine {least}"
     print(
-        f"{len(texts)} texts of {low} to {high} tokens ({tokens} tokens); least cosine {least:.6f}"
+        f"{arguments.dtype}: {len(texts)} texts of {low} to {high} tokens ({tokens} tokens); least cosine {least:.6f}"
     )
     for name, each in rates.items():
         print(
@@ -102,10 +103,11 @@ def minilm(folder: Path) -> Path:
     return folder
 
 
-def _load(folder: Path) -> Any:
+def load(folder: Path, dtype: str) -> Any:
+    """The model of transformers."""
     import transformers
 
-    return transformers.AutoModel.from_pretrained(folder).eval()
+    return transformers.AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 
 @torch.inference_mode()
@@ -121,7 +123,7 @@ def by_transformers(model: Any, texts: list[list[int]], batch: int) -> Vectors:
             ids[row, : len(texts[index])] = torch.tensor(texts[index])
             mask[row, : len(texts[index])] = 1
         hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
-        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        pooled = (hidden.float() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         vectors[some] = torch.nn.functional.normalize(pooled)
     return vectors.numpy()
 
@@ -150,6 +152,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=512, help="default: %(default)s")
     parser.add_argument("--batch", type=int, default=32, help="texts of a batch, and of a request (default: %(default)s)")  # fmt: skip
     parser.add_argument("--lengths", type=int, nargs=2, default=(8, 128), metavar=("LOW", "HIGH"), help="tokens of a text (default: 8 128)")  # fmt: skip
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: %(default)s")  # fmt: skip
     parser.add_argument("--model-path", help="folder of an encoder; its vectors must be means of length 1")  # fmt: skip
     return parser.parse_args()
 

@@ -283,13 +283,13 @@ class PersistentBatch:
     def _finish_prompts(
         self, chunk_slots: NDArray[np.int64]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """[chunks] whether a chunk reaches the end of its prompt, and whether that gives numbers in place of a token. The other
-        slots decode from their ends on."""
+        """[chunks] whether a chunk reaches the end of its prompt, and whether that gives numbers in place of a token. These slots
+        decode from the next step on, unless its plan releases them."""
         prompts = [self._prompts[slot] for slot in chunk_slots.tolist()]
         known = np.array([num_ids(admit.token_ids) for admit in prompts], dtype=np.int64)
         pooled = np.array([admit.pool is not None for admit in prompts], dtype=bool)
         ended = self.computed[chunk_slots] >= known
-        self.is_decoding[chunk_slots] = ended & ~pooled
+        self.is_decoding[chunk_slots] = ended
         return ended, pooled
 
     def _pooled_rows(

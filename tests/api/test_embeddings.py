@@ -343,6 +343,7 @@ def test_fifty_documents_behind_one_query_compute_it_once(start_server: StartSer
     encoder, limits = PromptEncoder(server.vocabulary), Limits.of(info)
     prompts = [encoder.encode(PairPrompt(query, text), limits)[1] for text in documents]
     prefix = min(shared_tokens(prompts[0], prompt) for prompt in prompts)
+    assert query in server.vocabulary.decode(prompts[0][:prefix])
     behind = [len(prompt) - prefix for prompt in prompts]
     assert prefix >= 150 and 180 <= sum(behind) / 50 <= 220
     computed = stats["prompt_tokens"] - stats["cached_tokens"]
