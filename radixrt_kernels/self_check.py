@@ -50,6 +50,9 @@ def activations() -> Iterator[Check]:
         for name in ("silu", "gelu", "gelu_tanh"):
             result = activation.gated_activation(gate_up, name)
             yield Check(f"{name} {dtype}", result, gated_activation(gate_up, name), tolerance)
+    logits = torch.randn(5, 123)
+    expected = 0.5 * torch.tanh(logits.double() / 0.5)
+    yield Check("soft_cap", activation.soft_cap_(logits, 0.5), expected, 1e-5)
 
 
 def attention() -> Iterator[Check]:
@@ -139,12 +142,13 @@ def mixtures() -> Iterator[Check]:
 
 
 def sampling() -> Iterator[Check]:
-    """Greedy sampling. ``tests/kernels/test_sampler_kernel.py`` tests the other settings."""
+    """Greedy sampling and log-probabilities. ``tests/kernels/test_sampler_kernel.py`` tests the other settings."""
     logits = torch.randn(5, 1000)
     settings = torch.zeros(5, 6, dtype=torch.int32)
     settings[:, 1] = 1000
     found, _ = sampler.draw_tokens(logits, settings, torch.zeros(5, dtype=torch.int64))
     yield Check("sample, greedy", found, logits.argmax(-1), 0.0)
+    yield Check("log_sum_exp", sampler.log_sum_exp(logits), logits.double().logsumexp(-1), 1e-5)
 
 
 CHECKS: list[Callable[[], Iterator[Check]]] = [

@@ -56,6 +56,10 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Prompt tokens whose KV was computed and put into the radix tree."""
     output_tokens: int = 0
     """Tokens of this answer so far."""
+    accepted_prediction_tokens: int = 0
+    """Of a complete answer: draft tokens that were accepted. They are among its tokens."""
+    rejected_prediction_tokens: int = 0
+    """Draft tokens that were verified and are not in the answer."""
     reasoning_tokens: int = 0
     """Of them, those of the reasoning with its tags; set by the tokenizer process."""
     finish_reason: FinishReason | None = None

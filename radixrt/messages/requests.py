@@ -162,6 +162,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Unix time in seconds after which the request is dropped."""
     pool: Pool | None = None
     """Numbers of the prompt in place of an answer; None: an answer."""
+    speculation: bool = True
+    """Tokens may be drafted, if the server does."""
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -199,6 +201,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """Take the reasoning out of the answers' text: the name of how the model marks it, a key of
     :data:`radixrt.parsers.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
 
+    prediction: str = ""
+    """The text of the answers as the client expects them, from which tokens are drafted."""
     stream_values: bool = False
     """The chunks say which values of the JSON begin and are complete."""
 

@@ -24,6 +24,8 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
+    prediction: PackedIds = b""
+    """The tokens of the answer as the client expects it."""
     group: str = ""
     """Shared by the answers of one HTTP request, which are accepted or refused as a whole; never used twice."""
     group_size: int = 1

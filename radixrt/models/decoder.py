@@ -14,6 +14,7 @@ from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.attention import AttentionBlock, SelfAttention
 from radixrt.layers.embedding import VocabParallelEmbedding
+from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
@@ -66,7 +67,7 @@ class DecoderModel(nn.Module):
         self.norm = norm
 
 
-class CausalLM(nn.Module):
+class CausalLM(KernelLayer):
     """A decoder with an LM head: Llama's without biases. Architectures override the methods in which they differ."""
 
     num_parameters: int
@@ -167,7 +168,7 @@ class CausalLM(nn.Module):
         head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
         logits = head.logits(hidden).float()
         if self.logit_soft_cap is not None:
-            logits = self.logit_soft_cap * torch.tanh(logits / self.logit_soft_cap)
+            logits = self.kernels.soft_cap(logits, self.logit_soft_cap)
         return logits
 
     def classify(self, pooled: Tensor) -> Tensor:

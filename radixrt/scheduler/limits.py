@@ -23,6 +23,8 @@ class SchedulerLimits:
     """Workers, each of which loads every grammar."""
     pooling: PoolingInfo | None = None
     """Of a model that gives numbers in place of text."""
+    speculates: bool = False
+    """The workers verify drafts."""
 
     @property
     def whole_prompts(self) -> bool:
@@ -55,4 +57,5 @@ class SchedulerLimits:
             eos_token_ids=info.eos_token_ids,
             num_ranks=config.tp,
             pooling=info.pooling,
+            speculates=config.speculation == "auto" and info.device == "cpu",
         )

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.messages.ids import pack_ids
+from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
-from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
+from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
@@ -97,7 +97,7 @@ class PlanDraft:
     def has_work(self) -> bool:
         return self.shape.rows > 0 or bool(self.prefill)
 
-    def seal(self, step_id: int, release: list[int]) -> StepPlan:
+    def seal(self, step_id: int, release: list[int], draft_price: float) -> StepPlan:
         """The finished plan."""
         slots, pages = _joined(self.extend_slots), _joined(self.extend_pages)
         if (
@@ -113,6 +113,7 @@ class PlanDraft:
             extend_slots=pack_ids(slots),
             extend_pages=pack_ids(pages),
             prefill=self.prefill,
+            draft_price=draft_price,
         )
 
 
@@ -296,8 +297,12 @@ class Planner:
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         if sequence.first_planned is None:
             self._kv.note_facts(sequence, match)
+        drafts = self._kv.draft_sources(sequence, match) if sequence.speculates else None
         self._kv.enter(sequence, match)
         slot = sequence.slot
+        if drafts is not None:
+            expected = num_ids(drafts.continuation) + num_ids(drafts.prediction)
+            self._slots.expect_drafts(sequence, expected)
         self._prefilling[sequence.seq_id] = sequence
         sequence.account.running += 1
         sequence.group.has_begun = True
@@ -317,6 +322,7 @@ class Planner:
                 grammar=sequence.grammar,
                 pool=sequence.options.pool,
                 second_at=sequence.second_at,
+                drafts=drafts,
             )
         )
 
@@ -386,7 +392,8 @@ class Planner:
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
         step_id = self._in_flight.send(self._slots.sequences, draft.shape)
-        return draft.seal(step_id, released)
+        price = self._times.draft_price if self._limits.speculates else NO_DRAFTS
+        return draft.seal(step_id, released, price)
 
     def _free_pages(self) -> None:
         """Retract a sequence; if only one runs, break a lease instead.

@@ -55,6 +55,9 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
+MOST_CHARS_OF_A_TOKEN = 16
+"""Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Encoded:
@@ -65,6 +68,7 @@ class _Encoded:
     text: str | None
     """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
+    prediction: PackedIds
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
     layout: ChatLayout | None
@@ -171,7 +175,8 @@ class TokenizerProcess:
 
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
-        size, tenant = size_in_chars(request.prompt), request.options.tenant
+        size = size_in_chars(request.prompt) + len(request.prediction)
+        tenant = request.options.tenant
         try:
             encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
             if request.constraint is None:
@@ -216,7 +221,9 @@ class TokenizerProcess:
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
-        return _Encoded(request, text, token_ids, turn, layout, second_at)
+        expected = request.prediction[: MOST_CHARS_OF_A_TOKEN * max_tokens]
+        prediction = self._vocabulary.encode(expected, False) if expected else []
+        return _Encoded(request, text, token_ids, pack_ids(prediction), turn, layout, second_at)
 
     def _check_task(self, request: GenerateRequest) -> None:
         """Raises:
@@ -265,6 +272,7 @@ class TokenizerProcess:
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
                 second_at=encoded.second_at,
+                prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),
             )

@@ -188,6 +188,7 @@ def _attention_setup(
     config: ServerConfig, model: CausalLM, device: Device, longest: int
 ) -> AttentionSetup:
     cached = kv_dtype(config.kv_cache_dtype, model.dtype)
+    fixed = config.deterministic and is_gpu(device)
     return AttentionSetup(
         specs=model.attention_specs(),
         kv_specs=model.kv_specs(cached),
@@ -197,8 +198,9 @@ def _attention_setup(
         max_rows=config.max_running_requests,
         max_pages=math.ceil(longest / config.page_size),
         device=device,
-        cascade=not config.debug_disable_cascade,
-        prefill_kernel=config.prefill_kernel,
+        cascade=not (config.debug_disable_cascade or fixed),
+        prefill_kernel="fa2" if fixed else config.prefill_kernel,
+        deterministic=fixed,
     )
 
 

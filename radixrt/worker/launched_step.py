@@ -8,8 +8,8 @@ from torch import Tensor
 
 from radixrt.device.device import Download, Mark
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.steps import SlotLogprobs, SlotVector
-from radixrt.worker.batch import Jumps, PromptSpan
+from radixrt.messages.steps import SlotLogprobs, SlotVector, VerifiedDraft
+from radixrt.worker.batch import PromptSpan
 from radixrt.worker.sampling.logprobs import prompt_logprob_rows
 from radixrt.worker.sampling.sampler import SampledTokens
 
@@ -44,9 +44,13 @@ class LaunchedStep:
     """A launched step. Its slots may have been released, or given to others, when its tokens come."""
 
     step_id: int
-    slots: NDArray[np.int64]  # [rows] that sample a token
+    slots: NDArray[
+        np.int64
+    ]  # [rows] that sample a token; a slot has several if drafts were accepted
     held: NDArray[np.int64]  # slots whose masks are not ready
-    jumps: Jumps
+    advanced: dict[int, int]
+    """By slot: tokens beyond the one of a decode step, which were forced, or drafted and accepted."""
+    drafts: list[VerifiedDraft]
     sampled: SampledTokens | None
     """None: no row samples."""
     prompt_logprobs: list[SpanLogprobs]

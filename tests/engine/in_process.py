@@ -15,6 +15,7 @@ from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.pooling import POOL, Pool
@@ -41,7 +42,12 @@ class InProcessEngine:
 
     def __init__(self, model_dir: Path, *, device: Device = CPU, **settings: object) -> None:
         torch.set_num_threads(1)
-        defaults = {"max_total_tokens": 4096, "max_running_requests": 16, "log_level": "warning"}
+        defaults = {
+            "max_total_tokens": 4096,
+            "max_running_requests": 16,
+            "log_level": "warning",
+            "speculation": "off",  # its drafts depend on the times of steps
+        }
         self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
         self.runner: Any
@@ -62,6 +68,8 @@ class InProcessEngine:
         self.prompt_logprobs: list[list[SequenceLogprobs]] = []
         self.vectors: dict[int, bytes] = {}
         """By sequence id."""
+        self.reports: list[AnswerReport] = []
+        """The last ones of the answers of the last call."""
         self._next_id = 0
         self._sent: deque[StepPlan] = deque()
 
@@ -69,11 +77,13 @@ class InProcessEngine:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
-        salt: str = "",
+        salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
+        *,
+        speculation: bool = True,
     ) -> list[list[int]]:
-        """Answer prompts that arrive together."""
-        return self._run(self._requests(prompts, sampling, salt, grammars))
+        """Answer prompts that arrive together. Settings and salts are those of all prompts, or one a prompt."""
+        return self._run(self._requests(prompts, sampling, salt, grammars, speculation))
 
     def pool(
         self, prompts: list[list[int]], pool: Pool = POOL, second_at: int = 0
@@ -120,19 +130,23 @@ class InProcessEngine:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams],
-        salt: str = "",
+        salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
+        speculation: bool = True,
     ) -> list[SequenceRequest]:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        salts = [salt] * len(prompts) if isinstance(salt, str) else salt
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
                 grammar=grammar,
-                options=RequestOptions(sampling=params, cache_salt=salt),
+                options=RequestOptions(
+                    sampling=params, cache_salt=own_salt, speculation=speculation
+                ),
             )
-            for index, (prompt, params, grammar) in enumerate(
-                zip(prompts, each, grammars or [None] * len(prompts), strict=True)
+            for index, (prompt, params, own_salt, grammar) in enumerate(
+                zip(prompts, each, salts, grammars or [None] * len(prompts), strict=True)
             )
         ]
         self._next_id += len(requests)
@@ -159,6 +173,7 @@ class InProcessEngine:
     def _run(self, requests: list[SequenceRequest]) -> list[list[int]]:
         answers: dict[int, list[int]] = {request.seq_id: [] for request in requests}
         cached: dict[int, int] = {}
+        finished: dict[int, AnswerReport] = {}
         logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
         prompt_logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
         for request in requests:
@@ -168,6 +183,7 @@ class InProcessEngine:
             batches = self.advance()
             for batch in batches:
                 cached |= {seq_id: report.cached_tokens for seq_id, report in batch.started.items()}
+                finished |= batch.finished
                 for seq_id, token in zip(
                     unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
                 ):
@@ -180,6 +196,7 @@ class InProcessEngine:
             if not batches and not self.scheduler.num_in_flight:
                 break
         assert not self.scheduler.grammars.num_waiting
+        self.reports = [finished[seq_id] for seq_id in answers if seq_id in finished]
         self.cached = [cached[seq_id] for seq_id in answers]
         self.logprobs = [logprobs[seq_id] for seq_id in answers]
         self.prompt_logprobs = [prompt_logprobs[seq_id] for seq_id in answers]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.steps import SlotVector, StepPlan, StepResult
+from radixrt.messages.steps import DRAFTERS, SlotVector, StepPlan, StepResult, VerifiedDraft
 
 VOCAB = 50
 
@@ -54,6 +54,18 @@ def num_held(prefix_digest: int) -> int:
     return (prefix_digest // 7) % 4 if prefix_digest % 7 < 2 else 0
 
 
+def drafted(prefix_digest: int, most: int) -> list[int]:
+    """A draft behind a prefix: often none, often wrong from some token on."""
+    count = min((prefix_digest // 11) % 9, most)
+    right = (prefix_digest // 99) % (count + 1)
+    draft, value = [], prefix_digest
+    for place in range(count):
+        token = next_token(value)
+        draft.append(token if place < right else (token + 1) % VOCAB)
+        value = digest(value, draft[-1])
+    return draft
+
+
 @dataclass
 class _Slot:
     tokens: list[int]
@@ -64,6 +76,8 @@ class _Slot:
     """Forces the tokens that the model would have chosen anyway, so the expected answer is the same."""
     pooled: bool = False
     """Gives numbers in place of a token, here two of the digest."""
+    end: int = 0
+    """Length at which the answer ends, if it is drafted; 0: it is not."""
     held: int = 0
     """Steps until its mask is ready."""
     released: bool = False
@@ -79,6 +93,7 @@ class FakeWorker:
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
         self.num_held = 0
+        self.num_accepted = 0
         self.seconds_per_token = 0.0
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -95,6 +110,8 @@ class FakeWorker:
             if state.computed >= state.num_known and not (state.held or state.pooled)
         ]
         self.jumps: dict[int, int] = {}
+        self.drafts: dict[int, list[int]] = {}
+        self.verified: list[VerifiedDraft] = []
         for admit in plan.admit:
             if admit.slot in self.slots:
                 assert self.slots[admit.slot].released, "admitted into a slot that is taken"
@@ -109,6 +126,9 @@ class FakeWorker:
                 constrained=admit.grammar is not None,
                 pooled=admit.pool is not None,
             )
+            if admit.drafts is not None:
+                most = admit.sampling.max_tokens or 0
+                self.slots[admit.slot].end = len(tokens) - admit.num_output + most
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
         extended = [slot for slot, _ in groupby(unpack_ids(plan.extend_slots).tolist())]
@@ -128,10 +148,18 @@ class FakeWorker:
         return self._compute(plan.step_id, rows, waiting)
 
     def _advance(self, slot: int) -> int:
-        """Tokens that a decode step computes: those forced go along, but for one position kept free."""
+        """Known tokens that a decode step computes: those forced go along, but for one position kept free. If they are all,
+        drafts follow."""
         state = self.slots[slot]
         room = len(state.pages) * self.page_size - state.computed
         count = max(1, min(len(state.tokens) - state.computed, room - 1))
+        room = min(room - count - 1, state.end - len(state.tokens) - 1)
+        if room > 0 and count == len(state.tokens) - state.computed:
+            value = 0
+            for token in state.tokens:
+                value = digest(value, token)
+            if draft := drafted(value, room):
+                self.drafts[slot] = draft
         if count > 1:
             self.jumps[slot] = count - 1
         return count
@@ -145,7 +173,8 @@ class FakeWorker:
             count,
         ) in rows:  # a layer writes the K and V of all rows before any row attends
             state, value = self.slots[slot], 0
-            for position, token in enumerate(state.tokens[: start + count]):
+            inputs = [*state.tokens[: start + count], *self.drafts.get(slot, ())]
+            for position, token in enumerate(inputs):
                 value = digest(value, token)
                 if position >= start:
                     self.memory[self._place(state, position)] = value
@@ -169,6 +198,7 @@ class FakeWorker:
                 if state.held:
                     held.append(slot)
                 else:
+                    value = self._verify(slot, value, slots, tokens)
                     self._sample(slot, value, slots, tokens)
         for slot in waiting:
             state, value = self.slots[slot], 0
@@ -191,8 +221,27 @@ class FakeWorker:
             jump_tokens=pack_ids(list(self.jumps.values())),
             held_slots=pack_ids(held),
             vectors=vectors,
+            drafts=self.verified,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )
+
+    def _verify(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> int:
+        """Accept the leading tokens of a draft that the model would have chosen; returns the digest behind them."""
+        state, draft = self.slots[slot], self.drafts.get(slot)
+        if draft is None:
+            return value
+        accepted: list[int] = []
+        while len(accepted) < len(draft) and draft[len(accepted)] == next_token(value):
+            accepted.append(draft[len(accepted)])
+            value = digest(value, accepted[-1])
+        state.tokens += accepted
+        state.computed += len(accepted)
+        slots += [slot] * len(accepted)
+        tokens += accepted
+        self.num_accepted += len(accepted)
+        self.jumps[slot] = self.jumps.get(slot, 0) + len(accepted)
+        self.verified.append(VerifiedDraft(slot, slot % len(DRAFTERS), len(draft), len(accepted)))
+        return value
 
     def _sample(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> None:
         state = self.slots[slot]

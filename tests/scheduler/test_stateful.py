@@ -72,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
         pinned=st.sampled_from([0.1, 0.5, 1.0]),
+        speculates=st.booleans(),
     )
     def start(
         self,
@@ -86,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         share: bool,
         reckless: bool,
         pinned: float,
+        speculates: bool,
     ) -> None:
         self.clock = Clock()
         self.leased: dict[str, tuple[Lease, np.ndarray, str]] = {}
@@ -102,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 eviction_policy=eviction,
                 disable_radix_cache=not share,
                 max_pinned_fraction=pinned,
+                speculates=speculates,
             ),
             self.clock,
             reckless=reckless,

@@ -58,6 +58,10 @@ class LayerKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate) * up
 
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its input."""
+        return cap * torch.tanh(logits / cap)
+
     def choose_experts(
         self, logits: Tensor, top_k: int, *, normalize: bool
     ) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,9 @@ class NativeKernels(LayerKernels):
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         return activation.gated_activation(gate_up, name)
 
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return activation.soft_cap_(logits, cap)
+
     def choose_experts(
         self, logits: Tensor, top_k: int, *, normalize: bool
     ) -> tuple[Tensor, Tensor]:
