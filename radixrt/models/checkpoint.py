@@ -79,16 +79,21 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"The model folder {model_dir} does not exist.")
     if not (model_dir / "config.json").is_file():
         raise ConfigError(f"{model_dir} is no checkpoint: it holds no config.json.")
-    return _read_json(model_dir / "config.json")
+    return read_json(model_dir / "config.json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not of this kind.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object.")
+    if not isinstance(content, kind):
+        raise ConfigError(f"{path} holds no JSON {'list' if kind is list else 'object'}.")
     return content
 
 
@@ -199,7 +204,7 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     """
     config = read_config(model_dir)
     path = model_dir / "generation_config.json"
-    generation = _read_json(path) if path.is_file() else {}
+    generation = read_json(path) if path.is_file() else {}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     defaults = {name: generation[name] for name in names if generation.get(name) is not None}
     if isinstance(defaults.get("top_k"), float) and defaults["top_k"].is_integer():
@@ -223,7 +228,7 @@ def weight_files(model_dir: Path) -> list[Path]:
     """
     index = model_dir / INDEX_FILE
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ConfigError(f"{index} holds no 'weight_map'.")
         files = [model_dir / name for name in sorted(set(weight_map.values()))]

@@ -4,13 +4,13 @@ Embedding models say it in the files of sentence-transformers: ``modules.json`` 
 a folder with its config. Classifiers say it by their architecture.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from radixrt.base.errors import ConfigError
+from radixrt.models.checkpoint import read_json
 from radixrt.models.registry import check_architecture, is_encoder
 
 PoolingMode = Literal["cls", "mean", "last"]
@@ -162,13 +162,3 @@ def _usual_length(folder: Path) -> int | None:
     file = folder / "sentence_bert_config.json"
     length = read_json(file, dict).get("max_seq_length") if file.is_file() else None
     return length if isinstance(length, int) and length > 0 else None
-
-
-def read_json(file: Path, kind: type) -> Any:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as JSON: {error}.") from error
-    if not isinstance(content, kind):
-        raise ConfigError(f"{file} holds no JSON {'list' if kind is list else 'object'}.")
-    return content

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from radixrt.base.errors import ConfigError
 from radixrt.messages.pooling import PoolingInfo
-from radixrt.models.pooling import Pooling, read_json
+from radixrt.models.checkpoint import read_json
+from radixrt.models.pooling import Pooling
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda scores: scores,

@@ -1,12 +1,18 @@
 """Embeddings, reranking, scores and classes through their clients, with a scheduler that gives scripted numbers."""
 
 import base64
+import contextlib
+import io
 import math
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import ollama
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,9 +30,11 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_fuzz import bodies, many_bodies, send, texts, token_ids, values
+from tests.docs.pages import ROOT, blocks
 from tests.fake_scheduler import CACHED_TOKENS, VECTOR, engine_info
 from tests.real_scheduler import RealScheduler
 
+SAID = "http://127.0.0.1:30000"
 UNIT = np.array(VECTOR) / 13
 
 
@@ -350,6 +358,28 @@ def test_fifty_documents_behind_one_query_compute_it_once(start_server: StartSer
     assert computed <= prefix + sum(behind) + 49 * (prefix % page)
     assert found["usage"]["prompt_tokens"] == sum(map(len, prompts)) == stats["prompt_tokens"]
     assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == stats["cached_tokens"]
+
+
+# ------------------------------------------------------------ the page of the documentation
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_examples_of_the_page_are_answered(embedder: RunningServer) -> None:
+    page = ROOT / "docs/embeddings.md"
+    (program,) = blocks(page, "python")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(program.replace(SAID, embedder.url).replace("Qwen3-Embedding-0.6B", "tiny"), {})
+    assert printed.getvalue().startswith(f"{len(VECTOR)} ")
+    text = "\n".join(blocks(page, "bash"))
+    requests = re.findall(r"^curl .*?'$", text, re.MULTILINE | re.DOTALL)
+    assert len(requests) == text.count("curl ") == 2
+    for command in requests:
+        done = subprocess.run(
+            ["bash", "-c", f"{command.replace(SAID, embedder.url)} -sS"],
+            capture_output=True,
+            text=True,
+        )
+        assert {"data", "results"} & orjson.loads(done.stdout).keys(), done.stdout
 
 
 # ------------------------------------------------------------ whatever comes
