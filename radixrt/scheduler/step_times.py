@@ -37,6 +37,11 @@ STEPS_OF_ONE_ANSWER = 5.0
 LEAST_MS, MOST_MS = 15.0, 150.0
 """The default of ``--max-step-ms``: five times the step of one running answer, within these bounds."""
 
+FIRST_PRICE = 0.2
+"""Of a draft row, before times are known."""
+
+LEAST_PRICE = 0.02
+
 NO_BOUND, NO_BOUND_S = 1 << 30, 1e9
 """More tokens, and more seconds, than any step has."""
 
@@ -52,7 +57,7 @@ class StepShape(NamedTuple):
     """The content of a step, as far as its time depends on it."""
 
     rows: int
-    """Decoding sequences, one token each."""
+    """Decoding sequences, one token each, and the forced and drafted tokens behind these."""
     context: int
     """Tokens that these rows attend to."""
     tokens: int = 0
@@ -98,8 +103,13 @@ class StepTimes:
 
     # ------------------------------------------------------------ learning
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step; ``seconds`` of 0 stand for an unknown time."""
+    def observe(self, shape: StepShape, seconds: float, new_tokens: int | None = None) -> None:
+        """Learn from a step.
+
+        Args:
+            seconds: 0 stands for an unknown time.
+            new_tokens: of answers, if they are not one a row: rows of rejected drafts gave none.
+        """
         self._observed += 1
         self._largest_prefill = max(self._largest_prefill, shape.tokens)
         if seconds <= 0 or self._observed <= WARM_UP_STEPS:
@@ -109,7 +119,9 @@ class StepTimes:
         features = _features(shape)
         self._update(features, seconds)
         self._learned += 1
-        self._observe_rates(features, shape, seconds)
+        self._observe_rates(
+            features, shape, seconds, shape.rows if new_tokens is None else new_tokens
+        )
 
     def _update(self, features: list[float], seconds: float) -> None:
         forecast = _dot(features, self._costs)
@@ -135,14 +147,16 @@ class StepTimes:
                 for j, product in enumerate(row):
                     gradient[j] -= change * product
 
-    def _observe_rates(self, features: list[float], shape: StepShape, seconds: float) -> None:
+    def _observe_rates(
+        self, features: list[float], shape: StepShape, seconds: float, new_tokens: int
+    ) -> None:
         """Divide a step's time between its prompts and its answers, as forecast."""
         prompts = _dot(features[3:], self._costs[3:])
         share = prompts / (prompts + _dot(features[:3], self._costs[:3]) or 1.0)
         if shape.tokens:
             self._prefill_s.observe(seconds * share, shape.tokens)
-        if shape.rows:
-            self._decode_s.observe(seconds * (1 - share), shape.rows)
+        if new_tokens:
+            self._decode_s.observe(seconds * (1 - share), new_tokens)
 
     # ------------------------------------------------------------ forecasts
 
@@ -160,6 +174,17 @@ class StepTimes:
     def seconds_per_output_token(self) -> float:
         """Of the last steps, with its share of what a step costs in any case; 0 if unknown."""
         return self._decode_s.value
+
+    @property
+    def draft_price(self) -> float:
+        """Time of one more row in a step, in times of a token now: a draft token pays if it is accepted more often.
+
+        A batch that never changes does not show the time of a row, which then counts as little. Drafts soon show it.
+        """
+        if not self.is_known or not self.seconds_per_output_token:
+            return FIRST_PRICE
+        ratio = self._costs[1] / _UNITS[1] / self.seconds_per_output_token
+        return round(min(max(ratio, LEAST_PRICE), 1.0), 3)
 
     def seconds(self, shape: StepShape) -> float:
         """The forecast time of a step."""

@@ -19,7 +19,7 @@ from radixrt.models.checkpoint import (
     resolve_model_path,
     served_context_length,
 )
-from radixrt.models.gguf.folder import quantized_weights
+from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
@@ -38,17 +38,12 @@ def prepare(config: ServerConfig) -> ServerConfig:
     config.validate()
     model_dir = resolve_model_path(config.model_path)
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
+    pooling = read_pooling(model_dir, model_config)
     served_context_length(model_config, config.context_length)
     check_ranks(model_config, config.tp)
+    if pooling is not None and config.tp > 1:
+        raise ConfigError("--tp: a model that gives vectors or classes runs on one device.")
     generation_config(model_dir)
-    quantized = quantized_weights(model_dir)
-    if quantized and config.quantization == "auto":
-        log.warning(
-            "The %.0f million quantized weights of this GGUF file are dequantized to 16 bits in memory (%.1f GB); "
-            "--quantization int8 rounds them to 8 bits (docs/gguf.md).",
-            quantized / 1e6,
-            quantized * 2 / 1e9,
-        )
     tokenizer_path = config.tokenizer_path
     if tokenizer_path is not None:
         tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))

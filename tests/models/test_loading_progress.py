@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from radixrt.models import loader
-from radixrt.models.loading_progress import LoadingProgress, counted
+from radixrt.models.loading_progress import LoadingProgress
 
 GB = 10**9
 
@@ -73,17 +73,15 @@ def test_a_checkpoint_that_loads_within_two_seconds_reports_nothing(
     assert caplog.messages == []
 
 
-def test_tensors_of_a_gguf_file_are_counted_after_they_were_used(
-    caplog: pytest.LogCaptureFixture,
+def test_the_lines_have_the_level_that_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    for _ in counted(iter(range(5)), 5, clock=clock):
-        clock.now += 0.75
-    assert caplog.messages == ["Loading weights: 3 of 5 tensors."]  # at 2.25 s
-    for _ in counted(iter(range(5)), 5, logging.DEBUG, clock):  # of a rank other than 0
-        clock.now += 0.75
-    assert len(caplog.messages) == 1
+    progress = LoadingProgress(weights(tmp_path, GB), logging.DEBUG, clock)  # of a rank but 0
+    clock.now += 5
+    progress.add_tensor(GB)
+    assert caplog.messages == []
 
 
 def test_each_tensor_and_each_file_counts_after_it_was_used(
@@ -110,7 +108,7 @@ def test_each_tensor_and_each_file_counts_after_it_was_used(
     index = {"weight_map": {key: name for name, tensors in shards.items() for key in tensors}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(loader, "LoadingProgress", Recorder)
-    for name, _tensor in loader.read_tensors(tmp_path, torch.float32):
+    for name, _tensor in loader.read_tensors(tmp_path):
         events.append(name)
     expected = [list(shards), "a", 12, "b", 10, "file", "c", 28, "file"]
     assert events == expected

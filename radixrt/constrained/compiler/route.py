@@ -40,6 +40,8 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
     max_source_bytes: int = 16 << 20
     """Longest schema, pattern, grammar or set of options, in UTF-8."""
+    validates: bool = False
+    """Every finished answer is validated."""
 
 
 _WHAT: dict[type, str] = {
@@ -76,9 +78,9 @@ def compile_constraint(
 
 def refusal(constraint: Constraint, reason: str) -> RequestError:
     """The error for a constraint that can't be kept."""
-    return RequestError(
-        f"{_WHAT[type(constraint)]} can't be enforced: {reason}", param="structured", code="grammar"
-    )
+    is_of_tools = isinstance(constraint, StructuralTag) and any(tag.tool for tag in constraint.tags)
+    what = "A tool call" if is_of_tools else _WHAT[type(constraint)]
+    return RequestError(f"{what} can't be enforced: {reason}", param="structured", code="grammar")
 
 
 def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
@@ -135,7 +137,7 @@ def compile_json_schema(
     plan = plan_json_schema(
         constraint.schema, strict=constraint.strict, backend=wanted, trial=trial
     )
-    return _planned(plan.grammar, plan)
+    return _planned(plan.grammar, plan, options)
 
 
 def _in_any_order(
@@ -144,16 +146,17 @@ def _in_any_order(
     from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 
     plan = plan_json_schema(constraint.schema, strict=constraint.strict, backend="llguidance")
-    return _planned(llguidance.compile_in_any_order(plan.schema, facts, options.whitespace), plan)
+    grammar = llguidance.compile_in_any_order(plan.schema, facts, options.whitespace)
+    return _planned(grammar, plan, options)
 
 
-def _planned(grammar: Grammar, plan: "JsonPlan") -> Compiled:
+def _planned(grammar: Grammar, plan: "JsonPlan", options: CompileOptions) -> Compiled:
     return Compiled(
         grammar=grammar,
         checks=plan.checks,
         checked=plan.checked,
         unenforced=plan.unenforced,
-        validator=plan.validator,
+        validator=plan.validator if options.validates or plan.unenforced else None,
     )
 
 

@@ -14,29 +14,39 @@ PLACE = "$place"
 """Private key of a schema that is made smaller: where each subschema was."""
 
 
+_HOLDS: dict[str, str] = {
+    **dict.fromkeys((*MAP_WORDS, "$defs"), "map"),
+    **dict.fromkeys(LIST_WORDS, "list"),
+    **dict.fromkeys(SCHEMA_WORDS, "schema"),
+}
+"""What the value of a keyword is, of schemas."""
+
+
 def children(node: Any) -> Iterator[tuple[Place, Any]]:
     """(path from the node, subschema) of each subschema but the definitions."""
     if not isinstance(node, dict):
         return
     for keyword, value in node.items():
-        if keyword in MAP_WORDS:
-            yield from (((keyword, name), each) for name, each in value.items())
-        elif keyword in LIST_WORDS:
-            yield from (((keyword, index), each) for index, each in enumerate(value))
-        elif keyword in SCHEMA_WORDS:
-            yield (keyword,), value
+        match _HOLDS.get(keyword):
+            case "map" if keyword != "$defs":
+                yield from (((keyword, name), each) for name, each in value.items())
+            case "list":
+                yield from (((keyword, index), each) for index, each in enumerate(value))
+            case "schema":
+                yield (keyword,), value
 
 
 def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
     """A copy in which ``change`` has replaced each subschema, given it and its path; definitions included."""
     result = dict(node)
-    for keyword, value in node.items():
-        if keyword in MAP_WORDS or keyword == "$defs":
-            result[keyword] = {name: change((keyword, name), each) for name, each in value.items()}
-        elif keyword in LIST_WORDS:
-            result[keyword] = [change((keyword, index), each) for index, each in enumerate(value)]
-        elif keyword in SCHEMA_WORDS:
-            result[keyword] = change((keyword,), value)
+    for word, value in node.items():
+        match _HOLDS.get(word):
+            case "map":
+                result[word] = {name: change((word, name), each) for name, each in value.items()}
+            case "list":
+                result[word] = [change((word, index), each) for index, each in enumerate(value)]
+            case "schema":
+                result[word] = change((word,), value)
     return result
 
 
@@ -70,6 +80,14 @@ def at(schema: Any, place: Place) -> Any:
     for key in place:
         schema = schema[key]
     return schema
+
+
+def holder(place: Place) -> Place:
+    """The place of the node that holds the one at a place; the root's own."""
+    start = end = 0
+    while end < len(place):
+        start, end = end, end + (1 if place[end] in SCHEMA_WORDS else 2)
+    return place[:start]
 
 
 def reference_target(node: Any) -> Place | None:
