@@ -57,8 +57,11 @@ test-browser: install ## Test the web page in Chromium (apt-get install chromium
 	$(BIN)/python -m pip install --quiet --editable .[browser]
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
-torture: install ## Kill and stop every process of a server under load, a hundred times, and flood it; up to 20 minutes
-	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture tests/server/test_takeover.py tests/server/test_floods.py $(ARGS)
+TORTURE := tests/torture $(addprefix tests/server/test_,takeover.py floods.py life.py) \
+	$(addprefix tests/api/test_,stalls.py connections.py overload.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
+
+torture: install ## Kill and stop every process of a server under load, a hundred times; floods, bombs, slow clients, full disks; up to 20 minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 $(TORTURE) $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; minutes
 	RADIXRT_DETERMINISM=1 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py $(ARGS)

@@ -35,11 +35,14 @@ _ROUTES = (
 
 MAX_BODY_BYTES = 32 << 20
 
+ERROR_SHAPES = (ANTHROPIC_ERRORS, OLLAMA_ERRORS)
+"""Of the paths whose errors are not in OpenAI's form."""
+
 
 def build_app(state: ServerState, tracing: Tracing | None = None) -> FastAPI:
     # The interactive pages load scripts from elsewhere, so only the description itself is served.
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
-    install_error_handlers(app, [ANTHROPIC_ERRORS, OLLAMA_ERRORS])
+    install_error_handlers(app, ERROR_SHAPES)
     app.add_middleware(AnswerHead)
     app.add_middleware(LimitBody, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(Authenticate, keys=state.keys)

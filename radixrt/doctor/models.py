@@ -13,6 +13,9 @@ from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import check_checkpoint
 from radixrt.models.gguf.folder import check_file
 
+_UNBOUNDED = 10_000
+"""Columns."""
+
 
 class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint on this machine."""
@@ -31,9 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(models)).decode())
         return 0
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _UNBOUNDED  # a program wants each model on one line
     if not models:
         console.print(
-            "The hub's cache on this machine holds no model. `radixrt run USER/NAME` downloads one; `radixrt run` needs none."
+            "The hub's cache on this machine holds no model. `radixrt run USER/NAME` downloads one; `radixrt run` needs none.",
+            soft_wrap=True,
         )
         return 0
     table = Table("model", "GB", "can be served", box=None)

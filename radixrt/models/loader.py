@@ -1,6 +1,7 @@
 """Loads the model of a checkpoint folder onto a device, without a second copy of the weights in memory."""
 
 import gc
+import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
-from radixrt.models.gguf.weights import read_weights
+from radixrt.models.gguf.weights import BlockFormats, read_weights, warn_of_dequantization
 from radixrt.models.loading_progress import LoadingProgress
 from radixrt.models.registry import check_architecture, model_class
 
@@ -69,12 +70,23 @@ def load_model(
             check_experts(model, scheme, kernels)
             if load_format == "dummy":
                 scheme = rounded_alike(scheme)
-        allocate_matrices(model, matrix_formats(scheme, tied_head=model.lm_head is None))
+        formats = matrix_formats(scheme, tied_head=model.lm_head is None)
+        entries = gguf_tensors(model_dir) if load_format != "dummy" else None
+        kept: set[str] = set()
+        if entries and quantization == "auto" and kernels.multiplies_blocks:
+            blocks = BlockFormats(entries, raw_config, model.translate)
+            formats, kept = blocks.format_of, blocks.kept
+        allocate_matrices(model, formats)
     model.num_parameters = num_weights(model)
+    progress_level = logging.INFO if model.tp.rank == 0 else logging.DEBUG
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
+    elif entries is None:
+        model.load_weights(read_tensors(model_dir, progress_level))
     else:
-        model.load_weights(read_tensors(model_dir, torch_dtype))
+        if quantization == "auto" and model.tp.rank == 0:
+            warn_of_dequantization(entries, kept, torch_dtype)
+        model.load_weights(read_weights(entries, raw_config, torch_dtype, kept, progress_level))
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     _find_children_at_once(model)
@@ -117,21 +129,20 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def read_tensors(model_dir: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(
+    model_dir: Path, progress_level: int = logging.INFO
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part.
 
     A tensor counts as loaded when the next one is asked for.
 
     Args:
-        dtype: of the weights that a GGUF file has quantized.
+        progress_level: of the lines of the log that tell the progress.
     """
     from safetensors import SafetensorError, safe_open
 
-    if (entries := gguf_tensors(model_dir)) is not None:
-        yield from read_weights(entries, checkpoint.read_config(model_dir), dtype)
-        return
     files = checkpoint.weight_files(model_dir)
-    progress = LoadingProgress(files)
+    progress = LoadingProgress(files, progress_level)
     for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:

@@ -68,7 +68,8 @@ class SchedulerProcess:
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._log = None
         if config.request_log is not None:
-            self._log = RequestLog(Path(config.request_log), time.monotonic)
+            kept = channels.run_dir / "request_log"
+            self._log = RequestLog(Path(config.request_log), time.monotonic, kept)
         self._kv_events = start_publisher(
             config, self.scheduler.kv.tree, self.scheduler.limits.num_pages
         )
