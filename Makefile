@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers bench-lang eval-demo docs docs-site clean wheel test-wheel
+.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -92,6 +92,9 @@ peers: install ## Make the environments of the engines that bench-peers compares
 
 bench-peers: install ## Compare with other engines on this machine's CPU; ARGS="--engines all --rounds 3"
 	$(BIN)/python -m bench.peers_cpu $(ARGS)
+
+gguf-oracle: install ## Hold a GGUF file against llama.cpp, and its converter's files against transformers; ARGS="FILE.gguf"
+	$(BIN)/python -m bench.gguf_oracle $(ARGS)
 
 bench-lang: install ## Compare the language's programs with the openai client's; ARGS="few_shot --rounds 3"
 	$(BIN)/python -m bench.lang_vs_client $(ARGS)

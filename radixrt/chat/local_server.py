@@ -82,6 +82,8 @@ def _is_the_same(model: dict[str, Any], wanted: str) -> bool:
     name = wanted.rstrip("/")
     if name in (model["id"], root):
         return True
+    if name.startswith("hf:"):  # by default served under its last part
+        return name.split("/")[-1] == model["id"]
     if wanted == DEMO_MODEL or Path(wanted).expanduser().exists():
         return resolve_model_path(wanted).resolve() == Path(root).resolve()
     # a hub id is downloaded into a folder models--USER--NAME

@@ -23,6 +23,7 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import BlockFormats, read_weights, warn_of_dequantization
 from radixrt.models.loading_progress import LoadingProgress
+from radixrt.models.pooling import read_pooling
 from radixrt.models.registry import check_architecture, model_class
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -40,8 +41,8 @@ def load_model(
     context_length: int | None = None,
     trust_remote_code: bool = False,
     kernels: LayerKernels | None = None,
-) -> CausalLM:
-    """Load the model of a checkpoint, ready to run.
+) -> Any:
+    """Load the model of a checkpoint, ready to run: a ``CausalLM`` or, of an encoder, an ``Encoder``.
 
     Args:
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
@@ -63,14 +64,18 @@ def load_model(
     longest = min(context_length or limit, limit)
     kernels = kernels or LayerKernels()
     model_type = model_class(check_architecture(raw_config))
+    pooling = read_pooling(model_dir, raw_config)
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()
+        if pooling is not None:
+            model.replace_head(len(pooling.labels))
         scheme = quantization_scheme(raw_config, quantization)
         if scheme is not None:
             check_experts(model, scheme, kernels)
             if load_format == "dummy":
                 scheme = rounded_alike(scheme)
-        formats = matrix_formats(scheme, tied_head=model.lm_head is None)
+        tied_head = model.generates and model.lm_head is None
+        formats = matrix_formats(scheme, tied_head=tied_head)
         entries = gguf_tensors(model_dir) if load_format != "dummy" else None
         kept: set[str] = set()
         if entries and quantization == "auto" and kernels.multiplies_blocks:

@@ -271,7 +271,8 @@ class Planner:
             to_compute = sequence.num_tokens - start
             if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
                 return
-            if draft.prefill and self._tokens_within(most, start) < min(LEAST_CHUNK, to_compute):
+            least = self._least_chunk(to_compute)
+            if draft.prefill and self._tokens_within(most, start) < least:
                 return
             if not self.admission.has_room_for(sequence, match):
                 self.full_at = self._slots.num_used
@@ -281,13 +282,17 @@ class Planner:
             self.admission.admitted()
             most = self._plan_first_chunk(sequence, draft, most)
 
+    def _least_chunk(self, to_compute: int, most: int = NO_BOUND) -> int:
+        """Tokens of the first chunk of a prompt at least, given those that it lacks."""
+        return to_compute if self._limits.whole_prompts else min(LEAST_CHUNK, to_compute, most)
+
     def _plan_first_chunk(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> Budget:
         """Plan the first chunk of a sequence just admitted. Returns what is left of ``most``."""
         before = draft.left
         tokens = self._chunk_within(sequence, draft, most)
         if tokens < self._rest(sequence) and len(self._waiting):
             tokens = self._chunk_within(sequence, draft, most.part(0.5))
-        least = min(LEAST_CHUNK, most.tokens, self._rest(sequence))
+        least = self._least_chunk(self._rest(sequence), most.tokens)
         self._plan_chunk(sequence, draft, max(tokens, least))
         assert sequence.slot in draft.chunks, "admitted without a page for its prompt"
         return most.minus(before.tokens - draft.left.tokens, before.seconds - draft.left.seconds)
@@ -318,6 +323,8 @@ class Planner:
                 sampling=sequence.sampling,
                 num_output=sequence.num_output,
                 grammar=sequence.grammar,
+                pool=sequence.options.pool,
+                second_at=sequence.second_at,
                 drafts=drafts,
             )
         )
@@ -361,7 +368,7 @@ class Planner:
         index = draft.chunks.get(slot)
         if index is not None:
             first = draft.prefill[index].start
-        end = min(start + tokens, first + self._limits.settings.chunked_prefill_size)
+        end = min(start + tokens, first + self._limits.longest_chunk)
         pages = self._kv.grow(sequence, end)
         end = min(end, int(slots.num_pages[slot]) * slots.page_size)
         if end <= start:

@@ -17,6 +17,7 @@ from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
@@ -162,7 +163,8 @@ class SchedulerProcess:
                 pages_freed = self.scheduler.flush_cache()
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case (
-                PinTokensCall()
+                MatchTokensCall()
+                | PinTokensCall()
                 | ReleaseCacheCall()
                 | CacheTreeCall()
                 | CacheNodeCall()

@@ -98,7 +98,7 @@ class Scheduler:
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
-        self.step_times = StepTimes(limits.settings.max_step_ms)
+        self.step_times = StepTimes(limits.max_step_ms)
         self.draft_price = DraftPrice()
         self.planner = Planner(
             limits,
@@ -319,8 +319,19 @@ class Scheduler:
             sequence = step.sequences[slot]
             if sequence is not None and not self._goes_on(sequence, token, draft):
                 step.sequences[slot] = None  # tokens forced beyond the end are dropped
+        self._absorb_vectors(result, step, draft)
         self.counters.output_tokens += len(draft.token_ids)
         return draft.seal()
+
+    def _absorb_vectors(self, result: StepResult, step: StepInFlight, draft: BatchDraft) -> None:
+        """End the sequences whose numbers have come; they generate nothing."""
+        for vector in result.vectors:
+            sequence = step.sequences[vector.slot]
+            if sequence is None:
+                continue
+            if vector.values:
+                draft.vectors[sequence.seq_id] = vector.values
+            self._goes_on(sequence, 0 if vector.values else NO_TOKEN, draft)
 
     def _goes_on(self, sequence: Sequence, token: int, draft: BatchDraft) -> bool:
         """Append a token to a sequence; False if it was the last, or none could be sampled."""
@@ -333,8 +344,9 @@ class Scheduler:
             self._note_facts(sequence, draft)
             self.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
-        if sequence.max_output == 0:  # a request for KV alone
-            draft.finished[sequence.seq_id] = self._finish(sequence, "length", token)
+        if sequence.max_output == 0:  # a request for KV, or for numbers
+            end: FinishReason = "length" if sequence.options.pool is None else "stop"
+            draft.finished[sequence.seq_id] = self._finish(sequence, end, token)
             return False
         sequence.append(token)
         sequence.account.output_tokens += 1

@@ -18,6 +18,7 @@ from radixrt.models.checkpoint import (
     resolve_model_path,
     served_context_length,
 )
+from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
@@ -36,7 +37,10 @@ def prepare(config: ServerConfig) -> ServerConfig:
     config.validate()
     model_dir = resolve_model_path(config.model_path)
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
+    pooling = read_pooling(model_dir, model_config)
     served_context_length(model_config, config.context_length)
+    if pooling is not None and config.tp > 1:
+        raise ConfigError("--tp: a model that gives vectors or classes runs on one device.")
     generation_config(model_dir)
     tokenizer_path = config.tokenizer_path
     if tokenizer_path is not None:

@@ -82,9 +82,9 @@ def test_models_lists_the_hub_cache_with_reasons(
         (refs / "main").write_text("abc")
     scan = huggingface_hub.scan_cache_dir
     monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path))
-    damaged = strange_file(tmp_path)
+    write_strange_file(tmp_path)
     good, file, strange = local_models()
-    assert (file.name, file.bytes) == (str(damaged), 3)
+    assert (file.name, file.bytes) == ("hf:maker/packed:Q4_K_M", 3)
     assert "gguf" in str(file.reason).lower()
     assert (good.name, good.reason, strange.name) == ("maker/good", None, "maker/strange")
     assert good.bytes > 0
@@ -101,12 +101,11 @@ def test_each_model_is_a_line_where_there_is_no_terminal(
     assert [line.split()[0] for line in lines] == ["model", long.name, long.name]
 
 
-def strange_file(hub: Path) -> Path:
+def write_strange_file(hub: Path) -> None:
     """A damaged GGUF file in the hub's cache."""
     file = hub / "models--maker--packed" / "snapshots" / "abc" / "tiny-Q4_K_M.gguf"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"GGU")
-    return file
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

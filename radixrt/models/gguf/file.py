@@ -21,7 +21,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """Formats of ``struct``, which are also numpy's, by type number."""
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _VERSIONS = (2, 3)
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+"""End of the name of each file of a model that was split: its number, from 1, and the number of files."""
 
 
 class TensorEntry(NamedTuple):
@@ -67,7 +68,7 @@ def read_header(path: Path) -> GGUFFile:
 
 def _all_files(path: Path) -> list[Path]:
     """All files of the model, by the naming of ``llama-gguf-split``."""
-    part = _PART.search(path.name)
+    part = PART.search(path.name)
     if part is None:
         return [path]
     stem, count = path.name[: part.start()], int(part[2])

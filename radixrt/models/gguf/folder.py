@@ -38,7 +38,7 @@ def checkpoint_folder(path: Path) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radixrt" / "gguf"
     folder = cache / hashlib.sha256(key.encode()).hexdigest()[:16] / path.stem
     if folder.is_dir():
-        _import_gguf(path)
+        import_gguf(path)
         return folder
     file, config = check_file(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def check_file(path: Path) -> tuple[GGUFFile, dict[str, Any]]:
     Raises:
         ConfigError: as :func:`checkpoint_folder`, but the tokenizer is not looked at.
     """
-    _import_gguf(path)
+    import_gguf(path)
     file = read_header(path)
     _check_kinds(file)
 
@@ -72,12 +72,17 @@ def check_file(path: Path) -> tuple[GGUFFile, dict[str, Any]]:
     return file, transformers_config(file, factors)
 
 
-def _import_gguf(path: Path) -> None:
+def import_gguf(name: Path | str) -> None:
+    """Check that the package ``gguf`` is there, which GGUF files need.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
         import gguf  # noqa: F401
     except ImportError:
         raise ConfigError(
-            f"{path} is a GGUF file, for which the package gguf is needed: pip install gguf."
+            f"{name} is a GGUF file, for which the package gguf is needed: pip install gguf."
         ) from None
 
 
