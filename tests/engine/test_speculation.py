@@ -13,6 +13,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.device.device import CpuDevice
 from radixrt.scheduler.draft_price import DraftPrice
 from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import END_OF_TURN
@@ -175,6 +176,13 @@ def test_a_request_can_refuse_drafts(model_dir: Path) -> None:
     engine = InProcessEngine(model_dir, speculation="auto")
     for _ in range(2):
         engine.generate([list(range(5, 30))], GREEDY, speculation=False)
+    assert sum(engine.scheduler.counters.drafted_tokens.values()) == 0
+
+
+def test_where_steps_overlap_nothing_is_drafted(model_dir: Path) -> None:
+    engine = InProcessEngine(model_dir, device=CpuDevice(overlaps=True), speculation="auto")
+    first, second = (engine.generate([list(range(5, 30))], GREEDY) for _ in range(2))
+    assert first == second
     assert sum(engine.scheduler.counters.drafted_tokens.values()) == 0
 
 
