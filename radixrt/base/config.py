@@ -128,8 +128,8 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id to download, or a GGUF file; the default is a small model that comes with "
-        "radixrt.",
+        "Folder of a Hugging Face checkpoint, a hub id to download, a GGUF file, or hf:USER/REPO:Q4_K_M to download a GGUF file; "
+        "the default is a small model that comes with radixrt.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(

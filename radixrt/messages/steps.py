@@ -6,6 +6,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
+from radixrt.messages.pooling import Pool
 
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so no token could be sampled."""
@@ -47,6 +48,10 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     num_output: int
     """Number of generated tokens in token_ids: penalties, min_tokens and the grammar count them."""
     grammar: GrammarUse | None = None
+    pool: Pool | None = None
+    """The end of the prompt gives these numbers, and no token is sampled."""
+    second_at: int = 0
+    """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
     drafts: DraftSources | None = None
     """None: no tokens of this sequence are drafted."""
 
@@ -101,6 +106,14 @@ class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[float]
 
 
+class SlotVector(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers that a slot's prompt gives in place of a token."""
+
+    slot: int
+    values: bytes
+    """As 32-bit floats; empty: they were not finite."""
+
+
 class VerifiedDraft(msgspec.Struct, frozen=True, array_like=True):
     """Draft tokens of a slot whose rows were computed in a step."""
 
@@ -133,6 +146,8 @@ class StepResult(Message, frozen=True, kw_only=True):
     compute them: it samples their tokens from the same logits."""
     logprobs: list[SlotLogprobs] = []
     prompt_logprobs: list[SlotLogprobs] = []
+    vectors: list[SlotVector] = []
+    """Of the slots whose prompts end in this step and that sample no token."""
     forward_s: float = 0.0
     """The model's forward pass, logits included."""
     wait_s: float = 0.0

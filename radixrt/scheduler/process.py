@@ -17,6 +17,7 @@ from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
@@ -68,7 +69,8 @@ class SchedulerProcess:
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._log = None
         if config.request_log is not None:
-            self._log = RequestLog(Path(config.request_log), time.monotonic)
+            kept = channels.run_dir / "request_log"
+            self._log = RequestLog(Path(config.request_log), time.monotonic, kept)
         self._kv_events = start_publisher(
             config, self.scheduler.kv.tree, self.scheduler.limits.num_pages
         )
@@ -161,7 +163,8 @@ class SchedulerProcess:
                 pages_freed = self.scheduler.flush_cache()
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case (
-                PinTokensCall()
+                MatchTokensCall()
+                | PinTokensCall()
                 | ReleaseCacheCall()
                 | CacheTreeCall()
                 | CacheNodeCall()

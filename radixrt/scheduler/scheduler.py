@@ -33,6 +33,7 @@ from radixrt.messages.steps import (
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
+from radixrt.scheduler.draft_price import DraftPrice
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -97,7 +98,8 @@ class Scheduler:
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
-        self.step_times = StepTimes(limits.settings.max_step_ms)
+        self.step_times = StepTimes(limits.max_step_ms)
+        self.draft_price = DraftPrice()
         self.planner = Planner(
             limits,
             self.slots,
@@ -105,6 +107,7 @@ class Scheduler:
             self.waiting,
             self._in_flight,
             self.step_times,
+            self.draft_price,
             self.counters,
             clock,
         )
@@ -316,8 +319,19 @@ class Scheduler:
             sequence = step.sequences[slot]
             if sequence is not None and not self._goes_on(sequence, token, draft):
                 step.sequences[slot] = None  # tokens forced beyond the end are dropped
+        self._absorb_vectors(result, step, draft)
         self.counters.output_tokens += len(draft.token_ids)
         return draft.seal()
+
+    def _absorb_vectors(self, result: StepResult, step: StepInFlight, draft: BatchDraft) -> None:
+        """End the sequences whose numbers have come; they generate nothing."""
+        for vector in result.vectors:
+            sequence = step.sequences[vector.slot]
+            if sequence is None:
+                continue
+            if vector.values:
+                draft.vectors[sequence.seq_id] = vector.values
+            self._goes_on(sequence, 0 if vector.values else NO_TOKEN, draft)
 
     def _goes_on(self, sequence: Sequence, token: int, draft: BatchDraft) -> bool:
         """Append a token to a sequence; False if it was the last, or none could be sampled."""
@@ -330,8 +344,9 @@ class Scheduler:
             self._note_facts(sequence, draft)
             self.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
-        if sequence.max_output == 0:  # a request for KV alone
-            draft.finished[sequence.seq_id] = self._finish(sequence, "length", token)
+        if sequence.max_output == 0:  # a request for KV, or for numbers
+            end: FinishReason = "length" if sequence.options.pool is None else "stop"
+            draft.finished[sequence.seq_id] = self._finish(sequence, end, token)
             return False
         sequence.append(token)
         sequence.account.output_tokens += 1
@@ -368,10 +383,13 @@ class Scheduler:
         counters.step_seconds.observe(result.step_s)
         counters.forward_seconds += result.forward_s
         beyond = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
-        rejected = sum(draft.num_drafted - draft.num_accepted for draft in result.drafts)
+        drafted = sum(draft.num_drafted for draft in result.drafts)
+        accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
-        shape = step.shape._replace(rows=tokens + rejected)
+        shape = step.shape._replace(rows=tokens + drafted - accepted)
         self.step_times.observe(shape, result.step_s, tokens)
+        if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
+            self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,15 +65,16 @@ class _Child:
     """The supervisor has ended it: its end is no news."""
     hung: bool = False
 
-    def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
+    def follow_log(
+        self, ended: "queue.SimpleQueue[_Child | None]", show: Callable[[str], None]
+    ) -> None:
         """Pass the child's log on and keep its end; tell when the child is gone."""
         assert self.process.stderr is not None
         with self.process.stderr as log_lines:
             for line in log_lines:  # to the end: a full pipe would block the child
                 self.log_tail.append(line)
                 with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+                    show(line)
         self.process.wait()
         ended.put(self)
 
@@ -102,6 +104,11 @@ class _Child:
         )
 
 
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line)
+    sys.stderr.flush()
+
+
 class Supervisor:
     """The processes of one server. Use as a context manager: its exit ends all processes."""
 
@@ -111,16 +118,19 @@ class Supervisor:
         listen_socket: socket.socket | None = None,
         max_deaths: int = 1,
         api_stdout: int | None = None,
+        show_log: Callable[[str], None] = _to_stderr,
     ) -> None:
         """Start all processes.
 
         Args:
-            listen_socket: bound but not listening; with it the api process is started, too.
+            listen_socket: listens already; with it the api process is started, too, and owns it from then on.
             max_deaths: engines that may end without a token between them. 1: the first death is the last.
             api_stdout: where the api process prints its banner; None is this process's standard output.
+            show_log: takes each line of the processes' logs, in threads.
         """
         self._config = config
         self._max_deaths = max_deaths
+        self._show_log = show_log
         self._deaths = 0
         """Since the last token."""
         self._started_at = 0.0
@@ -141,6 +151,7 @@ class Supervisor:
                 self._api = self._start(
                     "api", "--listen-fd", str(fd), pass_fd=fd, stdout=api_stdout
                 )
+                listen_socket.close()  # so that nobody waits for an answer once the api process has ended
         except BaseException:
             self.stop()
             raise
@@ -243,7 +254,8 @@ class Supervisor:
             process_group=0,  # Ctrl-C is the supervisor's to handle
         )
         child = _Child(name, process, Heartbeat(self.channels.heartbeat_file(name)))
-        threading.Thread(target=child.follow_log, args=(self._ended,), daemon=True).start()
+        following = (self._ended, self._show_log)
+        threading.Thread(target=child.follow_log, args=following, daemon=True).start()
         return child
 
     # ------------------------------------------------------------ watching

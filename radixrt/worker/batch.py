@@ -15,6 +15,7 @@ from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
+from radixrt.messages.pooling import Pool
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
 from radixrt.worker.kv.ragged import RaggedStep
@@ -33,6 +34,16 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledRow:
+    """The end of a prompt that gives numbers in place of a token."""
+
+    slot: int
+    row: int
+    """Into the flat batch."""
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One forward pass: decode rows first, then runs and prefill chunks. A slot has one sampling row, and another one for each
     token of its draft."""
@@ -46,6 +57,7 @@ class StepInputs:
     sampling_slots_on_device: torch.Tensor  # [rows] int64
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
     sampling_positions: torch.Tensor  # [rows] int64, of the sampled tokens in their sequences
+    pooled: list[PooledRow]
     drafted: (
         NDArray[np.int64] | None
     )  # [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no drafts
@@ -203,17 +215,18 @@ class PersistentBatch:
         lengths = np.concatenate((np.ones(len(decoding), dtype=np.int64), many_lengths))
         starts = self.computed[slots]
         self.computed[slots] = starts + lengths
+        ended, pooled = self._finish_prompts(chunk_slots)
         samples = np.concatenate(
             (
                 np.ones(len(decoding), dtype=bool),
                 np.array(runs.complete, dtype=bool),
-                self._finish_prompts(chunk_slots),
+                ended & ~pooled,
             )
         )
         prompt_tokens = [unpack_ids(self._prompts[c.slot].token_ids)[c.start : c.start + c.num_tokens]
                          for c in plan.prefill]  # fmt: skip
         step = RaggedStep.of(self.block_tables, self.page_size, slots, lengths, starts)
-        first_rows = step.qo_indptr[len(decoding) + len(runs.slots) : -1]
+        chunk_rows = step.qo_indptr[len(decoding) + len(runs.slots) :]
         sampling = slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
         return self._inputs(
             step,
@@ -221,7 +234,8 @@ class PersistentBatch:
             groups,
             [*runs.token_ids, *prompt_tokens],
             sampling,
-            self._prompt_spans(plan, first_rows),
+            self._pooled_rows(chunk_slots, chunk_rows[1:] - 1, ended & pooled),
+            self._prompt_spans(plan, chunk_rows[:-1]),
             runs,
         )
 
@@ -232,6 +246,7 @@ class PersistentBatch:
         groups: PrefixGroups,
         known_tokens: list[TokenIds],
         sampling: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]],
+        pooled: list[PooledRow],
         prompt_spans: list[PromptSpan],
         runs: Runs,
     ) -> StepInputs:
@@ -277,6 +292,7 @@ class PersistentBatch:
             sampling_slots_on_device=slots,
             sampling_rows=rows,
             sampling_positions=places,
+            pooled=pooled,
             drafted=drafted,
             prompt_spans=prompt_spans,
             runs=runs,
@@ -355,15 +371,28 @@ class PersistentBatch:
                 self._forced[slot] = tokens[taken:]
         return Runs(slots, inputs, complete, num_drafts)
 
-    def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[chunks] whether a chunk reaches the end of its prompt; those slots decode from the next step on."""
-        known = np.array(
-            [num_ids(self._prompts[slot].token_ids) for slot in chunk_slots.tolist()],
-            dtype=np.int64,
-        )
-        complete = self.computed[chunk_slots] >= known
-        self.is_decoding[chunk_slots] = complete
-        return complete
+    def _finish_prompts(
+        self, chunk_slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """[chunks] whether a chunk reaches the end of its prompt, and whether that gives numbers in place of a token. These slots
+        decode from the next step on, unless its plan releases them."""
+        prompts = [self._prompts[slot] for slot in chunk_slots.tolist()]
+        known = np.array([num_ids(admit.token_ids) for admit in prompts], dtype=np.int64)
+        pooled = np.array([admit.pool is not None for admit in prompts], dtype=bool)
+        ended = self.computed[chunk_slots] >= known
+        self.is_decoding[chunk_slots] = ended
+        return ended, pooled
+
+    def _pooled_rows(
+        self,
+        chunk_slots: NDArray[np.int64],
+        last_rows: NDArray[np.int32],
+        gives: NDArray[np.bool_],
+    ) -> list[PooledRow]:
+        """The last rows of the chunks for which ``gives`` [chunks] holds."""
+        pairs = zip(chunk_slots[gives].tolist(), last_rows[gives].tolist(), strict=True)
+        pools = ((slot, row, self._prompts[slot].pool) for slot, row in pairs)
+        return [PooledRow(slot, row, pool) for slot, row, pool in pools if pool is not None]
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[PromptSpan]:
         spans = []

@@ -17,13 +17,21 @@ from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.device.device import Mark
+from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult, VerifiedDraft
-from radixrt.worker.batch import NO_SLOTS, PersistentBatch, PromptSpan, Runs, StepInputs
+from radixrt.worker.batch import (
+    NO_SLOTS,
+    PersistentBatch,
+    PooledRow,
+    PromptSpan,
+    Runs,
+    StepInputs,
+)
 from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
-from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs
+from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.held_rows import HeldRows, SamplingRows
 from radixrt.worker.sampling.logprobs import raw_logprobs
@@ -74,6 +82,7 @@ class ModelRunner:
         )
         self._speculator = Speculator(ends, self.matchers.forced, self.matchers.allowed)
         self._held = HeldRows(device)
+        self._pooler = parts.pooler
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
         self._context = ForwardContext(parts.backend, pool.kv_caches)
@@ -85,6 +94,14 @@ class ModelRunner:
     def in_flight(self) -> LaunchedStep | None:
         """The step that was launched and is not collected."""
         return self._in_flight
+
+    def order(self, message: LoadGrammar | DropGrammar) -> None:
+        """Begin to load a grammar, or drop one."""
+        self.matchers.loader.order(message)
+
+    def seconds_loading(self) -> float:
+        """Time for which the slowest of the grammars has been loading; 0: none is."""
+        return self.matchers.loader.seconds_at_work()
 
     # ------------------------------------------------------------ a step
 
@@ -113,7 +130,9 @@ class ModelRunner:
             slots = rows.slots[sampled.kept]
         verified = self._verify(drafts, slots)
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
-        tensors = [] if sampled is None else sampled.tensors()
+        vectors = self._pool(inputs.pooled, hidden)
+        tensors = [] if vectors is None else [vectors.values]
+        tensors += [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
         # Before the download: once that has arrived, everything before this mark is done.
         sampled_all = self._device.mark()
@@ -125,6 +144,7 @@ class ModelRunner:
             drafts=verified,
             sampled=sampled,
             prompt_logprobs=prompt_logprobs,
+            vectors=vectors,
             download=self._device.download(tensors),
             launched=launched,
             computed=computed,
@@ -142,7 +162,7 @@ class ModelRunner:
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
-        token_ids, logprobs, prompt_logprobs = step.read()
+        token_ids, logprobs, prompt_logprobs, vectors = step.read()
         slots, token_ids = self._advance_matchers(step, token_ids)
         self._speculator.extend(slots, token_ids)
         step_s = time.perf_counter() - step.begun
@@ -161,6 +181,7 @@ class ModelRunner:
                 held_slots=pack_ids(step.held),
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                vectors=vectors,
                 forward_s=step.computed.seconds_since(step.launched),
                 wait_s=step.waited_s,
                 step_s=step_s,
@@ -292,6 +313,24 @@ class ModelRunner:
                 logits = self._model.logits(hidden[first : first + len(part)])
                 parts.append(SpanLogprobs(span, *raw_logprobs(logits, part, span.num_top)))
         return parts
+
+    def _pool(self, pooled: list[PooledRow], hidden: torch.Tensor) -> Vectors | None:
+        """The numbers of the prompts that end here and sample no token."""
+        if not pooled:
+            return None
+        rows = np.array([one.row for one in pooled], dtype=np.int64)
+        if self._pooler is not None:
+            (rows_there,) = self._device.upload(rows)
+            values = self._pooler.vectors(hidden[rows_there])
+            return Vectors([one.slot for one in pooled], [values.shape[1]] * len(rows), values)
+        wanted = [one.pool.logits_of for one in pooled]
+        lengths = [len(ids) for ids in wanted]
+        padded = np.zeros((len(rows), max(lengths)), dtype=np.int64)
+        for ids, row in zip(wanted, padded, strict=True):
+            row[: len(ids)] = ids
+        rows_there, ids_there = self._device.upload(rows, padded)
+        values = self._model.logits(hidden[rows_there]).gather(1, ids_there)
+        return Vectors([one.slot for one in pooled], lengths, values)
 
     # ------------------------------------------------------------ drafts
 

@@ -18,7 +18,10 @@ WRITTEN_BY_COMMANDS = {
     "gpu-check/", "kernels/", "results.json", "results.md", "docs/benchmark_report.md"
 }  # fmt: skip
 NO_PATHS = {"llama.cpp", "structured_outputs.json"}
-NOT_THERE = WRITTEN_BY_COMMANDS | NO_PATHS | {"radixrt/models/ministral.py"}
+IN_CHECKPOINTS = {
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+}  # fmt: skip
+NOT_THERE = WRITTEN_BY_COMMANDS | NO_PATHS | IN_CHECKPOINTS | {"radixrt/models/ministral.py"}
 """The last is written by the reader of docs/add_a_model.md."""
 
 

@@ -4,11 +4,12 @@ What it stores for a position is a digest of the sequence up to there, so a wron
 page that was overwritten too early shows at once, in the row that reads it.
 """
 
+from array import array
 from dataclasses import dataclass
 from itertools import groupby
 
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.steps import DRAFTERS, StepPlan, StepResult, VerifiedDraft
+from radixrt.messages.steps import DRAFTERS, SlotVector, StepPlan, StepResult, VerifiedDraft
 
 VOCAB = 50
 
@@ -36,6 +37,11 @@ def expected_answer(
             break
         state = digest(state, answer[-1])
     return answer
+
+
+def numbers_of(prefix_digest: int) -> list[float]:
+    """The numbers of a prompt that asks for some."""
+    return [prefix_digest % 97 / 97, prefix_digest % 89 / 89]
 
 
 def num_forced(prefix_digest: int) -> int:
@@ -68,6 +74,8 @@ class _Slot:
     pages: list[int]
     constrained: bool
     """Forces the tokens that the model would have chosen anyway, so the expected answer is the same."""
+    pooled: bool = False
+    """Gives numbers in place of a token, here two of the digest."""
     end: int = 0
     """Length at which the answer ends, if it is drafted; 0: it is not."""
     held: int = 0
@@ -99,7 +107,7 @@ class FakeWorker:
         decoding = [
             slot
             for slot, state in self.slots.items()
-            if state.computed >= state.num_known and not state.held
+            if state.computed >= state.num_known and not (state.held or state.pooled)
         ]
         self.jumps: dict[int, int] = {}
         self.drafts: dict[int, list[int]] = {}
@@ -111,7 +119,12 @@ class FakeWorker:
             tokens = unpack_ids(admit.token_ids).tolist()
             pages = unpack_ids(admit.pages).tolist()
             self.slots[admit.slot] = _Slot(
-                tokens, len(tokens), admit.num_cached, pages, admit.grammar is not None
+                tokens,
+                len(tokens),
+                admit.num_cached,
+                pages,
+                constrained=admit.grammar is not None,
+                pooled=admit.pool is not None,
             )
             if admit.drafts is not None:
                 most = admit.sampling.max_tokens or 0
@@ -168,6 +181,7 @@ class FakeWorker:
         slots: list[int] = []
         tokens: list[int] = []
         held: list[int] = []
+        vectors: list[SlotVector] = []
         for slot, start, count in rows:
             state, value = self.slots[slot], 0
             state.computed = start + count
@@ -177,7 +191,9 @@ class FakeWorker:
                 assert self.memory[self._place(state, position)] == value, (
                     f"wrong KV at position {position}"
                 )
-            if state.computed == len(state.tokens):
+            if state.computed == len(state.tokens) and state.pooled:
+                vectors.append(SlotVector(slot, array("f", numbers_of(value)).tobytes()))
+            elif state.computed == len(state.tokens):
                 state.held = num_held(value) if state.constrained else 0
                 if state.held:
                     held.append(slot)
@@ -204,6 +220,7 @@ class FakeWorker:
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
             held_slots=pack_ids(held),
+            vectors=vectors,
             drafts=self.verified,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )

@@ -9,6 +9,7 @@ import pytest
 from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.pooling import POOL, PoolingInfo
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import MOST_DRAFTED, NO_TOKEN
@@ -48,6 +49,20 @@ def test_thirty_two_questions_on_one_new_document_prefill_it_once(chunk: int, bu
     # each recomputes at most the page its question begins in
     assert engine.worker.computed_tokens <= len(DOCUMENT) + questions + 32 * 4
     assert sum(engine.cached.values()) >= 31 * (len(DOCUMENT) - 4)
+
+
+def test_prompts_of_an_encoder_are_computed_whole_and_none_is_cached() -> None:
+    encoder = PoolingInfo(task="embed", size=2, whole_prompts=True)
+    engine = EngineModel(limits(pooling=encoder, max_prefill_tokens=40, chunked_prefill_size=16))
+    lengths = [39, 1, 60, 60, 5, 5, 30]
+    for length in lengths:
+        engine.add(DOCUMENT[:length], max_tokens=0, pool=POOL)
+    engine.run()
+    chunks = [chunk for plan in engine.plans for chunk in plan.prefill]
+    assert sorted(chunk.num_tokens for chunk in chunks) == sorted(lengths)
+    assert {chunk.start for chunk in chunks} == {0} and set(engine.cached.values()) == {0}
+    steps = [sum(chunk.num_tokens for chunk in plan.prefill) for plan in engine.plans]
+    assert max(steps) == 60 and len([tokens for tokens in steps if tokens]) < len(lengths)
 
 
 def test_next_turn_of_a_chat_finds_the_answer_of_the_turn_before() -> None:

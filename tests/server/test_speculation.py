@@ -37,11 +37,6 @@ def ask(demo_server: Server) -> Any:
     return post
 
 
-def logprobs_of(choice: dict[str, Any]) -> list[float]:
-    content = (choice["logprobs"] or {}).get("content", [])
-    return [top["logprob"] for token in content for top in [token, *token["top_logprobs"]]]
-
-
 def drafted(answer: dict[str, Any]) -> tuple[int, int]:
     details = answer["usage"]["completion_tokens_details"]
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
@@ -63,10 +58,7 @@ def test_an_answer_is_the_same_with_and_without_drafts(ask: Any, fields: dict[st
     assert drafted(plain) == (0, 0)
     for _ in range(3):  # the first finds how the plain one went on
         answer = ask(**fields, cache_salt=salt)
-        for choice, expected in zip(answer["choices"], plain["choices"], strict=True):
-            assert choice["message"] == expected["message"]
-            assert choice["finish_reason"] == expected["finish_reason"]
-            assert logprobs_of(choice) == pytest.approx(logprobs_of(expected), abs=0.3)
+        assert answer["choices"] == plain["choices"]  # and the bits of the log-probabilities
         assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 

@@ -25,6 +25,9 @@ class LayerKernels:
     multiplies_quantized_experts = True
     """False: mixtures of experts are served with plain weights only."""
 
+    multiplies_blocks = False
+    """True: the quantized blocks of GGUF files stay as they are; else they are dequantized."""
+
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         """[..., size] -> [..., size]; ``RMSNorm`` explains ``unit_offset``."""
         x = hidden.float()

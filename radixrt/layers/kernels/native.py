@@ -13,6 +13,8 @@ from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary
 class NativeKernels(LayerKernels):
     """See ``LayerKernels``. Operations without a native kernel are PyTorch's."""
 
+    multiplies_blocks = True
+
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)
 

@@ -26,7 +26,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{_REST}"
-_SPLITS = {
+BYTE_LEVEL_SPLITS = {
     "default": None,
     "gpt-2": None,
     "llama-bpe": _LLAMA3,
@@ -75,11 +75,11 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
 def _byte_level(meta: dict[str, Any]) -> Tokenizer:
     """GPT-2's kind: the file has the merges."""
     name = meta.get("pre", "default")
-    if name not in _SPLITS:
+    if name not in BYTE_LEVEL_SPLITS:
         raise ConfigError(
-            f"The tokenizer's pre-tokenizer {name!r} is not supported in GGUF files; supported: {', '.join(_SPLITS)}."
+            f"The tokenizer's pre-tokenizer {name!r} is not supported in GGUF files; supported: {', '.join(BYTE_LEVEL_SPLITS)}."
         )
-    split = _SPLITS[name]
+    split = BYTE_LEVEL_SPLITS[name]
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: i for i, token in enumerate(meta["tokens"])},
@@ -146,7 +146,7 @@ def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
 
 
 def _add_bos(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
-    default = meta["model"] == "llama" or _SPLITS[meta.get("pre", "default")] == _LLAMA3
+    default = meta["model"] == "llama" or BYTE_LEVEL_SPLITS[meta.get("pre", "default")] == _LLAMA3
     if meta.get("add_bos_token", default) and "bos_token_id" in meta:
         bos = meta["bos_token_id"]
         token = meta["tokens"][bos]

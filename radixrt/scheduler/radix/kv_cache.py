@@ -51,7 +51,7 @@ class KVCache:
         self.leases = Leases(self.tree, max_pinned, clock, num_pages)
         self.evicted_pages = 0
         self._slots = slots
-        self._share = not limits.settings.disable_radix_cache
+        self._share = limits.shares_prefixes
         self._clock = clock
 
     @property
