@@ -1,4 +1,4 @@
-"""Measures speculation: ``python -m bench.speculation [--model-path FOLDER] [--rounds 3] [--quick]``.
+"""Measures speculation: ``python -m bench.speculation [--padded FOLDER] [--rounds 3] [--quick]``.
 
 One server answers every workload with and without drafts by turns (``"speculation": false`` in the request), so that the machine's moods
 fall on both. Each answer is compared with the one without drafts: they are the same. A model whose weights are made up
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ import numpy as np
 
 from bench.local_server import local_server
 from bench.markdown import markdown, median_and_range
+from bench.padded_demo import make_padded_demo
 from examples.train_demo_model import world
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
@@ -224,7 +226,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="workloads whose names contain this")
     parser.add_argument("--quick", action="store_true", help="few and short requests")
     parser.add_argument("--json", help="file for the rows")
+    parser.add_argument(
+        "--padded",
+        default="",
+        metavar="FOLDER",
+        help="of the padded model, which is made if it is not there",
+    )
     arguments = parser.parse_args()
+    if arguments.padded:
+        arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
     rows = []
     with local_server(arguments.model_path, "--log-level", "warning") as url:
         for work in workloads(arguments.quick):

@@ -196,6 +196,21 @@ def served_context_length(
     return wanted or min(usual or limit, limit)
 
 
+def check_ranks(config: Mapping[str, Any], tp: int) -> None:
+    """Check that ``tp`` ranks can share a model, before a process is started for each.
+
+    Raises:
+        ConfigError: its heads cannot be split evenly.
+    """
+    text = text_config(config)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = text.get(name)
+        if isinstance(heads, int) and heads % tp:
+            raise ConfigError(
+                f"The model's {name} ({heads}) cannot be split over --tp {tp} ranks; choose a --tp that divides it."
+            )
+
+
 def generation_config(model_dir: Path) -> dict[str, Any]:
     """A checkpoint's own sampling defaults.
 

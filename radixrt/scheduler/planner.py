@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
 from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
+from radixrt.scheduler.draft_price import DraftPrice
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
@@ -128,6 +129,7 @@ class Planner:
         waiting: WaitingQueue,
         in_flight: StepsInFlight,
         times: StepTimes,
+        price: DraftPrice,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -138,6 +140,7 @@ class Planner:
         self._waiting = waiting
         self._in_flight = in_flight
         self._times = times
+        self._price = price
         self._counters = counters
         self._clock = clock
         self._prefilling: dict[int, Sequence] = {}
@@ -392,7 +395,7 @@ class Planner:
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
         step_id = self._in_flight.send(self._slots.sequences, draft.shape)
-        price = self._times.draft_price if self._limits.speculates else NO_DRAFTS
+        price = self._price.value if self._limits.speculates else NO_DRAFTS
         return draft.seal(step_id, released, price)
 
     def _free_pages(self) -> None:

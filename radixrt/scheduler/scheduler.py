@@ -33,6 +33,7 @@ from radixrt.messages.steps import (
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
+from radixrt.scheduler.draft_price import DraftPrice
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -98,6 +99,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
         self.step_times = StepTimes(limits.max_step_ms)
+        self.draft_price = DraftPrice()
         self.planner = Planner(
             limits,
             self.slots,
@@ -105,6 +107,7 @@ class Scheduler:
             self.waiting,
             self._in_flight,
             self.step_times,
+            self.draft_price,
             self.counters,
             clock,
         )
@@ -380,10 +383,13 @@ class Scheduler:
         counters.step_seconds.observe(result.step_s)
         counters.forward_seconds += result.forward_s
         beyond = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
-        rejected = sum(draft.num_drafted - draft.num_accepted for draft in result.drafts)
+        drafted = sum(draft.num_drafted for draft in result.drafts)
+        accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
-        shape = step.shape._replace(rows=tokens + rejected)
+        shape = step.shape._replace(rows=tokens + drafted - accepted)
         self.step_times.observe(shape, result.step_s, tokens)
+        if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
+            self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s

@@ -37,11 +37,6 @@ STEPS_OF_ONE_ANSWER = 5.0
 LEAST_MS, MOST_MS = 15.0, 150.0
 """The default of ``--max-step-ms``: five times the step of one running answer, within these bounds."""
 
-FIRST_PRICE = 0.2
-"""Of a draft row, before times are known."""
-
-LEAST_PRICE = 0.02
-
 NO_BOUND, NO_BOUND_S = 1 << 30, 1e9
 """More tokens, and more seconds, than any step has."""
 
@@ -174,17 +169,6 @@ class StepTimes:
     def seconds_per_output_token(self) -> float:
         """Of the last steps, with its share of what a step costs in any case; 0 if unknown."""
         return self._decode_s.value
-
-    @property
-    def draft_price(self) -> float:
-        """Time of one more row in a step, in times of a token now: a draft token pays if it is accepted more often.
-
-        A batch that never changes does not show the time of a row, which then counts as little. Drafts soon show it.
-        """
-        if not self.is_known or not self.seconds_per_output_token:
-            return FIRST_PRICE
-        ratio = self._costs[1] / _UNITS[1] / self.seconds_per_output_token
-        return round(min(max(ratio, LEAST_PRICE), 1.0), 3)
 
     def seconds(self, shape: StepShape) -> float:
         """The forecast time of a step."""

@@ -14,6 +14,7 @@ from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.tls import server_context
 from radixrt.models.checkpoint import (
     check_checkpoint,
+    check_ranks,
     generation_config,
     resolve_model_path,
     served_context_length,
@@ -39,6 +40,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
     pooling = read_pooling(model_dir, model_config)
     served_context_length(model_config, config.context_length)
+    check_ranks(model_config, config.tp)
     if pooling is not None and config.tp > 1:
         raise ConfigError("--tp: a model that gives vectors or classes runs on one device.")
     generation_config(model_dir)

@@ -437,6 +437,10 @@ def test_a_new_helper_is_a_fork_of_a_process_with_everything_loaded(
         cpu_s = sum(sum(process.cpu_times()[:2]) for process in after)
         loading_s = sum(parents[0].cpu_times()[:2])
         assert cpu_s < loading_s / 2, "a fork loads nothing again"
+        for process in after:
+            open_files = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+            sockets = {name for name in open_files if name.startswith("socket:")}
+            assert len(sockets) == 1, "it holds its own socket, not that of its zygote"
 
     with_pool(body)
 

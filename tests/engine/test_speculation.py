@@ -13,8 +13,9 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.device.device import CpuDevice
+from radixrt.scheduler.draft_price import DraftPrice
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.scheduler.step_times import StepTimes
 from tests.checkpoints import END_OF_TURN
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA
@@ -30,7 +31,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that does not depend on the machine: many drafts, and some that are not worth it."""
-    monkeypatch.setattr(StepTimes, "draft_price", 0.05)
+    monkeypatch.setattr(DraftPrice, "value", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +176,13 @@ def test_a_request_can_refuse_drafts(model_dir: Path) -> None:
     engine = InProcessEngine(model_dir, speculation="auto")
     for _ in range(2):
         engine.generate([list(range(5, 30))], GREEDY, speculation=False)
+    assert sum(engine.scheduler.counters.drafted_tokens.values()) == 0
+
+
+def test_where_steps_overlap_nothing_is_drafted(model_dir: Path) -> None:
+    engine = InProcessEngine(model_dir, device=CpuDevice(overlaps=True), speculation="auto")
+    first, second = (engine.generate([list(range(5, 30))], GREEDY) for _ in range(2))
+    assert first == second
     assert sum(engine.scheduler.counters.drafted_tokens.values()) == 0
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import (
     check_checkpoint,
+    check_ranks,
     context_length,
     generation_config,
     resolve_model_path,
@@ -370,3 +371,11 @@ def test_generation_defaults_join_the_end_tokens_of_both_files(
 def test_the_early_checks_import_no_torch() -> None:
     code = "import sys, radixrt.models.checkpoint; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(("tp", "name"), [(3, "num_attention_heads"), (4, "num_key_value_heads")])
+def test_heads_that_the_ranks_cannot_share_are_refused(tp: int, name: str) -> None:
+    config = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    check_ranks(config, 2)
+    with pytest.raises(ConfigError, match=f"{name} .* over --tp {tp} ranks"):
+        check_ranks(config, tp)

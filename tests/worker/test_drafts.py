@@ -9,6 +9,7 @@ import pytest
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, DraftSources
+from radixrt.worker.drafts import ngram
 from radixrt.worker.drafts import pool as pools
 from radixrt.worker.drafts.chances import RETRY_EVERY, Chances, expected_accepted, paying_length
 from radixrt.worker.drafts.drafter import Draft
@@ -74,6 +75,15 @@ def test_ngrams_go_on_as_the_text_did_before() -> None:
     assert drafter.propose(0, 3) is None
     text += [8, 3, 7]
     assert drafter.propose(0, 9) == Draft([8, 3, 7] * 3, 2)  # a text that repeats itself
+
+
+def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "MOST_INDEXED", 8)
+    drafter = NgramDrafter()
+    drafter.admit(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8], 12, NOTHING)
+    drafter.admit(1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2], 12, NOTHING)
+    assert drafter.propose(0, 2) == Draft([9, 10], 2)
+    assert drafter.propose(1, 2) is None
 
 
 def test_a_reference_is_followed_and_found_again() -> None:

@@ -34,10 +34,11 @@ _RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
 
 
 _EBNF_TOKEN = re.compile(
-    r"""(?P<blank>\s+|\#[^\n]*)|"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|::=
+    r"""(?P<blank>\s++|\#[^\n]*+)|"(?:\\.|[^"\\\n])*+(?:"|(?=\n)|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|::=
     |(?P<rule>[\w.-]++(?=\s*+::=))|(?P<dots>\.+(?![\w-]))|[\w.-]+|.""",
     re.VERBOSE | re.DOTALL,
 )
+"""In linear time: what is never closed goes on to the end."""
 _ANY_CHARACTER = r"[\u0000-\U0010FFFF]"
 
 

@@ -27,26 +27,30 @@ def children(node: Any) -> Iterator[tuple[Place, Any]]:
     if not isinstance(node, dict):
         return
     for keyword, value in node.items():
-        match _HOLDS.get(keyword):
-            case "map" if keyword != "$defs":
-                yield from (((keyword, name), each) for name, each in value.items())
-            case "list":
-                yield from (((keyword, index), each) for index, each in enumerate(value))
-            case "schema":
-                yield (keyword,), value
+        kind = _HOLDS.get(keyword)
+        if kind is None:
+            continue
+        if kind == "schema":
+            yield (keyword,), value
+        elif kind == "list":
+            yield from (((keyword, index), each) for index, each in enumerate(value))
+        elif keyword != "$defs":
+            yield from (((keyword, name), each) for name, each in value.items())
 
 
 def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
     """A copy in which ``change`` has replaced each subschema, given it and its path; definitions included."""
     result = dict(node)
     for word, value in node.items():
-        match _HOLDS.get(word):
-            case "map":
-                result[word] = {name: change((word, name), each) for name, each in value.items()}
-            case "list":
-                result[word] = [change((word, index), each) for index, each in enumerate(value)]
-            case "schema":
-                result[word] = change((word,), value)
+        kind = _HOLDS.get(word)
+        if kind is None:
+            continue
+        if kind == "schema":
+            result[word] = change((word,), value)
+        elif kind == "list":
+            result[word] = [change((word, index), each) for index, each in enumerate(value)]
+        else:
+            result[word] = {name: change((word, name), each) for name, each in value.items()}
     return result
 
 
@@ -99,15 +103,15 @@ def reference_target(node: Any) -> Place | None:
 
 def met_with(schema: Any, start: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Each subschema that an instance of the one at ``start`` can meet, once, with its place; those behind references
-    included. A yielded subschema may be changed before the next."""
+    included. A yielded subschema may be changed in place before the next."""
     waiting, seen = [start], set()
     while waiting:
         place = waiting.pop()
         if place in seen:
             continue
         seen.add(place)
-        yield place, at(schema, place)
         node = at(schema, place)
+        yield place, node
         waiting += reversed([place + path for path, _ in children(node)])
         if (target := reference_target(node)) is not None:
             waiting.append(target)

@@ -8,6 +8,9 @@ from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.suffix_index import SuffixIndex
 
+MOST_INDEXED = 32768
+"""Tokens of a prompt that are indexed: its last ones. That takes about 10 ms, and the other sequences wait."""
+
 
 class NgramDrafter:
     """One index a slot, made when its first token is drafted."""
@@ -16,7 +19,7 @@ class NgramDrafter:
         self._indexes: dict[int, SuffixIndex] = {}
 
     def admit(self, slot: int, text: list[int], num_prompt: int, sources: DraftSources) -> None:
-        self._indexes[slot] = SuffixIndex(text)
+        self._indexes[slot] = SuffixIndex(text, max(0, len(text) - MOST_INDEXED))
 
     def propose(self, slot: int, budget: int) -> Draft | None:
         index = self._indexes[slot]

@@ -40,13 +40,14 @@ class SuffixIndex:
 
     Args:
         text: kept and not copied; tokens may be appended to it.
+        start: tokens at its beginning that are not indexed.
     """
 
-    def __init__(self, text: list[int]) -> None:
+    def __init__(self, text: list[int], start: int = 0) -> None:
         self.text = text
         self._last: dict[int, int] = {}
         """By pair: the place behind its last occurrence."""
-        self._previous: list[int] = []
+        self._previous = [_NOWHERE] * start
         """By place: the place behind the occurrence before it of the same pair, or _NOWHERE."""
 
     def find(self, ending: Sequence[int]) -> SuffixMatch | None:
