@@ -23,12 +23,18 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.blocks import BlockMatrix
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.layers.weights import weight_bytes
-from radixrt.models.checkpoint import check_checkpoint, generation_config, resolve_model_path
+from radixrt.models.checkpoint import (
+    check_checkpoint,
+    generation_config,
+    read_config,
+    resolve_model_path,
+)
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf import weights
 from radixrt.models.gguf.file import read_header
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.loader import load_model
+from radixrt.models.pooling import Pooling, read_pooling
 from radixrt_kernels import blockwise
 from radixrt_kernels.reference import blockwise as reference
 from tests.checkpoints import END_OF_TURN, make_checkpoint, make_tokenizer
@@ -221,6 +227,24 @@ def test_a_split_inside_a_block_is_refused(make: Callable[..., tuple[Path, Path]
     _, file = make("llama", {}, kind=small)
     with pytest.raises(ConfigError, match=r"96 input features .* blocks of 32 \(Q4_0\)"):
         native(resolve_model_path(str(file)), tp=TensorParallel(0, 2))
+
+
+def test_an_embedding_model_pools_and_ends_its_texts_as_the_file_says(
+    make: Callable[..., tuple[Path, Path]],
+) -> None:
+    asked = {"pooling_type": gguf.PoolingType.LAST, "add_eos_token": True}
+    folder, file = make("qwen3", {}, **asked)
+    served = resolve_model_path(str(file))
+    pooling = read_pooling(served, read_config(served))
+    assert pooling == Pooling("embed", "last", normalize=True)
+    tokenizer = Tokenizer.from_file(str(served / "tokenizer.json"))
+    assert tokenizer.encode("a").ids[-1] == END_OF_TURN
+    model = load_model(served, dtype="float32")
+    assert not model.generates and model.lm_head is None
+    assert torch.equal(
+        model.model.layers[0].self_attn.qkv_proj.matrix.weight,
+        load_model(folder).model.layers[0].self_attn.qkv_proj.matrix.weight,
+    )
 
 
 def test_other_kinds_are_dequantized_with_a_warning_and_can_be_rounded(

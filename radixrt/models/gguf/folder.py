@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from radixrt.base.errors import ConfigError
-from radixrt.models.gguf.config import generation_config, transformers_config
+from radixrt.models.gguf.config import generation_config, pooling_files, transformers_config
 from radixrt.models.gguf.file import PLAIN_KINDS, GGUFFile, TensorEntry, read_header
 from radixrt.models.gguf.tokenizer import write_tokenizer
 
 _TABLE = "gguf.json"
-_FORM = 2
+_FORM = 3
 """Raised whenever the content of the folders changes, so that old ones are not used."""
 
 
@@ -91,12 +91,14 @@ def _write(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:
     contents = {
         "config.json": config,
         "generation_config.json": generation_config(file),
+        **pooling_files(file),
         _TABLE: {
             "files": {str(path): path.stat().st_size for path in file.files},
             "tensors": list(file.tensors.values()),
         },
     }
     for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
 
 
