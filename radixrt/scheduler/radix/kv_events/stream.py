@@ -26,7 +26,7 @@ class EventStream:
     def __init__(self, recorder: EventRecorder, max_batches: int = MAX_BATCHES) -> None:
         self._recorder = recorder
         self.max_batches = max_batches
-        self._stream = secrets.token_hex(8)
+        self.name = secrets.token_hex(8)
         self._encoder = msgspec.msgpack.Encoder()
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
@@ -60,13 +60,13 @@ class EventStream:
     def _batches_from(self, request: ReplayRequest) -> list[bytes] | None:
         """The batches that a subscriber lacks; None if they are not kept."""
         num_missing = self.num_batches + 1 - request.sequence
-        if request.stream != self._stream or not 0 <= num_missing <= len(self._kept):
+        if request.stream != self.name or not 0 <= num_missing <= len(self._kept):
             return None
         return [self._kept[index] for index in range(-num_missing, 0)]
 
     def _encode(self, *events: Event) -> bytes:
         batch = EventBatch(
-            stream=self._stream,
+            stream=self.name,
             sequence=self.num_batches,
             timestamp=time.time(),
             events=list(events),  # type: ignore[arg-type]
