@@ -53,7 +53,7 @@ def _row(arguments: argparse.Namespace, num_tokens: int) -> dict[str, str]:
         begin = time.perf_counter()
         prompt = RoutedPrompt.of(packed, "", PAGE_SIZE)
         hashed = time.perf_counter()
-        router.choose(prompt)
+        router.send(prompt, router.choose(prompt), number + 1)
         times.append(time.perf_counter() - begin)
         hashing.append(hashed - begin)
     p50, p99 = np.percentile(times, [50, 99]) * 1e3

@@ -1,4 +1,4 @@
-"""The messages by which a replica's scheduler tells the router its load and the changes of its cache."""
+"""The messages about replicas: their load and the changes of their caches, for the router; their deaths, for the api."""
 
 import msgspec
 
@@ -49,3 +49,11 @@ class EventsReplayed(Message, frozen=True):
 
     events: bytes
     """An encoded list of :class:`radixrt.kv.events.EventBatch`."""
+
+
+class RequestsLost(Message, frozen=True, kw_only=True):
+    """A replica has died. The api sends its open requests again, with the tokens that their clients have."""
+
+    request_ids: list[str]
+    leases: list[str]
+    """Ids of the leases of the replica."""

@@ -1,12 +1,14 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + WEIGHT * prefill + KV_PRICE_S * (share of the pool that running sequences hold)
+    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * held
 
 *wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
 prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
 ``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
 because a prompt that is computed delays the prompts after it and evicts others. A tier below the pool would make the
-prefill ``min(compute, load)``; there is none yet.
+prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last minute in which the replica had prompts to
+compute: its next prompts will wait, too, and a session stays where its first prompt went. *held* is the share of the pool that
+running sequences hold.
 
 The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
 so prompts that arrive together share a prefix or spread as the cost says.
@@ -17,6 +19,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import exp
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +32,12 @@ from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
 WEIGHT = 4.0
 """Of the seconds of prefill, against seconds of wait."""
+
+BUSY_PRICE_S = 5.0
+"""Cost of a replica that always computes prompts, against one that computes none."""
+
+BUSY_OVER_S = 60.0
+"""Time constant of the mean of *busy*."""
 
 KV_PRICE_S = 1.0
 """Cost of a pool that is full of running sequences, against one that is free."""
@@ -64,6 +74,15 @@ class Candidate:
     cost_s: float
 
 
+class _Pending(NamedTuple):
+    """A prompt that was sent."""
+
+    number: int
+    """Of its first sequence."""
+    prefill_s: float
+    forget_at: float
+
+
 @dataclass(eq=False)
 class _Replica:
     """What the router knows of a replica."""
@@ -71,11 +90,14 @@ class _Replica:
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
     reported_at: float = 0.0
     mirror: CacheMirror = field(default_factory=CacheMirror)
-    sent: int = 0
-    """Sequences since its start."""
-    pending: deque[tuple[int, float]] = field(default_factory=deque)
-    """Number and seconds of the sequences that are not in its load yet."""
+    chosen: int = 0
+    """Prompts since its start."""
+    pending: deque["_Pending"] = field(default_factory=deque)
+    """Prompts that are not in its load yet."""
     pending_s: float = 0.0
+    sent_s: float = 0.0
+    """Seconds of all prompts that were sent to it, less for older ones, at ``sent_at``."""
+    sent_at: float = 0.0
     young: set[BlockHash] = field(default_factory=set)
     old: set[BlockHash] = field(default_factory=set)
     """Blocks of the prompts that were sent to it, in two generations."""
@@ -86,6 +108,14 @@ class _Replica:
     def matched_blocks(self, hashes: list[BlockHash]) -> int:
         """Leading blocks that it has. Its tree has the prefix of each block, so a binary search finds the last one."""
         return bisect_left(hashes, True, key=lambda block: not self.has(block))
+
+    def busy(self, now: float) -> float:
+        """Seconds of prefill in a second, over the last minute."""
+        return self.sent_s * exp((self.sent_at - now) / BUSY_OVER_S) / BUSY_OVER_S
+
+    def count_sent(self, prefill_s: float, now: float) -> None:
+        self.sent_s = self.busy(now) * BUSY_OVER_S + prefill_s
+        self.sent_at = now
 
     def wait_s(self, now: float) -> float:
         return max(0.0, self.load.queued_s - (now - self.reported_at)) + self.pending_s
@@ -125,8 +155,11 @@ class Router:
         """Take a replica's own account of its load."""
         known = self._replicas[replica]
         known.load, known.reported_at = load, self._clock()
-        while known.pending and known.pending[0][0] <= load.received:
-            known.pending_s -= known.pending.popleft()[1]
+        while known.pending and (
+            known.pending[0].number <= load.received
+            or known.pending[0].forget_at < known.reported_at
+        ):
+            known.pending_s -= known.pending.popleft().prefill_s
         if not known.pending:
             known.pending_s = 0.0  # without rounding errors
 
@@ -148,14 +181,12 @@ class Router:
 
     # ------------------------------------------------------------ decisions
 
-    def choose(self, prompt: RoutedPrompt) -> int:
-        """The replica for a prompt; it counts as sent there."""
-        best = min(
+    def choose(self, prompt: RoutedPrompt) -> Candidate:
+        """The replica with the least cost."""
+        return min(
             self.candidates(prompt),
-            key=lambda found: (found.cost_s, self._replicas[found.replica].sent),
+            key=lambda found: (found.cost_s, self._replicas[found.replica].chosen),
         )
-        self.send(prompt, best)
-        return best.replica
 
     def candidates(self, prompt: RoutedPrompt) -> list[Candidate]:
         """The cost of the prompt on each replica."""
@@ -164,11 +195,18 @@ class Router:
             self._forget_old(now)
         return [self._candidate(number, prompt, now) for number in self._replicas]
 
-    def send(self, prompt: RoutedPrompt, chosen: Candidate) -> None:
-        """Count a prompt as sent."""
+    def send(self, prompt: RoutedPrompt, chosen: Candidate, number: int) -> None:
+        """Count a prompt as sent, until the replica has reported it.
+
+        Args:
+            number: of its first sequence, among all sequences sent to this start of the replica; counted from 1.
+        """
         replica = self._replicas[chosen.replica]
-        replica.sent += 1
-        replica.pending.append((replica.sent, chosen.prefill_s))
+        replica.chosen += 1
+        now = self._clock()
+        replica.count_sent(chosen.prefill_s, now)
+        forget_at = now + EXPECTED_S
+        replica.pending.append(_Pending(number, chosen.prefill_s, forget_at))
         replica.pending_s += chosen.prefill_s
         replica.young.update(prompt.hashes)
 
@@ -184,8 +222,12 @@ class Router:
         by_token = load.seconds_per_token or SECONDS_PER_TOKEN
         pairs = (tokens + cached) * (tokens - cached) / 2
         prefill_s = by_token * (tokens - cached) + load.seconds_per_pair * pairs
-        kv_s = KV_PRICE_S * load.owned_tokens / load.pool_tokens
-        cost_s = replica.wait_s(now) + WEIGHT * prefill_s + kv_s
+        cost_s = (
+            replica.wait_s(now)
+            + WEIGHT * prefill_s
+            + BUSY_PRICE_S * replica.busy(now)
+            + KV_PRICE_S * load.owned_tokens / load.pool_tokens
+        )
         return Candidate(number, cached, prefill_s, cost_s)
 
     def _forget_old(self, now: float) -> None:

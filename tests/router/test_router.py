@@ -31,6 +31,7 @@ class Fleet:
         self.clock = Clock()
         self.router = Router(PAGE_SIZE, self.clock)
         self.sequences = [0] * num_replicas
+        self.sent = [0] * num_replicas
         for replica in range(num_replicas):
             self.router.join(replica)
             self.report(replica)
@@ -63,7 +64,11 @@ class Fleet:
         return [found.cached_tokens for found in self.router.candidates(prompt(tokens, salt))]
 
     def choose(self, tokens: list[int], salt: str = "") -> int:
-        return self.router.choose(prompt(tokens, salt))
+        routed = prompt(tokens, salt)
+        chosen = self.router.choose(routed)
+        self.sent[chosen.replica] += 1
+        self.router.send(routed, chosen, self.sent[chosen.replica])
+        return chosen.replica
 
 
 def prompt(tokens: list[int], salt: str = "") -> RoutedPrompt:

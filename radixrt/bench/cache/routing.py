@@ -80,11 +80,16 @@ class _RadixRT(RoutingRule):
     def __init__(self, num_replicas: int, page_size: int, clock: Callable[[], float]) -> None:
         super().__init__(num_replicas, page_size, clock)
         self.router = Router(page_size, clock)
+        self.sent = [0] * num_replicas
         for replica in range(num_replicas):
             self.router.join(replica)
 
     def pick(self, arrival: Arrival) -> int:
-        return self.router.choose(self.prompt(arrival))
+        prompt = self.prompt(arrival)
+        chosen = self.router.choose(prompt)
+        self.sent[chosen.replica] += 1
+        self.router.send(prompt, chosen, self.sent[chosen.replica])
+        return chosen.replica
 
     def report(self, replica: int, engine: SimulatedEngine) -> None:
         if frame := engine.next_events():

@@ -68,7 +68,7 @@ class SimulatedWorker:
             self._left[admit.slot] = answer_lengths[admit.slot]
         return sum(chunk.num_tokens for chunk in plan.prefill)
 
-    def finish(self, plan: StepPlan, step_s: float) -> StepResult:
+    def finish(self, plan: StepPlan, step_s: float = 0.0) -> StepResult:
         """The step's tokens."""
         for chunk in plan.prefill:
             if chunk.start + chunk.num_tokens == self._known[chunk.slot]:

@@ -7,10 +7,18 @@ engine gets a snapshot, of 8 bytes per block.
 import secrets
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
-from radixrt.kv.events import Event, EventBatch, ReplayRequest
+from radixrt.kv.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    ReplayRequest,
+)
 from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
 
 MAX_BATCHES = 10_000
@@ -32,6 +40,9 @@ class EventStream:
         self._kept_bytes = 0
         self.num_batches = 0
         """Published; also the number of the last one."""
+        self.last_events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared] = ()
+        self.last_time = 0.0
+        """The events of the last batch, and the Unix time of its publication."""
         self.num_events = 0
         self.num_replays = 0
         self.num_snapshots = 0
@@ -43,6 +54,7 @@ class EventStream:
             return None
         self.num_batches += 1
         self.num_events += len(events)
+        self.last_events, self.last_time = events, time.time()
         frame = self._encode(*events)
         self._keep(frame)
         return frame
