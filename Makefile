@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers bench-lang eval-demo docs docs-site clean wheel test-wheel
+.PHONY: fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers bench-lang eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -59,6 +59,9 @@ torture: install ## Kill and stop every process of a server under load, a hundre
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)
+
+live-schemas: install ## 3,000 random schemas on a live engine, each finished answer against jsonschema; many minutes
+	$(BIN)/python -m tests.torture.live_schemas --schemas 3000 --seed $(or $(SEED),0) $(ARGS)
 
 soak: install ## A server under a mixed load for SOAK_MINUTES=60; fails if an invariant breaks or a process grows
 	$(BIN)/python -m tests.torture.soak

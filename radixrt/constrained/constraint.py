@@ -58,6 +58,8 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
 
     excludes: tuple[str, ...] = ()
     """Texts that must not occur in it."""
+    max_tokens: int | None = None
+    """Most tokens. Only without ``excludes``, and where the answer ends or a control token follows."""
 
 
 ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
@@ -109,6 +111,8 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: str
     other_ends: tuple[str, ...] = ()
     """Other texts that may stand in place of ``end``."""
+    tool: str = ""
+    """The name of the tool that the tag calls, for errors."""
 
 
 class StructuralTag(_Constraint, frozen=True, kw_only=True):
@@ -129,7 +133,8 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     """Texts that must not occur in the free text."""
     lists: tuple[tuple[str, str], ...] = ()
     """If not empty: all tags stand together, with ``separator`` between them, behind one of these openings and before its closing;
-    free text may precede them, and is the whole answer if there are no tags. The openings are the triggers."""
+    free text may precede them, and is the whole answer if there are no tags. The openings are the triggers. A tag without a
+    ``begin`` stands alone, in place of the list."""
     not_text: str = ""
     """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not begin as this regular
     expression says."""

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixrt.constrained.constraint import ParameterStyle
+
 Backend = Literal["llguidance", "xgrammar", "fsm"]
 
 
@@ -61,15 +63,27 @@ class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Beginning of the tag whose content has the value; empty where the whole answer is JSON."""
 
 
+class CheckedParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a tag, each of which is written by itself, for the search for their values."""
+
+    style: ParameterStyle
+    texts: tuple[str, ...]
+    """Names of those that stand without quotes; "" of all, if the tool declares none."""
+    end: str
+    """Of the call."""
+
+
 class CheckedTag(msgspec.Struct, frozen=True, kw_only=True):
     """A tag, for the search for its content in an answer."""
 
     begin: str
     end: str
+    """Empty with ``parameters``, which have their own."""
     is_json: bool
-    """The content is JSON; otherwise any text without the end in it."""
+    """The content is JSON, or parameters; otherwise any text without the end in it."""
     checks: tuple[SpanCheck, ...]
     """Of the content."""
+    parameters: CheckedParameters | None = None
 
 
 class CheckedTags(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +94,9 @@ class CheckedTags(msgspec.Struct, frozen=True, kw_only=True):
     free_text: bool
     separator: str
     lists: tuple[tuple[str, str], ...] = ()
-    """All tags stand in one list, between one of these openings and its closing."""
+    """All tags stand in one list, between one of these openings and its closing; a tag without a beginning in place of the list."""
+    begins_answer: bool = False
+    """The list stands at the beginning of the answer; an answer that does not begin with its opening and a tag is free text."""
 
 
 Checks = tuple[SpanCheck, ...] | CheckedTags

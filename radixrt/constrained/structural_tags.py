@@ -5,6 +5,7 @@
 """
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from radixrt.constrained.constraint import (
     Constraint,
     Either,
     Format,
+    Parameters,
     Repeated,
     Series,
     StructuralTag,
@@ -31,6 +33,7 @@ _Object = dict[str, Any]
 MAX_TAGS = 1024
 MAX_TRIGGERS = 64
 MAX_REPEATS = 10_000
+MAX_TOKENS = (1 << 31) - 1
 MAX_NESTING = 100
 """Of lists and objects, schemas apart. Formats are read and compiled by recursion."""
 
@@ -121,7 +124,9 @@ def _format(value: Any, where: str) -> Constraint:
     """The format of a whole answer."""
     found = _part(value, where)
     if isinstance(found, AnyText):
-        raise _wrong(where, "lets any text through; leave it out")
+        if found == AnyText():
+            raise _wrong(where, "lets any text through; leave it out")
+        return Series(elements=(found,))
     return found
 
 
@@ -205,7 +210,7 @@ def _tags(given: _Object, where: str) -> tuple[Tag, ...]:
 
 def _tag(value: Any, where: str) -> Tag:
     given = _checked_tag(value, where)
-    content = _part(given.get("content"), f"{where}.content")
+    content = _content(given.get("content"), f"{where}.content")
     ends = given.get("end")
     if isinstance(ends, list):
         first, *others = _texts(ends, f"{where}.end")
@@ -253,7 +258,21 @@ def _between_tokens(given: _Object, where: str) -> Series:
     return Series(elements=(begin, content, end))
 
 
-def is_endless(part: Format) -> bool:
+def _content(value: Any, where: str) -> Format | Parameters:
+    """The content of a tag, which may be parameters that are written one by one."""
+    given = _object(value, where)
+    kind, style = given.get("type"), given.get("style")
+    if kind != "qwen_xml_parameter" and (kind, style) != ("json_schema", "qwen_xml"):
+        return _part(value, where)
+    _refuse_other_keys(given, {"type", "json_schema", "style"}, where)
+    schema = requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
+    loaded = json.loads(schema.schema)
+    if not isinstance(loaded, dict) or loaded.get("type", "object") != "object":
+        raise _wrong(f"{where}.json_schema", 'must be a schema of type "object"')
+    return Parameters(schema=schema, style="qwen_xml")
+
+
+def is_endless(part: Format | Parameters) -> bool:
     """Whether a format goes on until something else ends it: free text."""
     match part:
         case AnyText():
@@ -326,7 +345,22 @@ def _other_token(given: _Object, where: str) -> Tokens:
 
 
 def _any_tokens(given: _Object, where: str) -> Repeated:
-    return Repeated(content=_other_token(given, where), least=0, most=None)
+    most = _max_tokens(given, where)
+    return Repeated(content=_other_token(given, where), least=0, most=most)
+
+
+def _any_text(given: _Object, where: str) -> AnyText:
+    excludes, most = _excludes(given, where), _max_tokens(given, where)
+    if excludes and most is not None:
+        raise _wrong(f"{where}.max_tokens", "can't go with excludes")
+    return AnyText(excludes=excludes, max_tokens=most)
+
+
+def _max_tokens(given: _Object, where: str) -> int | None:
+    most = given.get("max_tokens")
+    if most is not None and (type(most) is not int or not 0 <= most <= MAX_TOKENS):
+        raise _wrong(f"{where}.max_tokens", f"must be an integer from 0 to {MAX_TOKENS}")
+    return most
 
 
 def _token_triggered_tags(given: _Object, where: str) -> Series:
@@ -392,7 +426,10 @@ def _token_list(value: Any, where: str) -> tuple[int | str, ...]:
 
 def _json_schema(given: _Object, where: str) -> Format:
     if given.get("style", "json") != "json":
-        raise _wrong(f"{where}.style", 'must be "json"; other ways of writing are not supported')
+        problem = (
+            'must be "json", or "qwen_xml" in the content of a tag; other styles are not supported'
+        )
+        raise _wrong(f"{where}.style", problem)
     found = requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
     any_order = _flag(given, "any_order", where) or found.any_order
     return msgspec.structs.replace(found, any_order=any_order)
@@ -403,7 +440,7 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Format]]] = 
     "regex": (("pattern",), lambda g, where: requests.regex(g.get("pattern"), f"{where}.pattern")),
     "grammar": (("grammar",), lambda g, where: requests.grammar(g.get("grammar"), f"{where}.grammar")),
     "const_string": (("value",), lambda g, where: Choice(options=(_text(g, "value", where),))),
-    "any_text": (("excludes",), lambda g, where: AnyText(excludes=_excludes(g, where))),
+    "any_text": (("excludes", "max_tokens"), _any_text),
     "tag": (("begin", "content", "end"), _tag_alone),
     "triggered_tags": (("triggers", "tags", "at_least_one", "stop_after_first", "excludes"), _triggered_tags),
     "tags_with_separator": (("tags", "separator", "at_least_one", "stop_after_first"), _tags_with_separator),
@@ -416,7 +453,7 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Format]]] = 
     "repeat": (("content", "min", "max"), _repeat),
     "token": (("token",), _token),
     "exclude_token": (("exclude_tokens",), _other_token),
-    "any_tokens": (("exclude_tokens",), _any_tokens),
+    "any_tokens": (("exclude_tokens", "max_tokens"), _any_tokens),
     "token_triggered_tags": (("trigger_tokens", "tags", "exclude_tokens", "at_least_one", "stop_after_first"), _token_triggered_tags),
     "token_dispatch": (("rules", "loop", "exclude_tokens"), _token_dispatch),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Builds the constraint of an answer that may call tools, in the syntax of the model's tool-call format."""
 
 import dataclasses
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -57,25 +58,30 @@ class Tool:
             end: all of it behind them.
         """
         if self.grammar is None:
-            return Tag(begin=begin, content=self.arguments, end=end)
-        return Tag(begin=f'{begin}{{"{CUSTOM_INPUT}": "', content=self.grammar, end=f'"}}{end}')
+            return Tag(begin=begin, content=self.arguments, end=end, tool=self.name)
+        opening = f'{begin}{{"{CUSTOM_INPUT}": "'
+        return Tag(begin=opening, content=self.grammar, end=f'"}}{end}', tool=self.name)
 
     def parameters_tag(self, begin: str, style: ParameterStyle, end: str) -> Tag:
         """A call each of whose parameters is written by itself; the arguments are as of :meth:`json_tag`."""
         if self.grammar is None:
-            return Tag(begin=begin, content=Parameters(schema=self.arguments, style=style), end=end)
+            content = Parameters(schema=self.arguments, style=style)
+            return Tag(begin=begin, content=content, end=end, tool=self.name)
         how = STYLES[style]
         quote = '"' if how.takes_json else how.quote
         return Tag(
             begin=begin + CUSTOM_INPUT.join(how.opening) + quote,
             content=msgspec.structs.replace(self.grammar, in_json_string=how.takes_json),
             end=quote + how.closing + end,
+            tool=self.name,
         )
 
 
 class CallSyntax(ABC):
     """How a model writes tool calls, as far as a constraint needs to know."""
 
+    openings: tuple[str, ...]
+    """Each begins a call, or a list of calls."""
     triggers: tuple[str, ...] = ()
     """Where free text writes one of these, a call must follow. Not used with ``lists``."""
     separator: str
@@ -84,8 +90,6 @@ class CallSyntax(ABC):
     """All calls of an answer stand together, behind one of these openings and before its closing. Without: each by itself."""
     not_text = ""
     """Lists stand at the beginning of an answer alone; a text that begins as this regular expression says is one."""
-    is_told_from_json = True
-    """No JSON begins as a call does."""
     names: re.Pattern[str] | None = None
     """The names of functions that can be written; None: all."""
 
@@ -93,9 +97,33 @@ class CallSyntax(ABC):
     def tag(self, tool: Tool) -> Tag:
         """A call of the tool."""
 
+    def is_told_from(self, content: JsonSchema | AnyJson) -> bool:
+        """Whether no JSON of a content begins as a call does."""
+        return not any(begins_json(opening, content) for opening in self.openings)
+
     def tags_in_text(self, tool: Tool) -> tuple[Tag, ...]:
         """The ways in which models call the tool in free text; each begins with one of the triggers."""
         return (self.tag(tool),)
+
+
+def first_characters(content: JsonSchema | AnyJson) -> str:
+    """The characters with which JSON of a content may begin."""
+    schema = json.loads(content.schema) if isinstance(content, JsonSchema) else {}
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if isinstance(content, AnyJson) and content.object_only:
+        kind = "object"
+    return {"object": "{", "array": "[", "string": '"'}.get(str(kind), '{["-0123456789tfn')
+
+
+def begins_json(text: str, content: JsonSchema | AnyJson) -> bool:
+    """Whether JSON of a content may begin as a text does."""
+    first, rest = text[:1], text[1:].lstrip(" \t\r\n")
+    if first not in first_characters(content):
+        return False
+    if first == "[":
+        return rest[:1] == "]" or begins_json(rest, AnyJson(object_only=False))
+    words = [word for word in ("true", "false", "null") if word[0] == first]
+    return all(word.startswith(text) or text.startswith(word) for word in words)
 
 
 def calls(
@@ -138,7 +166,7 @@ def one_call_or_json(
     """Either one call of a tool or JSON, and nothing else.
 
     Args:
-        written: a form that no JSON begins with.
+        written: a form with which no JSON of the content begins.
     """
     held = calls(tools, written, required=True, most=1)
     return msgspec.structs.replace(held, tags=(*held.tags, Tag(begin="", content=content, end="")))

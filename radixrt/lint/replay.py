@@ -22,7 +22,7 @@ from radixrt.scheduler.radix.page_allocator import PageAllocator
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.tokenizer.explain.explainer import CONTEXT_TOKENS, Explainer
-from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord, PromptRecords
+from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord
 from radixrt.tokenizer.explain.volatile import volatile_at_divergence
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
@@ -57,8 +57,7 @@ class PromptLinter:
         self._vocabulary = vocabulary
         self._encoder = PromptEncoder(vocabulary)
         self._limits = Limits(_UNLIMITED, _UNLIMITED, vocabulary.backend.get_vocab_size())
-        self._explainer = Explainer(vocabulary, page_size)
-        self._explainer.records = PromptRecords(_UNLIMITED, _UNLIMITED)
+        self._explainer = Explainer(vocabulary, page_size, most_bytes=_UNLIMITED)
         self._cache = _Cache(page_size, cache_tokens or _UNLIMITED)
         self._larger = _Cache(page_size, _UNLIMITED) if cache_tokens else None
         """Shows what was evicted."""

@@ -43,12 +43,12 @@ from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
-from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord
+from radixrt.tokenizer.explain.records import MOST_BYTES, ChatLayout, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
-from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
 from radixrt.tokenizer.replica_calls import ReplicaCalls, SchedulerCall
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -101,14 +101,18 @@ class TokenizerProcess:
         await learning
         self._info = info
         self._limits = Limits.of(info)
-        self._encoder.limit_memory(info.kv_pool_tokens)
+        pool_tokens = self._config.dp * info.kv_pool_tokens
+        self._encoder.limit_memory(pool_tokens)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
         self._constraints.start()
         self._in_flight = InFlightAnswers(self._constraints, self._to_api.send)
         self._explainer = Explainer(
-            self._vocabulary, info.page_size, shows_texts=not self._config.hide_cache_texts
+            self._vocabulary,
+            info.page_size,
+            most_bytes=min(MOST_BYTES, KEPT_BYTES_PER_TOKEN * pool_tokens),
+            shows_texts=not self._config.hide_cache_texts,
         )
         self._calls = Calls(
             vocabulary=self._vocabulary,

@@ -26,10 +26,16 @@ TOOL = {
     "function": {"name": "save", "parameters": PARAMETERS, "strict": True},
 }
 WRONG, RIGHT = '{"name": "x", "tags": [4, 4]}', '{"name": "x", "tags": [4, 5]}'
+ONE_BY_ONE = {
+    "qwen3_coder": "<parameter=name>\nx\n</parameter>\n<parameter=tags>\n{}\n</parameter>\n",
+    "pythonic": "name='x', tags={}",
+    "functiongemma": "name:<escape>x<escape>,tags:{}",
+}
+"""The arguments in the formats that write each parameter by itself, with a place for the tags."""
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module", params=["hermes", "llama3_json"])
+@pytest.fixture(scope="module", params=["hermes", "llama3_json", *ONE_BY_ONE])
 def name(request: pytest.FixtureRequest) -> str:
     """Of the format of calls."""
     return str(request.param)
@@ -42,17 +48,25 @@ def server(name: str, start_server: StartServer) -> RunningServer:
 
 @pytest.fixture(scope="module")
 def wrong(name: str) -> str:
-    return call(name, WRONG)
+    return answer_of(name, WRONG)
 
 
 @pytest.fixture(scope="module")
 def right(name: str) -> str:
-    return call(name, RIGHT)
+    return answer_of(name, RIGHT)
 
 
-def call(name: str, arguments: str) -> str:
-    tag = FORMATS[name].tag(Tool.of("save", PARAMETERS, True, "t"))
-    return tag.begin + arguments + tag.end
+def answer_of(name: str, *arguments: str) -> str:
+    """The text of calls."""
+    written = FORMATS[name]
+    tag = written.tag(Tool.of("save", PARAMETERS, True, "t"))
+    opening, closing = written.lists[0] if written.lists else ("", "")
+    calls = []
+    for text in arguments:
+        if name in ONE_BY_ONE:
+            text = ONE_BY_ONE[name].format(json.dumps(json.loads(text)["tags"]))
+        calls.append(tag.begin + text + tag.end)
+    return opening + written.separator.join(calls) + closing
 
 
 def script(server: RunningServer, first: str, then: str) -> None:
@@ -82,9 +96,9 @@ def create(server: RunningServer, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_a_call_with_a_wrong_value_is_taken_back(
-    server: RunningServer, wrong: str, right: str, choice: str
+    server: RunningServer, name: str, wrong: str, right: str, choice: str
 ) -> None:
-    text = "I save it." if choice == "auto" else ""
+    text = "I save it." if choice == "auto" and not FORMATS[name].begins_answer else ""
     script(server, text + wrong, text + right)
     answer = create(server, tool_choice=choice)
     (made,) = answer.choices[0].message.tool_calls
@@ -95,18 +109,15 @@ def test_a_call_with_a_wrong_value_is_taken_back(
     assert (answer.choices[0].message.content or "") == text
 
 
-def test_the_second_call_is_checked_too(
-    server: RunningServer, wrong: str, right: str, name: str
-) -> None:
-    before = right + FORMATS[name].separator
-    script(server, before + wrong, before + right)
+def test_the_second_call_is_checked_too(server: RunningServer, name: str) -> None:
+    script(server, answer_of(name, RIGHT, WRONG), answer_of(name, RIGHT, RIGHT))
     made = create(server, tool_choice="required").choices[0].message.tool_calls
     assert [json.loads(each.function.arguments) for each in made] == [json.loads(RIGHT)] * 2
     assert len(server.scheduler.requests) == 2
 
 
 def test_a_stream_sends_a_checked_value_only_when_it_has_passed(
-    server: RunningServer, wrong: str, right: str
+    server: RunningServer, name: str, wrong: str, right: str
 ) -> None:
     script(server, wrong, right)
     stream = create(server, tool_choice="required", stream=True)
@@ -114,7 +125,8 @@ def test_a_stream_sends_a_checked_value_only_when_it_has_passed(
     assert deltas[0].function.name == "save"
     pieces = [delta.function.arguments or "" for delta in deltas]
     assert "".join(pieces) == RIGHT
-    assert '"name": "x"' in "".join(pieces[:-1]) and len(pieces) > 3
+    sends_whole_values = name in ("pythonic", "functiongemma")
+    assert '"name": "x"' in "".join(pieces[:-1]) and len(pieces) > 3 - sends_whole_values
 
 
 def test_a_value_that_never_passes_is_a_422_that_names_the_tool(

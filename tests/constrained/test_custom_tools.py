@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
+from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import Lark
 from radixrt.constrained.errors import CannotCompile
 from radixrt.constrained.tool_calls import Tool, calls
@@ -69,6 +71,18 @@ def test_a_call_holds_exactly_the_texts_of_the_grammar(
         body = json.dumps({"name": "edit", "arguments": {"input": text}}, ensure_ascii=False)
         written = f"<tool_call>\n{body}\n</tool_call>"
         assert takes(constraint, facts, written) == (text in good), text
+
+
+@pytest.mark.parametrize("grammar", ['start: "a', "start: other", 'start: "a" start'])
+def test_the_error_of_a_grammar_names_its_tool(grammar: str) -> None:
+    arguments = requests.json_schema({"type": "object"}, "tools")
+    tools = [
+        Tool("look", arguments),
+        Tool("edit", arguments, Lark(grammar=grammar, in_json_string=True)),
+    ]
+    constraint = calls(tools, FORMATS["hermes"], required=True, most=1)
+    with pytest.raises(RequestError, match="A tool call can't be enforced: In the tool 'edit': "):
+        compile_constraint(constraint, facts_of("byte_level_json"), CompileOptions())
 
 
 @pytest.mark.parametrize(

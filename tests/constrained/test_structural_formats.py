@@ -1,5 +1,6 @@
 """Each format of a structural tag accepts the texts of a regular expression of Python, and random answers are among them."""
 
+import functools
 import random
 import re
 from typing import Any
@@ -39,6 +40,8 @@ def either(*elements: Any) -> dict[str, Any]:
 
 DIGIT = {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 0, "maximum": 9}}
 LIST = {"type": "json_schema", "json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2}}  # fmt: skip
+CALL = tag("<f>", {"type": "json_schema", "style": "qwen_xml", "json_schema": {"properties": {"a": {"enum": [1, 2]}, "s": {"type": "string", "maxLength": 3}}}}, "</f>")  # fmt: skip
+A_CALL = r"<f>(?:<parameter=a>\n[12]\n</parameter>\n)?(?:<parameter=s>\n[\s\S]{0,3}\n</parameter>\n)?</f>"
 GAP = r"(?: |\n(?:[ ]{0,32}|\t{0,8}))?"
 A_LIST = rf"\[{GAP}(?:[12](?:{GAP},{GAP}[12])?)?{GAP}\]"
 ANY = {"type": "any_text"}
@@ -64,6 +67,7 @@ CASES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
     ("two ends", tag("<n>", DIGIT, ["</n>", "!"]), "<n>[0-9](?:</n>|!)", ["<n>1</n>", "<n>1!"], ["<n>1", "<n>1</n>!"]),
     ("text up to two ends", tag("<n>", ANY, ["</n>", "!"]), r"<n>(?:(?!</n>|!)[\s\S])*(?:</n>|!)", ["<n></n>", "<n>a!"], ["<n>a", "<n>a!!", "<n>a!</n>"]),
     ("text without", tag("<n>", {"type": "any_text", "excludes": ["ab", "c"]}, "</n>"), r"<n>(?:(?!</n>|ab|c)[\s\S])*</n>", ["<n>bad</n>"], ["<n>abc</n>", "<n>c</n>"]),
+    ("any text without", {"type": "any_text", "excludes": ["ab", "c"]}, r"(?:(?!ab|c)[\s\S])*", ["", "bad"], ["abd", "c"]),
     ("triggered without", {"type": "triggered_tags", **TAGS, "excludes": ["no"], "at_least_one": True}, rf"(?:(?:(?!no){FREE[3:-2]})*{F_OR_G})+(?:(?!no|<f|<g)[\s\S])*",
         ["a <f>1</f> n", "<g>[1]</g>"], ["no <f>1</f>", "<f>1</f>no", "a"]),
     ("tags in a tag", tag("<calls>", {"type": "triggered_tags", **TAGS}, "</calls>"), rf"<calls>(?:(?:(?!</calls>){FREE[3:-2]})*{F_OR_G})*(?:(?!</calls>|<f|<g)[\s\S])*</calls>",
@@ -73,6 +77,10 @@ CASES: list[tuple[str, dict[str, Any], str, list[str], list[str]]] = [
     ("dispatch", {"type": "dispatch", "rules": [["#", DIGIT], ["@", const("me")]]}, r"(?:[^#@]*(?:#[0-9]|@me))*[^#@]*", ["", "x #1, @me.", "#5"], ["#", "#x", "@you"]),
     ("dispatch once", tag("(", {"type": "dispatch", "rules": [["#", DIGIT]], "loop": False, "excludes": ["y"]}, ")"), r"\((?:[^#)y]*#[0-9])?[^#)y]*\)",
         ["()", "(x#1)"], ["(#1#1)", "(y)", "(#)"]),
+    ("parameters", CALL, A_CALL, ["<f></f>", "<f><parameter=a>\n1\n</parameter>\n<parameter=s>\n</f\n</parameter>\n</f>"],
+        ["<f>1</f>", "<f><parameter=a>\n3\n</parameter>\n</f>", "<f><parameter=a>1</parameter></f>"]),
+    ("parameters in a row", row(const("-"), {**CALL, "content": {"type": "qwen_xml_parameter", "json_schema": CALL["content"]["json_schema"]}}, const("-")), f"-{A_CALL}-",
+        ["-<f></f>-"], ["-<f></f>"]),
     ("nested", {"type": "star", "content": row(either(const("a"), row(const("b"), {"type": "optional", "content": LIST})), const("."))}, rf"(?:(?:a|b(?:{A_LIST})?)\.)*",
         ["", "a.b.", "b[1].a."], ["a", "[1].", "b[1][1]."]),
 ]  # fmt: skip
@@ -147,6 +155,22 @@ def test_a_tag_between_tokens_holds_text_or_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "begin", "end"),
+    [
+        (tag(token(OTHER), {"type": "any_text", "max_tokens": 2}, token(OTHER)), OTHER, [OTHER]),
+        (row(tag("<t>", {"type": "any_text", "max_tokens": 2}, "<|other|>"), const("b")), "<t>", [OTHER, B]),
+        (row(const("<t>"), {"type": "any_text", "max_tokens": 2}), "<t>", []),
+        (row(const("<t>"), {"type": "any_tokens", "max_tokens": 2}), "<t>", []),
+    ],
+)  # fmt: skip
+def test_a_text_has_at_most_so_many_tokens(
+    form: dict[str, Any], begin: Any, end: list[int]
+) -> None:
+    taken = [takes_tokens(form, begin, *([A] * count), *end) for count in range(4)]
+    assert taken == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
     "form",
     [
         {"type": "token_triggered_tags", "trigger_tokens": [OTHER], "tags": [tag(token(OTHER), DIGIT, "!")], "exclude_tokens": [A]},
@@ -175,6 +199,8 @@ def test_a_token_triggers_a_tag(form: dict[str, Any]) -> None:
         (row(token(FACTS.eos_token_ids[0]), LIST), "ends the answer"),
         (row(LIST, {"type": "grammar", "grammar": 'root ::= "a"'}), "EBNF"),
         (row(const("a"), {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}), "uniqueItems"),
+        (tag("<t>", {"type": "any_text", "max_tokens": 5}, "</t>"), "a control token of the model must stand"),
+        (functools.reduce(lambda form, _: {"type": "optional", "content": form}, range(40), DIGIT), "within one another"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_held_for_sure_is_refused(form: dict[str, Any], reason: str) -> None:
@@ -206,6 +232,21 @@ def test_a_schema_in_a_format_may_be_deeper_than_formats() -> None:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
     form = row({"type": "json_schema", "json_schema": schema}, const("!"))
     compile_constraint(constraint_of(form), FACTS, CompileOptions())
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        (row(CALL["content"], const("a")), "elements[0].style"),
+        (tag("<f>", {**CALL["content"], "json_schema": {"type": "array"}}, "</f>"), "content.json_schema"),
+        (tag("<f>", {"type": "any_text", "max_tokens": -1}, "</f>"), "content.max_tokens"),
+        (tag("<f>", {"type": "any_text", "max_tokens": 1, "excludes": ["a"]}, "</f>"), "content.max_tokens"),
+    ],
+)  # fmt: skip
+def test_what_has_no_meaning_is_refused_by_its_place(form: dict[str, Any], place: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        constraint_of(form)
+    assert caught.value.param == f"t.format.{place}"
 
 
 def test_an_id_that_no_token_can_have_is_refused() -> None:

@@ -8,11 +8,16 @@ import jsonschema
 import numpy as np
 import pytest
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained import tool_calls
+from radixrt.constrained.checks.tags import TagTracker
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.constraint import JsonSchema
+from radixrt.constrained.grammar import CheckedTags, Compiled
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.parsers.tool_calls.registry import FORMATS
+from tests.constrained.test_route import takes
 from tests.parsers.test_formats import TOOLS, parsed_calls, with_marks
 
 FORMS = ("qwen3_coder", "pythonic", "functiongemma")
@@ -86,6 +91,84 @@ def random_answer(matcher: Matcher, rng: random.Random) -> str | None:
     return None
 
 
+CHECKED: dict[str, Any] = {
+    "properties": {
+        "t": {"type": "string", "maxLength": 9},
+        "u": {"$ref": "#/$defs/unique"},
+        "n": {"type": ["string", "null"], "maxLength": 3},
+        "o": {
+            "type": "object",
+            "properties": {"m": {"type": "integer", "minimum": 0, "not": {"multipleOf": 7}}},
+            "required": ["m"],
+        },
+    },
+    "required": ["u", "o"],
+    "$defs": {"unique": {"type": "array", "items": {"enum": [1, "</x>", "'"]}, "uniqueItems": True, "maxItems": 3}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("required", [True, False])
+def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, required: bool) -> None:
+    rng, facts, num_found = random.Random(form), with_marks(), 0
+    tools = [tool_calls.Tool.of(name, CHECKED, True, "p") for name in ("f_x", "g")]
+    tools.append(tool_calls.Tool.of("any", {"additionalProperties": {"type": "string"}}, True, "p"))
+    begin = "I look: " if not required and form != "pythonic" else ""
+
+    def compiled(required: bool) -> Compiled:
+        held = tool_calls.calls(tools, FORMATS[form], required=required, most=3)
+        return compile_constraint(held, facts, CompileOptions())
+
+    checks = compiled(required).checks
+    assert isinstance(checks, CheckedTags)
+    answers = compiled(True)
+    for _ in range(60):
+        text = random_answer(load_grammar(answers.grammar, facts), rng)
+        if text is None:
+            continue
+        tracker, text = TagTracker(checks), begin + text
+        found = [span for character in text for span in tracker.push(character)] + tracker.finish()
+        _, calls = parsed_calls(
+            form, [text], {"f_x": CHECKED, "g": CHECKED, "any": {}}, in_pieces=False
+        )
+        wanted = []
+        for name, arguments in calls:
+            values = json.loads(arguments)
+            if name != "any":
+                wanted += [
+                    ("/$defs/unique", values["u"]),
+                    ("/properties/o/properties/m", values["o"]["m"]),
+                ]
+        assert [(s.check.pointer, json.loads(text[s.start : s.end])) for s in found] == wanted, text
+        num_found += len(found)
+    assert num_found >= 20
+    if not required:
+        plain = TagTracker(checks)
+        assert plain.push("no call, [f_x(u=[1, 1])]") + plain.finish() == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_check_that_would_need_more_than_one_json_value_is_refused(form: str) -> None:
+    null = {"functiongemma": ["null"], "pythonic": ["null", "boolean"]}.get(form)
+    schemas: list[tuple[dict[str, Any], str]] = [
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired")
+    ]
+    if null:
+        either = {"type": ["array", *null], "uniqueItems": True, "not": {"const": []}, "items": {}}
+        schemas.append(
+            (
+                {"properties": {"a": {"oneOf": [either, {"type": [*null]}, {"minItems": 3}]}}},
+                "as a whole",
+            )
+        )
+    for schema, reason in schemas:
+        held = tool_calls.calls(
+            [tool_calls.Tool.of("f", schema, True, "p")], FORMATS[form], required=True, most=1
+        )
+        with pytest.raises(RequestError, match=f"In the tool 'f': .*{reason}"):
+            compile_constraint(held, with_marks(), CompileOptions())
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_what_a_constraint_lets_through_satisfies_the_schema_once_it_is_read(form: str) -> None:
     rng, facts, num_read = random.Random(form), with_marks(), 0
@@ -104,3 +187,46 @@ def test_what_a_constraint_lets_through_satisfies_the_schema_once_it_is_read(for
                 jsonschema.validate(json.loads(arguments), {"type": "object"} | schema)
                 num_read += 1
     assert num_read >= 20
+
+
+UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+ONE_CALL = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"a": [1, 1]}}',
+    "mistral": '[TOOL_CALLS]f[ARGS]{"a": [1, 1]}',
+    "mistral_v3": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": [1, 1]}}]',
+    "phi4_mini": 'functools[{"name": "f", "arguments": {"a": [1, 1]}}]',
+    "pythonic": "[f(a=[1, 1])]",
+    "functiongemma": "<start_function_call>call:f{a:[1, 1]}<end_function_call>",
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n[1, 1]\n</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+@pytest.mark.parametrize("kind", ["object", "array", None])
+def test_an_answer_is_one_call_or_json_where_they_can_be_told_apart(
+    form: str, kind: str | None
+) -> None:
+    written, facts, call = FORMATS[form], with_marks(), ONE_CALL[form]
+    of_a = {"type": "object", "properties": {"a": UNIQUE}, "required": ["a"]}
+    schema, text = {"object": (of_a, '{"a": [2, 2]}'), "array": (UNIQUE, "[2, 2]")}.get(
+        kind or "", ({"uniqueItems": True}, "[2, 2]")
+    )
+    content = JsonSchema(schema=json.dumps(schema))
+    cannot = {"llama3_json": ("object", None), "pythonic": ("array", None)}.get(form, ())
+    assert written.is_told_from(content) == (kind not in cannot)
+    if kind in cannot:
+        return
+    tools = [tool_calls.Tool.of(name, of_a, True, "p") for name in ("f", "g")]
+    constraint = tool_calls.one_call_or_json(tools, written, content)
+    checks = compile_constraint(constraint, facts, CompileOptions()).checks
+    assert isinstance(checks, CheckedTags)
+    for good, value in ((call, "[1, 1]"), (text, "[2, 2]")):
+        assert takes(constraint, facts, good)
+        tracker = TagTracker(checks)
+        found = [span for character in good for span in tracker.push(character)] + tracker.finish()
+        assert [good[span.start : span.end] for span in found] == [value]
+        read = parsed_calls(form, [*good], {"f": of_a}, in_pieces=True, calls_alone=True)
+        assert read == (("", [("f", '{"a": [1, 1]}')]) if good == call else (text, []))
+    for bad in ("hi", call + text, call + call, text + call):
+        assert not takes(constraint, facts, bad)

@@ -108,9 +108,11 @@ class Bystanders:
         return {"largest gap": round(max(self.gaps), 3)} | slowest
 
 
-def assert_undisturbed(seen: Bystanders, most_s: float) -> None:
+def assert_undisturbed(seen: Bystanders, most_s: float, most_probe_s: float | None = None) -> None:
+    """The largest gap of a stream and the slowest probe have these bounds; by default the same."""
     assert not seen.problems
-    assert all(value < most_s for value in seen.figures().values()), seen.figures()
+    assert max(seen.gaps) < most_s, seen.figures()
+    assert max(map(max, seen.probes.values())) < (most_probe_s or most_s), seen.figures()
 
 
 def assert_recovers(server: Server, open_files: int) -> None:
@@ -138,7 +140,9 @@ def test_ten_thousand_requests_at_once(flooded: Server) -> None:
     result = json.loads(output)
     print("\n10,000 at once:", result, seen.figures(), f"api +{grown} MiB")
     assert result["unanswered"] == 0 and {*result["statuses"]} == {"200", "503"}
-    assert_undisturbed(seen, max(1.0, max(result["slowest_s"].values()) / 2))
+    slowest_s = max(result["slowest_s"].values())
+    # The system queues connections: a probe's is accepted after those that came before it.
+    assert_undisturbed(seen, max(1.0, slowest_s / 2), most_probe_s=max(1.0, slowest_s))
     assert grown < 512
     assert_recovers(flooded, open_files)
 

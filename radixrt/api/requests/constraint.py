@@ -122,6 +122,10 @@ def _in_order(constraint: Constraint | None, order: str | None, prefix: str) -> 
     return msgspec.structs.replace(constraint, any_order=any_order)
 
 
+def _llama_cpp_grammar(value: str, param: str) -> Constraint | None:
+    return requests.ebnf(value, param) if value else None
+
+
 Reader = Callable[[Any, str], Constraint | None]
 """Makes a constraint of a field's value; None: no constraint. The second argument is the field's name in errors."""
 
@@ -134,6 +138,7 @@ _READERS: dict[str, Reader] = {
     "json_schema": requests.json_schema,
     "regex": requests.regex,
     "ebnf": requests.ebnf,
+    "grammar": _llama_cpp_grammar,
     "structural_tag": structural_tag,
 }
 """The reader of each field."""

@@ -51,6 +51,8 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    grammar: str | None = None
+    """llama.cpp's: EBNF; empty means none."""
     structural_tag: dict[str, Any] | str | None = None
     property_order: str | None = None
     """Of the objects of a JSON schema: "any", or "schema", the default."""
@@ -226,7 +228,7 @@ UNSUPPORTED = (
     "truncate_prompt_tokens", "thinking_token_budget", "thinking_budget", "documents",
     "chat_template", "lora_path", "image_data", "video_data", "audio_data", "audio", "modalities",
     "input_embeds", "prompt_embeds", "session_params", "extra_key", "custom_logit_processor",
-    "logits_processors", "return_hidden_states", "token_ids_logprob",
+    "logits_processors", "return_hidden_states", "token_ids_logprob", "grammar_lazy",
 )  # fmt: skip
 """Fields that would change the answer, so that ignoring them would be wrong."""
 

@@ -97,7 +97,7 @@ def _call_or(
     tools: Iterable[Tool], written: CallSyntax, other: Constraint, parallel: bool | None
 ) -> Constraint:
     """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
-    if not isinstance(other, JsonSchema | AnyJson) or not written.is_told_from_json:
+    if not isinstance(other, JsonSchema | AnyJson) or not written.is_told_from(other):
         raise RequestError(
             'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '
             'call. Set tool_choice to "none" for an answer that satisfies the constraint, or to "required" for one '

@@ -13,7 +13,7 @@ import msgspec
 
 from radixrt.constrained.constraint import Parameters
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import Unenforced
+from radixrt.constrained.grammar import SpanCheck, Unenforced
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.json_schema.walk import pointer_of
 from radixrt.constrained.parameters import (
@@ -36,11 +36,14 @@ class ParameterRules:
         literal: writes a fixed text as terminals.
         is_control: tells whether a fixed text has a control token in it.
         options: of llguidance's converter of JSON schemas.
+        allow_checks: the values of parameters can be found in an answer.
 
     Attributes:
         lines: the rules.
         named: grammars to which the rules refer by name.
-        unenforced: the keywords that they leave out; only where the schema is not strict.
+        checks: of values that are JSON, in paths from the arguments as one object.
+        checked: the keywords that they enforce.
+        unenforced: the keywords that are left out; only where the schema is not strict.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class ParameterRules:
         literal: Callable[[str], str],
         is_control: Callable[[str], bool],
         options: dict[str, Any],
+        allow_checks: bool,
     ) -> None:
         self._style = STYLES[content.style]
         self._is_strict = content.schema.strict
@@ -57,8 +61,11 @@ class ParameterRules:
         self._literal = literal
         self._is_control = is_control
         self._options = options
+        self._allow_checks = allow_checks and self._is_strict
         self.lines: list[str] = []
         self.named: list[dict[str, Any]] = []
+        self.checks: list[SpanCheck] = []
+        self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
         schema = json.loads(content.schema.schema)
         for word in keywords_on_the_whole(schema):
@@ -105,6 +112,11 @@ class ParameterRules:
         name, style = f"{self._prefix}_{index}", self._style
         closing = self._literal(style.closing)
         schema, words = _without_words(self._planned(parameter), style.words)
+        if words and any(check.path == (parameter.name,) for check in self.checks):
+            raise CannotCompile(
+                f"The parameter {parameter.name!r} can't be checked as a whole, since it may be {' or '.join(words)}; check a part of "
+                "it, or set strict to false."
+            )
         ways = [f"{self._literal(word)} {closing}" for word in words]
         if schema is None:
             return f"({' | '.join(ways)})"
@@ -141,13 +153,24 @@ class ParameterRules:
                 json.dumps(parameter.schema),
                 strict=self._is_strict,
                 backend="llguidance",
-                allow_checks=False,
+                allow_checks=self._allow_checks
+                and parameter.form is Form.JSON
+                and bool(parameter.name),
             )
         except CannotEnforce as error:
             raise CannotCompile(f"In the parameter {parameter.name!r}: {error}") from error
-        where = pointer_of(("properties", parameter.name))
-        self.unenforced += [
-            msgspec.structs.replace(each, pointer=where + each.pointer) for each in plan.unenforced
+
+        def placed(pointer: str) -> str:
+            if pointer.startswith(("/$defs/", "/definitions/")):
+                return pointer  # these are the whole schema's
+            return pointer_of(("properties", parameter.name)) + pointer
+
+        replace = msgspec.structs.replace
+        for kept, found in ((self.unenforced, plan.unenforced), (self.checked, plan.checked)):
+            kept += [replace(each, pointer=placed(each.pointer)) for each in found]
+        self.checks += [
+            replace(one, path=(parameter.name, *one.path), pointer=placed(one.pointer))
+            for one in plan.checks
         ]
         if isinstance(plan.schema, dict):
             return plan.schema

@@ -6,18 +6,14 @@ drops keywords. Here the schema of a tag is enforced as exactly as a schema of t
 
 import dataclasses
 import itertools
-import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import msgspec
 
 from radixrt.base.config import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
+from radixrt.constrained.backends.checked_tags import checked_tags, finds_content
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
-from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.backends.lark_text import (
     TERMINALS,
     LarkText,
@@ -45,17 +41,20 @@ from radixrt.constrained.constraint import (
     Tokens,
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, Compiled, Unenforced
-from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
+from radixrt.constrained.grammar import (
+    Checks,
+    Compiled,
+    Grammar,
+    SpanCheck,
+    Unenforced,
+)
+from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.structural_tags import is_endless
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.constrained.tool_calls import begins_json, first_characters
 
 MAX_TAGS = 4096
-_JSON_BEGINS = tuple('{["-0123456789tfn \t\r\n')
-
-_JSON_STARTS = {"object": r"/\{/", "array": r"/\[/", "string": '/"/'}
-"""First characters of the values of a type."""
 
 
 def compile_structural_tag(
@@ -70,11 +69,22 @@ def compile_structural_tag(
     """
     text = _TagGrammar(constraint, facts, whitespace)
     return Compiled(
-        grammar=llguidance.compile_grammars(text.grammars(), facts),
+        grammar=_compiled(text.grammars(), facts),
         checks=text.checks(),
-        checked=tuple(text.checked),
-        unenforced=tuple(text.unenforced),
+        checked=tuple(dict.fromkeys(text.checked)),
+        unenforced=tuple(dict.fromkeys(text.unenforced)),
     )
+
+
+def _compiled(grammars: list[dict[str, Any]], facts: TokenizerFacts) -> Grammar:
+    try:
+        return llguidance.compile_grammars(grammars, facts)
+    except CannotCompile as error:
+        if "too deeply nested" not in str(error):
+            raise
+        raise CannotCompile(
+            "It has too many of optional, star, plus, repeat, or and sequence within one another; at most some 28 are taken."
+        ) from error
 
 
 def check_triggers(constraint: StructuralTag) -> None:
@@ -112,8 +122,11 @@ def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
     """Whether the tag is JSON with an empty ``begin``, and every other tag begins as no JSON does."""
     if tag.begin or constraint.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
         return False
+    openings = [opening for opening, _ in constraint.lists] or [""]
     others = [one.begin for one in constraint.tags if one is not tag]
-    return all(begin and not begin.startswith(_JSON_BEGINS) for begin in others)
+    return not any(
+        begins_json(opening + begin, tag.content) for opening in openings for begin in others
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,53 +151,17 @@ class _TagGrammar:
         self._whitespace = whitespace
         self._text = LarkText(facts.special_names)
         self._named: list[dict[str, Any]] = []
-        self._plans: dict[int, JsonPlan] = {}
+        self._checks: dict[int, tuple[SpanCheck, ...]] = {}
         """By the position of the tag in the constraint."""
         self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
 
     def checks(self) -> Checks:
         """Of the contents, after :meth:`grammars`."""
-        if not any(plan.checks for plan in self._plans.values()):
+        if not any(self._checks.values()):
             return ()
-        constraint = self._constraint
-        assert isinstance(constraint, StructuralTag)
-        tags = [
-            CheckedTag(
-                begin=tag.begin,
-                end=tag.end,
-                is_json=isinstance(tag.content, JsonSchema | AnyJson),
-                checks=tuple(
-                    msgspec.structs.replace(check, tag=tag.begin)
-                    for plan in [self._plans.get(index)]
-                    if plan
-                    for check in plan.checks
-                ),
-            )
-            for index, tag in enumerate(constraint.tags)
-        ]
-        return CheckedTags(
-            tags=tuple(tags),
-            triggers=constraint.triggers,
-            free_text=constraint.free_text,
-            separator=constraint.separator,
-            lists=constraint.lists,
-        )
-
-    def _finds_content(self, tag: Tag) -> bool:
-        """Whether the contents of the tag can be told from the text around them, so that they can be checked."""
-        if not isinstance(self._constraint, StructuralTag):
-            return False
-        tags, separator = self._constraint.tags, self._constraint.separator
-        return (
-            not self._constraint.not_text
-            and all(separator and separator[0] not in end for _, end in self._constraint.lists)
-            and any(tag is each for each in tags)
-            and all(isinstance(each.content, JsonSchema | AnyJson | AnyText) for each in tags)
-            and not any(each.other_ends for each in tags)
-            and len({each.begin for each in tags}) == len(tags)
-            and not re.match(r"[-+.\w]", tag.end)
-        )
+        assert isinstance(self._constraint, StructuralTag)
+        return checked_tags(self._constraint, self._checks)
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._series([self._constraint])
@@ -214,7 +191,7 @@ class _TagGrammar:
             run = []
             following = items[index + 1] if index + 1 < len(items) else None
             if isinstance(item, AnyText) and isinstance(following, Tokens):
-                out.append(f"{self._text.without(item.excludes)}?")
+                out.append(self._text_up_to(item, following))
             elif is_endless(item):
                 out.append(self._endless(item, ends))
             else:
@@ -228,7 +205,8 @@ class _TagGrammar:
             return [item for each in part.elements for item in self._flat(each)]
         if part is not self._constraint and isinstance(part, StructuralTag) and _is_one_tag(part):
             (tag,) = part.tags
-            assert not isinstance(tag.content, Parameters)  # only tools have them
+            if isinstance(tag.content, Parameters):
+                return [part]
             begin = [Choice(options=(tag.begin,))] if tag.begin else []
             if is_endless(tag.content):
                 return [*begin, _Held(tag.content, (tag.end, *tag.other_ends))]
@@ -296,11 +274,9 @@ class _TagGrammar:
         self._text.lines.append(f"{name}: {text}")
         if following is None or isinstance(following, Tokens):
             return name
-        kind = json.loads(following.schema) if isinstance(following, JsonSchema) else {}
-        kind = kind.get("type") if isinstance(kind, dict) else None
-        start = _JSON_STARTS.get(kind, "SOME") if isinstance(kind, str) else "SOME"
-        if isinstance(following, Choice):  # with a control token in it
-            start = "SOME"
+        start = "SOME"
+        if isinstance(following, JsonSchema | AnyJson):
+            start = "(" + " | ".join(map(quoted, first_characters(following))) + ")"
         longer = f"start: X\nX: T & (T {start} ANY)\nT: {text}\n{TERMINALS}"
         try:
             llguidance.compile_lark(longer, self._facts)
@@ -343,8 +319,28 @@ class _TagGrammar:
                 return "(" + " | ".join(self._endless(one, ends) for one in part.elements) + ")"
         return self._series([part], ends)
 
+    def _text_up_to(self, part: AnyText, end: Tokens | None) -> str:
+        """Text up to a token, or to the end of the answer."""
+        if part.max_tokens is None:
+            return f"{self._text.without(part.excludes)}?"
+        if end is not None and end.excluded:
+            raise CannotCompile("After a text with max_tokens one of some tokens must follow.")
+        ids = {*self._facts.special_names.values(), *self._facts.eos_token_ids}
+        ids |= set() if end is None else set(map(self._token_id, end.tokens))
+        free = f"<[^{','.join(map(str, sorted(ids)))}]>"
+        return repeated(free, 0, part.max_tokens)
+
     def _any_text(self, part: AnyText, ends: tuple[str, ...]) -> str:
         """Text up to the first occurrence of an end."""
+        if part.max_tokens is not None and any(ends):
+            if len(ends) > 1 or ends[0] not in self._facts.special_names:
+                raise CannotCompile(
+                    "Where a text with max_tokens ends, the answer must end, or a control token of the model must stand, such as "
+                    "</think>: other texts may lie within tokens."
+                )
+            return f"{self._text_up_to(part, None)} {self._text.literal(ends[0])}"
+        if part.max_tokens is not None:
+            return self._text_up_to(part, None)
         if not any(ends):
             if self._constraint is part or not ends:
                 return f"{self._text.without(part.excludes)}?"
@@ -359,6 +355,7 @@ class _TagGrammar:
         rules = [
             self._tag(part, f"{number}_{index}", index, tag, ends)
             for index, tag in enumerate(part.tags)
+            if tag.begin or not part.lists
         ]
         self._text.lines.append(f"tag_{number}: " + " | ".join(rules))
         if part.lists:
@@ -379,7 +376,7 @@ class _TagGrammar:
         return repeated(f"({separator} tag_{number})", max(part.min_tags - 1, 0), more)
 
     def _lists(self, part: StructuralTag, number: int) -> str:
-        """All tags in one list, or free text."""
+        """All tags in one list, or free text, or the content of a tag without a beginning."""
         openings = tuple(opening for opening, _ in part.lists)
         rest, ways = self._more_tags(part, number), []
         for index, (opening, closing) in enumerate(part.lists):
@@ -393,6 +390,7 @@ class _TagGrammar:
                 lead = f"HEAD_{number}_{index}"
                 self._text.lines.append(f"{lead}: (ANY {quoted(opening)}) & ~(ANY {stop} SOME)")
             ways.append(f"{lead} ({first}) {rest} {self._text.literal(closing)}")
+        ways += [self._content(part, at, tag) for at, tag in enumerate(part.tags) if not tag.begin]
         if part.min_tags == 0:
             ways.append('""')
             if part.not_text:
@@ -406,6 +404,8 @@ class _TagGrammar:
     ) -> Iterator[str]:
         """The rules of the first tag of a list, with the opening."""
         for index, tag in enumerate(part.tags):
+            if not tag.begin:
+                continue
             name = f"first_{number}_{list_index}_{index}"
             self._text.lines.append(
                 f"{name}: {self._text.literal(opening + tag.begin)} inner_{number}_{index}"
@@ -447,15 +447,7 @@ class _TagGrammar:
                 end = " | ".join(map(self._text.literal, ends))
                 return f"{grammar} ({end})" if len(ends) > 1 else f"{grammar} {end}"
             case Parameters():
-                options = llguidance.json_schema_options(self._whitespace)
-                prefix = f"p{self._text.number()}"
-                rules = ParameterRules(
-                    tag.content, prefix, self._text.literal, self._text.names_control_token, options
-                )
-                self._text.lines += rules.lines
-                self._named += rules.named
-                self.unenforced += rules.unenforced
-                return f"{rules.start} {self._text.literal(tag.end)}"
+                return f"{self._parameters(part, index, tag, tag.content)} {self._text.literal(tag.end)}"
             case Regex() | Choice():
                 text = self._regular(tag.content)
                 if text is not None and len(ends) == 1:
@@ -463,6 +455,28 @@ class _TagGrammar:
         if is_endless(tag.content):
             return self._endless(tag.content, ends)
         return self._series([tag.content], ends if any(ends) else (), True)
+
+    def _parameters(self, part: StructuralTag, index: int, tag: Tag, content: Parameters) -> str:
+        """Define the rules of a call's parameters; returns the name of the first."""
+        is_found = part is self._constraint and finds_content(part, tag)
+        try:
+            rules = ParameterRules(
+                content,
+                f"p{self._text.number()}",
+                self._text.literal,
+                self._text.names_control_token,
+                llguidance.json_schema_options(self._whitespace),
+                allow_checks=is_found,
+            )
+        except CannotCompile as error:
+            raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
+        self._text.lines += rules.lines
+        self._named += rules.named
+        if is_found:
+            self._checks[index] = tuple(rules.checks)
+        self.checked += rules.checked
+        self.unenforced += rules.unenforced
+        return rules.start
 
     def _grammar(
         self, content: JsonSchema | AnyJson | Lark, place: int | None, tag: Tag | None = None
@@ -474,9 +488,12 @@ class _TagGrammar:
         """
         name = f"content_{self._text.number()}"
         if isinstance(content, Lark):
-            check_lark(content.grammar)
             text = content.grammar
-            text = lark_in_json_string(text) if content.in_json_string else text
+            try:
+                llguidance.compile_lark(text, self._facts)  # alone, for an error with its own lines
+                text = lark_in_json_string(text) if content.in_json_string else text
+            except CannotCompile as error:
+                raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
             self._named.append({"name": name, "lark_grammar": text})
             return f"@{name}"
         schema = self._schema(content, place, tag)
@@ -499,13 +516,12 @@ class _TagGrammar:
                     allow_checks=content.strict
                     and place is not None
                     and tag is not None
-                    and self._finds_content(tag),
+                    and finds_content(self._constraint, tag),
                 )
             except CannotEnforce as error:
-                where = f"the tag {tag.begin!r}" if tag else "a schema of the structural tag"
-                raise CannotCompile(f"In {where}: {error}") from error
+                raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
             if place is not None:
-                self._plans[place] = plan
+                self._checks[place] = plan.checks
             self.checked += plan.checked
             self.unenforced += plan.unenforced
             schema = plan.schema
@@ -514,6 +530,13 @@ class _TagGrammar:
         if not isinstance(schema, dict):
             schema = {} if schema is True else {"enum": []}
         return {**schema, "x-guidance": llguidance.json_schema_options(self._whitespace)}
+
+
+def _place_of(tag: Tag | None) -> str:
+    """The place of a content, for errors."""
+    if tag is None:
+        return "a part of the structural tag"
+    return f"the tool {tag.tool!r}" if tag.tool else f"the tag {tag.begin!r}"
 
 
 def _is_one_tag(part: StructuralTag) -> bool:

@@ -101,6 +101,7 @@ class SpanTracker:
                 place = place.step(step)
             place.checks.append(check)
         self._completed: list[CompletedSpan] = []
+        self._root = root
         self.reset(Mark(_VALUE, 0, None, root, 0, None, False))
 
     @property
@@ -139,6 +140,11 @@ class SpanTracker:
             self._pieces,
             self._is_escaped,
         ) = mark
+
+    def begin(self, name: str, offset: int) -> None:
+        """Forget all text; the value of a property of the whole comes next, without its object."""
+        place = self._root.names.get(name, self._root.other)
+        self.reset(Mark(_VALUE, offset, None, place, 0, None, False))
 
     @property
     def is_done(self) -> bool:

@@ -4,13 +4,14 @@ Where free text is allowed, it has no trigger in it, so the first trigger begins
 any other text at the first occurrence of the tag's end. A constraint in which that is not certain has no checks.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from radixrt.constrained.checks import spans
+from radixrt.constrained.checks.parameters import ParameterTracker
 from radixrt.constrained.checks.spans import CompletedSpan, SpanTracker
 from radixrt.constrained.grammar import CheckedTags
 
 _OUTSIDE, _CONTENT, _END = "the beginning of a tag", "the content of a tag", "the end of a tag"
+_PLAIN = "free text to the end of the answer"
 
 
 class Mark(NamedTuple):
@@ -26,7 +27,8 @@ class Mark(NamedTuple):
     left: int
     """Characters of its end that are still to come."""
     num_tags: int
-    content: spans.Mark | None
+    content: Any
+    """Of the content's tracker."""
 
 
 class TagTracker:
@@ -38,7 +40,13 @@ class TagTracker:
         openings = tuple(opening for opening, _ in tags.lists)
         self._marks = openings or (tags.triggers if tags.free_text else ())
         """The first of them in a text begins a tag, or the list of all tags."""
-        self._contents = [SpanTracker(tag.checks) for tag in tags.tags]
+        self._must_begin_list = tags.begins_answer or bool(tags.lists and not tags.free_text)
+        self._contents: list[Any] = [
+            ParameterTracker(tag.parameters, tag.checks)
+            if tag.parameters
+            else SpanTracker(tag.checks)
+            for tag in tags.tags
+        ]
         self._fresh = [content.mark() for content in self._contents]
         self.reset(Mark(_OUTSIDE, 0, "", 0, 0, 0, None))
 
@@ -91,6 +99,8 @@ class TagTracker:
             before = len(text)
             if self._state is _OUTSIDE:
                 text = self._outside(text)
+            elif self._state is _PLAIN:
+                text = ""
             elif self._state is _END:
                 taken = min(self._left, len(text))
                 self._left -= taken
@@ -126,6 +136,10 @@ class TagTracker:
     def _outside(self, text: str) -> str:
         """Take text up to the beginning of a content, or all of it; returns the rest."""
         known = self._undecided + text
+        if self._must_begin_list and not self._num_tags:
+            rest = self._without_list(known)
+            if rest is not None:
+                return rest
         start = self._start_of_tag(known)
         if start is None:
             keep = max(map(len, self._marks), default=1) - 1
@@ -141,6 +155,21 @@ class TagTracker:
         if not self._may_begin(rest):
             raise ValueError(f"{rest[:20]!r} where {self._state} is due")
         self._undecided = known
+        return ""
+
+    def _without_list(self, known: str) -> str | None:
+        """Take the beginning of an answer that is no list, or may become one; returns the rest. None: it is a list."""
+        tags = self._tags.tags
+        firsts = [opening + tag.begin for opening in self._marks for tag in tags if tag.begin]
+        if any(map(known.startswith, firsts)):
+            return None
+        if any(first.startswith(known) for first in firsts):
+            self._undecided = known
+            return ""
+        for index, tag in enumerate(tags):
+            if not tag.begin:
+                return self._open(index, known, 0)
+        self._state, self._undecided = _PLAIN, ""
         return ""
 
     def _start_of_tag(self, known: str) -> int | None:

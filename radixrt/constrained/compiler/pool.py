@@ -39,6 +39,8 @@ class _Waiting:
         self.left_s = left_s
         """Seconds that it may still run, on this helper or on others after its death."""
         self.reply: asyncio.Future[jobs.Reply] = asyncio.get_running_loop().create_future()
+        self.advice = ""
+        """What to change in its constraint, if it went over a limit or killed its helper."""
 
 
 class CompilePool:
@@ -182,16 +184,19 @@ class CompilePool:
             self._quick.append(waiting)
             self._work.notify()
         try:
-            return await waiting.reply
-        except TimeoutError as error:
-            reason, advice = f"{what} more than {self.config.time_limit_s:g} seconds", str(error)
+            reply = await waiting.reply
+        except TimeoutError:
+            reason = f"{what} more than {self.config.time_limit_s:g} seconds"
         except HelperDied as error:
             # They may have died of something else.
             if deaths < self.config.num_helpers and waiting.left_s > 0:
                 return await self._do(job, what, deaths=deaths + 1, left_s=waiting.left_s)
             reason = f"A helper process did not survive it ({error})"
-            advice = "simplify the schema, pattern or grammar"
-        raise RequestError(f"{reason}; {advice}.", param="structured", code="grammar")
+        else:
+            if not isinstance(reply, jobs.OutOfMemory):
+                return reply
+            reason = f"{what} more memory than it may"
+        raise RequestError(f"{reason}; {waiting.advice}.", param="structured", code="grammar")
 
     async def _next(self, for_quick_ones: bool) -> _Waiting:
         """The next job: a slow one first, where they are taken, since quick ones have a helper of their own."""
@@ -291,7 +296,8 @@ class CompilePool:
                 await helper.kill()
                 return False
             if not waiting.reply.done():
-                error = running.exception() if running.done() else TimeoutError(helper.advice())
+                error = running.exception() if running.done() else TimeoutError()
+                waiting.advice = helper.advice()
                 if isinstance(error, HelperDied):
                     waiting.left_s -= time.monotonic() - begin
                 if error is None:
@@ -331,12 +337,6 @@ def _error_of(reply: jobs.Reply) -> RequestError:
         case jobs.Refused():
             return RequestError(
                 reply.message, status=reply.status, param=reply.param, code=reply.code
-            )
-        case jobs.OutOfMemory():
-            return RequestError(
-                "The constraint takes more memory than it may; simplify it.",
-                param="structured",
-                code="grammar",
             )
         case _:
             reason = getattr(reply, "reason", "")

@@ -76,9 +76,9 @@ def compile_constraint(
 
 def refusal(constraint: Constraint, reason: str) -> RequestError:
     """The error for a constraint that can't be kept."""
-    return RequestError(
-        f"{_WHAT[type(constraint)]} can't be enforced: {reason}", param="structured", code="grammar"
-    )
+    is_of_tools = isinstance(constraint, StructuralTag) and any(tag.tool for tag in constraint.tags)
+    what = "A tool call" if is_of_tools else _WHAT[type(constraint)]
+    return RequestError(f"{what} can't be enforced: {reason}", param="structured", code="grammar")
 
 
 def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOptions) -> Compiled:

@@ -17,8 +17,6 @@ ToolSchemas = Mapping[str, Any]
 class ToolCallFormat(CallSyntax):
     """A way in which models write tool calls: the syntax for constraints, a rule that recognises it, and a reader."""
 
-    openings: tuple[str, ...]
-    """Each begins a call, or a list of calls."""
     closings: tuple[str, ...] = ()
     """They end calls. One that stands alone is dropped from the content."""
     other_marks: tuple[str, ...] = ()

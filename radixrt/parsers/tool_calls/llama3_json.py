@@ -11,7 +11,6 @@ class Llama3Json(JsonCalls):
     triggers = ('{"name": ',)
     separator = "; "
     arguments_key = "parameters"
-    is_told_from_json = False
 
     def recognises(self, marks: ModelMarks) -> bool:
         return marks.in_template("<|start_header_id|>", '"parameters": ')

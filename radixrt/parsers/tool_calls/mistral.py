@@ -15,7 +15,6 @@ class Mistral(ToolCallFormat):
     other_marks = ("[ARGS]", "[CALL_ID]")
     triggers = ("[TOOL_CALLS]",)
     separator = ""
-    is_told_from_json = False
     names = re.compile(r"[^\s{}\[\]]+")
 
     def recognises(self, marks: ModelMarks) -> bool:
@@ -45,7 +44,6 @@ class MistralV3(JsonCalls):
     openings = ("[TOOL_CALLS]",)
     separator = ", "
     lists = (("[TOOL_CALLS] [", "]"), ("[TOOL_CALLS][", "]"))
-    is_told_from_json = False
 
     def recognises(self, marks: ModelMarks) -> bool:
         return marks.in_template("[TOOL_CALLS]") and not marks.in_template("[ARGS]")

@@ -11,7 +11,6 @@ class Phi4Mini(JsonCalls):
     closings = ("<|/tool_call|>",)
     separator = ", "
     lists = (("<|tool_call|>[", "]<|/tool_call|>"), ("functools[", "]"))
-    is_told_from_json = False
 
     def recognises(self, marks: ModelMarks) -> bool:
         named = any(map(marks.in_template, ("functools", "<|tool_call|>")))

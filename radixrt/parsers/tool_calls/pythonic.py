@@ -18,7 +18,6 @@ class Pythonic(ToolCallFormat):
     separator = ", "
     lists = (("[", "]"),)
     not_text = r"""[ \t\r\n]*\[[^\[\](){},'"= \t\r\n]+\("""
-    is_told_from_json = False
     names = re.compile(r"[^\s\[\](){},'\"=]+")
 
     def recognises(self, marks: ModelMarks) -> bool:

@@ -32,12 +32,15 @@ class Explainer:
         records: the remembered prompts; the caller adds them.
     """
 
-    def __init__(self, vocabulary: Vocabulary, page_size: int, shows_texts: bool = True) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, page_size: int, most_bytes: int, shows_texts: bool = True
+    ) -> None:
         """
         Args:
+            most_bytes: memory of the remembered prompts.
             shows_texts: False: to nobody.
         """
-        self.records = PromptRecords()
+        self.records = PromptRecords(most_bytes)
         self._vocabulary = vocabulary
         self._page_size = page_size
         self._shows_texts = shows_texts

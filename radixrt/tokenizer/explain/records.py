@@ -17,13 +17,15 @@ from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt.kept_turns import AnswerParts, called_functions
 from radixrt.tokenizer.prompt.segments import Segment
 
-MOST_TOKENS = 1 << 22
-"""Of all remembered prompts, of four bytes each."""
+MOST_BYTES = 1 << 24
+"""Memory of all remembered prompts of a server."""
 
-MOST_RECORDS = 4096
-
-_MESSAGE_COST = 64
-"""Memory of a message and its segments, in token ids."""
+_RECORD_BYTES = 1100
+"""Memory of a prompt without tokens, and of its places in the tables (measured: 660 to 1,100)."""
+_MESSAGE_BYTES = 480
+"""Memory of a message and its segments (measured: 470)."""
+_ANSWER_BYTES = 100
+"""Memory of a sequence's id and of an answer's fingerprint."""
 
 MOST_DECODED = 8192
 """Tokens of a segment that are decoded to find a place in it; some milliseconds."""
@@ -114,9 +116,11 @@ class PromptRecord:
         return num_ids(self.token_ids)
 
     @property
-    def cost(self) -> int:
-        """Memory, in token ids."""
-        return self.num_tokens + _MESSAGE_COST * (len(self.layout.spans) if self.layout else 1)
+    def num_bytes(self) -> int:
+        """Memory, estimated."""
+        messages = len(self.layout.spans) if self.layout else 0
+        parts = _MESSAGE_BYTES * messages + _ANSWER_BYTES * len(self.seq_ids)
+        return _RECORD_BYTES + len(self.token_ids) + parts
 
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids of a part of the prompt."""
@@ -132,15 +136,14 @@ class PromptRecord:
 
 
 class PromptRecords:
-    """The last prompts, by request and by sequence. The oldest are dropped beyond a number of tokens and of records."""
+    """The last prompts, by request and by sequence. The oldest are dropped beyond a number of bytes."""
 
-    def __init__(self, most_tokens: int = MOST_TOKENS, most_records: int = MOST_RECORDS) -> None:
-        self._most_tokens = most_tokens
-        self._most_records = most_records
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._records: OrderedDict[tuple[str, str], PromptRecord] = OrderedDict()
         """By tenant and request id."""
         self._by_seq_id: dict[int, PromptRecord] = {}
-        self._num_tokens = 0
+        self._num_bytes = 0
 
     def add(self, record: PromptRecord) -> None:
         """Remember a record, in place of an earlier one of its request id."""
@@ -149,12 +152,12 @@ class PromptRecords:
             self._forget(earlier)
         self._records[key] = record
         self._by_seq_id.update(dict.fromkeys(record.seq_ids, record))
-        self._num_tokens += record.cost
-        while self._num_tokens > self._most_tokens or len(self._records) > self._most_records:
+        self._num_bytes += record.num_bytes
+        while self._num_bytes > self._most_bytes:
             self._forget(self._records.popitem(last=False)[1])
 
     def _forget(self, record: PromptRecord) -> None:
-        self._num_tokens -= record.cost
+        self._num_bytes -= record.num_bytes
         for seq_id in record.seq_ids:
             del self._by_seq_id[seq_id]
 
