@@ -12,16 +12,18 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences received since the start; those that the router has sent later are not in the other fields."""
     queued_s: float = 0.0
     """Seconds until the prompts that wait, and those in steps in flight, are computed."""
+    slowdown: float = 1.0
+    """Time of a prompt beside the decoding sequences over its time alone."""
     seconds_per_token: float = 0.0
     """Fitted to the last steps: the cost of a prompt token. 0: not known yet."""
     seconds_per_pair: float = 0.0
     """Of a pair of a prompt token and a token before it."""
     running: int = 0
     waiting: int = 0
-    decode_tokens: int = 0
-    """Context of the sequences that decode."""
-    owned_tokens: int = 0
-    """Of the pool, those that running sequences hold or have locked."""
+    context_tokens: int = 0
+    """Of all running sequences; what several share counts for each."""
+    held_tokens: int = 0
+    """Of the pool, those that running sequences and leases hold."""
     pool_tokens: int = 1
 
 

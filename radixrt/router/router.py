@@ -1,14 +1,14 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * held
+    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * decode
 
 *wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
 prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
 ``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
 because a prompt that is computed delays the prompts after it and evicts others. A tier below the pool would make the
-prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last minute in which the replica had prompts to
-compute: its next prompts will wait, too, and a session stays where its first prompt went. *held* is the share of the pool that
-running sequences hold.
+prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
+compute: its next prompts will wait, too, and a session stays where its first prompt went. *decode* is the context of the running
+sequences as a share of the pool: they compute beside the prompts, and their pages are not free.
 
 The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
 so prompts that arrive together share a prefix or spread as the cost says.
@@ -30,17 +30,17 @@ from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
-WEIGHT = 4.0
+WEIGHT = 2.0
 """Of the seconds of prefill, against seconds of wait."""
 
-BUSY_PRICE_S = 5.0
+BUSY_PRICE_S = 1.0
 """Cost of a replica that always computes prompts, against one that computes none."""
 
-BUSY_OVER_S = 60.0
+BUSY_OVER_S = 10.0
 """Time constant of the mean of *busy*."""
 
-KV_PRICE_S = 1.0
-"""Cost of a pool that is full of running sequences, against one that is free."""
+KV_PRICE_S = 3.0
+"""Cost of running sequences with as much context as the pool has, against none."""
 
 EXPECTED_S = 5.0
 """Longest time for which the blocks of a prompt count as cached though no event has told so; at least half of it."""
@@ -80,6 +80,7 @@ class _Pending(NamedTuple):
     number: int
     """Of its first sequence."""
     prefill_s: float
+    num_tokens: int
     forget_at: float
 
 
@@ -95,6 +96,7 @@ class _Replica:
     pending: deque["_Pending"] = field(default_factory=deque)
     """Prompts that are not in its load yet."""
     pending_s: float = 0.0
+    pending_tokens: int = 0
     sent_s: float = 0.0
     """Seconds of all prompts that were sent to it, less for older ones, at ``sent_at``."""
     sent_at: float = 0.0
@@ -110,7 +112,7 @@ class _Replica:
         return bisect_left(hashes, True, key=lambda block: not self.has(block))
 
     def busy(self, now: float) -> float:
-        """Seconds of prefill in a second, over the last minute."""
+        """Seconds of prefill in a second, over the last seconds."""
         return self.sent_s * exp((self.sent_at - now) / BUSY_OVER_S) / BUSY_OVER_S
 
     def count_sent(self, prefill_s: float, now: float) -> None:
@@ -159,7 +161,9 @@ class Router:
             known.pending[0].number <= load.received
             or known.pending[0].forget_at < known.reported_at
         ):
-            known.pending_s -= known.pending.popleft().prefill_s
+            reported = known.pending.popleft()
+            known.pending_s -= reported.prefill_s
+            known.pending_tokens -= reported.num_tokens
         if not known.pending:
             known.pending_s = 0.0  # without rounding errors
 
@@ -206,8 +210,9 @@ class Router:
         now = self._clock()
         replica.count_sent(chosen.prefill_s, now)
         forget_at = now + EXPECTED_S
-        replica.pending.append(_Pending(number, chosen.prefill_s, forget_at))
+        replica.pending.append(_Pending(number, chosen.prefill_s, prompt.num_tokens, forget_at))
         replica.pending_s += chosen.prefill_s
+        replica.pending_tokens += prompt.num_tokens
         replica.young.update(prompt.hashes)
 
     def owner(self, prompt: RoutedPrompt) -> int:
@@ -221,12 +226,12 @@ class Router:
         cached = min(cached, tokens - 1)  # the last token is always computed
         by_token = load.seconds_per_token or SECONDS_PER_TOKEN
         pairs = (tokens + cached) * (tokens - cached) / 2
-        prefill_s = by_token * (tokens - cached) + load.seconds_per_pair * pairs
+        prefill_s = load.slowdown * (by_token * (tokens - cached) + load.seconds_per_pair * pairs)
         cost_s = (
             replica.wait_s(now)
             + WEIGHT * prefill_s
             + BUSY_PRICE_S * replica.busy(now)
-            + KV_PRICE_S * load.owned_tokens / load.pool_tokens
+            + KV_PRICE_S * (load.context_tokens + replica.pending_tokens) / load.pool_tokens
         )
         return Candidate(number, cached, prefill_s, cost_s)
 

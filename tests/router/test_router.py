@@ -17,6 +17,9 @@ RATE = 1e-3
 """Seconds per token."""
 
 
+POOL_TOKENS = 100_000
+
+
 class Clock:
     now = 100.0
 
@@ -37,14 +40,14 @@ class Fleet:
             self.report(replica)
 
     def report(
-        self, replica: int, queued_s: float = 0.0, received: int = 0, owned: int = 0
+        self, replica: int, queued_s: float = 0.0, received: int = 0, context: int = 0
     ) -> None:
         load = ReplicaLoad(
             received=received,
             queued_s=queued_s,
             seconds_per_token=RATE,
-            owned_tokens=owned,
-            pool_tokens=1000,
+            context_tokens=context,
+            pool_tokens=POOL_TOKENS,
         )
         self.router.report(replica, load)
 
@@ -133,7 +136,7 @@ def test_a_wait_passes_with_the_time() -> None:
 
 def test_running_sequences_have_a_price() -> None:
     fleet = Fleet(2)
-    fleet.report(0, owned=900)
+    fleet.report(0, context=POOL_TOKENS // 2)
     assert fleet.choose(tokens(41)) == 1
 
 
@@ -188,7 +191,7 @@ def test_a_pin_goes_to_the_replica_that_has_most_of_its_prompt() -> None:
 @pytest.mark.parametrize("rate", [0.0, RATE])
 def test_a_replica_without_rates_yet_is_compared_by_a_guess(rate: float) -> None:
     fleet = Fleet(2)
-    fleet.router.report(0, ReplicaLoad(seconds_per_token=rate, pool_tokens=1000))
+    fleet.router.report(0, ReplicaLoad(seconds_per_token=rate, pool_tokens=POOL_TOKENS))
     costs = [found.cost_s for found in fleet.router.candidates(prompt(tokens(100)))]
     assert np.all(np.array(costs) > 0)
 

@@ -231,7 +231,7 @@ class _LLMD(_ByEvents):
         hashes = self.prompt(arrival).hashes
         prefix = _normal([_depth(hashes, cache) for cache in self.caches])
         queue = _normal([-load.waiting for load in self.read])
-        free = [1 - load.owned_tokens / load.pool_tokens for load in self.read]
+        free = [1 - load.held_tokens / load.pool_tokens for load in self.read]
         scores = [3 * p + 2 * q + 2 * f for p, q, f in zip(prefix, queue, free, strict=True)]
         return scores.index(max(scores))
 
