@@ -17,7 +17,7 @@ RATE = 1e-3
 """Seconds per token."""
 
 
-POOL_TOKENS = 100_000
+POOL_TOKENS = 1_000_000
 
 
 class Clock:
