@@ -30,7 +30,7 @@ from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
-WEIGHT = 2.0
+WEIGHT = 3.0
 """Of the seconds of prefill, against seconds of wait."""
 
 BUSY_PRICE_S = 1.0
@@ -39,7 +39,7 @@ BUSY_PRICE_S = 1.0
 BUSY_OVER_S = 10.0
 """Time constant of the mean of *busy*."""
 
-KV_PRICE_S = 3.0
+KV_PRICE_S = 4.0
 """Cost of running sequences with as much context as the pool has, against none."""
 
 EXPECTED_S = 5.0
