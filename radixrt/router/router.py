@@ -1,14 +1,15 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * decode
+    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * context + ANSWER_PRICE_S * answers
 
 *wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
 prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
 ``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
 because a prompt that is computed delays the prompts after it and evicts others. A tier below the pool would make the
 prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
-compute: its next prompts will wait, too, and a session stays where its first prompt went. *decode* is the context of the running
-sequences as a share of the pool: they compute beside the prompts, and their pages are not free.
+compute: its next prompts will wait, too, and a session stays where its first prompt went. *context* is that of the running
+sequences as a share of the pool: they compute beside the prompts, and their pages are not free. *answers* is the number of sequences
+that run, wait or were sent, so that short prompts, which cost nothing else, spread.
 
 The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
 so prompts that arrive together share a prefix or spread as the cost says.
@@ -41,6 +42,9 @@ BUSY_OVER_S = 10.0
 
 KV_PRICE_S = 4.0
 """Cost of running sequences with as much context as the pool has, against none."""
+
+ANSWER_PRICE_S = 0.01
+"""Cost of a further sequence in a replica."""
 
 EXPECTED_S = 5.0
 """Longest time for which the blocks of a prompt count as cached though no event has told so; at least half of it."""
@@ -231,6 +235,7 @@ class Router:
             replica.wait_s(now)
             + WEIGHT * prefill_s
             + BUSY_PRICE_S * replica.busy(now)
+            + ANSWER_PRICE_S * (load.running + load.waiting + len(replica.pending))
             + KV_PRICE_S * (load.context_tokens + replica.pending_tokens) / load.pool_tokens
         )
         return Candidate(number, cached, prefill_s, cost_s)

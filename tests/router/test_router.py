@@ -150,6 +150,12 @@ def test_forks_that_arrive_together_share_one_prefill_until_a_second_one_is_chea
     assert max(chosen.count(replica) for replica in range(4)) <= 1.3 * 43 / 4
 
 
+def test_short_prompts_spread_though_their_first_page_is_in_one_replica() -> None:
+    fleet = Fleet(4)
+    chosen = [fleet.choose([*tokens(PAGE_SIZE), *tokens(4, 100 * n)]) for n in range(40)]
+    assert max(chosen.count(replica) for replica in range(4)) <= 13
+
+
 def test_what_was_sent_counts_until_the_replica_reports_it() -> None:
     fleet = Fleet(2)
     first = fleet.choose(tokens(100))
