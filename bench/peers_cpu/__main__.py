@@ -2,6 +2,10 @@
 
     python -m bench.peers_cpu install            the peers' environments, once
     python -m bench.peers_cpu --engines all      every engine
+    python -m bench.peers_cpu --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
+                                                 the same GGUF file
+    python -m bench.peers_cpu --checkpoint padded --engines radixrt vllm openvino llama.cpp
+                                                 right answers a second
     python -m bench.peers_cpu --quick            does everything work?
 
 Engines take turns: in each round every engine is started, warmed up, measured on each workload, and stopped, so a machine that slows
@@ -14,9 +18,10 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 from bench.peers_cpu import environments
-from bench.peers_cpu.checkpoint import make_checkpoint
+from bench.peers_cpu.checkpoints import CheckpointName, make_checkpoint
 from bench.peers_cpu.comparison import Comparison
 from bench.peers_cpu.engines import ENGINES
 from bench.peers_cpu.measuring import Run
@@ -29,11 +34,14 @@ def main(arguments: list[str]) -> None:
         environments.main(arguments[1:])
         return
     parsed = _parser().parse_args(arguments)
-    workloads = make_workloads(quick=parsed.quick)
-    chosen = [workloads[letter] for letter in parsed.workloads]
+    workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
+    chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
     names = list(ENGINES) if "all" in parsed.engines else parsed.engines
     engines = [ENGINES[name] for name in names]
-    comparison = Comparison(engines, chosen, make_checkpoint(parsed.checkpoint), parsed.peers_dir)
+    folder = parsed.checkpoint_dir / parsed.checkpoint
+    checkpoint = make_checkpoint(parsed.checkpoint, folder)
+    prompts = [str(chat.turns[0].question) for chat in workloads["c"].conversations[:2]]
+    comparison = Comparison(engines, chosen, checkpoint, prompts, parsed.peers_dir)
     comparison.run(1 if parsed.quick else parsed.rounds)
     print(table(chosen, engines, comparison.results))
     if parsed.json:
@@ -53,9 +61,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one round of small workloads")
     parser.add_argument(
         "--checkpoint",
+        choices=get_args(CheckpointName),
+        default="random",
+        help="random: 387 million random weights; gemma: Gemma 3 270M, whose package must be installed; "
+        "padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--checkpoint-dir",
         type=Path,
-        default=Path(tempfile.gettempdir()) / "radixrt-peers-checkpoint",
-        help="made if it is not there: 0.77 GB",
+        default=Path(tempfile.gettempdir()) / "radixrt-peers-checkpoints",
+        help="checkpoints are made there, of 0.8 GB each (default: %(default)s)",
     )
     environments.add_peers_dir(parser)
     parser.add_argument("--json", type=Path, help="write all summaries there")

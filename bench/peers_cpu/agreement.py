@@ -18,7 +18,6 @@ import httpx
 from bench import children
 from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.serving import EngineFailedError
-from radixrt.bench.workloads import Prompt
 
 TOKENS = 32
 """Compared for each prompt."""
@@ -33,13 +32,12 @@ class Greedy:
     tokens: list[int]
 
 
-def reference(checkpoint: Path, prompts: Sequence[Prompt]) -> list[Greedy]:
+def reference(checkpoint: Path, prompts: Sequence[str]) -> list[Greedy]:
     """The tokens that ``transformers`` generates in float32, also after an end token; kept next to the checkpoint."""
     kept = checkpoint / "greedy_float32.json"
     if not kept.exists():
         command = [sys.executable, "-m", "bench.peers_cpu.agreement", str(checkpoint)]
-        texts = [str(prompt) for prompt in prompts]
-        done = children.run([*command, *texts], stdout=subprocess.PIPE, check=True)
+        done = children.run([*command, *prompts], stdout=subprocess.PIPE, check=True)
         kept.write_bytes(done.stdout)
     return [Greedy(**each) for each in json.loads(kept.read_text())]
 
@@ -96,7 +94,7 @@ def _generate(checkpoint: str, prompts: list[str]) -> list[Greedy]:
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     answers = []
     for text in prompts:
-        prompt = tokenizer.encode(text, add_special_tokens=False)
+        prompt = tokenizer.encode(text)
         tokens: list[int] = []
         new, cache = prompt, None
         with torch.inference_mode():

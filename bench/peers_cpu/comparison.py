@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers_cpu.agreement import TOKENS, Greedy, leading_agreement, reference
+from bench.peers_cpu.checkpoints import Checkpoint
 from bench.peers_cpu.converting import converted
 from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.measuring import Run, measure
 from bench.peers_cpu.serving import EngineFailedError, serving
-from bench.peers_cpu.workloads import Workload, make_workloads
+from bench.peers_cpu.tasks import Workload
 from radixrt.models.checkpoint import resolve_model_path
 
 
@@ -21,13 +22,15 @@ class Comparison:
         self,
         engines: Sequence[Engine],
         workloads: Sequence[Workload],
-        checkpoint: Path,
+        checkpoint: Checkpoint,
+        prompts: Sequence[str],
         peers: Path,
     ) -> None:
         self._engines = engines
         self._workloads = workloads
         self._checkpoint = checkpoint
-        self._built_in = resolve_model_path("demo")
+        self._prompts = prompts
+        self._built_in = Checkpoint(resolve_model_path("demo"))
         self._peers = peers
         self._reference: list[Greedy] = []
         self.results: dict[tuple[str, str], list[Run | str]] = {}
@@ -35,9 +38,7 @@ class Comparison:
 
     def run(self, rounds: int) -> None:
         """Compare tokens before the first round's measurements, then measure."""
-        chats = make_workloads()["c"].conversations[:2]
-        prompts = [chat.turns[0].question for chat in chats]
-        self._reference = reference(self._checkpoint, prompts)
+        self._reference = reference(self._checkpoint.folder, self._prompts)
         for number in range(rounds):
             for engine in self._engines:
                 chosen = [w for w in self._workloads if w.name in engine.workloads]
@@ -48,16 +49,17 @@ class Comparison:
             print(f"round {number + 1} of {rounds} done", flush=True)
 
     def _turn(
-        self, engine: Engine, workloads: list[Workload], checkpoint: Path, *, compare: bool
+        self, engine: Engine, workloads: list[Workload], checkpoint: Checkpoint, *, compare: bool
     ) -> None:
         """One engine, started on one checkpoint."""
         left = list(workloads)
         if not left:
             return
-        log = Path(tempfile.gettempdir()) / f"radixrt-peers-{engine.name}-{checkpoint.name}.log"
+        folder = checkpoint.folder
+        log = Path(tempfile.gettempdir()) / f"radixrt-peers-{engine.name}-{folder.name}.log"
         try:
             model = converted(engine, checkpoint, self._peers)
-            with serving(engine, checkpoint, model, self._peers, log) as url:
+            with serving(engine, folder, model, self._peers, log) as url:
                 if compare:
                     self._compare(engine, url)
                 while left:

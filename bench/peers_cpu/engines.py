@@ -36,6 +36,8 @@ class Engine:
     reports_cached_tokens: bool = True
     keeps_connections: bool = True
     """Whether a connection serves one request after another."""
+    template_flag: str | None = None
+    """The flag for a file with the chat template; None: it takes the one in the checkpoint's folder."""
 
     def python(self, peers: Path) -> str:
         """The interpreter of its environment."""
@@ -55,10 +57,20 @@ class Engine:
         )
 
 
-def _radixrt(name: str, *flags: str, workloads: str = "abcdef") -> Engine:
+def _radixrt(
+    name: str, *flags: str, workloads: str = "abcdef", model_format: ModelFormat = "safetensors"
+) -> Engine:
     serve = "{python} -m radixrt.cli serve --model-path {model} --port {port}"
     names = ("--served-model-name", "model", "--log-level", "warning")
-    return Engine(name, (*serve.split(), *names, *flags), workloads=workloads)
+    patience = ("--max-queue-seconds", "0")  # no peer refuses requests that have to wait
+    command = (*serve.split(), *names, *patience, *flags)
+    return Engine(
+        name,
+        command,
+        workloads=workloads,
+        model_format=model_format,
+        template_flag="--chat-template",
+    )
 
 
 def _vllm(name: str, *flags: str) -> Engine:
@@ -108,6 +120,7 @@ def _llama_cpp(name: str, model_format: ModelFormat, workloads: str = "abcdef") 
         workloads=workloads,
         names_token_ids=False,
         keeps_connections=False,
+        template_flag="--chat-template-file",
     )
 
 
@@ -137,10 +150,11 @@ ENGINES = {
         _openvino(),
         _llama_cpp("llama.cpp", "gguf-bf16"),
         _transformers(),
-        # how quantized weights compare is asked of the one stream only
+        _radixrt("radixrt-q4_k_m", model_format="gguf-q4_k_m"),
+        _llama_cpp("llama.cpp-q4_k_m", "gguf-q4_k_m"),
+        # how other quantized weights compare is asked of the one stream only
         _radixrt("radixrt-int8", "--quantization", "int8", workloads="d"),
         _radixrt("radixrt-int4", "--quantization", "int4", workloads="d"),
         _llama_cpp("llama.cpp-q8_0", "gguf-q8_0", workloads="d"),
-        _llama_cpp("llama.cpp-q4_k_m", "gguf-q4_k_m", workloads="d"),
     )
 }

@@ -88,7 +88,7 @@ def _build_llama_cpp(folder: Path) -> None:
         sources = llama_cpp_sources(folder)
     assert sources, f"{LLAMA_CPP_PYTHON} no longer contains llama.cpp"
     build, cmake = folder / "build", str(folder / "bin" / "cmake")
-    targets = ("llama-server", "llama-quantize")
+    targets = ("llama-server", "llama-quantize", "llama-perplexity")
     run(
         *(cmake, "-G", "Ninja", "-S", str(sources), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"),
         f"-DCMAKE_MAKE_PROGRAM={folder / 'bin' / 'ninja'}",

@@ -8,7 +8,7 @@ import httpx
 
 from bench.peers_cpu.answers import JudgedAnswers
 from bench.peers_cpu.engines import Engine
-from bench.peers_cpu.workloads import Workload
+from bench.peers_cpu.tasks import Task, Workload
 from radixrt.bench.client import RequestRecord, Target, converse
 from radixrt.bench.report import Summary, summarize
 from radixrt.bench.workloads import Prompt
@@ -22,25 +22,29 @@ class Run:
 
     summary: Summary
     answers: JudgedAnswers | None
-    """Of a workload with a schema."""
+    """Of a workload of tasks."""
 
 
 @dataclass(frozen=True)
 class PeerTarget(Target):
-    """Asks for the workload's own fields too."""
+    """Asks for JSON of a schema too."""
 
-    extra: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
 
     def body(self, history: list[Prompt], output_len: int) -> dict[str, Any]:
-        return {**super().body(history, output_len), **(self.extra or {})}
+        body = super().body(history, output_len)
+        if self.schema:
+            json_schema = {"name": "answer", "schema": self.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
+        return body
 
 
 async def measure(base_url: str, engine: Engine, workload: Workload) -> Run:
     """Warm up, then send all conversations, ``concurrency`` at a time."""
     await _converse_all(base_url, engine, _warmup(workload))
     records = await _converse_all(base_url, engine, workload)
-    answers = JudgedAnswers.of(records, workload.schema) if workload.schema else None
-    return Run(summarize(records), answers)
+    tasks = [each for each in workload.conversations if isinstance(each, Task)]
+    return Run(summarize(records), JudgedAnswers.of(records, tasks) if tasks else None)
 
 
 def _warmup(workload: Workload) -> Workload:
@@ -52,19 +56,20 @@ def _warmup(workload: Workload) -> Workload:
 
 
 async def _converse_all(base_url: str, engine: Engine, workload: Workload) -> list[RequestRecord]:
-    target = PeerTarget(
-        base_url,
-        "model",
-        endpoint=workload.endpoint,  # type: ignore[arg-type]
-        ignore_eos=workload.ignore_eos,
-        return_token_ids=engine.names_token_ids,
-        extra=workload.extra,
-    )
     waiting = iter(enumerate(workload.conversations))
     records: list[RequestRecord] = []
 
     async def client_loop(client: httpx.AsyncClient) -> None:
         for number, conversation in waiting:
+            task = conversation if isinstance(conversation, Task) else None
+            target = PeerTarget(
+                base_url,
+                "model",
+                endpoint=workload.endpoint,
+                ignore_eos=task is None,
+                return_token_ids=engine.names_token_ids,
+                schema=task.schema if task else None,
+            )
             async for record in converse(client, target, number, conversation):
                 records.append(record)
 

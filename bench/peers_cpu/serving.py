@@ -37,6 +37,9 @@ def serving(engine: Engine, checkpoint: Path, model: Path, peers: Path, log: Pat
         return engine.filled(text, peers=peers, checkpoint=checkpoint, model=model, port=port)
 
     command = [filled(part) for part in engine.command]
+    template = checkpoint / "chat_template.jinja"
+    if engine.template_flag and template.is_file():
+        command += [engine.template_flag, str(template)]
     if not Path(command[0]).exists():
         raise EngineFailedError(
             f"not installed: python -m bench.peers_cpu install {engine.environment}"

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.measuring import Run
-from bench.peers_cpu.workloads import Workload
+from bench.peers_cpu.tasks import Workload
 
 Results = Mapping[tuple[str, str], Sequence[Run | str]]
 """By workload and engine; one a round: the run, or why there is none."""
 
 HEAD = (
-    "| workload | engine | output tokens/s | TTFT p50, ms | ITL p50, ms | cached tokens | failed | finished, valid |\n"
-    "|---|---|--:|--:|--:|--:|--:|--:|"
+    "| workload | engine | output tokens/s | TTFT p50, ms | ITL p50, ms | cached tokens | failed | finished, valid | right; a second |\n"
+    "|---|---|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 
@@ -34,7 +34,7 @@ def _row(engine: Engine, rounds: Sequence[Run | str]) -> str:
     failed = sum(run.summary.failed for run in runs)
     good = [run for run in runs if run.summary.succeeded]
     if not good:
-        return f"failed: {_cell(reasons[0])} | | | | | "
+        return f"failed: {_cell(reasons[0])} | | | | | | "
     summaries = [run.summary for run in good]
     speeds = [summary.output_tokens_per_s for summary in summaries]
     cells = [
@@ -47,6 +47,7 @@ def _row(engine: Engine, rounds: Sequence[Run | str]) -> str:
         f"{failed}{' and ' + str(len(rounds) - len(runs)) + ' rounds' if len(runs) < len(rounds) else ''}"
         + (f": {_cell(reasons[0])}" if reasons else ""),
         _judged(good),
+        _right(good),
     ]
     return " | ".join(cells)
 
@@ -60,8 +61,18 @@ def _judged(runs: Sequence[Run]) -> str:
     if not answers:
         return ""
     asked = sum(each.asked for each in answers)
-    finished = sum(each.finished for each in answers)
-    return f"{finished}, {sum(each.valid for each in answers)} of {asked}"
+    valid = [each.valid for each in answers if each.valid is not None]
+    return f"{sum(each.finished for each in answers)}, {sum(valid) if valid else '-'} of {asked}"
+
+
+def _right(runs: Sequence[Run]) -> str:
+    """Right answers of all rounds, and the median of right answers a second."""
+    judged = [(run.answers, run.summary) for run in runs if run.answers]
+    known = [(a.asked, a.right, a.right / s.duration_s) for a, s in judged if a.right is not None]
+    if not known:
+        return ""
+    asked, right, rates = zip(*known, strict=True)
+    return f"{sum(right)} of {sum(asked)}; {statistics.median(rates):.2f}"
 
 
 def _cell(text: str) -> str:

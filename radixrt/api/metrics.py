@@ -212,7 +212,11 @@ class EngineCollector(Collector):
 def _families(struct: msgspec.Struct) -> Iterator[Family]:
     for field, metric in _METRICS[type(struct)]:
         name = f"radixrt_{metric.name or field}"
-        yield _family(metric.kind, name, metric.text, getattr(struct, field))
+        value = getattr(struct, field)
+        if metric.label:
+            yield _labelled(metric, name, value)
+        else:
+            yield _family(metric.kind, name, metric.text, value)
 
 
 def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
@@ -231,6 +235,13 @@ def _family(kind: str, name: str, text: str, value: Any) -> Family:
         return _histogram(name, text, value)
     family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     return family(name, text, value)
+
+
+def _labelled(metric: Metric, name: str, values: dict[str, int]) -> Family:
+    family = CounterMetricFamily(name, metric.text, labels=[metric.label])
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 def _histogram(name: str, text: str, snapshot: TimeHistogram) -> HistogramMetricFamily:

@@ -115,6 +115,11 @@ class SchedulerSettings:
         "Order of the waiting queue: lpm longest prefix match (every 4th pick the oldest), suf shortest uncached "
         "prefill (every 8th pick the oldest), fcfs first come first served, priority the smallest priority and then lpm.",
     )
+    speculation: Literal["auto", "off"] = _scheduling(
+        "auto",
+        "Draft tokens from text that the server knows, and verify several in one step, as far as that saves time; answers stay "
+        "the same. Only on a CPU.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +128,8 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id to download, or a GGUF file; the default is a small model that comes with "
-        "radixrt.",
+        "Folder of a Hugging Face checkpoint, a hub id to download, a GGUF file, or hf:USER/REPO:Q4_K_M to download a GGUF file; "
+        "the default is a small model that comes with radixrt.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -248,6 +253,11 @@ class ServerConfig(SchedulerSettings):
     prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
         "auto",
         "FlashInfer kernel for prompts; auto selects fa3 on Hopper for prompts with many new tokens if fa3 works, else fa2.",
+    )
+    deterministic: bool = _device(
+        False,
+        "On a GPU: attention that does not depend on the batch, at less speed (docs/determinism.md says what is left). On a CPU answers "
+        "never depend on it.",
     )
     kernel_threads: int | None = _device(
         None,

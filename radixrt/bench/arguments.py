@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("Server")
     server.add_argument("--base-url", default="http://127.0.0.1:30000/v1", metavar="URL", help="as for the openai client (default: %(default)s)")  # fmt: skip
     server.add_argument("--model", help="name in the API (default: the server's first)")
-    server.add_argument("--api-key", help="sent as a bearer token")
+    server.add_argument("--api-key", help="sent as a bearer token (default: environment variable RADIXRT_API_KEY)")  # fmt: skip
     server.add_argument("--endpoint", choices=get_args(EndpointName), default="completions", help="which API to use (default: %(default)s)")  # fmt: skip
     server.add_argument("--prompts", choices=("auto", "tokens", "text"), default="auto", help="prompts as token ids or as pseudo-words; auto: token ids where the vocabulary's size is known (default: %(default)s)")  # fmt: skip
     server.add_argument("--vocab-size", type=positive, metavar="N", help="prompts use token ids below this (default: the server's vocabulary size)")  # fmt: skip

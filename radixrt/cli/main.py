@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="model path or hub id (default: the running server's, or the built-in model)",
+        help="model path, hub id or hf:USER/REPO:Q4_K_M (default: the running server's, or the built-in model)",
     )
     add_chat_arguments(run)
     add_arguments(run)

@@ -31,6 +31,7 @@ from radixrt.messages.calls import (
     DetokenizeCall,
     ExplainCacheCall,
     FlushCacheCall,
+    MatchCall,
     PinCall,
     ReleaseCacheCall,
     StatsCall,
@@ -41,6 +42,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToApi
 from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.replies import (
+    CacheMatch,
     CallReply,
     LeaseGranted,
     Tokenized,
@@ -276,6 +278,18 @@ class EngineClient:
         except asyncio.CancelledError:
             pinning.add_done_callback(partial(self._give_back, tenant))
             raise
+
+    async def match_cache(
+        self, prompts: list[Prompt], cache_salt: str, tenant: Tenant = NO_TENANT
+    ) -> list[CacheMatch]:
+        """The number of tokens that the radix tree holds of each prompt now, under a salt. Nothing is computed or kept.
+
+        Raises:
+            RequestError: a prompt is invalid, or they are too long together.
+        """
+        return await self._call(
+            MatchCall, list[CacheMatch], prompts=prompts, cache_salt=cache_salt, tenant=tenant
+        )
 
     async def _pin(
         self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant, lease: str = ""

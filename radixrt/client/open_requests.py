@@ -134,9 +134,10 @@ class OpenRequest:
         )
 
     def digest(self) -> bytes:
-        """Equal for equal requests of all clients."""
+        """Equal for equal requests of all clients. The seed does not count: a request that brings none gets a new one each time."""
+        sampling = msgspec.structs.replace(self.request.sampling, seed=None)
         options = msgspec.structs.replace(
-            self.request.options, deadline=None, tenant=NO_TENANT, cache_salt=""
+            self.request.options, sampling=sampling, deadline=None, tenant=NO_TENANT, cache_salt=""
         )
         bare = msgspec.structs.replace(
             self.request, request_id="", group_id="", group_size=1, options=options

@@ -1,6 +1,7 @@
 """Flags of ``radixrt doctor`` and ``radixrt models``."""
 
 import argparse
+from pathlib import Path
 
 
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,4 +15,11 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="DIR",
+        help="further folders to search for GGUF files, with their subfolders",
+    )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")

@@ -10,6 +10,7 @@ from radixrt.messages.calls import (
     CacheTreeCall,
     Call,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
@@ -32,6 +33,7 @@ ToScheduler = (
     | SequenceRequest
     | ReleaseSequences
     | FlushCacheCall
+    | MatchTokensCall
     | PinTokensCall
     | ReleaseCacheCall
     | CacheTreeCall

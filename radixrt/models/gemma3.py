@@ -14,9 +14,14 @@ from radixrt.models.gemma import GemmaForCausalLM
 class Gemma3ForCausalLM(GemmaForCausalLM):
     """Five layers with a sliding window to one without; only the latter's rotary base is stretched."""
 
+    is_causal = True
+
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
-        if getattr(config, "use_bidirectional_attention", False):
-            raise ConfigError("Bidirectional attention (of embedding models) is not supported.")
+        if getattr(config, "use_bidirectional_attention", False) is self.is_causal:
+            raise ConfigError(
+                "The checkpoint's architecture and its field 'use_bidirectional_attention' contradict each other: that of a "
+                "model with attention in both directions is Gemma3TextModel."
+            )
         super().__init__(config, tp, context_length)
 
     def attention_options(self, index: int) -> dict[str, Any]:

@@ -7,18 +7,38 @@ from typing import Any
 from radixrt.base.errors import ConfigError
 
 ARCHITECTURES = {
+    "BertForSequenceClassification": "radixrt.models.encoders.bert:BertModel",
+    "BertModel": "radixrt.models.encoders.bert:BertModel",
     "Gemma2ForCausalLM": "radixrt.models.gemma2:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "radixrt.models.gemma3:Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration": "radixrt.models.gemma3:Gemma3ForConditionalGeneration",
+    "Gemma3TextModel": "radixrt.models.encoders.gemma3:Gemma3TextModel",
     "LlamaForCausalLM": "radixrt.models.llama:LlamaForCausalLM",
+    "LlamaForSequenceClassification": "radixrt.models.llama:LlamaForCausalLM",
+    "LlamaModel": "radixrt.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "radixrt.models.mistral:MistralForCausalLM",
+    "MistralForSequenceClassification": "radixrt.models.mistral:MistralForCausalLM",
+    "MistralModel": "radixrt.models.mistral:MistralForCausalLM",
     "MixtralForCausalLM": "radixrt.models.mixtral:MixtralForCausalLM",
+    "ModernBertForSequenceClassification": "radixrt.models.encoders.modernbert:ModernBertModel",
+    "ModernBertModel": "radixrt.models.encoders.modernbert:ModernBertModel",
     "Phi3ForCausalLM": "radixrt.models.phi3:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "radixrt.models.qwen2:Qwen2ForCausalLM",
+    "Qwen2ForSequenceClassification": "radixrt.models.qwen2:Qwen2ForCausalLM",
+    "Qwen2Model": "radixrt.models.qwen2:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "radixrt.models.qwen3:Qwen3ForCausalLM",
+    "Qwen3ForSequenceClassification": "radixrt.models.qwen3:Qwen3ForCausalLM",
+    "Qwen3Model": "radixrt.models.qwen3:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "radixrt.models.qwen3_moe:Qwen3MoeForCausalLM",
+    "RobertaForSequenceClassification": "radixrt.models.encoders.bert:RobertaModel",
+    "RobertaModel": "radixrt.models.encoders.bert:RobertaModel",
+    "XLMRobertaForSequenceClassification": "radixrt.models.encoders.bert:RobertaModel",
+    "XLMRobertaModel": "radixrt.models.encoders.bert:RobertaModel",
 }
 """Architecture, as config.json spells it, to "module:Class"."""
+
+_ENCODERS = "radixrt.models.encoders."
+"""The package of the models whose tokens see those behind them."""
 
 
 def check_architecture(config: Mapping[str, Any]) -> str:
@@ -43,6 +63,11 @@ def check_architecture(config: Mapping[str, Any]) -> str:
         f"The architecture {', '.join(map(str, names))} is not supported; supported are: "
         f"{', '.join(sorted(ARCHITECTURES))}."
     )
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether the tokens of a model see those behind them, so that none of its prompts is cached or generates text."""
+    return ARCHITECTURES[architecture].startswith(_ENCODERS)
 
 
 def model_class(architecture: str) -> Any:

@@ -59,7 +59,7 @@ class LLM:
             print(output.text, output.cached_tokens)
 
     Args:
-        model_path: folder of a Hugging Face checkpoint, or a hub id.
+        model_path: folder of a Hugging Face checkpoint, a hub id, a GGUF file, or ``hf:USER/REPO:QUANTIZATION``.
         settings: any field of :class:`radixrt.base.config.ServerConfig`, such as ``page_size=1``.
 
     Raises:

@@ -18,6 +18,7 @@ from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
@@ -72,9 +73,9 @@ class SchedulerProcess:
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._log = None
         if config.request_log is not None:
-            self._log = RequestLog(
-                request_log_file(config.request_log, channels.replica), time.monotonic
-            )
+            file = request_log_file(config.request_log, channels.replica)
+            kept = request_log_file(str(channels.run_dir / "request_log"), channels.replica)
+            self._log = RequestLog(file, time.monotonic, kept)
         self._kv_events = start_publisher(
             config,
             self.scheduler.kv.tree,
@@ -187,7 +188,8 @@ class SchedulerProcess:
                 pages_freed = self.scheduler.flush_cache()
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case (
-                PinTokensCall()
+                MatchTokensCall()
+                | PinTokensCall()
                 | ReleaseCacheCall()
                 | CacheTreeCall()
                 | CacheNodeCall()

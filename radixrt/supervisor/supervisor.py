@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +53,7 @@ SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
 after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
 
 FEW_HEAPS = {"MALLOC_ARENA_MAX": "2"}
-"""For a worker, on glibc. Threads load grammars and fill masks, and each can get a heap of its own, up to eight for each CPU
+"""For glibc. Threads load grammars, fill masks and encode texts, and each can get a heap of its own, up to eight for each CPU
 core. A heap keeps what is freed in it: with 256 grammars that came and went, 38 MB in 16 heaps, 12 MB in one."""
 
 
@@ -76,15 +77,16 @@ class _Child:
         """Its name among all processes of the server."""
         return self.name if self.replica is None else f"{self.name}.{self.replica}"
 
-    def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
+    def follow_log(
+        self, ended: "queue.SimpleQueue[_Child | None]", show: Callable[[str], None]
+    ) -> None:
         """Pass the child's log on and keep its end; tell when the child is gone."""
         assert self.process.stderr is not None
         with self.process.stderr as log_lines:
             for line in log_lines:  # to the end: a full pipe would block the child
                 self.log_tail.append(line)
                 with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+                    show(line)
         self.process.wait()
         ended.put(self)
 
@@ -126,6 +128,11 @@ class _Replica:
     """Time of ``time.monotonic()`` at which it is started again; infinity: it lives."""
 
 
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line)
+    sys.stderr.flush()
+
+
 class Supervisor:
     """The processes of one server. Use as a context manager: its exit ends all processes."""
 
@@ -135,16 +142,19 @@ class Supervisor:
         listen_socket: socket.socket | None = None,
         max_deaths: int = 1,
         api_stdout: int | None = None,
+        show_log: Callable[[str], None] = _to_stderr,
     ) -> None:
         """Start all processes.
 
         Args:
-            listen_socket: bound but not listening; with it the api process is started, too.
+            listen_socket: listens already; with it the api process is started, too, and owns it from then on.
             max_deaths: engines that may end without a token between them. 1: the first death is the last.
             api_stdout: where the api process prints its banner; None is this process's standard output.
+            show_log: takes each line of the processes' logs, in threads.
         """
         self._config = config
         self._max_deaths = max_deaths
+        self._show_log = show_log
         self._deaths = 0
         """Since the last token."""
         self._started_at = 0.0
@@ -166,6 +176,7 @@ class Supervisor:
                 self._api = self._start(
                     "api", self.channels, "--listen-fd", str(fd), pass_fd=fd, stdout=api_stdout
                 )
+                listen_socket.close()  # so that nobody waits for an answer once the api process has ended
         except BaseException:
             self.stop()
             raise
@@ -280,7 +291,7 @@ class Supervisor:
             stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            env=_environment(module),
+            env=_environment(),
             text=True,
             errors="replace",
             pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
@@ -288,7 +299,8 @@ class Supervisor:
         )
         heartbeat = Heartbeat(channels.heartbeat_file(name))
         child = _Child(name, process, heartbeat, channels.replica)
-        threading.Thread(target=child.follow_log, args=(self._ended,), daemon=True).start()
+        following = (self._ended, self._show_log)
+        threading.Thread(target=child.follow_log, args=following, daemon=True).start()
         return child
 
     # ------------------------------------------------------------ watching
@@ -388,9 +400,8 @@ def _end(children: list[_Child]) -> None:
             child.process.wait()
 
 
-def _environment(module: str) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Children import radixrt from the path of this process. Variables that the user has set are not changed."""
     package_parent = str(Path(__file__).parents[2])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    heaps = FEW_HEAPS if module == "worker" else {}
-    return {**SHORT_SPINS, **heaps, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**SHORT_SPINS, **FEW_HEAPS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -25,6 +25,7 @@ from radixrt.messages.answers import PromptInfo
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi
+from radixrt.messages.pooling import POOL
 from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
@@ -57,6 +58,9 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
+MOST_CHARS_OF_A_TOKEN = 16
+"""Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
+
 
 @dataclasses.dataclass(frozen=True)
 class _Encoded:
@@ -67,10 +71,13 @@ class _Encoded:
     text: str | None
     """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
+    prediction: PackedIds
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
     layout: ChatLayout | None
     """Of the messages of a chat."""
+    second_at: int
+    """Of a pair of texts."""
 
 
 class TokenizerProcess:
@@ -126,7 +133,15 @@ class TokenizerProcess:
             to_scheduler=self._send_call,
         )
         self._replica_calls = ReplicaCalls(self._schedulers, self._config.dp, self._calls.pass_on)
-        self._to_api.send(replace(info, engine=self._channels.engine, replicas=self._config.dp))
+        score_tokens = info.score_tokens or self._vocabulary.single_tokens("yes", "no")
+        self._to_api.send(
+            replace(
+                info,
+                engine=self._channels.engine,
+                replicas=self._config.dp,
+                score_tokens=score_tokens,
+            )
+        )
         try:
             await asyncio.gather(serving, self._serve_api(), self._queue.serve(), self._beat())
         finally:
@@ -168,7 +183,8 @@ class TokenizerProcess:
 
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
-        size, tenant = size_in_chars(request.prompt), request.options.tenant
+        size = size_in_chars(request.prompt) + len(request.prediction)
+        tenant = request.options.tenant
         try:
             encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
             compiled: Compiled | None = None
@@ -192,9 +208,10 @@ class TokenizerProcess:
         RequestError: the prompt is invalid, or does not fit.
         """
         options, sampling = request.options, request.sampling
+        self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        text, token_ids, retain, turn, layout = self._encoder.encode_with_breakpoints(
+        text, token_ids, retain, turn, layout, second_at = self._encoder.encode_with_breakpoints(
             request.prompt, self._limits, options.cache_salt
         )
         hints = options.cache_hints
@@ -215,7 +232,25 @@ class TokenizerProcess:
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
-        return _Encoded(request, text, token_ids, turn, layout)
+        expected = request.prediction[: MOST_CHARS_OF_A_TOKEN * max_tokens]
+        prediction = self._vocabulary.encode(expected, False) if expected else []
+        return _Encoded(request, text, token_ids, pack_ids(prediction), turn, layout, second_at)
+
+    def _check_task(self, request: GenerateRequest) -> None:
+        """Raises:
+        RequestError: the request wants an answer of a model that gives numbers, or the other way round.
+        """
+        pool, pooling = request.options.pool, self._info.pooling
+        warms = request.sampling.max_tokens == 0 and not (pooling and pooling.whole_prompts)
+        if pool is None and pooling is not None and not warms:
+            path = "/v1/embeddings" if pooling.task == "embed" else "/classify"
+            raise RequestError(f"This server's model generates no text; use {path}.")
+        if pool == POOL and pooling is None:
+            raise RequestError(
+                "This server's model generates text and gives no vectors or classes: its checkpoint has neither a modules.json "
+                "of sentence-transformers nor a classifier's architecture.",
+                status=501,
+            )
 
     def _start(
         self,
@@ -248,6 +283,8 @@ class TokenizerProcess:
                 token_ids=packed_ids,
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
+                second_at=encoded.second_at,
+                prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),
             )

@@ -7,6 +7,7 @@ replica, so a node names its owner.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
@@ -31,6 +33,7 @@ SchedulerCall = (
     | CacheNodeCall
     | CacheTreeCall
     | FlushCacheCall
+    | MatchTokensCall
     | PinTokensCall
     | ReleaseCacheCall
     | StatsCall
@@ -154,6 +157,9 @@ class ReplicaCalls:
                 return merged_trees(values, self._num_replicas)
             case FlushCacheCall() | ReleaseCacheCall():
                 return sum(values.values())
+            case MatchTokensCall():
+                of_prompts = zip(*values.values(), strict=True)
+                return [max(found, key=itemgetter("cached_tokens")) for found in of_prompts]
             case StatsCall():
                 by_replica = {str(replica): values[replica] for replica in sorted(values)}
                 return added(list(values.values())) | {"replicas": by_replica}
@@ -177,9 +183,12 @@ def added(values: list[Value]) -> Value:
     """
     first = values[0]
     if isinstance(first, dict):
+        keys = dict.fromkeys(key for value in values for key in value)
         return {
-            key: first[key] if key == "bounds" else added([value[key] for value in values])
-            for key in first
+            key: first[key]
+            if key == "bounds"
+            else added([value[key] for value in values if key in value])
+            for key in keys
         }
     if isinstance(first, list):
         return [added(list(items)) for items in zip(*values, strict=True)]

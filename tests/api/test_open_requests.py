@@ -23,9 +23,15 @@ class Engine:
         self.open = OpenRequests(self.sent.append, lambda: self.is_alive)
 
     def ask(
-        self, name: str, text: str = "", n: int = 1, stream: bool = True, **fields: Any
+        self,
+        name: str,
+        text: str = "",
+        n: int = 1,
+        stream: bool = True,
+        seed: int = 1,
+        **fields: Any,
     ) -> OpenRequest:
-        options = RequestOptions(sampling=SamplingParams(n=n, seed=1))
+        options = RequestOptions(sampling=SamplingParams(n=n, seed=seed))
         request = GenerateRequest(
             request_id=name,
             prompt=TextPrompt(text or name),
@@ -211,6 +217,8 @@ def test_a_request_that_kills_runs_alone_and_is_refused_then() -> None:
     assert engine.running() == ["other", "late"]
     with pytest.raises(RequestError, match="died three times"):
         engine.ask("the same again, in a batch", "boom", group_id="batch", group_size=2)
+    with pytest.raises(RequestError, match="died three times"):
+        engine.ask("again, with the seed that the client chose anew", "boom", seed=2)
     engine.ask("another", "harmless")
     assert late in engine.open and len(arrivals(other)) == 1
 

@@ -4,21 +4,29 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from bench.peers_cpu.agreement import common_length
-from bench.peers_cpu.answers import JudgedAnswers, is_valid
+from bench.peers_cpu.answers import JudgedAnswers, is_right, is_valid
+from bench.peers_cpu.checkpoints import Checkpoint, CheckpointName, write_dequantized
 from bench.peers_cpu.comparison import Comparison
 from bench.peers_cpu.converting import converted
 from bench.peers_cpu.engines import ENGINES, Engine
 from bench.peers_cpu.environments import ENVIRONMENTS
 from bench.peers_cpu.measuring import Run
+from bench.peers_cpu.pseudo_words import ANSWER_SCHEMA
 from bench.peers_cpu.serving import EngineFailedError, first_line_of_why, serving
 from bench.peers_cpu.table import table
-from bench.peers_cpu.workloads import ANSWER_SCHEMA, make_workloads
+from bench.peers_cpu.tasks import Task
+from bench.peers_cpu.workloads import make_workloads
 from radixrt.bench.client import RequestRecord
 from radixrt.bench.report import summarize
+from radixrt.bench.workloads import Turn
+from radixrt.models.loader import load_model
 
 VALID = '{"name": "Ada", "age": 36, "colours": ["red"], "married": true}'
 
@@ -47,12 +55,13 @@ def test_questions_come_in_the_order_of_documents_again_and_again() -> None:
     assert len({conversation.turns[0].question for conversation in conversations}) == 32
 
 
-def test_quick_workloads_ask_the_same_in_small() -> None:
-    full, quick = make_workloads(), make_workloads(quick=True)
+@pytest.mark.parametrize("checkpoint", get_args(CheckpointName))
+def test_quick_workloads_ask_the_same_in_small(checkpoint: CheckpointName) -> None:
+    full, quick = make_workloads(checkpoint), make_workloads(checkpoint, quick=True)
     assert full.keys() == quick.keys()
     for letter, small in quick.items():
         large = full[letter]
-        assert small.endpoint == large.endpoint and small.schema == large.schema
+        assert small.endpoint == large.endpoint
         assert _tokens_asked(small.conversations) < _tokens_asked(large.conversations)
         for ours, theirs in zip(small.conversations, large.conversations, strict=False):
             assert str(theirs.context).startswith(str(ours.context))
@@ -88,7 +97,65 @@ def test_answers_are_counted_as_finished_and_as_valid() -> None:
         record(0, answer='"A\n"', finish_reason="stop"),
         failed,
     ]
-    assert JudgedAnswers.of(records, ANSWER_SCHEMA) == JudgedAnswers(5, finished=2, valid=2)
+    tasks = [Task("", [Turn("", 9)], schema=ANSWER_SCHEMA)]
+    assert JudgedAnswers.of(records, tasks) == JudgedAnswers(5, finished=2, valid=2, right=None)
+    tasks = [Task("", [Turn("", 9)], right=(VALID.replace(" ", ""),))]
+    assert JudgedAnswers.of(records, tasks) == JudgedAnswers(5, finished=2, valid=None, right=2)
+    run = Run(summarize(records), JudgedAnswers.of(records, tasks))  # of one second
+    row = table([make_workloads()["d"]], [ENGINES["vllm"]], {("d", "vllm"): [run]}).splitlines()[2]
+    assert row.endswith("| 2, - of 5 | 2 of 5; 2.00 |")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [(" The owner is Vidur.\n", True), ("The owner is Noval.", False), ("", False)],
+)
+def test_an_answer_is_right_if_it_is_the_same_text(answer: str, right: bool) -> None:
+    assert is_right(answer, "The owner is Vidur.") is right
+
+
+def test_lookups_have_right_answers_that_are_valid() -> None:
+    """And in the documents, where the model has to find them."""
+    workloads = make_workloads("padded")
+    assert [len(workload.conversations) for workload in workloads.values()] == [32, 32, 8, 8, 16]
+    for workload in workloads.values():
+        for task in workload.conversations:
+            assert isinstance(task, Task) and len(task.right) == len(task.turns)
+            for answer in task.right:
+                assert is_right(answer, answer)
+                assert task.schema is None or is_valid(answer, task.schema)
+    documents = [task.context for task in workloads["a"].conversations]
+    assert len(set(documents)) == 4 and documents == documents[:4] * 8
+
+
+def test_documentation_workloads_ask_about_the_text_that_they_show() -> None:
+    workloads = make_workloads("gemma")
+    heads = [str(conversation.context) for conversation in workloads["a"].conversations]
+    assert len(set(heads)) == 4 and heads == heads[:4] * 8
+    assert all(len(head) > 4000 for head in heads)
+    for task in workloads["e"].conversations:
+        assert isinstance(task, Task) and is_valid(task.right[0], task.schema or {})
+        facts = json.loads(task.right[0])
+        assert f"{facts['name']} {facts['version']}" in str(task.turns[0].question)
+
+
+def test_dequantized_weights_are_those_of_the_gguf_file(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    from tests.models.gguf_files import write_gguf
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kind = gguf.GGMLQuantizationType.Q8_0
+    file = write_gguf(model_dir, tmp_path / "tiny.gguf", kind)
+    folder = write_dequantized(file, tmp_path / "bf16")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    original = load_file(model_dir / "model.safetensors")[name]
+    rounded = gguf.dequantize(gguf.quantize(original.numpy(), kind), kind)
+    assert torch.equal(tensors[name], torch.from_numpy(rounded.copy()).bfloat16())
+    assert load_model(folder).dtype == torch.bfloat16
+    assert converted(ENGINES["llama.cpp-q4_k_m"], Checkpoint(folder, file), tmp_path) == file
 
 
 def test_leading_tokens_agree_up_to_the_first_other_one() -> None:
@@ -168,7 +235,7 @@ def test_an_engine_that_is_not_installed_says_how_to(tmp_path: Path) -> None:
     for name in ("vllm", "llama.cpp"):
         engine = ENGINES[name]
         with pytest.raises(EngineFailedError, match=rf"bench.peers_cpu install {name}"):
-            model = converted(engine, tmp_path, tmp_path)
+            model = converted(engine, Checkpoint(tmp_path), tmp_path)
             with serving(engine, tmp_path, model, tmp_path, tmp_path / "log"):
                 pass
 
@@ -179,7 +246,9 @@ def test_one_engine_that_fails_does_not_end_the_comparison(tmp_path: Path) -> No
     broken = Engine("broken", ("{python}", "-c", "raise ValueError('no such layer')"))
     workloads = [make_workloads(quick=True)[letter] for letter in "df"]
     missing = ENGINES["vllm"]
-    comparison = Comparison([broken, missing], workloads, tmp_path, tmp_path / "peers")
+    comparison = Comparison(
+        [broken, missing], workloads, Checkpoint(tmp_path), [], tmp_path / "peers"
+    )
     comparison.run(2)
     assert {key: len(rounds) for key, rounds in comparison.results.items()} == {
         (letter, engine.name): 2 for letter in "df" for engine in (broken, missing)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import (
     check_checkpoint,
+    check_ranks,
     context_length,
     generation_config,
     resolve_model_path,
@@ -193,15 +194,20 @@ def test_longrope_follows_the_served_context_length(checkpoint: Callable[[str], 
 
 
 def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> None:
-    with pytest.raises(ConfigError, match=r"BertModel is not supported.*LlamaForCausalLM"):
-        check_architecture({"architectures": ["BertModel"]})
+    with pytest.raises(ConfigError, match=r"T5Model is not supported.*LlamaForCausalLM"):
+        check_architecture({"architectures": ["T5Model"]})
     with pytest.raises(ConfigError, match="names no architecture"):
         check_architecture({})
 
 
 def test_every_registered_architecture_has_its_class() -> None:
     for name in ARCHITECTURES:
-        assert model_class(name).__name__ == name
+        found = model_class(name)
+        if name.endswith(("ForCausalLM", "ForConditionalGeneration")):
+            assert found.__name__ == name
+        else:  # one class for vectors and classes, and perhaps for text
+            family = name.partition("For")[0].removesuffix("Model").removeprefix("XLM")
+            assert found.__name__.startswith(family) and callable(found.classify)
 
 
 def refuse(folder: Path, match: str) -> None:
@@ -365,3 +371,11 @@ def test_generation_defaults_join_the_end_tokens_of_both_files(
 def test_the_early_checks_import_no_torch() -> None:
     code = "import sys, radixrt.models.checkpoint; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(("tp", "name"), [(3, "num_attention_heads"), (4, "num_key_value_heads")])
+def test_heads_that_the_ranks_cannot_share_are_refused(tp: int, name: str) -> None:
+    config = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    check_ranks(config, 2)
+    with pytest.raises(ConfigError, match=f"{name} .* over --tp {tp} ranks"):
+        check_ranks(config, tp)

@@ -1,20 +1,22 @@
-"""Makes a bfloat16 GGUF file of a checkpoint: ``gguf_conversion.py LLAMA_CPP_SOURCES CHECKPOINT TARGET``
+"""Makes a GGUF file of a checkpoint: ``gguf_conversion.py LLAMA_CPP_SOURCES CHECKPOINT TARGET [KIND [PRE_TOKENIZER]]``
 
 Runs in the environment of llama.cpp. Its converter recognizes pre-tokenizers by a hash of what a known tokenizer makes of a
-text, so it refuses tokenizers that nobody has published. Those here split text as GPT-2 does, and that is what it's told.
+text, so it refuses tokenizers that nobody has published. It is told the name; those here split text as GPT-2 does, unless another is given.
 """
 
 import runpy
 import sys
 
 
-def main(sources: str, checkpoint: str, target: str) -> None:
+def main(
+    sources: str, checkpoint: str, target: str, kind: str = "bf16", pre: str = "gpt-2"
+) -> None:
     sys.path[:0] = [sources, f"{sources}/gguf-py"]
     from conversion.base import TextModel
 
-    TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
     script = f"{sources}/convert_hf_to_gguf.py"
-    sys.argv = [script, checkpoint, "--outtype", "bf16", "--outfile", target]
+    sys.argv = [script, checkpoint, "--outtype", kind, "--outfile", target]
     runpy.run_path(script, run_name="__main__")
 
 

@@ -21,7 +21,8 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """Formats of ``struct``, which are also numpy's, by type number."""
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _VERSIONS = (2, 3)
-_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+"""End of the name of each file of a model that was split: its number, from 1, and the number of files."""
 
 
 class TensorEntry(NamedTuple):
@@ -35,6 +36,8 @@ class TensorEntry(NamedTuple):
     file: str
     offset: int
     """In bytes, from the beginning of the file."""
+    row_bytes: int
+    """Of a row, the last dimension."""
 
 
 class GGUFFile(NamedTuple):
@@ -65,7 +68,7 @@ def read_header(path: Path) -> GGUFFile:
 
 def _all_files(path: Path) -> list[Path]:
     """All files of the model, by the naming of ``llama-gguf-split``."""
-    part = _PART.search(path.name)
+    part = PART.search(path.name)
     if part is None:
         return [path]
     stem, count = path.name[: part.start()], int(part[2])
@@ -120,9 +123,11 @@ class _Header:
             block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             if not shape or shape[-1] % block:
                 raise ValueError(f"{name} has rows that are no whole blocks: {list(shape)}")
-            if start + offset + math.prod(shape) // block * size > len(self._data):
+            row_bytes = shape[-1] // block * size
+            if start + offset + math.prod(shape[:-1]) * row_bytes > len(self._data):
                 raise ValueError(f"it ends before the data of {name}")
-            tensors[name] = TensorEntry(name, kind, shape, str(self._path), start + offset)
+            at = start + offset
+            tensors[name] = TensorEntry(name, kind, shape, str(self._path), at, row_bytes)
         return GGUFFile(metadata, tensors, [self._path])
 
     def _bytes(self, count: int) -> bytes:

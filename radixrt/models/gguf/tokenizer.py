@@ -16,6 +16,7 @@ from tokenizers import (
 from tokenizers.processors import TemplateProcessing
 
 from radixrt.base.errors import ConfigError
+from radixrt.models.gguf.config import pooling_files
 from radixrt.models.gguf.file import GGUFFile
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -26,7 +27,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{_REST}"
-_SPLITS = {
+BYTE_LEVEL_SPLITS = {
     "default": None,
     "gpt-2": None,
     "llama-bpe": _LLAMA3,
@@ -57,7 +58,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         )
     tokenizer = _byte_level(meta) if kind == "gpt2" else _sentencepiece(meta)
     _add_tokens(tokenizer, meta)
-    _add_bos(tokenizer, meta)
+    _add_ends(tokenizer, meta, is_embedder=bool(pooling_files(file)))
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     special = {
@@ -75,11 +76,11 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
 def _byte_level(meta: dict[str, Any]) -> Tokenizer:
     """GPT-2's kind: the file has the merges."""
     name = meta.get("pre", "default")
-    if name not in _SPLITS:
+    if name not in BYTE_LEVEL_SPLITS:
         raise ConfigError(
-            f"The tokenizer's pre-tokenizer {name!r} is not supported in GGUF files; supported: {', '.join(_SPLITS)}."
+            f"The tokenizer's pre-tokenizer {name!r} is not supported in GGUF files; supported: {', '.join(BYTE_LEVEL_SPLITS)}."
         )
-    split = _SPLITS[name]
+    split = BYTE_LEVEL_SPLITS[name]
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: i for i, token in enumerate(meta["tokens"])},
@@ -145,11 +146,23 @@ def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
     tokenizer.add_special_tokens([token for token in added if token.special])
 
 
-def _add_bos(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
-    default = meta["model"] == "llama" or _SPLITS[meta.get("pre", "default")] == _LLAMA3
-    if meta.get("add_bos_token", default) and "bos_token_id" in meta:
-        bos = meta["bos_token_id"]
-        token = meta["tokens"][bos]
-        tokenizer.post_processor = TemplateProcessing(
-            single=[token, "$A"], pair=[token, "$A", token, "$B"], special_tokens=[(token, bos)]
-        )
+def _add_ends(tokenizer: Tokenizer, meta: dict[str, Any], is_embedder: bool) -> None:
+    """Let a text begin with the beginning-of-sequence token if the file says so, and in an embedding model end with the
+    end-of-sequence token. A text to be continued has no end."""
+    default = meta["model"] == "llama" or BYTE_LEVEL_SPLITS[meta.get("pre", "default")] == _LLAMA3
+    wanted = {
+        "bos": meta.get("add_bos_token", default),
+        "eos": is_embedder and meta.get("add_eos_token", False),
+    }
+    ids = {
+        end: meta[f"{end}_token_id"] for end in wanted if wanted[end] and f"{end}_token_id" in meta
+    }
+    if not ids:
+        return
+    names = {end: meta["tokens"][token_id] for end, token_id in ids.items()}
+    first, last = ([names[end]] if end in names else [] for end in ("bos", "eos"))
+    tokenizer.post_processor = TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *first, "$B", *last],
+        special_tokens=[(names[end], token_id) for end, token_id in ids.items()],
+    )

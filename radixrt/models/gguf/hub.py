@@ -1,0 +1,177 @@
+"""Downloads GGUF files of the hub, named ``hf:USER/REPO:QUANTIZATION``, into the hub's local cache.
+
+The form is that of llama.cpp's ``-hf`` and Ollama's ``hf.co/``. A model that was split is downloaded with all its parts.
+"""
+
+import glob
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from radixrt.base.errors import ConfigError
+from radixrt.models.gguf.file import PART
+from radixrt.models.gguf.folder import import_gguf
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRevisionInfo
+
+log = logging.getLogger(__name__)
+
+File = TypeVar("File", str, Path)
+
+PREFIX = "hf:"
+_NAME = re.compile(r"hf:([^/:\s]+/[^/:\s]+)(?::(\S+))?")
+_DEFAULT = "Q4_K_M"
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_\w+)?|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_\w+)?))(?=[-.]|$)",
+    re.IGNORECASE,
+)
+_NOT_MODELS = ("mmproj", "imatrix")
+"""Beginnings of the names of other GGUF files: parts of models that see, and statistics for quantizing."""
+
+
+def hub_file(name: str, flag: str) -> Path:
+    """The GGUF file that ``name`` stands for, or the first of its files; downloaded unless the cache has it.
+
+    Without a quantization it is Q4_K_M, or the only one that the repository has. If the hub cannot be asked, the newest
+    copy in the cache is taken, with a warning.
+
+    Args:
+        name: ``hf:USER/REPO``, ``hf:USER/REPO:QUANTIZATION`` or ``hf:USER/REPO:FILE``.
+        flag: the setting that errors name.
+
+    Raises:
+        ConfigError: the repository or the quantization does not exist, or cannot be downloaded.
+    """
+    parts = _NAME.fullmatch(name)
+    if parts is None:
+        raise ConfigError(
+            f"{flag} {name} is no name of a GGUF file on the hub; the form is hf:USER/REPO:{_DEFAULT}."
+        )
+    repository, wanted = parts.groups()
+    import_gguf(name)  # before gigabytes are downloaded in vain
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+    except ImportError:
+        raise ConfigError(f"{flag} {name} needs huggingface_hub, which is not installed.") from None
+    try:
+        siblings = HfApi().model_info(repository).siblings or []
+        files = _choose(gguf_models(file.rfilename for file in siblings), wanted, repository)
+        patterns = [glob.escape(file) for file in files]
+        return Path(snapshot_download(repository, allow_patterns=patterns)) / files[0]
+    except ConfigError:
+        raise
+    except Exception as error:  # any failure of the network, the hub or the id
+        cached = _cached(repository, wanted)
+        if cached is None:
+            _refuse(repository, error, f"{flag} {name}")
+        log.warning("The hub cannot be asked (%s); serving the copy in its cache.", _reason(error))
+        return cached
+
+
+def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
+    """The GGUF models among the files of a repository, each with its files in their order.
+
+    Returns:
+        by quantization, in capitals; by the name of the first file where its name has none, or another model has the same.
+
+    >>> gguf_models(["README.md", "a-Q8_0.gguf", "big/b.q4_k_m-00001-of-00002.gguf", "big/b.q4_k_m-00002-of-00002.gguf"])
+    {'Q8_0': ['a-Q8_0.gguf'], 'Q4_K_M': ['big/b.q4_k_m-00001-of-00002.gguf', 'big/b.q4_k_m-00002-of-00002.gguf']}
+    >>> gguf_models(["a-Q8_0.gguf", "b-Q8_0.gguf", "mmproj-F16.gguf", "c.gguf"])
+    {'a-Q8_0.gguf': ['a-Q8_0.gguf'], 'b-Q8_0.gguf': ['b-Q8_0.gguf'], 'c.gguf': ['c.gguf']}
+    """
+    models: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(files):
+        name = PurePosixPath(file).name
+        if name.endswith(".gguf") and not name.startswith(_NOT_MODELS):
+            models[PART.sub("", file).removesuffix(".gguf")].append(file)
+    quantizations: dict[str, list[list[str]]] = defaultdict(list)
+    for stem, parts in models.items():
+        found = _QUANTIZATION.findall(PurePosixPath(stem).name)
+        quantizations[found[-1].upper() if found else parts[0]].append(parts)
+    return {
+        quantization if len(having) == 1 else parts[0]: parts
+        for quantization, having in quantizations.items()
+        for parts in having
+    }
+
+
+def _choose(models: dict[str, list[File]], wanted: str | None, repository: str) -> list[File]:
+    """The files of the wanted model.
+
+    Raises:
+        ConfigError: the repository has no such model; the message lists those there are.
+    """
+    if not models:
+        raise ConfigError(
+            f"{repository} has no GGUF files; for safetensors give --model-path {repository}, without hf:."
+        )
+    if wanted is None and len(models) == 1:
+        return next(iter(models.values()))
+    wanted = wanted or _DEFAULT
+    for quantization, files in models.items():
+        if wanted.casefold() == quantization.casefold() or f"/{files[0]}".endswith(f"/{wanted}"):
+            return files
+    raise ConfigError(
+        f"{repository} has no GGUF file {wanted}; choose one of these: "
+        + ", ".join(f"{PREFIX}{repository}:{quantization}" for quantization in sorted(models))
+    )
+
+
+def cached_models(revisions: Iterable["CachedRevisionInfo"]) -> dict[str, list[Path]]:
+    """The GGUF models of a repository in the hub's cache, each in its newest revision, as :func:`gguf_models` names them.
+
+    A model with missing files is among them only if no revision has all.
+    """
+    models: dict[str, list[Path]] = {}
+    for revision in sorted(revisions, key=lambda revision: -revision.last_modified):
+        folder = revision.snapshot_path
+        found = (path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf"))
+        for name, files in gguf_models(found).items():
+            paths = [folder / file for file in files]
+            if name not in models or (_is_complete(paths) and not _is_complete(models[name])):
+                models[name] = paths
+    return models
+
+
+def _is_complete(files: list[Path]) -> bool:
+    part = PART.search(files[0].name)
+    return all(file.is_file() for file in files) and (part is None or len(files) == int(part[2]))
+
+
+def _cached(repository: str, wanted: str | None) -> Path | None:
+    """The first file of the wanted model, if the hub's cache has all of them."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = [repo for repo in scan_cache_dir().repos if repo.repo_id == repository]
+    except CacheNotFound:
+        return None
+    models = cached_models(revision for repo in repos for revision in repo.revisions)
+    try:
+        complete = {name: files for name, files in models.items() if _is_complete(files)}
+        return _choose(complete, wanted, repository)[0]
+    except ConfigError:
+        return None
+
+
+def _refuse(repository: str, error: Exception, failure: str) -> NoReturn:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    advice = f"cannot be downloaded, and is not in the hub's cache ({_reason(error)})"
+    if isinstance(error, GatedRepoError):
+        page = f"{constants.ENDPOINT}/{repository}"
+        advice = f"is gated: accept its terms at {page}, then log in with `hf auth login` or set HF_TOKEN"
+    elif isinstance(error, RepositoryNotFoundError):
+        advice = "does not exist on the hub, or is private: check the name, or log in with `hf auth login` or HF_TOKEN"
+    raise ConfigError(f"{failure} {advice}.") from error
+
+
+def _reason(error: Exception) -> str:
+    first, *_ = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {first}"

@@ -1,0 +1,74 @@
+"""The comparison with llama.cpp: texts for tokenizers, the log-probabilities that it writes, and, where it is installed, its own files."""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.gguf_oracle.checks import _cut_off, _divergence
+from bench.gguf_oracle.families import FAMILIES, compare_families
+from bench.gguf_oracle.llama_cpp import MAX_DROP, LlamaCpp, Pages
+from bench.gguf_oracle.texts import make_texts
+
+PEERS = Path(os.environ.get("RADIXRT_PEERS", "~/.cache/radixrt/peers")).expanduser()
+needs_llama_cpp = pytest.mark.skipif(
+    not (PEERS / "llama.cpp" / "bin" / "llama-perplexity").exists(),
+    reason="llama.cpp is not installed in RADIXRT_PEERS",
+)
+
+
+def test_texts_differ_and_have_many_scripts_and_control_tokens() -> None:
+    texts = make_texts(2000, ["<|im_end|>"])
+    assert texts == make_texts(2000, ["<|im_end|>"])
+    assert len(set(texts)) == 2000
+    assert sum("<|im_end|>" in text for text in texts) > 400
+    assert len({ord(letter) >> 7 for text in texts for letter in text}) > 50
+    assert all(text.encode("utf-8").decode("utf-8") == text for text in texts)
+
+
+def test_log_probabilities_of_a_file_are_those_that_were_written(tmp_path: Path) -> None:
+    """In the form of tools/perplexity/perplexity.cpp."""
+    length, vocabulary, pages = 8, 11, 2
+    logits = torch.randn(pages, length - 1 - length // 2, vocabulary) * 9
+    expected = _cut_off(logits)
+    tokens = np.arange(pages * length, dtype=np.int32)
+    with (file := tmp_path / "logits").open("wb") as out:
+        out.write(b"_logits_" + struct.pack("<3i", length, vocabulary, pages) + tokens.tobytes())
+        for row, exact in zip(logits.flatten(0, 1), logits.log_softmax(-1).flatten(0, 1), strict=True):  # fmt: skip
+            span = min(float(row.max() - row.min()), MAX_DROP)
+            least = float(exact.max()) - span
+            codes = ((exact - least) / span * 65535).round().clamp(0).to(torch.int32).tolist()
+            out.write(struct.pack(f"<2f{vocabulary + 1}H", span / 65535, least, *codes, 0))
+    read = Pages.read(file)
+    assert read.tokens.tolist() == tokens.reshape(pages, length).tolist()
+    for page in range(pages):
+        found = _cut_off(torch.from_numpy(read.log_probabilities(page, vocabulary)))
+        torch.testing.assert_close(found, expected[page], atol=3e-4, rtol=0)
+
+
+def test_divergence_is_zero_of_itself_and_that_of_the_textbook() -> None:
+    base = torch.tensor([[0.5, 0.25, 0.25], [0.8, 0.1, 0.1]]).log()
+    other = torch.tensor([[0.25, 0.25, 0.5], [0.8, 0.1, 0.1]]).log()
+    expected = torch.nn.functional.kl_div(other, base, reduction="none", log_target=True).sum(-1)
+    torch.testing.assert_close(_divergence(_cut_off(base), _cut_off(other)), expected)
+    assert _divergence(base, base).abs().max() == 0
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("family", ["gemma3", "llama 3"])
+def test_files_of_llama_cpps_own_tools_answer_like_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SentencePiece and byte-level BPE; ``make gguf-oracle`` has all families."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for other in set(FAMILIES) - {family}:
+        monkeypatch.delitem(FAMILIES, other)
+    (corpus := tmp_path / "corpus").write_text("\n".join(make_texts(3000, [])))
+    with torch.inference_mode():
+        (outcome,) = compare_families(LlamaCpp(PEERS), tmp_path, make_texts(300, ["[INST]"]), corpus)  # fmt: skip
+    assert outcome.largest_error < 1e-3
+    assert outcome.divergence < 0.01
+    assert not outcome.tokens.others
