@@ -83,13 +83,14 @@ def load_model(
             formats, kept = blocks.format_of, blocks.kept
         allocate_matrices(model, formats)
     model.num_parameters = num_weights(model)
-    progress_level = logging.INFO if model.tp.rank == 0 else logging.DEBUG
+    is_first = tp is None or tp.rank == 0
+    progress_level = logging.INFO if is_first else logging.DEBUG
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     elif entries is None:
         model.load_weights(read_tensors(model_dir, progress_level))
     else:
-        if quantization == "auto" and model.tp.rank == 0:
+        if quantization == "auto" and is_first:
             warn_of_dequantization(entries, kept, torch_dtype)
         model.load_weights(read_weights(entries, raw_config, torch_dtype, kept, progress_level))
     use_kernels(model, kernels)
