@@ -37,7 +37,7 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.stats import SchedulerStats, TenantStats, TimeHistogram
+from radixrt.messages.stats import SchedulerStats, StructuredStats, TenantStats, TimeHistogram
 from radixrt.scheduler.cache_calls import CacheCall
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
@@ -195,7 +195,7 @@ class FakeScheduler:
                 stop = token if token in sampling.stop_token_ids else None
                 finished[seq_id] = _report(running.request, finish_reason="stop", stop_reason=stop)
                 del self._running[seq_id]
-            elif running.at == sampling.max_tokens:
+            elif running.request.num_output + running.at == sampling.max_tokens:
                 finished[seq_id] = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
         self._outbox.send(
@@ -214,7 +214,7 @@ class FakeScheduler:
         histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
         counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
         counts |= {name: {"tree": 1} for name in ("drafted_tokens", "accepted_draft_tokens")}
-        counts["running"] = len(self._running)
+        counts |= {"running": len(self._running), "replicas": {}, "structured": StructuredStats()}
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
 

@@ -240,6 +240,13 @@ class ServerConfig(SchedulerSettings):
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", at_least=1)
+    dp: int = _device(
+        1,
+        "Replicas: engines with a KV cache of their own behind one router (docs/routing.md). They share the threads and the memory that they "
+        "would take by default; --kernel-threads and --max-total-tokens are of each.",
+        at_least=1,
+        at_most=64,
+    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
@@ -307,6 +314,11 @@ class ServerConfig(SchedulerSettings):
         None,
         "ZeroMQ address on which to answer subscribers that have missed events.",
         metavar="ADDRESS",
+    )
+    kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
+        "radixrt",
+        "Wire format of the events and replays: that of docs/kv_events.md, or vLLM's, which other routers read; it needs "
+        "--kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(
         False,
@@ -421,6 +433,21 @@ class ServerConfig(SchedulerSettings):
                 )
         if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
             raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
+        if self.kv_events_format == "vllm" and not self.kv_events_tokens:
+            raise ConfigError(
+                "--kv-events-format vllm needs --kv-events-tokens: readers of vLLM's events compute hashes of their own from the "
+                "token ids."
+            )
+        ports = [
+            int(port)
+            for address in (self.kv_events, self.kv_events_replay)
+            if address is not None and (port := address.rpartition(":")[2]).isdigit()
+        ]
+        if self.dp > 1 and len(ports) == 2 and abs(ports[0] - ports[1]) < self.dp:
+            raise ConfigError(
+                f"--kv-events and --kv-events-replay need ports that are at least {self.dp} apart with --dp {self.dp}: each "
+                "replica takes the next port."
+            )
         if self.kv_events is not None and self.disable_radix_cache:
             raise ConfigError(
                 "--kv-events publishes nothing with --disable-radix-cache: leave one out."

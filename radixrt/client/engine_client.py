@@ -40,6 +40,7 @@ from radixrt.messages.calls import (
 )
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToApi
+from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.replies import (
     CacheMatch,
     CallReply,
@@ -403,11 +404,9 @@ class EngineClient:
         """An engine takes requests, and none of its processes hangs."""
         if not self._info.done() or self._died is not None:
             return False
-        try:
-            records = [Heartbeat(file) for file in self._channels.heartbeat_files()]
-        except FileNotFoundError:  # the supervisor has just removed a dead engine's files
+        if self._info.result().replicas > 1 and not any(map(_is_well, self._channels.replicas())):
             return False
-        return bool(records) and not any(record.is_overdue() for record in records)
+        return _is_well(self._channels)
 
     async def drain(self, grace_s: float, reason: str) -> None:
         """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""
@@ -488,6 +487,9 @@ class EngineClient:
                     call.reply.set_exception(message.error.as_error())
                 else:
                     call.reply.set_result(message.value)
+            case RequestsLost():
+                self._open.take_over(message.request_ids)
+                self._leases.restore(message.leases)
             case EngineInfo():
                 if not self._info.done():
                     self._info.set_result(message)
@@ -520,3 +522,12 @@ class EngineClient:
                     retry_after_s=RETRY_AFTER_S,
                 )
             )
+
+
+def _is_well(channels: Channels) -> bool:
+    """The processes of an engine, or of a replica, are there, and none of them hangs."""
+    try:
+        records = [Heartbeat(file) for file in channels.heartbeat_files()]
+    except FileNotFoundError:  # the supervisor has just removed the files of a dead one
+        return False
+    return bool(records) and not any(record.is_overdue() for record in records)

@@ -17,6 +17,7 @@ from radixrt.messages.calls import (
     TenantStatsCall,
 )
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport, RequestsLost
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
@@ -24,7 +25,7 @@ from radixrt.messages.steps import StepPlan, StepResult
 
 ToTokenizerFromApi = GenerateRequest | AbortRequest | Call
 
-ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
+ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply | RequestsLost
 
 ToScheduler = (
     LoadGrammar
@@ -40,9 +41,10 @@ ToScheduler = (
     | CacheNodeCall
     | StatsCall
     | TenantStatsCall
+    | ReplayEvents
 )
 
-ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply
+ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 

@@ -225,3 +225,5 @@ class SchedulerStats(Counters, kw_only=True):
     """Replay requests for batches that are no longer kept, answered with all blocks."""
     structured: StructuredStats = msgspec.field(default_factory=StructuredStats)
     """Filled in by the tokenizer process."""
+    replicas: dict[str, "SchedulerStats"] = {}
+    """Of each replica by its number, if there are several; the other fields are their sums."""

@@ -126,6 +126,11 @@ class Scheduler:
         return len(self._in_flight)
 
     @property
+    def seconds_in_flight(self) -> float:
+        """Forecast time of the steps in flight."""
+        return sum(map(self.step_times.seconds, self._in_flight.shapes()))
+
+    @property
     def num_running(self) -> int:
         return self.slots.num_used
 

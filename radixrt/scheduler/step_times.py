@@ -176,20 +176,21 @@ class StepTimes:
 
     def chunk_seconds(self, start: int, tokens: int) -> float:
         """Time that a prefill chunk from position ``start`` adds to a step."""
-        by_token, by_pair = self._prefill_costs()
+        by_token, by_pair = self.prefill_costs
         return by_token * tokens + by_pair * attended_pairs(start, tokens)
 
     def tokens_within(self, seconds: float, start: int) -> int:
         """Most prompt tokens from position ``start`` that add at most ``seconds`` to a step."""
-        by_token, by_pair = self._prefill_costs()
+        by_token, by_pair = self.prefill_costs
         slope = by_token + by_pair * start
         if by_pair > 0:
             root = math.sqrt(slope * slope + 2 * by_pair * seconds)
             return min(int((root - slope) / by_pair), NO_BOUND)
         return min(int(seconds / slope), NO_BOUND) if slope > 0 else NO_BOUND
 
-    def _prefill_costs(self) -> tuple[float, float]:
-        """Seconds per prompt token, and per attended pair."""
+    @property
+    def prefill_costs(self) -> tuple[float, float]:
+        """Seconds per prompt token, and per attended pair; 0 if unknown."""
         return self._costs[3] / _UNITS[3], self._costs[4] / _UNITS[4]
 
     # ------------------------------------------------------------ the bound of a step

@@ -2,11 +2,13 @@
 
 The state of an engine is spread over its worker, scheduler and tokenizer processes, so the death of one is the end of the
 engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
-and hands them to the next engine (:mod:`radixrt.client.engine_client`).
+and hands them to the next engine (:mod:`radixrt.client.engine_client`). With ``--dp``, an engine has several replicas, each a
+scheduler and its workers. The death of one of these is the end of its replica only, which is started again.
 """
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import shutil
@@ -38,6 +40,8 @@ MAX_DEATHS = 3
 """Engines that end one after the other without a token between them; then the server ends."""
 FIRST_DELAY_S = 0.5
 """Before the second restart in a row; each further one waits twice as long."""
+LONGEST_DELAY_S = 30.0
+"""Before a restart of a replica, while others live."""
 HEALTHY_S = 600.0
 """An engine that has lived so long has not died of its start, though nobody has asked it for a token."""
 
@@ -60,10 +64,18 @@ class _Child:
     name: str
     process: subprocess.Popen[str]
     heartbeat: Heartbeat
+    replica: int | None = None
+    """Number of the replica that it is part of."""
+    started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
     is_stopped: bool = False
     """The supervisor has ended it: its end is no news."""
     hung: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its name among all processes of the server."""
+        return self.name if self.replica is None else f"{self.name}.{self.replica}"
 
     def follow_log(
         self, ended: "queue.SimpleQueue[_Child | None]", show: Callable[[str], None]
@@ -100,8 +112,20 @@ class _Child:
             how = f"ended with status {status}"
         tail = "".join(f"    {line}" for line in self.log_tail)
         return EngineDiedError(
-            f"The {self.name} process {how}. The end of its log:\n{tail or '    (empty)'}"
+            f"The {self.label} process {how}. The end of its log:\n{tail or '    (empty)'}"
         )
+
+
+@dataclass(eq=False)
+class _Replica:
+    """A scheduler and its workers."""
+
+    channels: Channels
+    """Of its last start."""
+    deaths: int = 0
+    """Since its last token."""
+    restart_at: float = math.inf
+    """Time of ``time.monotonic()`` at which it is started again; infinity: it lives."""
 
 
 def _to_stderr(line: str) -> None:
@@ -140,6 +164,7 @@ class Supervisor:
         self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
         self._api: _Child | None = None
         self._engine: list[_Child] = []
+        self._replicas: list[_Replica] = []
         self._parent_pipe = os.pipe()  # children see its end when this process is gone
         self._stopping = self._draining = False
         self.channels = Channels(Channels.make_run_dir())
@@ -149,7 +174,7 @@ class Supervisor:
             if listen_socket is not None:
                 fd = listen_socket.fileno()
                 self._api = self._start(
-                    "api", "--listen-fd", str(fd), pass_fd=fd, stdout=api_stdout
+                    "api", self.channels, "--listen-fd", str(fd), pass_fd=fd, stdout=api_stdout
                 )
                 listen_socket.close()  # so that nobody waits for an answer once the api process has ended
         except BaseException:
@@ -158,8 +183,9 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1, worker2, ..."""
-        return {child.name: child.process.pid for child in self._children}
+        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1, worker2, ...;
+        the processes of a replica have its number behind a dot."""
+        return {child.label: child.process.pid for child in self._children}
 
     def wait(self) -> None:
         """Watch until :meth:`stop` is called by another thread, the api process has drained, or a signal handler raises.
@@ -176,7 +202,10 @@ class Supervisor:
                 raise ConfigError((self.channels.run_dir / CONFIG_ERROR_FILE).read_text())
             if child is self._api:
                 raise child.death()
-            self._replace_engine(child)
+            if child.replica is None or self._max_deaths == 1:
+                self._replace_engine(child)
+            else:
+                self._end_replica(child, self._replicas[child.replica])
 
     def drain(self) -> None:
         """Ask the api process to finish the open requests and to end; :meth:`wait` returns when it has."""
@@ -223,15 +252,28 @@ class Supervisor:
 
     def _start_engine(self) -> None:
         self._started_at = time.monotonic()
+        if self._config.dp == 1:
+            self._start_replica(self.channels)
+        else:
+            numbers = range(self._config.dp)
+            self._replicas = [_Replica(self.channels.of_replica(n, 0)) for n in numbers]
+            for replica in self._replicas:
+                self._start_replica(replica.channels)
+        self._engine.append(self._start("tokenizer", self.channels))
+
+    def _start_replica(self, channels: Channels) -> None:
+        """Start a scheduler and its workers."""
+        channels.folder.mkdir(mode=0o700, exist_ok=True)
         for rank in range(self._config.tp):
             name = "worker" if rank == 0 else f"worker{rank}"
-            self._engine.append(self._start("worker", "--rank", str(rank), name=name))
-        self._engine.append(self._start("scheduler"))
-        self._engine.append(self._start("tokenizer"))
+            worker = self._start("worker", channels, "--rank", str(rank), name=name)
+            self._engine.append(worker)
+        self._engine.append(self._start("scheduler", channels))
 
     def _start(
         self,
         module: str,
+        channels: Channels,
         *arguments: str,
         name: str = "",
         pass_fd: int | None = None,
@@ -241,7 +283,9 @@ class Supervisor:
         name = name or module
         # -P: a file of the user's folder called http.py must not stand in for the standard library's
         command = [sys.executable, "-P", "-m", f"radixrt.{module}", "--parent-fd", str(parent_fd)]
-        place = ["--run-dir", str(self.channels.run_dir), "--engine", str(self.channels.engine)]
+        place = ["--run-dir", str(channels.run_dir), "--engine", str(channels.engine)]
+        if channels.replica is not None:
+            place += ["--replica", str(channels.replica), "--start", str(channels.start)]
         process = subprocess.Popen(
             [*command, *place, *arguments],
             stdout=stdout,
@@ -253,7 +297,8 @@ class Supervisor:
             pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
             process_group=0,  # Ctrl-C is the supervisor's to handle
         )
-        child = _Child(name, process, Heartbeat(self.channels.heartbeat_file(name)))
+        heartbeat = Heartbeat(channels.heartbeat_file(name))
+        child = _Child(name, process, heartbeat, channels.replica)
         following = (self._ended, self._show_log)
         threading.Thread(target=child.follow_log, args=following, daemon=True).start()
         return child
@@ -267,6 +312,7 @@ class Supervisor:
                 child = self._ended.get(timeout=LOOK_S)
             except queue.Empty:
                 self._look_at_heartbeats()
+                self._start_due_replicas()
                 continue
             if child is None or self._stopping:
                 return None
@@ -275,12 +321,13 @@ class Supervisor:
 
     def _look_at_heartbeats(self) -> None:
         """Kill a process that hangs."""
-        age_s = time.monotonic() - self._started_at
+        now = time.monotonic()
+        age_s = now - self._started_at
         if self._start_limit_s is None and all(c.heartbeat.has_begun for c in self._engine):
             self._start_limit_s = max(START_PATIENCE * age_s, self._config.step_timeout)
         limit_s = self._start_limit_s if self._config.step_timeout else None
         for child in self._engine:
-            child.kill_if_hung(is_late=limit_s is not None and age_s > limit_s)
+            child.kill_if_hung(is_late=limit_s is not None and now - child.started_at > limit_s)
 
     def _replace_engine(self, dead: _Child) -> None:
         """Start a new engine after a pause that grows from death to death.
@@ -288,7 +335,7 @@ class Supervisor:
         Raises:
             EngineDiedError: too many engines have ended.
         """
-        tokens = next(child.heartbeat.done for child in self._engine if child.name == "scheduler")
+        tokens = sum(child.heartbeat.done for child in self._engine if child.name == "scheduler")
         is_healthy = tokens or time.monotonic() - self._started_at > HEALTHY_S
         self._deaths = 1 if is_healthy else self._deaths + 1
         death = dead.death()
@@ -303,6 +350,41 @@ class Supervisor:
         if self._deaths > 1:
             time.sleep(FIRST_DELAY_S * 2 ** (self._deaths - 2))
         self._start_engine()
+
+    def _end_replica(self, dead: _Child, replica: _Replica) -> None:
+        """End the other processes of a replica, and start it again: at once, or after a pause if it died soon after its last start.
+
+        Raises:
+            EngineDiedError: it has died too often, and no other replica lives.
+        """
+        members = [child for child in self._engine if child.replica == dead.replica]
+        tokens = sum(child.heartbeat.done for child in members if child.name == "scheduler")
+        is_healthy = tokens or time.monotonic() - dead.started_at > HEALTHY_S
+        replica.deaths = 1 if is_healthy else replica.deaths + 1
+        death = dead.death()
+        others_live = any(
+            other.restart_at == math.inf for other in self._replicas if other is not replica
+        )
+        if replica.deaths >= self._max_deaths and not others_live:
+            raise death
+        log.error("%s\nThe replica is started again; its open requests go on in others.", death)
+        shutil.rmtree(replica.channels.folder, ignore_errors=True)  # first: its requests go on now
+        _end(members)
+        for child in members:
+            child.heartbeat.close()
+        self._engine = [child for child in self._engine if child not in members]
+        replica.channels = self.channels.of_replica(
+            replica.channels.replica or 0, replica.channels.start + 1
+        )
+        delay_s = FIRST_DELAY_S * 2 ** (replica.deaths - 2) if replica.deaths > 1 else 0.0
+        replica.restart_at = time.monotonic() + min(delay_s, LONGEST_DELAY_S)
+        self._start_due_replicas()
+
+    def _start_due_replicas(self) -> None:
+        for replica in self._replicas:
+            if replica.restart_at <= time.monotonic():
+                replica.restart_at = math.inf
+                self._start_replica(replica.channels)
 
 
 def _end(children: list[_Child]) -> None:

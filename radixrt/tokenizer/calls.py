@@ -41,6 +41,7 @@ from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.replica_calls import SchedulerCall
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 _Tree = dict[str, Any]
@@ -69,7 +70,7 @@ class Calls:
     shows_cache_texts: bool
     explainer: Explainer
     to_api: Send
-    to_scheduler: Send
+    to_scheduler: Callable[[SchedulerCall], None]
     _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
     _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
     """Calls that the scheduler replies to, with something added by this process."""

@@ -1,6 +1,7 @@
 """The worker process: executes step plans in order, and sends their tokens as these arrive."""
 
 import argparse
+import dataclasses
 import gc
 import time
 from pathlib import Path
@@ -39,7 +40,8 @@ class WorkerProcess:
         name = "worker" if rank == 0 else f"worker{rank}"
         self._heartbeat = Heartbeat(channels.heartbeat_file(name))
         self._step_timeout_s = config.step_timeout
-        place = pick_device(config.device, rank)
+        place = pick_device(config.device, rank + (channels.replica or 0) * config.tp)
+        config = replica_share(config, place)
         tp = join_ranks(channels.folder, rank, config.tp, place)
         from_threads = Outbox(channels.address("worker", "scheduler"))
         device, tokenizer_file = make_device(place), channels.tokenizer_file
@@ -106,6 +108,25 @@ def pick_device(name: str, rank: int) -> torch.device:
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", rank)
+
+
+def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
+    """The settings of one replica. On a CPU, replicas share the threads and the memory of the machine; each has GPUs of its own.
+
+    Raises:
+        ConfigError: there are too few GPUs.
+    """
+    if config.dp == 1:
+        return config
+    if device.type == "cuda":
+        if config.dp * config.tp > torch.cuda.device_count():
+            raise ConfigError(
+                f"--dp {config.dp} with --tp {config.tp} needs {config.dp * config.tp} GPUs and torch finds "
+                f"{torch.cuda.device_count()}."
+            )
+        return config
+    torch.set_num_threads(max(1, torch.get_num_threads() // config.dp))
+    return dataclasses.replace(config, mem_fraction_static=config.mem_fraction_static / config.dp)
 
 
 def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> TensorParallel:

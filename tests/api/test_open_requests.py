@@ -56,6 +56,31 @@ class Engine:
         self.open.take_over()
 
 
+def test_only_the_requests_of_a_dead_replica_are_sent_again() -> None:
+    engine = Engine()
+    lost, kept = engine.ask("lost"), engine.ask("kept")
+    lost.take(chunk(lost, [4, 5]))
+    old_id = kept.wire_id
+    engine.sent.clear()
+    engine.open.take_over([lost.wire_id, "unknown#9"])
+    assert engine.running() == ["lost"] and kept.wire_id == old_id
+    assert engine.sent[0].resumed[0].token_ids == pack_ids([4, 5])
+    assert engine.open.on_wire(old_id) is kept
+
+
+def test_a_request_that_kills_replicas_runs_alone_and_is_refused_then() -> None:
+    engine = Engine()
+    killer, other = engine.ask("killer"), engine.ask("other")
+    for _ in range(2):
+        engine.open.take_over([killer.wire_id])
+    assert not killer.wire_id, "it waits until the other has ended"
+    engine.open.remove(other)
+    assert killer.wire_id
+    engine.open.take_over([killer.wire_id])
+    error = killer.arrivals._queue.get_nowait()
+    assert isinstance(error, RequestError) and error.code == "request_kills_engine"
+
+
 def chunk(opened: OpenRequest, tokens: list[int], index: int = 0, **report: Any) -> AnswerChunk:
     return AnswerChunk(
         request_id=opened.wire_id,
