@@ -49,7 +49,7 @@ SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
 after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
 
 FEW_HEAPS = {"MALLOC_ARENA_MAX": "2"}
-"""For a worker, on glibc. Threads load grammars and fill masks, and each can get a heap of its own, up to eight for each CPU
+"""For glibc. Threads load grammars, fill masks and encode texts, and each can get a heap of its own, up to eight for each CPU
 core. A heap keeps what is freed in it: with 256 grammars that came and went, 38 MB in 16 heaps, 12 MB in one."""
 
 
@@ -247,7 +247,7 @@ class Supervisor:
             stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            env=_environment(module),
+            env=_environment(),
             text=True,
             errors="replace",
             pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
@@ -318,9 +318,8 @@ def _end(children: list[_Child]) -> None:
             child.process.wait()
 
 
-def _environment(module: str) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Children import radixrt from the path of this process. Variables that the user has set are not changed."""
     package_parent = str(Path(__file__).parents[2])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    heaps = FEW_HEAPS if module == "worker" else {}
-    return {**SHORT_SPINS, **heaps, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**SHORT_SPINS, **FEW_HEAPS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
