@@ -8,7 +8,7 @@ from torch import Tensor
 from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.gemma import GemmaForCausalLM
+from radixrt.models.families.gemma import GemmaForCausalLM
 
 
 class Gemma3ForCausalLM(GemmaForCausalLM):
