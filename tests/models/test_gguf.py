@@ -174,7 +174,7 @@ def test_blocks_stay_as_they_are_and_decode_bit_for_bit(
     architecture, overrides, kind = BLOCKS[case]
     _, file = make(architecture, overrides, kind=kind)
     model = native(served := resolve_model_path(str(file)))
-    assert caplog.text == ""
+    assert "dequantized" not in caplog.text
     plain = load_model(served, dtype="float32")  # by gguf's own dequantization
     assert model.num_parameters == plain.num_parameters
     matrices = block_matrices(model)
@@ -271,7 +271,7 @@ def test_other_kinds_are_dequantized_with_a_warning_and_can_be_rounded(
     torch.testing.assert_close(Harness(model, 16).logits(PROMPT), logits(served), atol=0.2, rtol=0)
     caplog.clear()
     rounded = load_model(served, quantization="int8")
-    assert caplog.text == ""
+    assert "dequantized" not in caplog.text
     plain = load_model(served)
     assert "dequantized" in caplog.text
     assert weight_bytes(rounded) < 0.6 * weight_bytes(plain)
@@ -287,9 +287,9 @@ def test_gemma_3_270m_decodes_bit_for_bit() -> None:
     kinds = {entry.kind: entry for entry in file.tensors.values() if entry.kind in BLOCK_KINDS}
     assert len(kinds) >= 4
     for kind, entry in kinds.items():
-        rows = np.memmap(entry.file, np.uint8, "r", entry.offset, (entry.shape[0], entry.row_bytes))
+        rows = np.memmap(entry.file, np.uint8, "c", entry.offset, (entry.shape[0], entry.row_bytes))
         matrix = blockwise.pack(torch.from_numpy(rows), kind, *entry.shape)
-        wanted = torch.tensor(rng.sample(range(entry.shape[0]), 500))
+        wanted = torch.tensor(rng.choices(range(entry.shape[0]), k=500))
         expected = gguf.dequantize(rows[wanted.numpy()], gguf.GGMLQuantizationType(kind))
         result = blockwise.look_up(matrix, wanted, torch.float32).numpy()
         assert np.array_equal(result.view(np.int32), expected.view(np.int32))
@@ -310,7 +310,7 @@ def private_bytes():
 kernels, folder = NativeKernels(), resolve_model_path(sys.argv[1])
 idle = load_model(resolve_model_path("demo"), kernels=kernels)  # and all that is imported
 before = private_bytes()
-model = load_model(folder, kernels=kernels)
+model = load_model(folder, kernels=kernels, context_length=1024)  # rotary tables are as long as that
 print(private_bytes() - before)
 """
 
