@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
+.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary; many minutes
 	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest tests/scheduler/test_stateful.py --timeout 0 $(ARGS)
 
+test-speculation: install ## 500 requests of every kind with and without drafts, and as many in a crowded pool; minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py --timeout 0 $(ARGS)
+
 test-clients: install ## Try other clients and agents (ollama, LiteLLM, LangChain, Codex, Claude Code, ...) in .clients; needs npm
 	$(BIN)/python -m tests.clients $(ARGS)
 
@@ -54,8 +57,14 @@ test-browser: install ## Test the web page in Chromium (apt-get install chromium
 	$(BIN)/python -m pip install --quiet --editable .[browser]
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
-torture: install ## Kill and stop every process of a server under load, a hundred times, and flood it; up to 20 minutes
-	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture tests/server/test_takeover.py tests/server/test_floods.py $(ARGS)
+TORTURE := tests/torture $(addprefix tests/server/test_,takeover.py floods.py life.py) \
+	$(addprefix tests/api/test_,stalls.py connections.py overload.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
+
+torture: install ## Kill and stop every process of a server under load, a hundred times; floods, bombs, slow clients, full disks; up to 20 minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 $(TORTURE) $(ARGS)
+
+determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; minutes
+	RADIXRT_DETERMINISM=1 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)

@@ -49,6 +49,8 @@ BENCHMARKS = (
         "-m bench.serving --rounds 3", "--rounds 1 --quick"),
     Benchmark("constrained", "What grammars cost beside free answers, and what forced tokens save.",
         "-m bench.constrained", "--hidden-size 128 --num-layers 2 --rounds 1 --concurrency 1"),
+    Benchmark("speculation", "Drafts beside none by turns, on the built-in model padded to 0.4 B parameters; and the time to draft.",
+        "-m bench.speculation --padded {model}-padded", "--quick --rounds 1 --padded '' --only repeated"),
     Benchmark("radix tree", "The radix tree beside two published designs, microseconds (medians of 21), and its memory.",
         "-m bench.radix_tree --nodes 100000 --tokens 10000 100000 --page-sizes 16",
         "--nodes 100 --tokens 1000 --rounds 2 --weigh-nodes 100"),

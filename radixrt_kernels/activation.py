@@ -1,4 +1,4 @@
-"""Gated activations in one pass over memory; torch needs two passes and rounds between them."""
+"""Gated activations in one pass over memory; torch needs two passes and rounds between them. Also the soft cap of logits."""
 
 import torch
 
@@ -6,6 +6,7 @@ from radixrt_kernels import native, tape
 
 if native is not None:
     _gated_activation = native.gated_activation
+    _soft_cap = native.soft_cap
     _ACTIVATIONS = {
         name: getattr(native.Activation, name) for name in ("silu", "gelu", "gelu_tanh")
     }
@@ -38,3 +39,22 @@ def gated_activation(
         out = gate_up.new_empty((tokens, columns // 2))
     tape.call(_gated_activation, gate_up, out, _ACTIVATIONS[name])
     return out
+
+
+def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Replace each logit by ``cap * tanh(logit / cap)``, in place. A logit's result does not depend on its place in memory.
+
+    Args:
+        logits: float32 [rows, vocab]. Rows may have gaps between them.
+        cap: positive
+
+    Raises:
+        ValueError: the shape, dtype or cap does not fit.
+
+    Example:
+        >>> import torch
+        >>> soft_cap_(torch.tensor([[-100.0, 0.0, 1.0]]), 2.0)
+        tensor([[-2.0000,  0.0000,  0.9242]])
+    """
+    tape.call(_soft_cap, logits, cap)
+    return logits

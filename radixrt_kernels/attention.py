@@ -7,6 +7,11 @@ from radixrt_kernels import native
 if native is not None:
     _AttentionPlan = native.AttentionPlan
 
+KEYS_PER_CUT = 256
+"""A multiple of 64. Keys are cut at the multiples of it, counted from the beginning of each sequence; the results of the cuts are
+folded into one another in ascending order. Threads, batch and shared prefixes decide who computes which cuts, and so change no
+bit of the result. Another value changes the last bits of every result."""
+
 
 class AttentionPlan:
     """The ragged batch of one step, checked and divided into tasks.
@@ -55,14 +60,21 @@ class AttentionPlan:
             kv_slots: [num_tokens] int64, ``page * page_size + offset`` for the key and value of each new token
             page_size: tokens per page
             shared_prefixes: ([groups + 1], [groups]) int32. Group ``g`` has the consecutive sequences
-                ``first[g]:first[g+1]``; their first ``second[g]`` pages are equal and precede all their queries. These pages
-                are read once per group.
+                ``first[g]:first[g+1]``; their first ``second[g]`` pages are equal and precede all their queries. The cuts
+                (``KEYS_PER_CUT``) that lie wholly in these pages are read once per group.
 
         Raises:
             ValueError: the arguments contradict one another.
         """
         self._plan = _AttentionPlan(
-            qo_indptr, kv_indptr, last_page_len, kv_indices, kv_slots, page_size, shared_prefixes
+            qo_indptr,
+            kv_indptr,
+            last_page_len,
+            kv_indices,
+            kv_slots,
+            page_size,
+            shared_prefixes,
+            KEYS_PER_CUT,
         )
 
     def attend(

@@ -1,4 +1,5 @@
-"""Samples the next token of each row of logits: mask, temperature, top-k, top-p, min-p and the draw, without a sort.
+"""Samples the next token of each row of logits: mask, temperature, top-k, top-p, min-p and the draw, without a sort. Also
+normalizes log-probabilities.
 
 It selects the same tokens as ``radixrt.worker.sampling.sampler`` in torch, where the settings are described.
 """
@@ -9,6 +10,7 @@ from radixrt_kernels import native
 
 if native is not None:
     _sample = native.sample
+    _log_sum_exp = native.log_sum_exp
 
 
 def draw_tokens(
@@ -50,3 +52,26 @@ def draw_tokens(
     peaks = torch.empty(len(logits))
     _sample(logits, settings, positions, mask, token_ids, peaks)
     return token_ids, peaks
+
+
+def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """Compute the logarithm of the sum of ``e ** logit``. The result of a row does not depend on the other rows or on the number of
+    threads; ``torch.logsumexp`` divides a single row among its threads.
+
+    Args:
+        logits: float32 [rows, vocab]
+
+    Returns:
+        float32 [rows]
+
+    Raises:
+        ValueError: the shape or dtype does not fit.
+
+    Example:
+        >>> import torch
+        >>> log_sum_exp(torch.tensor([[0.0, 0.0], [1.0, -torch.inf]]))
+        tensor([0.6931, 1.0000])
+    """
+    output = torch.empty(len(logits))
+    _log_sum_exp(logits, output)
+    return output

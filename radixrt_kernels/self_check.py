@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary, sampler
+from radixrt_kernels import activation, blockwise, groupwise, linear, mixture, norm, rotary, sampler
 from radixrt_kernels.attention import AttentionPlan
+from radixrt_kernels.reference import blockwise as reference_blockwise
 from radixrt_kernels.reference import groupwise as reference_groupwise
 from radixrt_kernels.reference import linear as reference_linear
 from radixrt_kernels.reference import mixture as reference_mixture
@@ -44,12 +45,19 @@ FEW_AND_MANY = (7, 40)
 """Numbers of tokens; linear layers use different code paths for few and many tokens."""
 
 
+GGUF_BLOCKS = {2: (32, 18), 6: (32, 22), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210), 39: (32, 17)}  # fmt: skip
+"""Columns and bytes of a block, by kind."""
+
+
 def activations() -> Iterator[Check]:
     for dtype, tolerance in ROUNDING.items():
         gate_up = torch.randn(5, 2 * 123).to(dtype)
         for name in ("silu", "gelu", "gelu_tanh"):
             result = activation.gated_activation(gate_up, name)
             yield Check(f"{name} {dtype}", result, gated_activation(gate_up, name), tolerance)
+    logits = torch.randn(5, 123)
+    expected = 0.5 * torch.tanh(logits.double() / 0.5)
+    yield Check("soft_cap", activation.soft_cap_(logits, 0.5), expected, 1e-5)
 
 
 def attention() -> Iterator[Check]:
@@ -120,6 +128,22 @@ def groupwise_linears() -> Iterator[Check]:
                 yield Check(name, result, expected, tolerance)
 
 
+def blockwise_linears() -> Iterator[Check]:
+    """Random bytes are valid blocks; without bit 6, their scales are finite numbers."""
+    for kind, (columns, num_bytes) in GGUF_BLOCKS.items():
+        row_bytes = 512 // columns * num_bytes
+        blocks = torch.randint(0, 256, (75, row_bytes), dtype=torch.uint8) & 0xBF
+        matrix = blockwise.pack(blocks, kind, 75, 512)
+        weights = reference_blockwise.dequantize(matrix)
+        result = blockwise.look_up(matrix, torch.arange(75), torch.float32)
+        yield Check(f"look_up of GGUF's kind {kind}", result, weights, 0.0)
+        for tokens in (1, 5, *FEW_AND_MANY):
+            hidden = torch.randn(tokens, 512)
+            expected = reference_blockwise.linear(hidden, [matrix])
+            result = blockwise.linear(hidden, [matrix])
+            yield Check(f"linear of GGUF's kind {kind}, {tokens} tokens", result, expected, 1e-5)
+
+
 def mixtures() -> Iterator[Check]:
     """Seven tokens with three of five experts each."""
     for dtype, tolerance in ROUNDING.items():
@@ -139,12 +163,13 @@ def mixtures() -> Iterator[Check]:
 
 
 def sampling() -> Iterator[Check]:
-    """Greedy sampling. ``tests/kernels/test_sampler_kernel.py`` tests the other settings."""
+    """Greedy sampling and log-probabilities. ``tests/kernels/test_sampler_kernel.py`` tests the other settings."""
     logits = torch.randn(5, 1000)
     settings = torch.zeros(5, 6, dtype=torch.int32)
     settings[:, 1] = 1000
     found, _ = sampler.draw_tokens(logits, settings, torch.zeros(5, dtype=torch.int64))
     yield Check("sample, greedy", found, logits.argmax(-1), 0.0)
+    yield Check("log_sum_exp", sampler.log_sum_exp(logits), logits.double().logsumexp(-1), 1e-5)
 
 
 CHECKS: list[Callable[[], Iterator[Check]]] = [
@@ -154,6 +179,7 @@ CHECKS: list[Callable[[], Iterator[Check]]] = [
     attention,
     linears,
     groupwise_linears,
+    blockwise_linears,
     mixtures,
     sampling,
 ]

@@ -1,5 +1,7 @@
 """Tiny random checkpoints of every architecture, saved by transformers: what tests serve and compare with."""
 
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +145,101 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.75},
         },
     ),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
+    "olmo2": ("Olmo2Config", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            **_EXPERTS,
+            "head_dim": 32,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {**_EXPERTS, "num_local_experts": 6, "head_dim": 32, "rotary_dim": 16},
+    ),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "seed_oss": ("SeedOssConfig", {"head_dim": 24, "attention_out_bias": True}),
+    "ernie4_5": ("Ernie4_5Config", {"head_dim": 24, "use_bias": True}),
+    "exaone4": (
+        "Exaone4Config",
+        {
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "hunyuan": (
+        "HunYuanDenseV1Config",
+        {
+            "head_dim": 24,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 1.0,
+                "alpha": 20.0,
+            },
+        },
+    ),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 16.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
 }
 """Name to the config class in transformers and what it has beside the common settings."""
+
+
+_ENCODER: dict[str, Any] = {"attention_dropout": 0.0, "pad_token_id": 1, "type_vocab_size": 1}
+
+POOLED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", {"type_vocab_size": 2, "max_position_embeddings": 128}),
+    "xlm_roberta": ("XLMRobertaConfig", {**_ENCODER, "max_position_embeddings": 130}),
+    "modernbert": (
+        "ModernBertConfig",
+        {"local_attention": 16, "global_attn_every_n_layers": 2, "hidden_activation": "gelu"},
+    ),
+    "embeddinggemma": (
+        "Gemma3TextConfig",
+        {**_GEMMA3, "use_bidirectional_attention": True, "sliding_window": 20},
+    ),
+    "qwen3": CONFIGS["qwen3"],
+}
+"""As ``CONFIGS``, of models that give vectors or classes."""
 
 
 def _config(architecture: str, overrides: dict[str, Any]) -> Any:
@@ -176,9 +271,71 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
         for weight in model.parameters():
             if weight.ndim == 1:  # norms and biases: random as well, or a forgotten one goes unseen
                 weight.add_(torch.randn_like(weight) * 0.2)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                tensor.add_(torch.randn_like(tensor) * 0.2)
         if config.get_text_config().tie_word_embeddings:  # or the model repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)
     model.save_pretrained(folder)
+    return folder
+
+
+def make_pooled(
+    architecture: str,
+    folder: Path,
+    *,
+    pooling: str = "mean",
+    normalize: bool = True,
+    dense: tuple[int, ...] = (),
+    **overrides: Any,
+) -> Path:
+    """Save a seeded random embedding model in ``folder``, with the files of sentence-transformers, and return it.
+
+    Args:
+        architecture: a key of ``POOLED``.
+        pooling: mean, cls or lasttoken.
+        dense: sizes of linear layers behind the pooling.
+        overrides: further fields of the config. With ``num_labels`` it is a classifier, without those files.
+    """
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    class_name, specific = POOLED[architecture]
+    config = getattr(transformers, class_name)(**{**_COMMON, **specific, **overrides})
+    torch.manual_seed(2)
+    kind = "ForSequenceClassification" if "num_labels" in overrides else ""
+    model = getattr(transformers, f"AutoModel{kind}").from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.add_(torch.randn_like(weight) * 0.2)
+    model.save_pretrained(folder)
+    if kind:
+        return folder
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules += [(f"{2 + i}_Dense", "Dense") for i in range(len(dense))]
+    modules += [("9_Normalize", "Normalize")] * normalize
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(
+        json.dumps({f"pooling_mode_{pooling}{'_tokens' * (pooling == 'mean')}": True})
+    )
+    sizes = [config.hidden_size, *dense]
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        part = folder / f"{2 + i}_Dense"
+        part.mkdir()
+        (part / "config.json").write_text(
+            json.dumps({"activation_function": "torch.nn.modules.linear.Identity"})
+        )
+        save_file(
+            {"linear.weight": torch.randn(outputs, inputs) * inputs**-0.5},
+            part / "model.safetensors",
+        )
     return folder
 
 

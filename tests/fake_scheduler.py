@@ -3,7 +3,9 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
@@ -35,11 +37,14 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.stats import SchedulerStats, TenantStats, TimeHistogram
+from radixrt.messages.stats import SchedulerStats, StructuredStats, TenantStats, TimeHistogram
 from radixrt.scheduler.cache_calls import CacheCall
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
 """Of every sequence."""
+
+VECTOR = (3.0, 0.0, 4.0, 12.0)
+"""Of every prompt, until a test sets another."""
 
 Script = Callable[[SequenceRequest], list[int]]
 
@@ -75,6 +80,7 @@ class FakeScheduler:
 
     Attributes:
         script: the tokens to answer a request with; they are repeated until the request's limit.
+        vector: the numbers of a request that asks for them.
         refuse: given a request, the refusal to send instead of tokens.
         released: sequence ids that were released while they ran.
         requests: all that came in.
@@ -91,6 +97,7 @@ class FakeScheduler:
         self.step_s = step_s
         self.script: Script = lambda request: unpack_ids(request.token_ids).tolist()
         self.refuse: Callable[[SequenceRequest], SequenceRefused | None] = lambda request: None
+        self.vector: Callable[[SequenceRequest], Sequence[float]] = lambda request: VECTOR
         self.requests: list[SequenceRequest] = []
         self.released: list[int] = []
         self.cache_calls: list[CacheCall] = []
@@ -156,11 +163,17 @@ class FakeScheduler:
         started: dict[int, AnswerReport] = {}
         finished: dict[int, AnswerReport] = {}
         logprobs, prompt_logprobs = [], []
+        vectors: dict[int, bytes] = {}
         for seq_id, running in list(self._running.items()):
             sampling = running.request.sampling
             if sampling.max_tokens == 0:
                 started[seq_id] = _report(running.request)
-                finished[seq_id] = _report(running.request, finish_reason="length")
+                pooled = running.request.options.pool is not None
+                finished[seq_id] = _report(
+                    running.request, finish_reason="stop" if pooled else "length"
+                )
+                if pooled:
+                    vectors[seq_id] = array("f", self.vector(running.request)).tobytes()
                 del self._running[seq_id]
                 continue
             token = running.script[running.at % len(running.script)]
@@ -182,7 +195,7 @@ class FakeScheduler:
                 stop = token if token in sampling.stop_token_ids else None
                 finished[seq_id] = _report(running.request, finish_reason="stop", stop_reason=stop)
                 del self._running[seq_id]
-            elif running.at == sampling.max_tokens:
+            elif running.request.num_output + running.at == sampling.max_tokens:
                 finished[seq_id] = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
         self._outbox.send(
@@ -193,13 +206,15 @@ class FakeScheduler:
                 finished=finished,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                vectors=vectors,
             )
         )
 
     def _stats(self) -> SchedulerStats:
         histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
-        counts = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
-        counts["running"] = len(self._running)
+        counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
+        counts |= {name: {"tree": 1} for name in ("drafted_tokens", "accepted_draft_tokens")}
+        counts |= {"running": len(self._running), "replicas": {}, "structured": StructuredStats()}
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
 

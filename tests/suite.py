@@ -26,6 +26,7 @@ SHARED = {
     "tests/lang/test_leaving.py": DEMO_SERVER,
     "tests/lang/test_servers.py": DEMO_SERVER,
     "tests/server/test_demo.py": DEMO_SERVER,
+    "tests/server/test_speculation.py": DEMO_SERVER,
     "tests/server/test_structured.py": DEMO_SERVER,
     "tests/engine/test_llm.py": "LLM",
     "tests/engine/test_llm_cache.py": "LLM",

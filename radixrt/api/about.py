@@ -18,8 +18,9 @@ from radixrt.api.http.middleware import new_id
 from radixrt.api.page.files import PageFiles, page_routes
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.pooling import POOL
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 
 HEALTH_TIMEOUT_S = 30
@@ -87,7 +88,7 @@ def about_routes(state: ServerState) -> APIRouter:
                 "model_path": state.config.model_path,
                 "tokenizer_path": state.config.tokenizer_path or state.config.model_path,
                 "served_model_name": state.config.model_name,
-                "is_generation": True,
+                "is_generation": state.info.pooling is None,
                 "preferred_sampling_params": state.default_sampling or None,
             }
             | _without_ids(state)
@@ -175,12 +176,15 @@ async def _generate_one_token(state: ServerState) -> None:
     Raises:
         RequestError: it did not come back, or not in time.
     """
+    generates = state.info.pooling is None
+    one_token = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     request = GenerateRequest(
         request_id=new_id("health"),
         prompt=TokenPrompt(pack_ids([0])),
         options=RequestOptions(
-            sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+            sampling=one_token if generates else PREFILL_ONLY,
             cache_salt="health",
+            pool=None if generates else POOL,
         ),
     )
     try:

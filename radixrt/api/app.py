@@ -7,12 +7,16 @@ from radixrt.api.about import about_routes
 from radixrt.api.anthropic.messages import ERRORS as ANTHROPIC_ERRORS
 from radixrt.api.anthropic.messages import message_routes
 from radixrt.api.conversations.continuation import conversation_routes
+from radixrt.api.embeddings.embeddings import embedding_routes
+from radixrt.api.embeddings.rerank import rerank_routes
+from radixrt.api.embeddings.score import score_routes
 from radixrt.api.http.browsers import CheckBrowsers, accepted_names, cors
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
 from radixrt.api.http.keys import Authenticate
 from radixrt.api.http.middleware import AnswerHead, LimitBody, RefuseWhileDraining, SetRequestId
 from radixrt.api.native.cache import cache_routes
+from radixrt.api.native.cache_match import match_routes
 from radixrt.api.native.generate import native_routes
 from radixrt.api.native.infill import infill_routes
 from radixrt.api.native.live import live_routes
@@ -29,17 +33,20 @@ from radixrt.base.config import listed
 
 _ROUTES = (
     chat_routes, completion_routes, message_routes, ollama_routes, response_routes, conversation_routes, native_routes, infill_routes, scoring_routes, tokenizer_routes,
-    cache_routes, live_routes, about_routes,
+    embedding_routes, rerank_routes, score_routes, cache_routes, match_routes, live_routes, about_routes,
 )  # fmt: skip
 
 
 MAX_BODY_BYTES = 32 << 20
 
+ERROR_SHAPES = (ANTHROPIC_ERRORS, OLLAMA_ERRORS)
+"""Of the paths whose errors are not in OpenAI's form."""
+
 
 def build_app(state: ServerState, tracing: Tracing | None = None) -> FastAPI:
     # The interactive pages load scripts from elsewhere, so only the description itself is served.
     app = FastAPI(title="radixrt", version=__version__, docs_url=None, redoc_url=None)
-    install_error_handlers(app, [ANTHROPIC_ERRORS, OLLAMA_ERRORS])
+    install_error_handlers(app, ERROR_SHAPES)
     app.add_middleware(AnswerHead)
     app.add_middleware(LimitBody, max_bytes=MAX_BODY_BYTES)
     app.add_middleware(Authenticate, keys=state.keys)

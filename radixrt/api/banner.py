@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from radixrt import __version__
 from radixrt.api.http.browsers import ANY, accepted_names, is_loopback
@@ -22,7 +23,7 @@ def banner(
     """The lines to print; ``host`` and ``port`` are those the socket is bound to."""
     url = local_url(host, port, is_https=config.tls_cert is not None)
     question = _DEMO_QUESTION if config.model_name == DEMO_MODEL else _QUESTION
-    body = {"messages": [{"role": "user", "content": question}]}
+    path, body = _example(info, question)
     key = "" if not needs_key else " -H 'Authorization: Bearer YOUR_API_KEY'"
     docs = Path(__file__).parents[2] / "docs"
     names = "" if is_loopback(host) else f"\n  names     {_names(config)}"
@@ -34,9 +35,20 @@ Parsers: tool calls {_tool_calls(config)}, reasoning {config.reasoning_parser}
 
   address   {url}   (OpenAI clients: base_url={url}/v1){names}
   docs      {docs if docs.is_dir() else f"{url}/"}
-  try       curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+  try       curl {url}{path} -H 'Content-Type: application/json'{key} \\
               -d {shlex.quote(json.dumps(body))}
 """
+
+
+def _example(info: EngineInfo, question: str) -> tuple[str, dict[str, Any]]:
+    """An endpoint that the model serves, and a body for it."""
+    if info.pooling is None:
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": question}]}
+    if info.pooling.task == "embed":
+        return "/v1/embeddings", {"input": question}
+    if info.pooling.size == 1:
+        return "/v1/rerank", {"query": question, "documents": ["Air scatters blue light."]}
+    return "/classify", {"input": question}
 
 
 def _tool_calls(config: ServerConfig) -> str:

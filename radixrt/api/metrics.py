@@ -158,6 +158,29 @@ class EngineCollector(Collector):
         stats = self.stats
         if stats is None:
             return
+        yield GaugeMetricFamily(
+            "radixrt_generation_tokens_per_second",
+            "Tokens generated in the last seconds.",
+            self._tokens_per_s(),
+        )
+        yield from _families(stats.structured)
+        if not stats.replicas:
+            yield from self._of_scheduler(stats)
+            return
+        of_replicas = {
+            replica: list(self._of_scheduler(one)) for replica, one in stats.replicas.items()
+        }
+        for families in zip(*of_replicas.values(), strict=True):
+            for replica, family in zip(of_replicas, families, strict=True):
+                family.samples = [
+                    sample._replace(labels={**sample.labels, "replica": replica})
+                    for sample in family.samples
+                ]
+            first, *others = families
+            first.samples += [sample for family in others for sample in family.samples]
+            yield first
+
+    def _of_scheduler(self, stats: SchedulerStats) -> Iterator[Family]:
         hit_rate = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
         yield GaugeMetricFamily(
             "radixrt_cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate
@@ -173,11 +196,6 @@ class EngineCollector(Collector):
             "Tokens of the KV pool that running sequences and leases hold.",
             used_pages * self._page_size,
         )
-        yield GaugeMetricFamily(
-            "radixrt_generation_tokens_per_second",
-            "Tokens generated in the last seconds.",
-            self._tokens_per_s(),
-        )
         ended = stats.finished + stats.aborted + stats.refused
         yield CounterMetricFamily(
             "radixrt_received_sequences",
@@ -185,7 +203,6 @@ class EngineCollector(Collector):
             ended + stats.running + stats.waiting,
         )
         yield from _families(stats)
-        yield from _families(stats.structured)
 
     def _tokens_per_s(self) -> float:
         (begin, before), (end, after) = self._generated[0], self._generated[-1]
@@ -195,7 +212,11 @@ class EngineCollector(Collector):
 def _families(struct: msgspec.Struct) -> Iterator[Family]:
     for field, metric in _METRICS[type(struct)]:
         name = f"radixrt_{metric.name or field}"
-        yield _family(metric.kind, name, metric.text, getattr(struct, field))
+        value = getattr(struct, field)
+        if metric.label:
+            yield _labelled(metric, name, value)
+        else:
+            yield _family(metric.kind, name, metric.text, value)
 
 
 def _metrics_of(struct: type[msgspec.Struct]) -> list[tuple[str, Metric]]:
@@ -214,6 +235,13 @@ def _family(kind: str, name: str, text: str, value: Any) -> Family:
         return _histogram(name, text, value)
     family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     return family(name, text, value)
+
+
+def _labelled(metric: Metric, name: str, values: dict[str, int]) -> Family:
+    family = CounterMetricFamily(name, metric.text, labels=[metric.label])
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 def _histogram(name: str, text: str, snapshot: TimeHistogram) -> HistogramMetricFamily:

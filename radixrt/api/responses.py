@@ -39,10 +39,10 @@ class Usage:
             "cache_write_tokens": sum(report.cache_write_tokens for report in first),
         }
         usage = usage_json(sum(prompts.values()), output_tokens, details)
+        names = ("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
         usage["completion_tokens_details"] = {
-            "reasoning_tokens": 0 if self._hides_output else sum(r.reasoning_tokens for r in every),
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            name: 0 if self._hides_output else sum(getattr(report, name) for report in every)
+            for name in names
         }
         if retries := sum(report.retries for report in every):
             usage["structured_output_retries"] = retries

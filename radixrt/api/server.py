@@ -15,13 +15,16 @@ from functools import partial
 
 import uvicorn
 import uvloop
+from prometheus_client import Counter
+from starlette.types import ASGIApp
 
-from radixrt.api.app import build_app
+from radixrt.api.app import ERROR_SHAPES, build_app
 from radixrt.api.banner import banner
-from radixrt.api.http.acceptor import Acceptor
+from radixrt.api.http.acceptor import Acceptor, protocols_of
 from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
 from radixrt.api.http.gate import Gate, Paces
 from radixrt.api.http.keys import Keys
+from radixrt.api.http.loading import Loading, accepting
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
@@ -37,9 +40,6 @@ FLUSH_S = 1
 
 SHUTTING_DOWN = "The server is shutting down."
 
-LISTEN_BACKLOG = 65535
-"""The system's limit (net.core.somaxconn, often 4096) applies. A connection that finds the queue full waits for seconds."""
-
 MOST_UNREAD_CHUNKS = 4096
 """Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
 
@@ -48,7 +48,7 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
     """Serve until a signal to stop.
 
     Args:
-        listen_socket_fd: a bound TCP socket. It begins to listen when the engine is ready.
+        listen_socket_fd: a listening TCP socket.
     """
     _allow_many_connections()
     gc.freeze()  # the collector need not visit the libraries' objects: that takes some tenths of a second
@@ -57,41 +57,27 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
 
 async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.socket) -> None:
     listen_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    debugging = config.log_level == "debug"
-    logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tracing: Tracing | None = None
     client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed)
     try:
         keys = _keys(config)
-        state = ServerState(config, client, await client.ready(), keys)
         paces = Paces()
+        loading = _http_config(
+            config, Loading(ERROR_SHAPES), paces, Counter("unread", "", registry=None)
+        )
+        with accepting(listen_socket, loading):
+            info = await client.ready()
+        state = ServerState(config, client, info, keys)
         max_open = config.max_running_requests + config.max_queued_requests
         if config.otlp_endpoint is not None:
             tracing = Tracing(config.otlp_endpoint, config.model_name)
         app = build_app(state, tracing)
-        shapes = app.state.error_shapes
-        slow_readers = state.metrics.slow_readers
-        connection = partial(Connection, paces=paces, slow_readers=slow_readers, shapes=shapes)
+        gate = Gate(app, max_open, paces.starts, state.metrics.refused, ERROR_SHAPES)
         server = _Server(
-            state,
-            channels,
-            uvicorn.Config(
-                Gate(app, max_open, paces.starts, state.metrics.refused, shapes),
-                http=connection,  # type: ignore[arg-type]
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=debugging,
-                server_header=False,
-                proxy_headers=False,  # they are the client's word
-                timeout_graceful_shutdown=FLUSH_S,
-                timeout_keep_alive=IDLE_TIMEOUT_S,
-                ssl_context_factory=_tls(config),
-            ),
+            state, channels, _http_config(config, gate, paces, state.metrics.slow_readers)
         )
-        listen_socket.listen(LISTEN_BACKLOG)
         address = listen_socket.getsockname()[:2]
         print(banner(config, state.info, *address, needs_key=keys.are_declared), flush=True)
         await server.serve(sockets=[listen_socket])
@@ -101,6 +87,26 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
         client.close()
+
+
+def _http_config(
+    config: ServerConfig, app: ASGIApp, paces: Paces, slow_readers: Counter
+) -> uvicorn.Config:
+    debugging = config.log_level == "debug"
+    logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, paces=paces, slow_readers=slow_readers, shapes=ERROR_SHAPES),  # type: ignore[arg-type]
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=debugging,
+        server_header=False,
+        proxy_headers=False,  # they are the client's word
+        timeout_graceful_shutdown=FLUSH_S,
+        timeout_keep_alive=IDLE_TIMEOUT_S,
+        ssl_context_factory=_tls(config),
+    )
 
 
 def _tls(config: ServerConfig) -> Callable[..., ssl.SSLContext] | None:
@@ -141,13 +147,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections at our own pace instead of uvicorn's."""
         await super().startup(sockets=[])
-
-        def make_protocol() -> asyncio.Protocol:
-            protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[assignment, call-arg]
-                config=self.config, server_state=self.server_state, app_state={}
-            )
-            return protocol
-
+        make_protocol = protocols_of(self.config, self.server_state)
         for listener in sockets or []:
             self._acceptors.append(Acceptor(listener, make_protocol, self.config.ssl))
 

@@ -223,7 +223,8 @@ class _WatchedModule:
 
 
 def score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:
-    """Options of every plan: scores and dtypes. FlashInfer's window does not count the query itself."""
+    """Options of every plan: scores, dtypes and splits. FlashInfer's window does not count the query itself. Its splits of fixed
+    size are not made for CUDA graphs, so deterministic steps have none."""
     return {
         "window_left": -1 if spec.sliding_window is None else spec.sliding_window - 1,
         "logits_soft_cap": spec.soft_cap,
@@ -231,6 +232,7 @@ def score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:
         "q_data_type": setup.dtype,
         "kv_data_type": setup.kv_dtype,
         "non_blocking": True,
+        "disable_split_kv": setup.deterministic,
     }
 
 
@@ -256,7 +258,8 @@ class Decode:
             shared.workspace,
             kv_layout="NHD",
             use_cuda_graph=buffers is not None,
-            use_tensor_cores=decode_with_tensor_cores(spec),
+            # The other decode kernel splits keys by the batch.
+            use_tensor_cores=setup.deterministic or decode_with_tensor_cores(spec),
             paged_kv_indptr_buffer=buffers and buffers.kv_indptr,
             paged_kv_indices_buffer=buffers and buffers.kv_indices,
             paged_kv_last_page_len_buffer=buffers and buffers.last_page_len,

@@ -33,6 +33,8 @@ class AttentionSetup:
     """Prefixes that decoding sequences share may be read once for all of them."""
     kv_specs: Sequence[KVSpec] = ()
     """Of all layers, one for each of ``specs``."""
+    deterministic: bool = False
+    """FlashInfer never splits the keys of a row, whatever the batch."""
 
     def why_not_plain(self) -> str | None:
         """The reason why kernels that read keys and values of one shape in ``kv_dtype`` cannot serve this model; None if

@@ -36,6 +36,8 @@ def run_child(
     parser = argparse.ArgumentParser(prog=f"radixrt.{name}")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--engine", type=int, required=True, help="number of the engine")
+    parser.add_argument("--replica", type=int, help="number of the replica")
+    parser.add_argument("--start", type=int, default=0, help="number of the replica's start")
     parser.add_argument(
         "--parent-fd", type=int, required=True, help="pipe that the supervisor holds open"
     )
@@ -48,9 +50,12 @@ def run_child(
     signal.signal(signal.SIGTERM, _exit_quietly)
     run_dir: Path = arguments.run_dir
     config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
-    set_up_logging(name, config.log_level)
+    channels = Channels(run_dir, arguments.engine, arguments.replica, arguments.start)
+    set_up_logging(
+        name if channels.replica is None else f"{name}.{channels.replica}", config.log_level
+    )
     try:
-        main(config, Channels(run_dir, arguments.engine), arguments)
+        main(config, channels, arguments)
     except ConfigError as error:
         (run_dir / CONFIG_ERROR_FILE).write_text(str(error))
         sys.exit(EXIT_CONFIG_ERROR)

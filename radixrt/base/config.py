@@ -115,6 +115,11 @@ class SchedulerSettings:
         "Order of the waiting queue: lpm longest prefix match (every 4th pick the oldest), suf shortest uncached "
         "prefill (every 8th pick the oldest), fcfs first come first served, priority the smallest priority and then lpm.",
     )
+    speculation: Literal["auto", "off"] = _scheduling(
+        "auto",
+        "Draft tokens from text that the server knows, and verify several in one step, as far as that saves time; answers stay "
+        "the same. Only on a CPU.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,12 +240,24 @@ class ServerConfig(SchedulerSettings):
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", at_least=1)
+    dp: int = _device(
+        1,
+        "Replicas: engines with a KV cache of their own behind one router (docs/routing.md). They share the threads and the memory that they "
+        "would take by default; --kernel-threads and --max-total-tokens are of each.",
+        at_least=1,
+        at_most=64,
+    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
     prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
         "auto",
         "FlashInfer kernel for prompts; auto selects fa3 on Hopper for prompts with many new tokens if fa3 works, else fa2.",
+    )
+    deterministic: bool = _device(
+        False,
+        "On a GPU: attention that does not depend on the batch, at less speed (docs/determinism.md says what is left). On a CPU answers "
+        "never depend on it.",
     )
     kernel_threads: int | None = _device(
         None,
@@ -297,6 +314,11 @@ class ServerConfig(SchedulerSettings):
         None,
         "ZeroMQ address on which to answer subscribers that have missed events.",
         metavar="ADDRESS",
+    )
+    kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
+        "radixrt",
+        "Wire format of the events and replays: that of docs/kv_events.md, or vLLM's, which other routers read; it needs "
+        "--kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(
         False,
@@ -411,6 +433,21 @@ class ServerConfig(SchedulerSettings):
                 )
         if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
             raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
+        if self.kv_events_format == "vllm" and not self.kv_events_tokens:
+            raise ConfigError(
+                "--kv-events-format vllm needs --kv-events-tokens: readers of vLLM's events compute hashes of their own from the "
+                "token ids."
+            )
+        ports = [
+            int(port)
+            for address in (self.kv_events, self.kv_events_replay)
+            if address is not None and (port := address.rpartition(":")[2]).isdigit()
+        ]
+        if self.dp > 1 and len(ports) == 2 and abs(ports[0] - ports[1]) < self.dp:
+            raise ConfigError(
+                f"--kv-events and --kv-events-replay need ports that are at least {self.dp} apart with --dp {self.dp}: each "
+                "replica takes the next port."
+            )
         if self.kv_events is not None and self.disable_radix_cache:
             raise ConfigError(
                 "--kv-events publishes nothing with --disable-radix-cache: leave one out."

@@ -26,7 +26,7 @@ Received = TypeVar("Received")
 LONGEST_WAIT_S = 1.0
 """Seconds after which a waiting process writes a heartbeat."""
 
-LONGEST_RUN_DIR = 80
+LONGEST_RUN_DIR = 76
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
 
 MAX_FRAME_BYTES = 512 << 20
@@ -41,16 +41,23 @@ class Channels:
     """The addresses of a server's channels, as files in its run directory.
 
     Each engine that the supervisor starts has a folder of its own there, so that nothing of a dead engine reaches the next.
-    Only the api process's inbox outlives engines.
+    So has each start of each replica, in its engine's folder. Only the api process's inbox outlives engines.
     """
 
-    def __init__(self, run_dir: Path, engine: int = 0) -> None:
+    def __init__(
+        self, run_dir: Path, engine: int = 0, replica: int | None = None, start: int = 0
+    ) -> None:
         """
         Args:
             engine: number of the engine, counted from the start of the server.
+            replica: number of the replica whose scheduler and workers use the channels; None: the engine has no replicas, or
+                all share the channels.
+            start: number of the replica's start, counted from the start of the engine.
         """
         self.run_dir = run_dir
         self.engine = engine
+        self.replica = replica
+        self.start = start
 
     @staticmethod
     def make_run_dir() -> Path:
@@ -71,18 +78,19 @@ class Channels:
 
     @property
     def folder(self) -> Path:
-        """The files of this engine; removed at its death."""
-        return self.run_dir / str(self.engine)
+        """The files of this engine, or of this start of a replica; removed at its death."""
+        of_engine = self.run_dir / str(self.engine)
+        return of_engine if self.replica is None else of_engine / f"{self.replica}.{self.start}"
 
     @property
     def is_alive(self) -> bool:
-        """The supervisor has not noticed the death of this engine."""
+        """The supervisor has not noticed the death of this engine, or replica."""
         return self.folder.is_dir()
 
     @property
     def tokenizer_file(self) -> Path:
         """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
-        return self.folder / "tokenizer.json"
+        return self.run_dir / str(self.engine) / "tokenizer.json"
 
     @property
     def farewell_file(self) -> Path:
@@ -94,8 +102,17 @@ class Channels:
         return self.folder / f"heartbeat-{process}"
 
     def heartbeat_files(self) -> list[Path]:
-        """The records of this engine's processes; none if it is not there."""
+        """The records of this engine's processes, or of this replica's; none if it is not there."""
         return list(self.folder.glob("heartbeat-*"))
+
+    def of_replica(self, replica: int, start: int) -> "Channels":
+        """The channels of a start of a replica of this engine."""
+        return Channels(self.run_dir, self.engine, replica, start)
+
+    def replicas(self) -> list["Channels"]:
+        """Those of the replicas of this engine that live."""
+        names = [path.name.split(".") for path in self.folder.glob("[0-9]*.[0-9]*")]
+        return [self.of_replica(int(replica), int(start)) for replica, start in names]
 
     def address(self, sender: str, receiver: str) -> str:
         """For example ``ipc:///tmp/radixrt-x/0/scheduler-worker0``."""

@@ -122,10 +122,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError(
                 "top_p must be above 0; for greedy answers set temperature to 0.", param="top_p"
             )
-        if self.repetition_penalty == 0.0:
-            raise RequestError(
-                "repetition_penalty must be above 0; 1 switches it off.", param="repetition_penalty"
-            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).",
@@ -201,7 +197,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("top_p", 0.0, 1.0),
     ("top_k", -1, 2**31 - 1),
     ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 100.0),
+    ("repetition_penalty", 0.01, 100.0),  # logits are divided by it, and must stay finite
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
     ("seed", -(2**63), 2**63 - 1),

@@ -8,6 +8,9 @@ from radixrt.base.config import EvictionPolicyName, SchedulePolicyName
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
 HintLevel = Literal["none", "session", "program", "exact"]
+RouterName = Literal[
+    "radixrt", "random", "round-robin", "power-of-two", "session-hash", "sglang", "dynamo", "llm-d"
+]
 
 EVICTION_POLICIES: tuple[str, ...] = get_args(EvictionPolicyName)
 SCHEDULE_POLICIES: tuple[str, ...] = get_args(SchedulePolicyName)
@@ -18,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("Server")
     server.add_argument("--base-url", default="http://127.0.0.1:30000/v1", metavar="URL", help="as for the openai client (default: %(default)s)")  # fmt: skip
     server.add_argument("--model", help="name in the API (default: the server's first)")
-    server.add_argument("--api-key", help="sent as a bearer token")
+    server.add_argument("--api-key", help="sent as a bearer token (default: environment variable RADIXRT_API_KEY)")  # fmt: skip
     server.add_argument("--endpoint", choices=get_args(EndpointName), default="completions", help="which API to use (default: %(default)s)")  # fmt: skip
     server.add_argument("--prompts", choices=("auto", "tokens", "text"), default="auto", help="prompts as token ids or as pseudo-words; auto: token ids where the vocabulary's size is known (default: %(default)s)")  # fmt: skip
     server.add_argument("--vocab-size", type=positive, metavar="N", help="prompts use token ids below this (default: the server's vocabulary size)")  # fmt: skip
@@ -70,12 +73,14 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument("--schedule-policy", nargs="+", choices=SCHEDULE_POLICIES, default=["fcfs"], help="order of the waiting queue (default: fcfs, in which all policies admit in the same order)")  # fmt: skip
     compared.add_argument("--hints", nargs="+", choices=get_args(HintLevel), default=["none"], help="levels of cache hints that clients send, for traces with sessions (default: none)")  # fmt: skip
     compared.add_argument("--hint-error", type=_error, nargs="+", default=[0.5], metavar="S", help="with --hints program: standard deviation of the logarithm of the stated duration of a tool over the recorded one (default: 0.5)")  # fmt: skip
+    compared.add_argument("--replicas", type=positive, nargs="+", default=[1], metavar="N", help="engines behind a router, each with its part of the pool and of the prefill rate (default: 1)")  # fmt: skip
+    compared.add_argument("--router", nargs="+", choices=get_args(RouterName), default=["radixrt"], help="routing rules of several replicas: radixrt's own, and those of other projects as published (default: radixrt)")  # fmt: skip
     compared.add_argument("--closed-loop", action="store_true", help="a session's next request waits for the previous answer; default: all requests arrive at their recorded times")  # fmt: skip
 
     model = parser.add_argument_group("The simulated engine")
     model.add_argument("--page-size", type=positive, default=512, metavar="N", help="tokens in a page; below 512, pages of simulated answers dominate the results (default: %(default)s)")  # fmt: skip
     model.add_argument("--max-running", type=positive, default=256, metavar="N", help="maximum of concurrent requests; their pages are locked (default: %(default)s)")  # fmt: skip
-    model.add_argument("--prefill-rate", type=positive, default=100_000, metavar="N", help="prompt tokens computed in a second (default: %(default)s)")  # fmt: skip
+    model.add_argument("--prefill-rate", type=positive, default=100_000, metavar="N", help="prompt tokens computed in a second by all replicas together (default: %(default)s)")  # fmt: skip
     model.add_argument("--decode-ms", type=float, default=10.0, metavar="MS", help="duration of a decode step of the running batch (default: %(default)s)")  # fmt: skip
     model.add_argument("--tokens-per-symbol", type=positive, default=8, metavar="N", help="tokens that are simulated as one; a power of two, at most 512 (default: %(default)s)")  # fmt: skip
     model.add_argument("--speed", type=_rate, default=1.0, metavar="X", help="let requests arrive X times as fast as recorded (default: %(default)s)")  # fmt: skip

@@ -73,6 +73,8 @@ class _Usage(msgspec.Struct):
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The newer name of ``reasoning_content``."""
 
 
 class _Choice(msgspec.Struct):
@@ -206,7 +208,7 @@ def _absorb(event: _Event, record: RequestRecord, answer: _Answer) -> None:
         text = choice.text or delta.content or ""
         answer.text += text
         record.finish_reason = choice.finish_reason or record.finish_reason
-        count = 1 if text or delta.reasoning_content else 0
+        count = 1 if text or delta.reasoning_content or delta.reasoning else 0
         if choice.token_ids is not None:
             count = len(choice.token_ids)
             answer.token_ids += choice.token_ids

@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from radixrt.base.errors import ConfigError
+
 
 def console_beside(json_file: str | None) -> Console:
     """For tables; on stderr where stdout (``-``) is for JSON."""
@@ -26,6 +28,19 @@ def print_rows(console: Console, title: str, rows: Sequence[Any]) -> None:
         values = asdict(row).values()
         table.add_row(*(f"{v:,.4g}" if isinstance(v, float) else str(v) for v in values))
     console.print(table)
+
+
+def check_folders(*files: str | None) -> None:
+    """Check before a measurement that its results can be written; ``-`` and None need no folder.
+
+    Raises:
+        ConfigError: the folder of a file does not exist.
+    """
+    for file in files:
+        if file and file != "-" and not Path(file).parent.is_dir():
+            raise ConfigError(
+                f"{file} cannot be written: the folder {Path(file).parent} is missing."
+            )
 
 
 def write_json(json_file: str | None, content: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from radixrt.bench.client import RequestRecord
@@ -134,11 +135,11 @@ def request_rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
 def print_summary(summary: Summary, console: Console, title: str) -> None:
     """Print two tables: counts, and latencies."""
     console.print()
-    console.print(f"[bold]{title}[/bold]", highlight=False)
+    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
     console.print(_throughput_table(summary))
     console.print(_latency_table(summary))
     for message, count in summary.errors.items():
-        console.print(f"[red]{count} failed:[/red] {message}", highlight=False, markup=True)
+        console.print(f"[red]{count} failed:[/red] {escape(message)}", highlight=False)
 
 
 def _throughput_table(summary: Summary) -> Table:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.bench.client import RequestRecord, Target, converse
 from radixrt.bench.compare import compare_runs
 from radixrt.bench.datasets import read_dataset
-from radixrt.bench.output import console_beside, write_json
+from radixrt.bench.output import check_folders, console_beside, write_json
 from radixrt.bench.report import print_summary, request_rows, summarize
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 
@@ -33,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         before, after = arguments.compare
         compare_runs(Path(before), Path(after), console)
         return 0
+    check_folders(arguments.json, arguments.plot)
     records = asyncio.run(_measure(arguments))
     summary = summarize(records, dict(arguments.slo or ()))
     print_summary(summary, console, _title(arguments))
@@ -62,7 +64,8 @@ def _title(arguments: argparse.Namespace) -> str:
 
 
 async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
-    headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    key = arguments.api_key or os.environ.get("RADIXRT_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     # No limit of connections: the load, not the client's pool, decides how many requests there are.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(

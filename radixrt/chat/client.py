@@ -1,6 +1,7 @@
 """Streams chat answers from an OpenAI-compatible server."""
 
 import json
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,15 +72,20 @@ class AnswerStats:
 class ChatClient:
     """A connection to one server."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         """
         Args:
             url: address of the server, with or without ``/v1`` at its end.
+            tls: certificates that are trusted; None: those of the system.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.Client(
-            headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            verify=True if tls is None else tls,
         )
 
     def close(self) -> None:
@@ -102,6 +108,13 @@ class ChatClient:
             raise NoServerError(f"No server answers at {self.url} ({error}).") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ChatError(f"The server at {self.url} speaks no OpenAI-compatible API.") from error
+
+    def is_ready(self) -> bool:
+        """Whether a radixrt server answers there and has loaded its model."""
+        try:
+            return self._http.get(f"{self.url}/ready", timeout=CONNECT_TIMEOUT_S).is_success
+        except httpx.TransportError:
+            return False
 
     def stream(self, body: dict[str, Any], stats: AnswerStats) -> Iterator[Piece]:
         """Send a chat request and yield its answer; closing the iterator stops the answer.

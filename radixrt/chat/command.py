@@ -12,7 +12,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.chat.client import ChatClient, ChatError
 from radixrt.chat.conversation import Conversation
-from radixrt.chat.local_server import key_of, model_served_at, started, url_of
+from radixrt.chat.local_server import client_of, model_served_at, started
 from radixrt.chat.terminal import Terminal
 
 
@@ -20,12 +20,13 @@ def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
     """Chat with the server on the port; if there is none, start one for the time of the chat. Returns the exit status."""
     try:
         with contextlib.ExitStack() as stack:
-            client = ChatClient(url_of(config), key_of(config))
-            model = model_served_at(client, arguments.model)
+            client = client_of(config)
+            wanted = arguments.model or _given_model(arguments, config)
+            model = model_served_at(client, wanted)
             if model is None:
                 signal.signal(signal.SIGTERM, _end)  # so that the server ends with the chat
                 config = stack.enter_context(started(_with_model(config, arguments.model)))
-                client = ChatClient(url_of(config), key_of(config))
+                client = client_of(config)
                 model = config.model_name
             return _chat(client, model, arguments)
     except (ChatError, ConfigError, EngineDiedError) as error:
@@ -48,7 +49,14 @@ def run_remote(arguments: argparse.Namespace) -> int:
 
 
 def _end(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
+    """SIGTERM ends the program, as a Ctrl-C does not."""
+    sys.exit(128 + signum)
+
+
+def _given_model(arguments: argparse.Namespace, config: ServerConfig) -> str | None:
+    """The model of ``--model-path`` or of the file of ``--config``; None: any that a running server serves."""
+    is_given = "model_path" in vars(arguments) or config.model_path != ServerConfig().model_path
+    return config.model_path if is_given else None
 
 
 def _with_model(config: ServerConfig, model: str | None) -> ServerConfig:

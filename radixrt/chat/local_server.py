@@ -3,33 +3,50 @@
 import contextlib
 import dataclasses
 import os
+import re
+import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.local_url import local_url
+from radixrt.base.tls import server_context
 from radixrt.chat.client import ChatClient, ChatError, NoServerError
+from radixrt.models.checkpoint import resolve_model_path
 from radixrt.supervisor.launch import bind, prepare
 from radixrt.supervisor.supervisor import Supervisor
 
 _POLL_S = 0.1
 
+_QUIET = re.compile(r"\S+ +\S+ +(?:DEBUG|INFO|WARNING) +(?P<text>.*)")
+"""Lines of the server's log that would disturb a chat."""
+_PROGRESS = re.compile(r"Loading weights: (?P<done>.*)")
 
-def url_of(config: ServerConfig) -> str:
-    """The address at which a client on this machine reaches a server of these settings."""
-    return local_url(config.host, config.port, is_https=config.tls_cert is not None)
 
+def client_of(config: ServerConfig) -> ChatClient:
+    """A client on this machine of a server of these settings. Of a TLS server it wants the certificate itself, for any name.
 
-def key_of(config: ServerConfig) -> str | None:
-    """The API key with which a client on this machine asks."""
-    return config.api_key or os.environ.get("RADIXRT_API_KEY")
+    Raises:
+        ConfigError: the certificate or its key cannot be used.
+    """
+    url = local_url(config.host, config.port, is_https=config.tls_cert is not None)
+    tls = None
+    if config.tls_cert is not None:
+        server_context(config.tls_cert, config.tls_key)
+        tls = ssl.create_default_context(cafile=config.tls_cert)
+        tls.check_hostname = False
+        tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return ChatClient(url, config.api_key or os.environ.get("RADIXRT_API_KEY"), tls)
 
 
 def model_served_at(client: ChatClient, wanted: str | None) -> str | None:
@@ -42,7 +59,8 @@ def model_served_at(client: ChatClient, wanted: str | None) -> str | None:
         None: no server answers.
 
     Raises:
-        ChatError: the server serves another model.
+        ChatError: the server serves another model, or is loading its model.
+        ConfigError: ``wanted`` is a file that cannot be served.
     """
     try:
         models = client.models()
@@ -66,11 +84,10 @@ def _is_the_same(model: dict[str, Any], wanted: str) -> bool:
         return True
     if name.startswith("hf:"):  # by default served under its last part
         return name.split("/")[-1] == model["id"]
-    folder = Path(wanted).expanduser()
+    if wanted == DEMO_MODEL or Path(wanted).expanduser().exists():
+        return resolve_model_path(wanted).resolve() == Path(root).resolve()
     # a hub id is downloaded into a folder models--USER--NAME
-    return (folder.is_dir() and folder.resolve() == Path(root).resolve()) or (
-        f"models--{name.replace('/', '--')}" in Path(root).parts
-    )
+    return f"models--{name.replace('/', '--')}" in Path(root).parts
 
 
 @contextlib.contextmanager
@@ -81,15 +98,27 @@ def started(config: ServerConfig) -> Iterator[ServerConfig]:
         ConfigError: a setting, the checkpoint or the machine makes it impossible.
         EngineDiedError: a process ended.
     """
-    config = prepare(dataclasses.replace(config, log_level="error"))
+    config = prepare(dataclasses.replace(config, log_level="info"))
     with bind(config.host, config.port) as listener:
         config = dataclasses.replace(config, port=listener.getsockname()[1])
-        with Supervisor(config, listener, api_stdout=subprocess.DEVNULL) as supervisor:
+        status = Console(stderr=True).status(f"Loading {config.model_name} …")
+        show = partial(_show, status, config.model_name)
+        with Supervisor(
+            config, listener, api_stdout=subprocess.DEVNULL, show_log=show
+        ) as supervisor:
             failure: list[Exception] = []
             threading.Thread(target=_watch, args=(supervisor, failure), daemon=True).start()
-            with Console(stderr=True).status(f"Loading {config.model_name} …"):
-                _wait_until_it_answers(ChatClient(url_of(config), key_of(config)), failure)
+            with status:
+                _wait_until_ready(client_of(config), failure)
             yield config
+
+
+def _show(status: Status, model_name: str, line: str) -> None:
+    """Show a line of the server's log: its progress beside the spinner, errors as they are."""
+    if (quiet := _QUIET.match(line)) is None:
+        sys.stderr.write(line)
+    elif progress := _PROGRESS.match(quiet["text"]):
+        status.update(f"Loading {model_name}: {progress['done']}")
 
 
 def _watch(supervisor: Supervisor, failure: list[Exception]) -> None:
@@ -99,11 +128,9 @@ def _watch(supervisor: Supervisor, failure: list[Exception]) -> None:
         failure.append(error)
 
 
-def _wait_until_it_answers(client: ChatClient, failure: list[Exception]) -> None:
-    while not failure:
-        with contextlib.suppress(NoServerError):
-            client.models()
-            client.close()
-            return
-        time.sleep(_POLL_S)
-    raise failure[0]
+def _wait_until_ready(client: ChatClient, failure: list[Exception]) -> None:
+    with contextlib.closing(client):
+        while not client.is_ready():
+            if failure:
+                raise failure[0]
+            time.sleep(_POLL_S)

@@ -31,6 +31,7 @@ from radixrt.messages.calls import (
     DetokenizeCall,
     ExplainCacheCall,
     FlushCacheCall,
+    MatchCall,
     PinCall,
     ReleaseCacheCall,
     StatsCall,
@@ -39,7 +40,9 @@ from radixrt.messages.calls import (
 )
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToApi
+from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.replies import (
+    CacheMatch,
     CallReply,
     LeaseGranted,
     Tokenized,
@@ -276,6 +279,18 @@ class EngineClient:
             pinning.add_done_callback(partial(self._give_back, tenant))
             raise
 
+    async def match_cache(
+        self, prompts: list[Prompt], cache_salt: str, tenant: Tenant = NO_TENANT
+    ) -> list[CacheMatch]:
+        """The number of tokens that the radix tree holds of each prompt now, under a salt. Nothing is computed or kept.
+
+        Raises:
+            RequestError: a prompt is invalid, or they are too long together.
+        """
+        return await self._call(
+            MatchCall, list[CacheMatch], prompts=prompts, cache_salt=cache_salt, tenant=tenant
+        )
+
     async def _pin(
         self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant, lease: str = ""
     ) -> LeaseGranted:
@@ -389,11 +404,9 @@ class EngineClient:
         """An engine takes requests, and none of its processes hangs."""
         if not self._info.done() or self._died is not None:
             return False
-        try:
-            records = [Heartbeat(file) for file in self._channels.heartbeat_files()]
-        except FileNotFoundError:  # the supervisor has just removed a dead engine's files
+        if self._info.result().replicas > 1 and not any(map(_is_well, self._channels.replicas())):
             return False
-        return bool(records) and not any(record.is_overdue() for record in records)
+        return _is_well(self._channels)
 
     async def drain(self, grace_s: float, reason: str) -> None:
         """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""
@@ -474,6 +487,9 @@ class EngineClient:
                     call.reply.set_exception(message.error.as_error())
                 else:
                     call.reply.set_result(message.value)
+            case RequestsLost():
+                self._open.take_over(message.request_ids)
+                self._leases.restore(message.leases)
             case EngineInfo():
                 if not self._info.done():
                     self._info.set_result(message)
@@ -506,3 +522,12 @@ class EngineClient:
                     retry_after_s=RETRY_AFTER_S,
                 )
             )
+
+
+def _is_well(channels: Channels) -> bool:
+    """The processes of an engine, or of a replica, are there, and none of them hangs."""
+    try:
+        records = [Heartbeat(file) for file in channels.heartbeat_files()]
+    except FileNotFoundError:  # the supervisor has just removed the files of a dead one
+        return False
+    return bool(records) and not any(record.is_overdue() for record in records)

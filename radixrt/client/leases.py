@@ -7,7 +7,7 @@ says so.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -105,13 +105,19 @@ class HeldLeases:
                 code="lease_lost",
             )
 
-    def restore(self) -> None:
-        """An engine has died and another one is ready: take the leases again."""
+    def restore(self, lost: Collection[str] | None = None) -> None:
+        """An engine has died and another one is ready: take the leases again.
+
+        Args:
+            lost: those of a dead replica; None: all.
+        """
+        again = self._held.keys() if lost is None else self._held.keys() & set(lost)
+        if not again:
+            return
         self.close()
-        for lease in self._held:
+        for lease in again:
             self._pending.setdefault(lease, asyncio.Event())
-        if self._held:
-            self._restoring = asyncio.get_running_loop().create_task(self._restore())
+        self._restoring = asyncio.get_running_loop().create_task(self._restore())
 
     def close(self) -> None:
         if self._restoring is not None:

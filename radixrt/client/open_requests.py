@@ -14,7 +14,7 @@ that messages sent from then on reach it.
 import asyncio
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -134,9 +134,10 @@ class OpenRequest:
         )
 
     def digest(self) -> bytes:
-        """Equal for equal requests of all clients."""
+        """Equal for equal requests of all clients. The seed does not count: a request that brings none gets a new one each time."""
+        sampling = msgspec.structs.replace(self.request.sampling, seed=None)
         options = msgspec.structs.replace(
-            self.request.options, deadline=None, tenant=NO_TENANT, cache_salt=""
+            self.request.options, sampling=sampling, deadline=None, tenant=NO_TENANT, cache_salt=""
         )
         bare = msgspec.structs.replace(
             self.request, request_id="", group_id="", group_size=1, options=options
@@ -212,23 +213,31 @@ class OpenRequests:
                 waiting.remove(open_request)
         self._go_on()
 
-    def take_over(self) -> None:
-        """Send the open requests of the old engine to a new engine."""
-        alone, self._alone = self._alone, None
-        if alone is not None and alone.deaths >= SUSPECT_AFTER:  # no chunk since it runs alone
-            self._remember(alone)
-            alone.arrivals.put(_deadly())
-            alone.wire_id = ""
+    def take_over(self, lost: Collection[str] | None = None) -> None:
+        """Send the open requests of a dead engine to a new engine.
+
+        Args:
+            lost: their ids on the wire, if a replica has died and others go on; None: all.
+        """
+        wire_ids = set(self._by_wire_id if lost is None else lost)
+        alone = self._alone
+        if alone is not None and alone.wire_id in wire_ids:
+            self._alone = None
+            if alone.deaths >= SUSPECT_AFTER:  # no chunk since it runs alone
+                self._remember(alone)
+                alone.arrivals.put(_deadly())
+                alone.wire_id = ""
         for open_request in self:
-            if not open_request.wire_id:
-                continue  # held, or refused
+            if open_request.wire_id not in wire_ids:
+                continue  # held, refused, or in a replica that lives
             open_request.engine_died()
             if open_request.is_aborted:
                 open_request.abort()
                 continue
             is_suspect = open_request.deaths >= SUSPECT_AFTER
             (self._suspects if is_suspect else self._held).append(open_request)
-        self._by_wire_id.clear()
+        for wire_id in wire_ids:
+            self._by_wire_id.pop(wire_id, None)
         self._go_on()
 
     def fail(self, error: RequestError | EngineDiedError) -> None:

@@ -113,4 +113,4 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     unenforced: tuple[Unenforced, ...] = ()
     """Only of a JSON schema with ``strict`` false."""
     validator: Any = None
-    """The JSON schema that a finished answer must satisfy (2020-12, self-contained), where the constraint is one."""
+    """The JSON schema against which a finished answer is validated (2020-12, self-contained); None: it is not."""

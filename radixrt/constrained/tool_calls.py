@@ -109,7 +109,9 @@ class CallSyntax(ABC):
 def first_characters(content: JsonSchema | AnyJson) -> str:
     """The characters with which JSON of a content may begin."""
     schema = json.loads(content.schema) if isinstance(content, JsonSchema) else {}
-    kind = schema.get("type") if isinstance(schema, dict) else None
+    kind = None
+    if isinstance(schema, dict) and "$ref" not in schema:  # some drafts ignore what is beside it
+        kind = schema.get("type")
     if isinstance(content, AnyJson) and content.object_only:
         kind = "object"
     return {"object": "{", "array": "[", "string": '"'}.get(str(kind), '{["-0123456789tfn')

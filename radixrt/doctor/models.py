@@ -15,6 +15,9 @@ from radixrt.models.checkpoint import check_checkpoint
 from radixrt.models.gguf.folder import check_file
 from radixrt.models.gguf.hub import PREFIX, cached_models, gguf_models
 
+_UNBOUNDED = 10_000
+"""Columns."""
+
 
 class LocalModel(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint on this machine."""
@@ -33,10 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.format(msgspec.json.encode(models)).decode())
         return 0
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _UNBOUNDED  # a program wants each model on one line
     if not models:
         console.print(
             "There is no model in the hub's cache on this machine, nor in llama.cpp's or LM Studio's. `radixrt run USER/NAME` downloads "
-            "one; `radixrt run` needs none."
+            "one; `radixrt run` needs none.",
+            soft_wrap=True,
         )
         return 0
     table = Table("model", "GB", "can be served", box=None)

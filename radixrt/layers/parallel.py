@@ -41,18 +41,28 @@ class TensorParallel:
         return total // self.size
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """The sum over ranks. May overwrite its input.
+
+        Gloo adds more than two parts in an order that depends on their size, so that a token's sums would depend on the
+        batch. On a CPU they are added in the order of the ranks.
+        """
+        if self.size > 2 and tensor.is_cpu:
+            total, *others = self._parts(tensor)
+            for part in others:
+                total += part
+            return total
         if self.size > 1:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """The ranks' tensors side by side: [rows, columns] -> [rows, size * columns]."""
-        if self.size == 1:
-            return tensor
+        return tensor if self.size == 1 else torch.cat(self._parts(tensor), dim=-1)
+
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor.contiguous(), group=self.group)
-        return torch.cat(parts, dim=-1)
+        return parts
 
     def from_first(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """The first rank's flags [n], on every rank."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -28,7 +29,7 @@ class WeightSlot:
     """First index of this rank's part in ``dim``."""
     convert: Callable[[Tensor], Tensor] | None = None
     """Converts the whole tensor from the checkpoint's layout to that of ``target``; None: they are the same."""
-    weights_an_element: int = 1
+    weights_an_element: int | Fraction = 1
     """Weights of the model that one element holds: 8 for a word of 4-bit codes, 0 for a scale."""
     count: int | None = None
     """Length of this rank's part in ``dim``; None: that of ``target``."""
@@ -75,7 +76,7 @@ def _slots_below(module: nn.Module, path: str) -> Iterator[tuple[str, WeightSlot
 def num_weights(model: nn.Module) -> int:
     """Number of weights of the whole model, of which this rank may hold a part."""
     slots = weight_slots(model).values()
-    return sum(math.prod(slot.shape) * slot.weights_an_element for slot in slots)
+    return int(sum(math.prod(slot.shape) * slot.weights_an_element for slot in slots))
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -10,6 +10,7 @@ from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.logprobs import TokenLogprobs
 from radixrt.messages.message import Message
+from radixrt.messages.pooling import PoolingInfo
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -55,6 +56,10 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Prompt tokens whose KV was computed and put into the radix tree."""
     output_tokens: int = 0
     """Tokens of this answer so far."""
+    accepted_prediction_tokens: int = 0
+    """Of a complete answer: draft tokens that were accepted. They are among its tokens."""
+    rejected_prediction_tokens: int = 0
+    """Draft tokens that were verified and are not in the answer."""
     reasoning_tokens: int = 0
     """Of them, those of the reasoning with its tags; set by the tokenizer process."""
     finish_reason: FinishReason | None = None
@@ -128,6 +133,8 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     reasoning: str = ""
     """New text of the reasoning before the answer; it is not in ``text``."""
     logprobs: TokenLogprobs | None = None
+    vector: bytes = b""
+    """The numbers of the prompt, if the request asked for them in place of an answer: as 32-bit floats."""
     prompt: PromptInfo | None = None
     """With the first chunk, if the request asked for it."""
     report: AnswerReport = AnswerReport()
@@ -171,6 +178,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
 
     engine: int = 0
     """Number of the engine, counted from the start of the server; set by the tokenizer process."""
+    replicas: int = 1
+    """Of which the other fields are true; set by the tokenizer process."""
     context_length: int
     """Longest prompt plus answer."""
     vocab_size: int
@@ -189,3 +198,7 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     default_sampling: dict[str, Any] = {}
     """From the checkpoint's generation_config.json: temperature, top_p, top_k, ..."""
     eos_token_ids: tuple[int, ...] = ()
+    pooling: PoolingInfo | None = None
+    """Of a checkpoint that gives numbers; None: it generates text."""
+    score_tokens: tuple[int, ...] = ()
+    """Of a checkpoint that judges pairs of texts: the tokens for relevant and, perhaps, not relevant."""

@@ -47,6 +47,8 @@ class CacheNamespace(msgspec.Struct, frozen=True, kw_only=True):
     """Of the API keys that share it: ``key:NAME`` or ``group:NAME``."""
     salted: bool
     """Whether the requests brought a salt. The salt itself is a secret and not shown."""
+    replica: int = 0
+    """Number of the replica whose tree it is in."""
     total_tokens: int
     total_nodes: int
     num_children: int = 0

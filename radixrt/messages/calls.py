@@ -137,6 +137,23 @@ class CacheFactsCall(Message, frozen=True):
     seq_id: int
 
 
+class MatchCall(Message, frozen=True, kw_only=True):
+    """Find how much of prompts the cache holds. Answered by a CallReply whose value is a list of CacheMatch."""
+
+    call_id: int
+    prompts: list[Prompt]
+    cache_salt: str
+    tenant: Tenant = NO_TENANT
+
+
+class MatchTokensCall(Message, frozen=True, kw_only=True):
+    """A MatchCall whose prompts are tokenized."""
+
+    call_id: int
+    prompts: list[PackedIds]
+    cache_salt: str
+
+
 class PinTokensCall(Message, frozen=True, kw_only=True):
     """A PinCall whose prompt is tokenized."""
 
@@ -154,6 +171,7 @@ Call = (
     | CompileCall
     | FlushCacheCall
     | PinCall
+    | MatchCall
     | ReleaseCacheCall
     | CacheTreeCall
     | CacheNodeCall

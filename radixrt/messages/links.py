@@ -10,12 +10,14 @@ from radixrt.messages.calls import (
     CacheTreeCall,
     Call,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
 )
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport, RequestsLost
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
@@ -23,7 +25,7 @@ from radixrt.messages.steps import StepPlan, StepResult
 
 ToTokenizerFromApi = GenerateRequest | AbortRequest | Call
 
-ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply
+ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply | RequestsLost
 
 ToScheduler = (
     LoadGrammar
@@ -31,6 +33,7 @@ ToScheduler = (
     | SequenceRequest
     | ReleaseSequences
     | FlushCacheCall
+    | MatchTokensCall
     | PinTokensCall
     | ReleaseCacheCall
     | CacheTreeCall
@@ -38,9 +41,10 @@ ToScheduler = (
     | CacheNodeCall
     | StatsCall
     | TenantStatsCall
+    | ReplayEvents
 )
 
-ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply
+ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 

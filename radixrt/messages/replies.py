@@ -23,6 +23,14 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     """As text."""
 
 
+class CacheMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a prompt that the cache holds."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Leading tokens of the prompt, in whole pages."""
+
+
 class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
     """A lease: a prompt's KV stays until it expires or is released."""
 

@@ -8,6 +8,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
+from radixrt.messages.pooling import Pool
 
 RetentionLevel = Literal["none", "default", "high"]
 
@@ -15,6 +16,8 @@ RetentionLevel = Literal["none", "default", "high"]
 class TextPrompt(Message, frozen=True):
     text: str
     add_special_tokens: bool = True
+    most_tokens: int | None = None
+    """A longer text is cut at its end; special tokens behind it stay. None: it is refused where it does not fit."""
 
 
 class TokenPrompt(Message, frozen=True):
@@ -56,7 +59,20 @@ class ChatPrompt(Message, frozen=True):
     """Earlier answers are as the model generated them, where the tokenizer process still has them."""
 
 
-Prompt = TextPrompt | TokenPrompt | FimPrompt | ChatPrompt
+class PairPrompt(Message, frozen=True):
+    """A query and a document that a model judges together."""
+
+    query: str
+    document: str
+    instruction: str = ""
+    """For a chat template: the task by which the document is judged; "": the usual one."""
+    most_tokens: int | None = None
+    """The document is cut at its end so that all of it fits; None: it is refused."""
+    most_document_tokens: int | None = None
+    """A longer document is cut at its end."""
+
+
+Prompt = TextPrompt | TokenPrompt | FimPrompt | ChatPrompt | PairPrompt
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True):
@@ -144,6 +160,10 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The smallest goes first on a server that orders by priority."""
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
+    pool: Pool | None = None
+    """Numbers of the prompt in place of an answer; None: an answer."""
+    speculation: bool = True
+    """Tokens may be drafted, if the server does."""
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -181,6 +201,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """Take the reasoning out of the answers' text: the name of how the model marks it, a key of
     :data:`radixrt.parsers.reasoning.FORMATS`. The constraint begins after it. Empty: it stays."""
 
+    prediction: str = ""
+    """The text of the answers as the client expects them, from which tokens are drafted."""
     stream_values: bool = False
     """The chunks say which values of the JSON begin and are complete."""
 

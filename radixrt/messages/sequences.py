@@ -20,8 +20,12 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """Of the request, with ``max_tokens`` and ``seed`` of this answer filled in."""
     num_output: int = 0
     """Number of token_ids, at their end, that an answer has generated before: max_tokens and penalties count them."""
+    second_at: int = 0
+    """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
+    prediction: PackedIds = b""
+    """The tokens of the answer as the client expects it."""
     group: str = ""
     """Shared by the answers of one HTTP request, which are accepted or refused as a whole; never used twice."""
     group_size: int = 1
@@ -66,6 +70,8 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """One a new token, in order, of the sequences with ``logprobs``."""
     prompt_logprobs: list[SequenceLogprobs] = []
     """In order of position, from the prompt's second token on."""
+    vectors: dict[int, bytes] = {}
+    """By sequence id, with the end of a sequence that asks for numbers: as 32-bit floats."""
     refused: list["SequenceRefused"] = []
     """Sequences that were not accepted, or that the model can't go on with."""
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from radixrt.messages.steps import DRAFTERS
+
 
 class Metric(NamedTuple):
     """How ``/metrics`` shows a field."""
@@ -14,6 +16,8 @@ class Metric(NamedTuple):
     text: str
     name: str = ""
     """After ``radixrt_``; "": the field's name."""
+    label: str = ""
+    """Name of the label by whose values the field is a dictionary; "": it is a number."""
 
 
 counter, gauge, histogram = (
@@ -139,6 +143,13 @@ class Counters(msgspec.Struct, kw_only=True):
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
+    drafted_tokens: Annotated[
+        dict[str, int], counter("Draft tokens that were verified, by drafter.", label="drafter")
+    ] = msgspec.field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
+    accepted_draft_tokens: Annotated[
+        dict[str, int], counter("Draft tokens that were accepted, by drafter.", label="drafter")
+    ] = msgspec.field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
+    """Of output_tokens, those that came with the token of a step."""
     held_rows: Annotated[
         int,
         counter("Times that a sequence gave no token in a step: its grammar's mask was not ready."),
@@ -214,3 +225,5 @@ class SchedulerStats(Counters, kw_only=True):
     """Replay requests for batches that are no longer kept, answered with all blocks."""
     structured: StructuredStats = msgspec.field(default_factory=StructuredStats)
     """Filled in by the tokenizer process."""
+    replicas: dict[str, "SchedulerStats"] = {}
+    """Of each replica by its number, if there are several; the other fields are their sums."""

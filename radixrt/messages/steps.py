@@ -6,12 +6,32 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
+from radixrt.messages.pooling import Pool
 
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so no token could be sampled."""
 
 GRAMMAR_FAILED = -2
 """In place of a sampled token: the grammar allows no token of the vocabulary, or its matcher failed."""
+
+
+MOST_DRAFTED = 31
+"""Draft tokens of one sequence in a step. With the token before them they are 32 rows, two tiles of the CPU's kernels."""
+
+
+NO_DRAFTS = 1.0
+"""Price of a draft row that is never worth it."""
+
+
+class DraftSources(msgspec.Struct, frozen=True, array_like=True):
+    """Texts from which draft tokens of a sequence may come, beside its own."""
+
+    continuation: PackedIds = b""
+    """Tokens that followed the known ones the last time, under the same cache salt."""
+    prediction: PackedIds = b""
+    """The answer as the client expects it."""
+    salt: str | None = None
+    """Cache salt, whose sequences share a pool of continuations; None: no pool."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +48,12 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     num_output: int
     """Number of generated tokens in token_ids: penalties, min_tokens and the grammar count them."""
     grammar: GrammarUse | None = None
+    pool: Pool | None = None
+    """The end of the prompt gives these numbers, and no token is sampled."""
+    second_at: int = 0
+    """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
+    drafts: DraftSources | None = None
+    """None: no tokens of this sequence are drafted."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +93,9 @@ class StepPlan(Message, frozen=True, kw_only=True):
     extend_pages: PackedIds = b""
     """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``. The entries of a slot are adjacent."""
     prefill: list[Prefill] = []
+    draft_price: float = NO_DRAFTS
+    """Time of one more row in a step, in times of a token: a draft token that is accepted more rarely than this costs more than
+    it saves."""
 
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -77,21 +106,48 @@ class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[float]
 
 
+class SlotVector(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers that a slot's prompt gives in place of a token."""
+
+    slot: int
+    values: bytes
+    """As 32-bit floats; empty: they were not finite."""
+
+
+class VerifiedDraft(msgspec.Struct, frozen=True, array_like=True):
+    """Draft tokens of a slot whose rows were computed in a step."""
+
+    slot: int
+    drafter: int
+    """Index into ``DRAFTERS``."""
+    num_drafted: int
+    num_accepted: int
+    """Of them, the leading ones that the sampler drew too."""
+
+
+DRAFTERS = ("grammar", "tree", "ngram", "pool", "prediction")
+"""Names of the drafters, as metrics show them. Of drafts that promise as much, the one of the first is taken."""
+
+
 class StepResult(Message, frozen=True, kw_only=True):
     """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
 
     step_id: int
     slots: PackedIds
     token_ids: PackedIds
-    """Sampled tokens, each followed by those that the grammar forces after it; or NO_TOKEN, GRAMMAR_FAILED."""
+    """Sampled tokens, those of accepted drafts included, each followed by those that the grammar forces after it; or NO_TOKEN, GRAMMAR_FAILED."""
     jump_slots: PackedIds = b""
     jump_tokens: PackedIds = b""
-    """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` forced tokens beyond the one of a decode step."""
+    """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` tokens beyond the one of a decode step: forced ones, and drafts
+    that were accepted."""
+    drafts: list[VerifiedDraft] = []
     held_slots: PackedIds = b""
     """Slots that were to sample a token and did not, because their grammar's mask was not ready. The next step does not
     compute them: it samples their tokens from the same logits."""
     logprobs: list[SlotLogprobs] = []
     prompt_logprobs: list[SlotLogprobs] = []
+    vectors: list[SlotVector] = []
+    """Of the slots whose prompts end in this step and that sample no token."""
     forward_s: float = 0.0
     """The model's forward pass, logits included."""
     wait_s: float = 0.0

@@ -83,16 +83,21 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"The model folder {model_dir} does not exist.")
     if not (model_dir / "config.json").is_file():
         raise ConfigError(f"{model_dir} is no checkpoint: it holds no config.json.")
-    return _read_json(model_dir / "config.json")
+    return read_json(model_dir / "config.json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ConfigError: it cannot be read, or is not of this kind.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no JSON object.")
+    if not isinstance(content, kind):
+        raise ConfigError(f"{path} holds no JSON {'list' if kind is list else 'object'}.")
     return content
 
 
@@ -164,6 +169,8 @@ def context_length(config: Mapping[str, Any]) -> int:
     longest = text.get("max_position_embeddings")
     if not isinstance(longest, int) or longest < 1:
         raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
+    if text.get("model_type") in ("roberta", "xlm-roberta"):
+        return longest - int(text.get("pad_token_id") or 0) - 1  # the first rows stand for padding
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
         # Qwen's YaRN recipe leaves max_position_embeddings as it was before the stretch.
@@ -172,8 +179,10 @@ def context_length(config: Mapping[str, Any]) -> int:
     return longest
 
 
-def served_context_length(config: Mapping[str, Any], wanted: int | None) -> int:
-    """The longest sequence that is served, in tokens: ``wanted``, or by default the checkpoint's limit.
+def served_context_length(
+    config: Mapping[str, Any], wanted: int | None, usual: int | None = None
+) -> int:
+    """The longest sequence that is served, in tokens: ``wanted``, or by default ``usual`` or the checkpoint's limit.
 
     Raises:
         ConfigError: ``wanted`` is more than that limit.
@@ -184,7 +193,22 @@ def served_context_length(config: Mapping[str, Any], wanted: int | None) -> int:
             f"--context-length {wanted} is more than the {limit} positions that this model was made for; "
             "answers beyond them would be noise."
         )
-    return wanted or limit
+    return wanted or min(usual or limit, limit)
+
+
+def check_ranks(config: Mapping[str, Any], tp: int) -> None:
+    """Check that ``tp`` ranks can share a model, before a process is started for each.
+
+    Raises:
+        ConfigError: its heads cannot be split evenly.
+    """
+    text = text_config(config)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = text.get(name)
+        if isinstance(heads, int) and heads % tp:
+            raise ConfigError(
+                f"The model's {name} ({heads}) cannot be split over --tp {tp} ranks; choose a --tp that divides it."
+            )
 
 
 def generation_config(model_dir: Path) -> dict[str, Any]:
@@ -199,7 +223,7 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     """
     config = read_config(model_dir)
     path = model_dir / "generation_config.json"
-    generation = _read_json(path) if path.is_file() else {}
+    generation = read_json(path) if path.is_file() else {}
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     defaults = {name: generation[name] for name in names if generation.get(name) is not None}
     if isinstance(defaults.get("top_k"), float) and defaults["top_k"].is_integer():
@@ -223,7 +247,7 @@ def weight_files(model_dir: Path) -> list[Path]:
     """
     index = model_dir / INDEX_FILE
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ConfigError(f"{index} holds no 'weight_map'.")
         files = [model_dir / name for name in sorted(set(weight_map.values()))]
@@ -239,7 +263,8 @@ def weight_files(model_dir: Path) -> list[Path]:
     if any(model_dir.glob("*.bin")) or any(model_dir.glob("*.pt*")):
         raise ConfigError(
             f"{model_dir} holds its weights as pickle (.bin), which can run code when it is loaded and is not read; "
-            "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)."
+            "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR) "
+            "(AutoModel for an embedding model)."
         )
     raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
 

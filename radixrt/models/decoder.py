@@ -14,6 +14,7 @@ from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.attention import AttentionBlock, SelfAttention
 from radixrt.layers.embedding import VocabParallelEmbedding
+from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
@@ -54,6 +55,26 @@ class DecoderLayer(nn.Module):
         return self.mlp.forward(hidden), residual
 
 
+class PostNormDecoderLayer(nn.Module):
+    """Attention and MLP read the residual stream as it is; their outputs are normed before they join it (OLMo 2)."""
+
+    def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """See ``DecoderLayer.forward``."""
+        residual = residual + hidden
+        attended = self.self_attn.forward(residual, positions, context)
+        residual = residual + self.post_attention_layernorm.forward(attended)
+        return self.post_feedforward_layernorm.forward(self.mlp.forward(residual)), residual
+
+
 class DecoderModel(nn.Module):
     """Embedding, layers and final norm: the tensors that checkpoints name ``model.*``."""
 
@@ -66,7 +87,7 @@ class DecoderModel(nn.Module):
         self.norm = norm
 
 
-class CausalLM(nn.Module):
+class CausalLM(KernelLayer):
     """A decoder with an LM head: Llama's without biases. Architectures override the methods in which they differ."""
 
     num_parameters: int
@@ -75,8 +96,14 @@ class CausalLM(nn.Module):
     """Makes a layer of (config, attention, MLP)."""
     embedding_scale: float = 1.0
     """Embeddings are multiplied by it (Gemma)."""
+    logit_divisor: float = 1.0
+    """Logits are divided by it (Granite)."""
+    rope_interleaved = False
+    """The rotated pairs are neighbours in a head, see ``RotaryEmbedding``."""
     logit_soft_cap: float | None = None
     """Logits become ``cap * tanh(logits / cap)`` (Gemma 2)."""
+    generates = True
+    """False: it has no LM head, see :meth:`replace_head`."""
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         """
@@ -90,9 +117,13 @@ class CausalLM(nn.Module):
         self.vocab_size: int = config.vocab_size
         self.dtype = torch.get_default_dtype()
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
-        rotaries = {kind: RotaryEmbedding(config, context_length, kind) for kind in set(kinds)}
+        rotaries = {
+            kind: RotaryEmbedding(config, context_length, kind, self.rope_interleaved)
+            for kind in set(kinds)
+        }
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
         self.model = DecoderModel(config, tp, layers, self.norm(config.hidden_size))
+        self.score: nn.Linear | None = None
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
@@ -163,9 +194,17 @@ class CausalLM(nn.Module):
         """
         head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
         logits = head.logits(hidden).float()
+        if self.logit_divisor != 1.0:
+            logits = logits / self.logit_divisor
         if self.logit_soft_cap is not None:
-            logits = self.logit_soft_cap * torch.tanh(logits / self.logit_soft_cap)
+            logits = self.kernels.soft_cap(logits, self.logit_soft_cap)
         return logits
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Scores of the classes: [n, hidden_size] -> [n, classes]"""
+        assert self.score is not None, "the checkpoint is no classifier"
+        scores: Tensor = self.score(pooled)
+        return scores
 
     def attention_specs(self) -> list[AttentionSpec]:
         """The constants of each layer's attention, on this rank."""
@@ -178,12 +217,28 @@ class CausalLM(nn.Module):
     def _attention_blocks(self) -> list[AttentionBlock]:
         return [block for block in self.modules() if isinstance(block, AttentionBlock)]
 
+    def replace_head(self, num_classes: int) -> None:
+        """Drop the LM head, before the weights are loaded. The model gives hidden states, and scores of classes if there are any."""
+        self.lm_head = None
+        self.generates = False
+        if num_classes:
+            score = nn.Linear(self.config.hidden_size, num_classes, bias=False)
+            self.score = score.requires_grad_(False)
+
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors into the model.
 
         Raises:
             ConfigError: tensors are missing, unexpected or misshapen; names some of them.
         """
+        if (
+            not self.generates
+        ):  # saved without an LM head, it may name its tensors without the model's prefix
+            prefixes = ("model.", "lm_head.", "score.")
+            tensors = (
+                (name if name.startswith(prefixes) else f"model.{name}", tensor)
+                for name, tensor in tensors
+            )
         renamed = (pair for name, tensor in tensors for pair in self.translate(name, tensor))
         ignored = {"lm_head.weight"} if self.lm_head is None else set()
         load_into(weight_slots(self), renamed, ignored)

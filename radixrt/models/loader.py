@@ -1,6 +1,7 @@
 """Loads the model of a checkpoint folder onto a device, without a second copy of the weights in memory."""
 
 import gc
+import logging
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
-from radixrt.models.gguf.weights import read_weights
+from radixrt.models.gguf.weights import BlockFormats, read_weights, warn_of_dequantization
 from radixrt.models.loading_progress import LoadingProgress
+from radixrt.models.pooling import read_pooling
 from radixrt.models.registry import check_architecture, model_class
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,8 +41,8 @@ def load_model(
     context_length: int | None = None,
     trust_remote_code: bool = False,
     kernels: LayerKernels | None = None,
-) -> CausalLM:
-    """Load the model of a checkpoint, ready to run.
+) -> Any:
+    """Load the model of a checkpoint, ready to run: a ``CausalLM`` or, of an encoder, an ``Encoder``.
 
     Args:
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
@@ -62,19 +64,35 @@ def load_model(
     longest = min(context_length or limit, limit)
     kernels = kernels or LayerKernels()
     model_type = model_class(check_architecture(raw_config))
+    pooling = read_pooling(model_dir, raw_config)
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()
+        if pooling is not None:
+            model.replace_head(len(pooling.labels))
         scheme = quantization_scheme(raw_config, quantization)
         if scheme is not None:
             check_experts(model, scheme, kernels)
             if load_format == "dummy":
                 scheme = rounded_alike(scheme)
-        allocate_matrices(model, matrix_formats(scheme, tied_head=model.lm_head is None))
+        tied_head = model.generates and model.lm_head is None
+        formats = matrix_formats(scheme, tied_head=tied_head)
+        entries = gguf_tensors(model_dir) if load_format != "dummy" else None
+        kept: set[str] = set()
+        if entries and quantization == "auto" and kernels.multiplies_blocks:
+            blocks = BlockFormats(entries, raw_config, model.translate)
+            formats, kept = blocks.format_of, blocks.kept
+        allocate_matrices(model, formats)
     model.num_parameters = num_weights(model)
+    is_first = tp is None or tp.rank == 0
+    progress_level = logging.INFO if is_first else logging.DEBUG
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
+    elif entries is None:
+        model.load_weights(read_tensors(model_dir, progress_level))
     else:
-        model.load_weights(read_tensors(model_dir, torch_dtype))
+        if quantization == "auto" and is_first:
+            warn_of_dequantization(entries, kept, torch_dtype)
+        model.load_weights(read_weights(entries, raw_config, torch_dtype, kept, progress_level))
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     _find_children_at_once(model)
@@ -117,21 +135,20 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def read_tensors(model_dir: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(
+    model_dir: Path, progress_level: int = logging.INFO
+) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part.
 
     A tensor counts as loaded when the next one is asked for.
 
     Args:
-        dtype: of the weights that a GGUF file has quantized.
+        progress_level: of the lines of the log that tell the progress.
     """
     from safetensors import SafetensorError, safe_open
 
-    if (entries := gguf_tensors(model_dir)) is not None:
-        yield from read_weights(entries, checkpoint.read_config(model_dir), dtype)
-        return
     files = checkpoint.weight_files(model_dir)
-    progress = LoadingProgress(files)
+    progress = LoadingProgress(files, progress_level)
     for file in files:
         try:
             with safe_open(file, framework="pt", device="cpu") as tensors:

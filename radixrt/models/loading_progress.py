@@ -14,16 +14,23 @@ INTERVAL = 2.0
 class LoadingProgress:
     """Counts loaded bytes and files. Its lines are plain text, because they go through the log of a child process."""
 
-    def __init__(self, files: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        level: int = logging.INFO,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             files: of the checkpoint's weights.
+            level: of the log's lines.
             clock: a monotonic time in seconds.
         """
         self._num_files = len(files)
         self._total_bytes = sum(file.stat().st_size for file in files)
         self._loaded_files = 0
         self._loaded_bytes = 0
+        self._level = level
         self._clock = clock
         self._next_line = clock() + INTERVAL
 
@@ -35,7 +42,8 @@ class LoadingProgress:
             return
         self._next_line = now + INTERVAL
         files = f"{self._loaded_files} of {self._num_files} files, " if self._num_files > 1 else ""
-        log.info(
+        log.log(
+            self._level,
             "Loading weights: %s%.1f of %.1f GB.",
             files,
             self._loaded_bytes / 1e9,

@@ -7,18 +7,50 @@ from typing import Any
 from radixrt.base.errors import ConfigError
 
 ARCHITECTURES = {
-    "Gemma2ForCausalLM": "radixrt.models.gemma2:Gemma2ForCausalLM",
-    "Gemma3ForCausalLM": "radixrt.models.gemma3:Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration": "radixrt.models.gemma3:Gemma3ForConditionalGeneration",
-    "LlamaForCausalLM": "radixrt.models.llama:LlamaForCausalLM",
-    "MistralForCausalLM": "radixrt.models.mistral:MistralForCausalLM",
-    "MixtralForCausalLM": "radixrt.models.mixtral:MixtralForCausalLM",
-    "Phi3ForCausalLM": "radixrt.models.phi3:Phi3ForCausalLM",
-    "Qwen2ForCausalLM": "radixrt.models.qwen2:Qwen2ForCausalLM",
-    "Qwen3ForCausalLM": "radixrt.models.qwen3:Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM": "radixrt.models.qwen3_moe:Qwen3MoeForCausalLM",
+    "BertForSequenceClassification": "radixrt.models.encoders.bert:BertModel",
+    "BertModel": "radixrt.models.encoders.bert:BertModel",
+    "Ernie4_5ForCausalLM": "radixrt.models.families.ernie4_5:Ernie4_5ForCausalLM",
+    "Exaone4ForCausalLM": "radixrt.models.families.exaone4:Exaone4ForCausalLM",
+    "Gemma2ForCausalLM": "radixrt.models.families.gemma2:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "radixrt.models.families.gemma3:Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration": "radixrt.models.families.gemma3:Gemma3ForConditionalGeneration",
+    "Gemma3TextModel": "radixrt.models.encoders.gemma3:Gemma3TextModel",
+    "Glm4MoeForCausalLM": "radixrt.models.mixtures.glm4_moe:Glm4MoeForCausalLM",
+    "GraniteForCausalLM": "radixrt.models.families.granite:GraniteForCausalLM",
+    "HunYuanDenseV1ForCausalLM": "radixrt.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
+    "LlamaForCausalLM": "radixrt.models.families.llama:LlamaForCausalLM",
+    "LlamaForSequenceClassification": "radixrt.models.families.llama:LlamaForCausalLM",
+    "LlamaModel": "radixrt.models.families.llama:LlamaForCausalLM",
+    "MiniMaxM2ForCausalLM": "radixrt.models.mixtures.minimax_m2:MiniMaxM2ForCausalLM",
+    "Ministral3ForCausalLM": "radixrt.models.families.ministral3:Ministral3ForCausalLM",
+    "Mistral3ForConditionalGeneration": "radixrt.models.families.ministral3:Mistral3ForConditionalGeneration",
+    "MistralForCausalLM": "radixrt.models.families.mistral:MistralForCausalLM",
+    "MistralForSequenceClassification": "radixrt.models.families.mistral:MistralForCausalLM",
+    "MistralModel": "radixrt.models.families.mistral:MistralForCausalLM",
+    "MixtralForCausalLM": "radixrt.models.mixtures.mixtral:MixtralForCausalLM",
+    "ModernBertForSequenceClassification": "radixrt.models.encoders.modernbert:ModernBertModel",
+    "ModernBertModel": "radixrt.models.encoders.modernbert:ModernBertModel",
+    "Olmo2ForCausalLM": "radixrt.models.families.olmo:Olmo2ForCausalLM",
+    "Olmo3ForCausalLM": "radixrt.models.families.olmo:Olmo3ForCausalLM",
+    "Phi3ForCausalLM": "radixrt.models.families.phi3:Phi3ForCausalLM",
+    "Qwen2ForCausalLM": "radixrt.models.families.qwen2:Qwen2ForCausalLM",
+    "Qwen2ForSequenceClassification": "radixrt.models.families.qwen2:Qwen2ForCausalLM",
+    "Qwen2Model": "radixrt.models.families.qwen2:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "radixrt.models.families.qwen3:Qwen3ForCausalLM",
+    "Qwen3ForSequenceClassification": "radixrt.models.families.qwen3:Qwen3ForCausalLM",
+    "Qwen3Model": "radixrt.models.families.qwen3:Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM": "radixrt.models.mixtures.qwen3_moe:Qwen3MoeForCausalLM",
+    "RobertaForSequenceClassification": "radixrt.models.encoders.bert:RobertaModel",
+    "RobertaModel": "radixrt.models.encoders.bert:RobertaModel",
+    "SeedOssForCausalLM": "radixrt.models.families.seed_oss:SeedOssForCausalLM",
+    "SmolLM3ForCausalLM": "radixrt.models.families.smollm3:SmolLM3ForCausalLM",
+    "XLMRobertaForSequenceClassification": "radixrt.models.encoders.bert:RobertaModel",
+    "XLMRobertaModel": "radixrt.models.encoders.bert:RobertaModel",
 }
 """Architecture, as config.json spells it, to "module:Class"."""
+
+_ENCODERS = "radixrt.models.encoders."
+"""The package of the models whose tokens see those behind them."""
 
 
 def check_architecture(config: Mapping[str, Any]) -> str:
@@ -43,6 +75,11 @@ def check_architecture(config: Mapping[str, Any]) -> str:
         f"The architecture {', '.join(map(str, names))} is not supported; supported are: "
         f"{', '.join(sorted(ARCHITECTURES))}."
     )
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether the tokens of a model see those behind them, so that none of its prompts is cached or generates text."""
+    return ARCHITECTURES[architecture].startswith(_ENCODERS)
 
 
 def model_class(architecture: str) -> Any:

@@ -22,6 +22,7 @@ class BatchDraft:
     cache_facts: dict[int, CacheFacts] = field(default_factory=dict)
     logprobs: list[SequenceLogprobs] = field(default_factory=list)
     prompt_logprobs: list[SequenceLogprobs] = field(default_factory=list)
+    vectors: dict[int, bytes] = field(default_factory=dict)
 
     def add_logprobs(self, result: StepResult, step: StepInFlight) -> None:
         """Take the log-probabilities that somebody wants and has not got yet."""
@@ -51,5 +52,6 @@ class BatchDraft:
             cache_facts=self.cache_facts,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            vectors=self.vectors,
             refused=self.refused,
         )

@@ -10,15 +10,23 @@ from radixrt.messages.calls import (
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
 )
-from radixrt.messages.ids import unpack_ids
-from radixrt.messages.replies import CallReply, LeaseGranted
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds
 from radixrt.scheduler.scheduler import Scheduler
 
-CacheCall = PinTokensCall | ReleaseCacheCall | CacheTreeCall | CacheNodeCall | CacheFactsCall
+CacheCall = (
+    MatchTokensCall
+    | PinTokensCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | CacheNodeCall
+    | CacheFactsCall
+)
 
 
 NOT_EXPLAINED = "The request has no token yet, or too many others came after it: only the last can be explained."
@@ -66,9 +74,12 @@ class CacheCalls:
             self._send(CallReply(call_id=call_id, value=end.value))
 
     def _value(
-        self, call: PinTokensCall | ReleaseCacheCall | CacheNodeCall | CacheFactsCall
+        self,
+        call: MatchTokensCall | PinTokensCall | ReleaseCacheCall | CacheNodeCall | CacheFactsCall,
     ) -> object:
         match call:
+            case MatchTokensCall():
+                return [self._match(unpack_ids(one), call.cache_salt) for one in call.prompts]
             case PinTokensCall():
                 return self._pin(call)
             case ReleaseCacheCall():
@@ -100,6 +111,12 @@ class CacheCalls:
                 if node.lease_count and node in lease.node.path()
             ],
         )
+
+    def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
+        kv = self._scheduler.kv
+        found = kv.tree.match(tokens, salt)
+        pages = 0 if found is None else found.num_pages
+        return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
 
     def _pin(self, call: PinTokensCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)

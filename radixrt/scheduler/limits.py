@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from radixrt.base.config import SchedulerSettings, ServerConfig
 from radixrt.messages.answers import EngineInfo
+from radixrt.messages.pooling import PoolingInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,30 @@ class SchedulerLimits:
     eos_token_ids: tuple[int, ...] = ()
     num_ranks: int = 1
     """Workers, each of which loads every grammar."""
+    pooling: PoolingInfo | None = None
+    """Of a model that gives numbers in place of text."""
+    speculates: bool = False
+    """The workers verify drafts."""
+
+    @property
+    def whole_prompts(self) -> bool:
+        """The model is an encoder: each prompt is computed in one step, and none enters the tree."""
+        return self.pooling is not None and self.pooling.whole_prompts
+
+    @property
+    def max_step_ms(self) -> float | None:
+        """That of the settings. By default there is no bound where no answer waits for its next token."""
+        default = None if self.pooling is None else 0.0
+        return default if self.settings.max_step_ms is None else self.settings.max_step_ms
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return not (self.settings.disable_radix_cache or self.whole_prompts)
+
+    @property
+    def longest_chunk(self) -> int:
+        """Most prompt tokens of one sequence in one step."""
+        return self.context_length if self.whole_prompts else self.settings.chunked_prefill_size
 
     @staticmethod
     def of(config: ServerConfig, info: EngineInfo) -> "SchedulerLimits":
@@ -31,4 +56,6 @@ class SchedulerLimits:
             page_size=info.page_size,
             eos_token_ids=info.eos_token_ids,
             num_ranks=config.tp,
+            pooling=info.pooling,
+            speculates=config.speculation == "auto" and info.device == "cpu",
         )

@@ -24,9 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.messages.ids import pack_ids
+from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
-from radixrt.messages.steps import Admit, BlockTable, Prefill, StepPlan
+from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
+from radixrt.scheduler.draft_price import DraftPrice
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
@@ -97,7 +98,7 @@ class PlanDraft:
     def has_work(self) -> bool:
         return self.shape.rows > 0 or bool(self.prefill)
 
-    def seal(self, step_id: int, release: list[int]) -> StepPlan:
+    def seal(self, step_id: int, release: list[int], draft_price: float) -> StepPlan:
         """The finished plan."""
         slots, pages = _joined(self.extend_slots), _joined(self.extend_pages)
         if (
@@ -113,6 +114,7 @@ class PlanDraft:
             extend_slots=pack_ids(slots),
             extend_pages=pack_ids(pages),
             prefill=self.prefill,
+            draft_price=draft_price,
         )
 
 
@@ -127,6 +129,7 @@ class Planner:
         waiting: WaitingQueue,
         in_flight: StepsInFlight,
         times: StepTimes,
+        price: DraftPrice,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -137,6 +140,7 @@ class Planner:
         self._waiting = waiting
         self._in_flight = in_flight
         self._times = times
+        self._price = price
         self._counters = counters
         self._clock = clock
         self._prefilling: dict[int, Sequence] = {}
@@ -267,7 +271,8 @@ class Planner:
             to_compute = sequence.num_tokens - start
             if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
                 return
-            if draft.prefill and self._tokens_within(most, start) < min(LEAST_CHUNK, to_compute):
+            least = self._least_chunk(to_compute)
+            if draft.prefill and self._tokens_within(most, start) < least:
                 return
             if not self.admission.has_room_for(sequence, match):
                 self.full_at = self._slots.num_used
@@ -277,13 +282,17 @@ class Planner:
             self.admission.admitted()
             most = self._plan_first_chunk(sequence, draft, most)
 
+    def _least_chunk(self, to_compute: int, most: int = NO_BOUND) -> int:
+        """Tokens of the first chunk of a prompt at least, given those that it lacks."""
+        return to_compute if self._limits.whole_prompts else min(LEAST_CHUNK, to_compute, most)
+
     def _plan_first_chunk(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> Budget:
         """Plan the first chunk of a sequence just admitted. Returns what is left of ``most``."""
         before = draft.left
         tokens = self._chunk_within(sequence, draft, most)
         if tokens < self._rest(sequence) and len(self._waiting):
             tokens = self._chunk_within(sequence, draft, most.part(0.5))
-        least = min(LEAST_CHUNK, most.tokens, self._rest(sequence))
+        least = self._least_chunk(self._rest(sequence), most.tokens)
         self._plan_chunk(sequence, draft, max(tokens, least))
         assert sequence.slot in draft.chunks, "admitted without a page for its prompt"
         return most.minus(before.tokens - draft.left.tokens, before.seconds - draft.left.seconds)
@@ -291,8 +300,12 @@ class Planner:
     def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
         if sequence.first_planned is None:
             self._kv.note_facts(sequence, match)
+        drafts = self._kv.draft_sources(sequence, match) if sequence.speculates else None
         self._kv.enter(sequence, match)
         slot = sequence.slot
+        if drafts is not None:
+            expected = num_ids(drafts.continuation) + num_ids(drafts.prediction)
+            self._slots.expect_drafts(sequence, expected)
         self._prefilling[sequence.seq_id] = sequence
         sequence.account.running += 1
         sequence.group.has_begun = True
@@ -310,6 +323,9 @@ class Planner:
                 sampling=sequence.sampling,
                 num_output=sequence.num_output,
                 grammar=sequence.grammar,
+                pool=sequence.options.pool,
+                second_at=sequence.second_at,
+                drafts=drafts,
             )
         )
 
@@ -352,7 +368,7 @@ class Planner:
         index = draft.chunks.get(slot)
         if index is not None:
             first = draft.prefill[index].start
-        end = min(start + tokens, first + self._limits.settings.chunked_prefill_size)
+        end = min(start + tokens, first + self._limits.longest_chunk)
         pages = self._kv.grow(sequence, end)
         end = min(end, int(slots.num_pages[slot]) * slots.page_size)
         if end <= start:
@@ -379,7 +395,8 @@ class Planner:
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
         step_id = self._in_flight.send(self._slots.sequences, draft.shape)
-        return draft.seal(step_id, released)
+        price = self._price.value if self._limits.speculates else NO_DRAFTS
+        return draft.seal(step_id, released, price)
 
     def _free_pages(self) -> None:
         """Retract a sequence; if only one runs, break a lease instead.

@@ -11,12 +11,14 @@ import msgspec
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.kv.events import ReplayRequest
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
@@ -25,6 +27,7 @@ from radixrt.messages.calls import (
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
@@ -36,7 +39,9 @@ from radixrt.messages.steps import StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.load import replica_load
 from radixrt.scheduler.radix.kv_events.publisher import start_publisher
+from radixrt.scheduler.radix.kv_events.stream import EventStream
 from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -68,10 +73,18 @@ class SchedulerProcess:
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._log = None
         if config.request_log is not None:
-            self._log = RequestLog(Path(config.request_log), time.monotonic)
+            file = request_log_file(config.request_log, channels.replica)
+            kept = request_log_file(str(channels.run_dir / "request_log"), channels.replica)
+            self._log = RequestLog(file, time.monotonic, kept)
         self._kv_events = start_publisher(
-            config, self.scheduler.kv.tree, self.scheduler.limits.num_pages
+            config,
+            self.scheduler.kv.tree,
+            self.scheduler.limits.num_pages,
+            channels.replica or 0,
         )
+        self._is_routed = config.dp > 1
+        self._received = 0
+        """Sequences from the tokenizer process."""
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
         self._to_tokenizer.send(info)
@@ -97,7 +110,20 @@ class SchedulerProcess:
             self._fill_pipeline()
             self._cache_calls.work()
             if self._kv_events is not None:
-                self._kv_events.publish()  # last: the workers have their next step by now
+                batch = self._kv_events.publish()  # last: the workers have their next step by now
+                if self._is_routed:
+                    self._report(self._kv_events.stream, batch)
+
+    def _report(self, stream: EventStream, batch: bytes | None) -> None:
+        """Tell the router the load, and the changes of the cache."""
+        self._to_tokenizer.send(
+            ReplicaReport(
+                load=replica_load(self.scheduler, self._received),
+                stream=stream.name,
+                sequence=stream.num_batches,
+                events=batch or b"",
+            )
+        )
 
     def _absorb(self, message: ToSchedulerFromWorker) -> None:
         match message:
@@ -114,6 +140,7 @@ class SchedulerProcess:
             self._log.answered(batch)
 
     def _add(self, request: SequenceRequest) -> None:
+        self._received += 1
         if self._log is not None:
             self._log.arrived(request)
         if (refused := self.scheduler.add(request)) is not None:
@@ -161,13 +188,17 @@ class SchedulerProcess:
                 pages_freed = self.scheduler.flush_cache()
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case (
-                PinTokensCall()
+                MatchTokensCall()
+                | PinTokensCall()
                 | ReleaseCacheCall()
                 | CacheTreeCall()
                 | CacheNodeCall()
                 | CacheFactsCall()
             ):
                 self._cache_calls.take(message)
+            case ReplayEvents() if self._kv_events is not None:
+                request = ReplayRequest(stream=message.stream, sequence=message.sequence)
+                self._to_tokenizer.send(EventsReplayed(self._kv_events.stream.replay(request)))
             case StatsCall():
                 self._to_tokenizer.send(self._stats(message))
             case TenantStatsCall():
@@ -202,6 +233,11 @@ class SchedulerProcess:
             self._send_tokens(TokenBatch(finished=dropped))
         if refused := self.scheduler.refuse_overdue():
             self._refuse(refused)
+
+
+def request_log_file(path: str, replica: int | None) -> Path:
+    """Each replica writes a file of its own: FILE, FILE.1, FILE.2, …"""
+    return Path(f"{path}.{replica}" if replica else path)
 
 
 def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:

@@ -44,13 +44,23 @@ class RequestLog:
         ConfigError: the file can't be written.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float], kept: Path | None = None) -> None:
+        """
+        Args:
+            clock: a time in seconds that all processes share.
+            kept: private file of this server, with which the scheduler of a later engine goes on with the log of the one before.
+        """
+        goes_on = kept is not None and kept.exists()
         try:
-            self._file = path.open("wb", buffering=0)  # every line whole, even if the process dies
+            # every line whole, even if the process dies
+            self._file = path.open("ab" if goes_on else "wb", buffering=0)
         except OSError as error:
             raise ConfigError(f"--request-log {path} can't be written: {error}.") from error
-        self._clock, self._begin = clock, clock()
-        self._key = secrets.token_hex(16)
+        self._clock, self._begin, self._key = clock, clock(), secrets.token_hex(16)
+        if kept is not None and goes_on:
+            self._begin, self._key = msgspec.json.decode(kept.read_bytes(), type=tuple[float, str])
+        elif kept is not None:
+            kept.write_bytes(msgspec.json.encode((self._begin, self._key)))
         self._open: dict[int, LoggedRequest] = {}
         self.dropped = 0
         """Lines that could not be written."""

@@ -26,12 +26,14 @@ from radixrt.messages.sequences import (
 )
 from radixrt.messages.stats import Counters, SchedulerStats, TenantStats, TimeHistogram
 from radixrt.messages.steps import (
+    DRAFTERS,
     GRAMMAR_FAILED,
     NO_TOKEN,
     StepPlan,
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
+from radixrt.scheduler.draft_price import DraftPrice
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -96,7 +98,8 @@ class Scheduler:
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
         self._in_flight = StepsInFlight()
-        self.step_times = StepTimes(limits.settings.max_step_ms)
+        self.step_times = StepTimes(limits.max_step_ms)
+        self.draft_price = DraftPrice()
         self.planner = Planner(
             limits,
             self.slots,
@@ -104,6 +107,7 @@ class Scheduler:
             self.waiting,
             self._in_flight,
             self.step_times,
+            self.draft_price,
             self.counters,
             clock,
         )
@@ -120,6 +124,11 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def seconds_in_flight(self) -> float:
+        """Forecast time of the steps in flight."""
+        return sum(map(self.step_times.seconds, self._in_flight.shapes()))
 
     @property
     def num_running(self) -> int:
@@ -143,6 +152,8 @@ class Scheduler:
             self.counters.refused += 1
             return lost
         sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
+        wants = request.options.speculation and sequence.max_output > 1
+        sequence.speculates = self.limits.speculates and wants
         if not is_accepted and (late := self._refuse_late(sequence)):
             return late
         self._sequences[sequence.seq_id] = sequence
@@ -313,8 +324,19 @@ class Scheduler:
             sequence = step.sequences[slot]
             if sequence is not None and not self._goes_on(sequence, token, draft):
                 step.sequences[slot] = None  # tokens forced beyond the end are dropped
+        self._absorb_vectors(result, step, draft)
         self.counters.output_tokens += len(draft.token_ids)
         return draft.seal()
+
+    def _absorb_vectors(self, result: StepResult, step: StepInFlight, draft: BatchDraft) -> None:
+        """End the sequences whose numbers have come; they generate nothing."""
+        for vector in result.vectors:
+            sequence = step.sequences[vector.slot]
+            if sequence is None:
+                continue
+            if vector.values:
+                draft.vectors[sequence.seq_id] = vector.values
+            self._goes_on(sequence, 0 if vector.values else NO_TOKEN, draft)
 
     def _goes_on(self, sequence: Sequence, token: int, draft: BatchDraft) -> bool:
         """Append a token to a sequence; False if it was the last, or none could be sampled."""
@@ -327,8 +349,9 @@ class Scheduler:
             self._note_facts(sequence, draft)
             self.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
-        if sequence.max_output == 0:  # a request for KV alone
-            draft.finished[sequence.seq_id] = self._finish(sequence, "length", token)
+        if sequence.max_output == 0:  # a request for KV, or for numbers
+            end: FinishReason = "length" if sequence.options.pool is None else "stop"
+            draft.finished[sequence.seq_id] = self._finish(sequence, end, token)
             return False
         sequence.append(token)
         sequence.account.output_tokens += 1
@@ -364,19 +387,38 @@ class Scheduler:
         counters.steps += 1
         counters.step_seconds.observe(result.step_s)
         counters.forward_seconds += result.forward_s
-        forced = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
-        self.step_times.observe(step.shape._replace(rows=step.shape.rows + forced), result.step_s)
+        beyond = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
+        drafted = sum(draft.num_drafted for draft in result.drafts)
+        accepted = sum(draft.num_accepted for draft in result.drafts)
+        tokens = step.shape.rows + beyond
+        shape = step.shape._replace(rows=tokens + drafted - accepted)
+        self.step_times.observe(shape, result.step_s, tokens)
+        if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
+            self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
-        """Advance the sequences that got more tokens than planned, because a grammar forced them."""
+        """Advance the sequences that got more tokens than planned: forced by a grammar, or drafted and accepted."""
+        self._absorb_drafts(result, step)
         jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
         for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):
             if step.sequences[slot] is not None:
                 self.slots.planned[slot] += num_tokens
                 self.counters.forced_tokens += num_tokens
+
+    def _absorb_drafts(self, result: StepResult, step: StepInFlight) -> None:
+        """Count the drafts of a step, and expect as many accepted tokens in the next."""
+        for draft in result.drafts:
+            name, num_accepted = DRAFTERS[draft.drafter], draft.num_accepted
+            self.counters.drafted_tokens[name] += draft.num_drafted
+            self.counters.accepted_draft_tokens[name] += num_accepted
+            if (sequence := step.sequences[draft.slot]) is not None:
+                self.counters.forced_tokens -= num_accepted  # they are in jump_tokens too
+                sequence.drafted_tokens += draft.num_drafted
+                sequence.accepted_tokens += num_accepted
+                self.slots.expect_drafts(sequence, num_accepted)
 
     def _absorb_held(self, result: StepResult, step: StepInFlight) -> None:
         """Note the sequences that wait for their masks."""

@@ -46,6 +46,12 @@ class Sequence:
         self.forecast_wait_s = 0.0
         """Forecast of its wait when it arrived (:mod:`radixrt.scheduler.queue.wait_forecast`), without correction."""
         self.grammar = request.grammar
+        self.second_at = request.second_at
+        self.prediction = request.prediction
+        self.speculates = False
+        """Its tokens are drafted."""
+        self.drafted_tokens = self.accepted_tokens = 0
+        """Draft tokens that were verified, and of these those that were accepted."""
         self.account = Account(self.options.tenant)
         """Of its tenant, once it is queued."""
         self.group = Group()
@@ -156,6 +162,8 @@ class Sequence:
         return msgspec.structs.replace(
             self.report,
             output_tokens=self.num_output,
+            accepted_prediction_tokens=self.accepted_tokens,
+            rejected_prediction_tokens=self.drafted_tokens - self.accepted_tokens,
             finish_reason=reason,
             stop_reason=last if stopped else None,
             total_s=now - self.arrived,

@@ -8,11 +8,15 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.messages.steps import MOST_DRAFTED
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 
 HEADROOM = 16
 """Positions allocated ahead for a constrained sequence: as many forced tokens can be computed in one step."""
+
+DRAFT_HEADROOM = 4
+"""Positions allocated ahead for drafts of a sequence of which none was accepted in the last step."""
 
 
 class SlotTable:
@@ -37,7 +41,7 @@ class SlotTable:
         """Tokens known at admission; these are prefilled."""
         self.num_prompt = np.zeros(max_slots, dtype=np.int64)
         self.headroom = np.zeros(max_slots, dtype=np.int64)
-        """Positions to allocate beyond the next one, for tokens that a grammar forces."""
+        """Positions to allocate beyond the next one, for tokens that a grammar forces, and for drafts."""
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
         self.num_tree_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that belong to the tree; the others are the sequence's own."""
@@ -62,8 +66,19 @@ class SlotTable:
         self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
         self.known[slot] = sequence.num_tokens
         self.num_prompt[slot] = sequence.num_prompt
-        self.headroom[slot] = 0 if sequence.grammar is None else HEADROOM
+        self.expect_drafts(sequence, 0)
         self.set_tree_pages(slot, tree_pages)
+
+    def expect_drafts(self, sequence: Sequence, num_accepted: int) -> None:
+        """Set the headroom of a sequence of which this number of draft tokens was accepted, or is expected to be.
+
+        The next draft may be twice as long, and a step that is planned already may accept as many as the last one.
+        """
+        headroom = 0 if sequence.grammar is None else HEADROOM
+        if sequence.speculates:
+            for_drafts = min(DRAFT_HEADROOM + 3 * num_accepted, 2 * MOST_DRAFTED + 2)
+            headroom = max(headroom, for_drafts)
+        self.headroom[sequence.slot] = headroom
 
     def set_tree_pages(self, slot: int, tree_pages: Pages) -> None:
         """Set the block table to these pages, which are full and in the tree."""
@@ -116,7 +131,7 @@ class SlotTable:
         return (self.planned[decoding] >= end).astype(np.int64)
 
     def pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Pages to allocate ahead for tokens that the grammars may force: [len(decoding)]."""
+        """Pages to allocate ahead for tokens that the grammars may force, and for drafts: [len(decoding)]."""
         end = self.planned[decoding] + 1 + self.headroom[decoding]
         end = np.minimum(end, self.last_position[decoding])
         pages = -(-end // self.page_size) - self.num_pages[decoding]

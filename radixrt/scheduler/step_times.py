@@ -52,7 +52,7 @@ class StepShape(NamedTuple):
     """The content of a step, as far as its time depends on it."""
 
     rows: int
-    """Decoding sequences, one token each."""
+    """Decoding sequences, one token each, and the forced and drafted tokens behind these."""
     context: int
     """Tokens that these rows attend to."""
     tokens: int = 0
@@ -98,8 +98,13 @@ class StepTimes:
 
     # ------------------------------------------------------------ learning
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step; ``seconds`` of 0 stand for an unknown time."""
+    def observe(self, shape: StepShape, seconds: float, new_tokens: int | None = None) -> None:
+        """Learn from a step.
+
+        Args:
+            seconds: 0 stands for an unknown time.
+            new_tokens: of answers, if they are not one a row: rows of rejected drafts gave none.
+        """
         self._observed += 1
         self._largest_prefill = max(self._largest_prefill, shape.tokens)
         if seconds <= 0 or self._observed <= WARM_UP_STEPS:
@@ -109,7 +114,9 @@ class StepTimes:
         features = _features(shape)
         self._update(features, seconds)
         self._learned += 1
-        self._observe_rates(features, shape, seconds)
+        self._observe_rates(
+            features, shape, seconds, shape.rows if new_tokens is None else new_tokens
+        )
 
     def _update(self, features: list[float], seconds: float) -> None:
         forecast = _dot(features, self._costs)
@@ -135,14 +142,16 @@ class StepTimes:
                 for j, product in enumerate(row):
                     gradient[j] -= change * product
 
-    def _observe_rates(self, features: list[float], shape: StepShape, seconds: float) -> None:
+    def _observe_rates(
+        self, features: list[float], shape: StepShape, seconds: float, new_tokens: int
+    ) -> None:
         """Divide a step's time between its prompts and its answers, as forecast."""
         prompts = _dot(features[3:], self._costs[3:])
         share = prompts / (prompts + _dot(features[:3], self._costs[:3]) or 1.0)
         if shape.tokens:
             self._prefill_s.observe(seconds * share, shape.tokens)
-        if shape.rows:
-            self._decode_s.observe(seconds * (1 - share), shape.rows)
+        if new_tokens:
+            self._decode_s.observe(seconds * (1 - share), new_tokens)
 
     # ------------------------------------------------------------ forecasts
 
@@ -167,20 +176,21 @@ class StepTimes:
 
     def chunk_seconds(self, start: int, tokens: int) -> float:
         """Time that a prefill chunk from position ``start`` adds to a step."""
-        by_token, by_pair = self._prefill_costs()
+        by_token, by_pair = self.prefill_costs
         return by_token * tokens + by_pair * attended_pairs(start, tokens)
 
     def tokens_within(self, seconds: float, start: int) -> int:
         """Most prompt tokens from position ``start`` that add at most ``seconds`` to a step."""
-        by_token, by_pair = self._prefill_costs()
+        by_token, by_pair = self.prefill_costs
         slope = by_token + by_pair * start
         if by_pair > 0:
             root = math.sqrt(slope * slope + 2 * by_pair * seconds)
             return min(int((root - slope) / by_pair), NO_BOUND)
         return min(int(seconds / slope), NO_BOUND) if slope > 0 else NO_BOUND
 
-    def _prefill_costs(self) -> tuple[float, float]:
-        """Seconds per prompt token, and per attended pair."""
+    @property
+    def prefill_costs(self) -> tuple[float, float]:
+        """Seconds per prompt token, and per attended pair; 0 if unknown."""
         return self._costs[3] / _UNITS[3], self._costs[4] / _UNITS[4]
 
     # ------------------------------------------------------------ the bound of a step

@@ -38,6 +38,10 @@ class StepsInFlight:
         self._steps.append(step)
         return step_id
 
+    def shapes(self) -> list[StepShape]:
+        """Of the steps, in order."""
+        return [step.shape for step in self._steps]
+
     def take(self, result: StepResult) -> StepInFlight:
         """Remove and return the step of a result."""
         step = self._steps.popleft()

@@ -14,15 +14,19 @@ from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.tls import server_context
 from radixrt.models.checkpoint import (
     check_checkpoint,
+    check_ranks,
     generation_config,
     resolve_model_path,
     served_context_length,
 )
-from radixrt.models.gguf.folder import quantized_weights
+from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
 log = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 65535
+"""The system's limit (net.core.somaxconn, often 4096) applies. A connection that finds the queue full waits for seconds."""
 
 
 def prepare(config: ServerConfig) -> ServerConfig:
@@ -34,16 +38,12 @@ def prepare(config: ServerConfig) -> ServerConfig:
     config.validate()
     model_dir = resolve_model_path(config.model_path)
     model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
+    pooling = read_pooling(model_dir, model_config)
     served_context_length(model_config, config.context_length)
+    check_ranks(model_config, config.tp)
+    if pooling is not None and config.tp > 1:
+        raise ConfigError("--tp: a model that gives vectors or classes runs on one device.")
     generation_config(model_dir)
-    quantized = quantized_weights(model_dir)
-    if quantized and config.quantization == "auto":
-        log.warning(
-            "The %.0f million quantized weights of this GGUF file are dequantized to 16 bits in memory (%.1f GB); "
-            "--quantization int8 rounds them to 8 bits (docs/gguf.md).",
-            quantized / 1e6,
-            quantized * 2 / 1e9,
-        )
     tokenizer_path = config.tokenizer_path
     if tokenizer_path is not None:
         tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))
@@ -58,7 +58,9 @@ def prepare(config: ServerConfig) -> ServerConfig:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: clients are refused until the engine is ready.
+    """A listening socket. The api process answers with 503 until the engine is ready.
+
+    A socket that is only bound would let a second server bind the same port, which fails when its model is loaded.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -68,6 +70,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

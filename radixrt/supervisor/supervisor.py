@@ -2,11 +2,13 @@
 
 The state of an engine is spread over its worker, scheduler and tokenizer processes, so the death of one is the end of the
 engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
-and hands them to the next engine (:mod:`radixrt.client.engine_client`).
+and hands them to the next engine (:mod:`radixrt.client.engine_client`). With ``--dp``, an engine has several replicas, each a
+scheduler and its workers. The death of one of these is the end of its replica only, which is started again.
 """
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import shutil
@@ -17,6 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +40,8 @@ MAX_DEATHS = 3
 """Engines that end one after the other without a token between them; then the server ends."""
 FIRST_DELAY_S = 0.5
 """Before the second restart in a row; each further one waits twice as long."""
+LONGEST_DELAY_S = 30.0
+"""Before a restart of a replica, while others live."""
 HEALTHY_S = 600.0
 """An engine that has lived so long has not died of its start, though nobody has asked it for a token."""
 
@@ -48,7 +53,7 @@ SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
 after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
 
 FEW_HEAPS = {"MALLOC_ARENA_MAX": "2"}
-"""For a worker, on glibc. Threads load grammars and fill masks, and each can get a heap of its own, up to eight for each CPU
+"""For glibc. Threads load grammars, fill masks and encode texts, and each can get a heap of its own, up to eight for each CPU
 core. A heap keeps what is freed in it: with 256 grammars that came and went, 38 MB in 16 heaps, 12 MB in one."""
 
 
@@ -59,20 +64,29 @@ class _Child:
     name: str
     process: subprocess.Popen[str]
     heartbeat: Heartbeat
+    replica: int | None = None
+    """Number of the replica that it is part of."""
+    started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
     is_stopped: bool = False
     """The supervisor has ended it: its end is no news."""
     hung: bool = False
 
-    def follow_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
+    @property
+    def label(self) -> str:
+        """Its name among all processes of the server."""
+        return self.name if self.replica is None else f"{self.name}.{self.replica}"
+
+    def follow_log(
+        self, ended: "queue.SimpleQueue[_Child | None]", show: Callable[[str], None]
+    ) -> None:
         """Pass the child's log on and keep its end; tell when the child is gone."""
         assert self.process.stderr is not None
         with self.process.stderr as log_lines:
             for line in log_lines:  # to the end: a full pipe would block the child
                 self.log_tail.append(line)
                 with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+                    show(line)
         self.process.wait()
         ended.put(self)
 
@@ -98,8 +112,25 @@ class _Child:
             how = f"ended with status {status}"
         tail = "".join(f"    {line}" for line in self.log_tail)
         return EngineDiedError(
-            f"The {self.name} process {how}. The end of its log:\n{tail or '    (empty)'}"
+            f"The {self.label} process {how}. The end of its log:\n{tail or '    (empty)'}"
         )
+
+
+@dataclass(eq=False)
+class _Replica:
+    """A scheduler and its workers."""
+
+    channels: Channels
+    """Of its last start."""
+    deaths: int = 0
+    """Since its last token."""
+    restart_at: float = math.inf
+    """Time of ``time.monotonic()`` at which it is started again; infinity: it lives."""
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line)
+    sys.stderr.flush()
 
 
 class Supervisor:
@@ -111,16 +142,19 @@ class Supervisor:
         listen_socket: socket.socket | None = None,
         max_deaths: int = 1,
         api_stdout: int | None = None,
+        show_log: Callable[[str], None] = _to_stderr,
     ) -> None:
         """Start all processes.
 
         Args:
-            listen_socket: bound but not listening; with it the api process is started, too.
+            listen_socket: listens already; with it the api process is started, too, and owns it from then on.
             max_deaths: engines that may end without a token between them. 1: the first death is the last.
             api_stdout: where the api process prints its banner; None is this process's standard output.
+            show_log: takes each line of the processes' logs, in threads.
         """
         self._config = config
         self._max_deaths = max_deaths
+        self._show_log = show_log
         self._deaths = 0
         """Since the last token."""
         self._started_at = 0.0
@@ -130,6 +164,7 @@ class Supervisor:
         self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
         self._api: _Child | None = None
         self._engine: list[_Child] = []
+        self._replicas: list[_Replica] = []
         self._parent_pipe = os.pipe()  # children see its end when this process is gone
         self._stopping = self._draining = False
         self.channels = Channels(Channels.make_run_dir())
@@ -139,16 +174,18 @@ class Supervisor:
             if listen_socket is not None:
                 fd = listen_socket.fileno()
                 self._api = self._start(
-                    "api", "--listen-fd", str(fd), pass_fd=fd, stdout=api_stdout
+                    "api", self.channels, "--listen-fd", str(fd), pass_fd=fd, stdout=api_stdout
                 )
+                listen_socket.close()  # so that nobody waits for an answer once the api process has ended
         except BaseException:
             self.stop()
             raise
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1, worker2, ..."""
-        return {child.name: child.process.pid for child in self._children}
+        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1, worker2, ...;
+        the processes of a replica have its number behind a dot."""
+        return {child.label: child.process.pid for child in self._children}
 
     def wait(self) -> None:
         """Watch until :meth:`stop` is called by another thread, the api process has drained, or a signal handler raises.
@@ -165,7 +202,10 @@ class Supervisor:
                 raise ConfigError((self.channels.run_dir / CONFIG_ERROR_FILE).read_text())
             if child is self._api:
                 raise child.death()
-            self._replace_engine(child)
+            if child.replica is None or self._max_deaths == 1:
+                self._replace_engine(child)
+            else:
+                self._end_replica(child, self._replicas[child.replica])
 
     def drain(self) -> None:
         """Ask the api process to finish the open requests and to end; :meth:`wait` returns when it has."""
@@ -212,15 +252,28 @@ class Supervisor:
 
     def _start_engine(self) -> None:
         self._started_at = time.monotonic()
+        if self._config.dp == 1:
+            self._start_replica(self.channels)
+        else:
+            numbers = range(self._config.dp)
+            self._replicas = [_Replica(self.channels.of_replica(n, 0)) for n in numbers]
+            for replica in self._replicas:
+                self._start_replica(replica.channels)
+        self._engine.append(self._start("tokenizer", self.channels))
+
+    def _start_replica(self, channels: Channels) -> None:
+        """Start a scheduler and its workers."""
+        channels.folder.mkdir(mode=0o700, exist_ok=True)
         for rank in range(self._config.tp):
             name = "worker" if rank == 0 else f"worker{rank}"
-            self._engine.append(self._start("worker", "--rank", str(rank), name=name))
-        self._engine.append(self._start("scheduler"))
-        self._engine.append(self._start("tokenizer"))
+            worker = self._start("worker", channels, "--rank", str(rank), name=name)
+            self._engine.append(worker)
+        self._engine.append(self._start("scheduler", channels))
 
     def _start(
         self,
         module: str,
+        channels: Channels,
         *arguments: str,
         name: str = "",
         pass_fd: int | None = None,
@@ -230,20 +283,24 @@ class Supervisor:
         name = name or module
         # -P: a file of the user's folder called http.py must not stand in for the standard library's
         command = [sys.executable, "-P", "-m", f"radixrt.{module}", "--parent-fd", str(parent_fd)]
-        place = ["--run-dir", str(self.channels.run_dir), "--engine", str(self.channels.engine)]
+        place = ["--run-dir", str(channels.run_dir), "--engine", str(channels.engine)]
+        if channels.replica is not None:
+            place += ["--replica", str(channels.replica), "--start", str(channels.start)]
         process = subprocess.Popen(
             [*command, *place, *arguments],
             stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            env=_environment(module),
+            env=_environment(),
             text=True,
             errors="replace",
             pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
             process_group=0,  # Ctrl-C is the supervisor's to handle
         )
-        child = _Child(name, process, Heartbeat(self.channels.heartbeat_file(name)))
-        threading.Thread(target=child.follow_log, args=(self._ended,), daemon=True).start()
+        heartbeat = Heartbeat(channels.heartbeat_file(name))
+        child = _Child(name, process, heartbeat, channels.replica)
+        following = (self._ended, self._show_log)
+        threading.Thread(target=child.follow_log, args=following, daemon=True).start()
         return child
 
     # ------------------------------------------------------------ watching
@@ -255,6 +312,7 @@ class Supervisor:
                 child = self._ended.get(timeout=LOOK_S)
             except queue.Empty:
                 self._look_at_heartbeats()
+                self._start_due_replicas()
                 continue
             if child is None or self._stopping:
                 return None
@@ -263,12 +321,13 @@ class Supervisor:
 
     def _look_at_heartbeats(self) -> None:
         """Kill a process that hangs."""
-        age_s = time.monotonic() - self._started_at
+        now = time.monotonic()
+        age_s = now - self._started_at
         if self._start_limit_s is None and all(c.heartbeat.has_begun for c in self._engine):
             self._start_limit_s = max(START_PATIENCE * age_s, self._config.step_timeout)
         limit_s = self._start_limit_s if self._config.step_timeout else None
         for child in self._engine:
-            child.kill_if_hung(is_late=limit_s is not None and age_s > limit_s)
+            child.kill_if_hung(is_late=limit_s is not None and now - child.started_at > limit_s)
 
     def _replace_engine(self, dead: _Child) -> None:
         """Start a new engine after a pause that grows from death to death.
@@ -276,7 +335,7 @@ class Supervisor:
         Raises:
             EngineDiedError: too many engines have ended.
         """
-        tokens = next(child.heartbeat.done for child in self._engine if child.name == "scheduler")
+        tokens = sum(child.heartbeat.done for child in self._engine if child.name == "scheduler")
         is_healthy = tokens or time.monotonic() - self._started_at > HEALTHY_S
         self._deaths = 1 if is_healthy else self._deaths + 1
         death = dead.death()
@@ -292,6 +351,41 @@ class Supervisor:
             time.sleep(FIRST_DELAY_S * 2 ** (self._deaths - 2))
         self._start_engine()
 
+    def _end_replica(self, dead: _Child, replica: _Replica) -> None:
+        """End the other processes of a replica, and start it again: at once, or after a pause if it died soon after its last start.
+
+        Raises:
+            EngineDiedError: it has died too often, and no other replica lives.
+        """
+        members = [child for child in self._engine if child.replica == dead.replica]
+        tokens = sum(child.heartbeat.done for child in members if child.name == "scheduler")
+        is_healthy = tokens or time.monotonic() - dead.started_at > HEALTHY_S
+        replica.deaths = 1 if is_healthy else replica.deaths + 1
+        death = dead.death()
+        others_live = any(
+            other.restart_at == math.inf for other in self._replicas if other is not replica
+        )
+        if replica.deaths >= self._max_deaths and not others_live:
+            raise death
+        log.error("%s\nThe replica is started again; its open requests go on in others.", death)
+        shutil.rmtree(replica.channels.folder, ignore_errors=True)  # first: its requests go on now
+        _end(members)
+        for child in members:
+            child.heartbeat.close()
+        self._engine = [child for child in self._engine if child not in members]
+        replica.channels = self.channels.of_replica(
+            replica.channels.replica or 0, replica.channels.start + 1
+        )
+        delay_s = FIRST_DELAY_S * 2 ** (replica.deaths - 2) if replica.deaths > 1 else 0.0
+        replica.restart_at = time.monotonic() + min(delay_s, LONGEST_DELAY_S)
+        self._start_due_replicas()
+
+    def _start_due_replicas(self) -> None:
+        for replica in self._replicas:
+            if replica.restart_at <= time.monotonic():
+                replica.restart_at = math.inf
+                self._start_replica(replica.channels)
+
 
 def _end(children: list[_Child]) -> None:
     for child in children:
@@ -306,9 +400,8 @@ def _end(children: list[_Child]) -> None:
             child.process.wait()
 
 
-def _environment(module: str) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Children import radixrt from the path of this process. Variables that the user has set are not changed."""
     package_parent = str(Path(__file__).parents[2])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    heaps = FEW_HEAPS if module == "worker" else {}
-    return {**SHORT_SPINS, **heaps, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**SHORT_SPINS, **FEW_HEAPS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

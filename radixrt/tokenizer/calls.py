@@ -19,6 +19,8 @@ from radixrt.messages.calls import (
     DetokenizeCall,
     ExplainCacheCall,
     FlushCacheCall,
+    MatchCall,
+    MatchTokensCall,
     PinCall,
     PinTokensCall,
     ReleaseCacheCall,
@@ -26,7 +28,7 @@ from radixrt.messages.calls import (
     TenantStatsCall,
     TokenizeCall,
 )
-from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.replies import (
     CallReply,
     Tokenized,
@@ -39,6 +41,7 @@ from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
+from radixrt.tokenizer.replica_calls import SchedulerCall
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 _Tree = dict[str, Any]
@@ -67,7 +70,7 @@ class Calls:
     shows_cache_texts: bool
     explainer: Explainer
     to_api: Send
-    to_scheduler: Send
+    to_scheduler: Callable[[SchedulerCall], None]
     _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
     _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
     """Calls that the scheduler replies to, with something added by this process."""
@@ -92,6 +95,8 @@ class Calls:
                 )
             case PinCall():
                 self._spawn(self._reply(call.call_id, self._pin(call)))
+            case MatchCall():
+                self._spawn(self._reply(call.call_id, self._match(call)))
             case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall():
                 self.to_scheduler(call)
             case CacheTreeCall() | CacheNodeCall() | StatsCall():
@@ -213,6 +218,23 @@ class Calls:
                 lease=call.lease,
                 tenant=call.tenant,
             )
+        )
+
+    async def _match(self, call: MatchCall) -> None:
+        """Send the scheduler the tokens of prompts to look for. Prompts of any length are looked for."""
+        of_any_length = dataclasses.replace(self.limits, context_length=2**31)
+        size = sum(map(size_in_chars, call.prompts))
+        self.limits.check_call(size, is_text=True)
+
+        def encode() -> list[PackedIds]:
+            encoded = (
+                self.encoder.encode(one, of_any_length, call.cache_salt) for one in call.prompts
+            )
+            return [pack_ids(token_ids) for _, token_ids in encoded]
+
+        prompts = await self.queue.run(call.tenant.name, _CALLS, size, encode)
+        self.to_scheduler(
+            MatchTokensCall(call_id=call.call_id, prompts=prompts, cache_salt=call.cache_salt)
         )
 
 

@@ -27,7 +27,7 @@ from radixrt.messages.sequences import (
 from radixrt.tokenizer.answer.answer_state import AnswerState, SequenceNews, news_by_sequence
 from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
-from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
+from radixrt.tokenizer.schedulers import SchedulerLink
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class _InFlight:
     """Holds tokens back until the values in them are validated."""
     grammar_key: GrammarKey | None
     """Of the grammar that it uses."""
+    scheduler: SchedulerLink
 
     @property
     def request_id(self) -> str:
@@ -53,11 +54,9 @@ class _InFlight:
 class InFlightAnswers:
     """All answers of this engine that are not complete."""
 
-    def __init__(self, constraints: ConstraintManager, to_api: Send, to_scheduler: Send) -> None:
+    def __init__(self, constraints: ConstraintManager, to_api: Send) -> None:
         self._constraints = constraints
         self._to_api = to_api
-        self._to_scheduler = to_scheduler
-        self._grammars = SentGrammars(to_scheduler)
         self._by_seq_id: dict[int, _InFlight] = {}
         self._seq_ids_of: dict[str, set[int]] = {}
         """Unfinished answers of each request; empty while its prompt is being encoded."""
@@ -75,15 +74,16 @@ class InFlightAnswers:
         self,
         sequence: SequenceRequest,
         answer: AnswerState,
+        scheduler: SchedulerLink,
         checked: CheckedSequence | None = None,
         grammar: Grammar | None = None,
     ) -> None:
-        """Send one answer of a registered request to the scheduler, with the grammar that it uses."""
+        """Send one answer of a registered request to a scheduler, with the grammar that it uses."""
         key = None if grammar is None else grammar.key
         if grammar is not None:
-            self._grammars.use(grammar)
-        self._add(_InFlight(sequence.seq_id, answer, checked, key))
-        self._to_scheduler(sequence)
+            scheduler.grammars.use(grammar)
+        self._add(_InFlight(sequence.seq_id, answer, checked, key, scheduler))
+        scheduler.send(sequence)
 
     def abort(self, request_id: str) -> None:
         """End a request's answers where they are; an unknown request is ignored."""
@@ -103,6 +103,15 @@ class InFlightAnswers:
         """Drop a request with all its answers, and send the error to the api."""
         self._drop(request_id)
         self._to_api(failure(request_id, error))
+
+    def lose(self, scheduler: SchedulerLink) -> list[str]:
+        """Forget the requests that have answers of a dead scheduler; returns their ids."""
+        entries = self._by_seq_id.values()
+        lost = list(dict.fromkeys(e.request_id for e in entries if e.scheduler is scheduler))
+        for request_id in lost:
+            for seq_id in self._seq_ids_of.pop(request_id):
+                del self._by_seq_id[seq_id]
+        return lost
 
     def absorb(self, batch: TokenBatch) -> None:
         """Turn a step's tokens into text and send it to the api. Ids of dropped sequences are ignored."""
@@ -124,7 +133,7 @@ class InFlightAnswers:
         entry = self._by_seq_id.get(refused.seq_id)
         if entry is not None:
             if refused.grammar_lost and entry.grammar_key is not None:
-                self._grammars.lost(entry.grammar_key)
+                entry.scheduler.grammars.lost(entry.grammar_key)
             error = RequestError(
                 refused.message, status=refused.status, retry_after_s=refused.retry_after_s
             )
@@ -148,8 +157,8 @@ class InFlightAnswers:
             if not self._seq_ids_of[entry.request_id]:
                 del self._seq_ids_of[entry.request_id]
             if not is_over:
-                self._release({entry.seq_id}, complete=True)
-            self._release_grammar(entry)
+                _release([entry], complete=True)
+            _release_grammar(entry)
         return chunk
 
     # ------------------------------------------------------------ values that are validated
@@ -192,10 +201,10 @@ class InFlightAnswers:
         again = self._constraints.verdict(checked, due, errors, self.new_seq_id())
         if again is not None:
             self._remove(entry)
-            self._release({entry.seq_id})
+            _release([entry])
             entry.seq_id = again.seq_id
             self._add(entry)
-            self._to_scheduler(again)
+            entry.scheduler.send(again)
         self._send_chunks([self._next_checked_chunk(entry, checked)])
 
     # ------------------------------------------------------------ bookkeeping
@@ -211,22 +220,26 @@ class InFlightAnswers:
     def _drop(self, request_id: str) -> None:
         seq_ids = self._seq_ids_of.pop(request_id, set())
         dropped = [self._by_seq_id.pop(seq_id) for seq_id in seq_ids]
-        self._release(seq_ids)
+        _release(dropped)
         for entry in dropped:
-            self._release_grammar(entry)
-
-    def _release(self, seq_ids: set[int], *, complete: bool = False) -> None:
-        if seq_ids:
-            self._to_scheduler(ReleaseSequences(pack_ids(sorted(seq_ids)), complete))
-
-    def _release_grammar(self, entry: _InFlight) -> None:
-        """The answer is over, and the scheduler knows it or was told before."""
-        if entry.grammar_key is not None:
-            self._grammars.release(entry.grammar_key)
+            _release_grammar(entry)
 
     def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
         if ready := [chunk for chunk in chunks if chunk is not None]:
             self._to_api(AnswerBatch(ready))
+
+
+def _release(entries: list[_InFlight], *, complete: bool = False) -> None:
+    """Tell the scheduler of one request's answers that they need no more tokens."""
+    if entries:
+        seq_ids = pack_ids(sorted(entry.seq_id for entry in entries))
+        entries[0].scheduler.send(ReleaseSequences(seq_ids, complete))
+
+
+def _release_grammar(entry: _InFlight) -> None:
+    """The answer is over, and its scheduler knows it or was told before."""
+    if entry.grammar_key is not None:
+        entry.scheduler.grammars.release(entry.grammar_key)
 
 
 def failure(request_id: str, error: Exception) -> RequestFailed:

@@ -21,10 +21,12 @@ from radixrt.base.errors import RequestError
 from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Channels, Outbox
 from radixrt.constrained.grammar import Compiled
-from radixrt.messages.answers import EngineInfo, PromptInfo
+from radixrt.messages.answers import PromptInfo
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
-from radixrt.messages.links import ToTokenizerFromApi, ToTokenizerFromScheduler
+from radixrt.messages.links import ToTokenizerFromApi
+from radixrt.messages.pooling import POOL
+from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
     AbortRequest,
@@ -48,11 +50,16 @@ from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
+from radixrt.tokenizer.replica_calls import ReplicaCalls, SchedulerCall
+from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
+
+MOST_CHARS_OF_A_TOKEN = 16
+"""Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +71,13 @@ class _Encoded:
     text: str | None
     """Of the prompt; None if it came in tokens."""
     token_ids: list[int]
+    prediction: PackedIds
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
     layout: ChatLayout | None
     """Of the messages of a chat."""
+    second_at: int
+    """Of a pair of texts."""
 
 
 class TokenizerProcess:
@@ -80,11 +90,8 @@ class TokenizerProcess:
         self._from_api: AsyncInbox[ToTokenizerFromApi] = AsyncInbox(
             channels.address("api", "tokenizer"), ToTokenizerFromApi
         )
-        self._from_scheduler: AsyncInbox[ToTokenizerFromScheduler] = AsyncInbox(
-            channels.address("scheduler", "tokenizer"), ToTokenizerFromScheduler
-        )
+        self._schedulers = Schedulers(config, channels)
         self._to_api = Outbox(channels.address("tokenizer", "api"))
-        self._to_scheduler = Outbox(channels.address("tokenizer", "scheduler"))
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait in the queue."""
         self._queue = FairQueue()
@@ -92,23 +99,26 @@ class TokenizerProcess:
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message is its :class:`EngineInfo`."""
         learning = asyncio.create_task(asyncio.to_thread(self._vocabulary.learn_token_bytes))
-        while not isinstance(info := await self._from_scheduler.receive(), EngineInfo):
-            log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
+        serving = asyncio.create_task(self._schedulers.serve(self._absorb, self._lose))
+        getting_ready = asyncio.create_task(self._schedulers.info())
+        await asyncio.wait([serving, getting_ready], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()  # raises
+        info = getting_ready.result()
         await learning
         self._info = info
         self._limits = Limits.of(info)
-        self._encoder.limit_memory(info.kv_pool_tokens)
+        pool_tokens = self._config.dp * info.kv_pool_tokens
+        self._encoder.limit_memory(pool_tokens)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
         self._constraints.start()
-        self._in_flight = InFlightAnswers(
-            self._constraints, self._to_api.send, self._to_scheduler.send
-        )
+        self._in_flight = InFlightAnswers(self._constraints, self._to_api.send)
         self._explainer = Explainer(
             self._vocabulary,
             info.page_size,
-            most_bytes=min(MOST_BYTES, KEPT_BYTES_PER_TOKEN * info.kv_pool_tokens),
+            most_bytes=min(MOST_BYTES, KEPT_BYTES_PER_TOKEN * pool_tokens),
             shows_texts=not self._config.hide_cache_texts,
         )
         self._calls = Calls(
@@ -120,19 +130,26 @@ class TokenizerProcess:
             shows_cache_texts=not self._config.hide_cache_texts,
             explainer=self._explainer,
             to_api=self._to_api.send,
-            to_scheduler=self._to_scheduler.send,
+            to_scheduler=self._send_call,
         )
-        self._to_api.send(replace(info, engine=self._channels.engine))
-        try:
-            await asyncio.gather(
-                self._serve_scheduler(), self._serve_api(), self._queue.serve(), self._beat()
+        self._replica_calls = ReplicaCalls(self._schedulers, self._config.dp, self._calls.pass_on)
+        score_tokens = info.score_tokens or self._vocabulary.single_tokens("yes", "no")
+        self._to_api.send(
+            replace(
+                info,
+                engine=self._channels.engine,
+                replicas=self._config.dp,
+                score_tokens=score_tokens,
             )
+        )
+        try:
+            await asyncio.gather(serving, self._serve_api(), self._queue.serve(), self._beat())
         finally:
             await self._constraints.close()
 
     def close(self) -> None:
         self._queue.close()
-        for channel in (self._from_api, self._from_scheduler, self._to_api, self._to_scheduler):
+        for channel in (self._from_api, self._schedulers, self._to_api):
             channel.close()
 
     async def _beat(self) -> None:
@@ -159,25 +176,28 @@ class TokenizerProcess:
             case AbortRequest():
                 self._abort(message.request_id)
             case StatsCall():
-                inboxes = (self._from_api, self._from_scheduler)
-                malformed = sum(inbox.malformed_frames for inbox in inboxes)
+                malformed = self._from_api.malformed_frames + self._schedulers.malformed_frames
                 self._calls.take(replace(message, malformed_frames=malformed))
             case _:
                 self._calls.take(message)
 
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
-        size, tenant = size_in_chars(request.prompt), request.options.tenant
+        size = size_in_chars(request.prompt) + len(request.prediction)
+        tenant = request.options.tenant
         try:
             encoding = self._queue.run(tenant.name, key, size, lambda: self._encode(request))
+            compiled: Compiled | None = None
+            grammar_s = 0.0
             if request.constraint is None:
-                self._start(*await _timed(encoding))
+                encoded, encode_s = await _timed(encoding)
             else:
                 compiling = self._constraints.compile(request.constraint)
                 (encoded, encode_s), (compiled, grammar_s) = await asyncio.gather(
                     _timed(encoding), _timed(compiling)
                 )
-                self._start(encoded, encode_s, compiled, grammar_s)
+            await self._schedulers.available()
+            self._start(encoded, encode_s, compiled, grammar_s)
         except Exception as error:
             self._in_flight.fail(request.request_id, error)
         finally:
@@ -188,9 +208,10 @@ class TokenizerProcess:
         RequestError: the prompt is invalid, or does not fit.
         """
         options, sampling = request.options, request.sampling
+        self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        text, token_ids, retain, turn, layout = self._encoder.encode_with_breakpoints(
+        text, token_ids, retain, turn, layout, second_at = self._encoder.encode_with_breakpoints(
             request.prompt, self._limits, options.cache_salt
         )
         hints = options.cache_hints
@@ -211,21 +232,40 @@ class TokenizerProcess:
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
-        return _Encoded(request, text, token_ids, turn, layout)
+        expected = request.prediction[: MOST_CHARS_OF_A_TOKEN * max_tokens]
+        prediction = self._vocabulary.encode(expected, False) if expected else []
+        return _Encoded(request, text, token_ids, pack_ids(prediction), turn, layout, second_at)
+
+    def _check_task(self, request: GenerateRequest) -> None:
+        """Raises:
+        RequestError: the request wants an answer of a model that gives numbers, or the other way round.
+        """
+        pool, pooling = request.options.pool, self._info.pooling
+        warms = request.sampling.max_tokens == 0 and not (pooling and pooling.whole_prompts)
+        if pool is None and pooling is not None and not warms:
+            path = "/v1/embeddings" if pooling.task == "embed" else "/classify"
+            raise RequestError(f"This server's model generates no text; use {path}.")
+        if pool == POOL and pooling is None:
+            raise RequestError(
+                "This server's model generates text and gives no vectors or classes: its checkpoint has neither a modules.json "
+                "of sentence-transformers nor a classifier's architecture.",
+                status=501,
+            )
 
     def _start(
         self,
         encoded: _Encoded,
         encode_s: float,
-        compiled: Compiled | None = None,
-        grammar_s: float = 0.0,
+        compiled: Compiled | None,
+        grammar_s: float,
     ) -> None:
-        """Hand the n answers of a request to the scheduler."""
+        """Hand the n answers of a request to a scheduler."""
         request, token_ids = encoded.request, encoded.token_ids
         grammar = None
         if compiled is not None:
             grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids = pack_ids(token_ids)
+        scheduler = self._schedulers.choose(packed_ids, request.options.cache_salt)
         prompt = self._prompt_info(encoded, packed_ids)
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
         record = PromptRecord(
@@ -243,6 +283,8 @@ class TokenizerProcess:
                 token_ids=packed_ids,
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
+                second_at=encoded.second_at,
+                prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),
             )
@@ -269,7 +311,7 @@ class TokenizerProcess:
             if told.token_ids:
                 sequence = self._resume(sequence, answer, checked, told)
             grammar_to_send = None if compiled is None else compiled.grammar
-            self._in_flight.begin(sequence, answer, checked, grammar_to_send)
+            self._in_flight.begin(sequence, answer, scheduler, checked, grammar_to_send)
             record.seq_ids.append(sequence.seq_id)
         self._explainer.records.add(record)
 
@@ -316,18 +358,29 @@ class TokenizerProcess:
         else:
             self._in_flight.abort(request_id)
 
-    # ------------------------------------------------------------ from the scheduler
+    # ------------------------------------------------------------ to and from the schedulers
 
-    async def _serve_scheduler(self) -> None:
-        while True:
-            message = await self._from_scheduler.receive()
-            match message:
-                case TokenBatch():
-                    self._in_flight.absorb(message)
-                case CallReply():
-                    self._calls.pass_on(message)
-                case EngineInfo():
-                    log.warning("Ignored a second EngineInfo.")
+    def _send_call(self, call: SchedulerCall) -> None:
+        if self._config.dp == 1:
+            self._schedulers.links[0].send(call)
+        else:
+            self._replica_calls.send(call)
+
+    def _absorb(self, scheduler: SchedulerLink, message: TokenBatch | CallReply) -> None:
+        match message:
+            case TokenBatch():
+                self._in_flight.absorb(message)
+            case CallReply() if self._config.dp == 1:
+                self._calls.pass_on(message)
+            case CallReply():
+                self._replica_calls.absorb(scheduler, message)
+
+    def _lose(self, scheduler: SchedulerLink) -> None:
+        """A replica has died: the api sends its requests again, to others."""
+        lost = self._in_flight.lose(scheduler)
+        leases = self._replica_calls.lose(scheduler)
+        log.warning("Replica %d has died with %d requests.", scheduler.replica, len(lost))
+        self._to_api.send(RequestsLost(request_ids=lost, leases=leases))
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")

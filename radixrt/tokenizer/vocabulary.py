@@ -84,9 +84,23 @@ class Vocabulary:
             return ids[1:]
         return ids
 
+    def encode_cut(self, text: str, add_special_tokens: bool, most_tokens: int) -> list[int]:
+        """As :meth:`encode`, with the end of the text cut off beyond ``most_tokens``; special tokens behind it stay."""
+        text = text[: most_tokens * self.longest_token]
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        added = self.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        encoding.truncate(max(0, most_tokens - added))
+        ids: list[int] = self.backend.post_process(encoding, None, add_special_tokens).ids
+        return ids
+
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of a text, and where in it, in characters, each of them ends."""
         return encode_aside_with_ends(self.backend, text)
+
+    def single_tokens(self, *words: str) -> tuple[int, ...]:
+        """The ids of words that are one token each; nothing if one of them is not."""
+        ids = [encode_aside(self.backend, word, False) for word in words]
+        return tuple(one for (one,) in ids) if all(len(one) == 1 for one in ids) else ()
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of texts that an answer must not contain: of each text without spaces at its beginning, and of

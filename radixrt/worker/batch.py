@@ -15,7 +15,9 @@ from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
+from radixrt.messages.pooling import Pool
 from radixrt.messages.steps import Admit, StepPlan
+from radixrt.worker.drafts.verification import NO_DRAFT
 from radixrt.worker.kv.ragged import RaggedStep
 from radixrt.worker.kv.shared_prefixes import PrefixFinder
 
@@ -32,8 +34,19 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledRow:
+    """The end of a prompt that gives numbers in place of a token."""
+
+    slot: int
+    row: int
+    """Into the flat batch."""
+    pool: Pool
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One forward pass: decode rows first, then jumps and prefill chunks."""
+    """One forward pass: decode rows first, then runs and prefill chunks. A slot has one sampling row, and another one for each
+    token of its draft."""
 
     token_ids: torch.Tensor  # [num_tokens] int64, on the device
     positions: torch.Tensor  # [num_tokens] int64, on the device
@@ -44,28 +57,75 @@ class StepInputs:
     sampling_slots_on_device: torch.Tensor  # [rows] int64
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
     sampling_positions: torch.Tensor  # [rows] int64, of the sampled tokens in their sequences
+    pooled: list[PooledRow]
+    drafted: (
+        NDArray[np.int64] | None
+    )  # [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no drafts
     prompt_spans: list[PromptSpan]
-    jumps: "Jumps"
+    runs: "Runs"
 
 
 @dataclass(frozen=True, slots=True)
-class Jumps:
-    """Slots whose next tokens a grammar forces, so that several are computed in one step."""
+class Runs:
+    """Slots that compute several tokens in one step: known ones, which a grammar forces, and drafts behind them."""
 
     slots: list[int]
     token_ids: list[TokenIds]
     """Inputs of this step."""
     complete: list[bool]
     """All forced tokens are computed: the slot samples again."""
+    num_drafts: list[int]
+    """Inputs, at the end, that are drafts."""
 
     @property
     def beyond(self) -> list[int]:
-        """Tokens by which each slot advances beyond the one of a plain decode step."""
-        return [len(tokens) - 1 for tokens in self.token_ids]
+        """Known tokens by which each slot advances beyond the one of a plain decode step."""
+        each = zip(self.token_ids, self.num_drafts, strict=True)
+        return [len(tokens) - 1 - drafts for tokens, drafts in each]
 
 
-NO_JUMPS = Jumps([], [], [])
+NO_RUNS = Runs([], [], [], [])
 NO_TOKENS = np.empty(0, dtype=np.int32)
+NO_SLOTS = np.empty(0, dtype=np.int64)
+
+
+SequenceRows = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
+"""Slots, rows of the flat batch, and positions of the tokens after these rows."""
+
+
+def with_draft_rows(sampling: SequenceRows, runs: Runs) -> tuple[SequenceRows, NDArray[np.int64]]:
+    """The rows that sample when each draft token has one too.
+
+    Slot 4 computes one token, and slot 7 verifies the drafts 5 and 6 behind its token 9, at positions 20 to 22:
+
+    >>> runs = Runs([4, 7], [np.array([8]), np.array([9, 5, 6])], [True, True], [0, 2])
+    >>> last = np.array([4, 7]), np.array([0, 3], np.int32), np.array([10, 23])
+    >>> (slots, rows, positions), drafted = with_draft_rows(last, runs)
+    >>> slots.tolist(), rows.tolist(), positions.tolist(), drafted.tolist()
+    ([4, 7, 7, 7], [0, 1, 2, 3], [10, 21, 22, 23], [-1, 5, 6, -1])
+
+    Args:
+        sampling: of the sequences that sample: the complete runs, then prompts.
+
+    Returns:
+        the rows, and for each the draft behind it.
+    """
+    slots, last_rows, positions = sampling
+    drafts = [
+        tokens[len(tokens) - count :]
+        for tokens, count, complete in zip(
+            runs.token_ids, runs.num_drafts, runs.complete, strict=True
+        )
+        if complete
+    ]
+    counts = np.ones(len(slots), dtype=np.int64)
+    counts[: len(drafts)] += [len(tokens) for tokens in drafts]
+    ends = np.cumsum(counts)
+    from_last = np.arange(ends[-1]) - np.repeat(ends - 1, counts)
+    drafted = np.full(ends[-1], NO_DRAFT, dtype=np.int64)
+    drafted[np.flatnonzero(from_last)] = np.concatenate(drafts)
+    rows = np.repeat(last_rows, counts) + from_last.astype(np.int32)
+    return (np.repeat(slots, counts), rows, np.repeat(positions, counts) + from_last), drafted
 
 
 class PersistentBatch:
@@ -107,6 +167,8 @@ class PersistentBatch:
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
         """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
+        self._drafts: dict[int, TokenIds] = {}
+        """Inputs of the next step behind the known ones."""
 
     # ------------------------------------------------------------ changes by a plan
 
@@ -114,6 +176,7 @@ class PersistentBatch:
         self.is_decoding[slot] = False
         self._prompts.pop(slot, None)
         self._forced.pop(slot, None)
+        self._drafts.pop(slot, None)
 
     def admit(self, admit: Admit) -> None:
         slot = admit.slot
@@ -138,35 +201,42 @@ class PersistentBatch:
 
     def next_step(self, plan: StepPlan) -> StepInputs:
         """The forward pass of a plan whose changes have been applied; advances the slots."""
-        jumps = self._take_jumps()
-        decoding, groups = self._group_decoding(jumps.slots)
+        runs = self._take_runs()
+        if any(runs.num_drafts):
+            decoding = NO_SLOTS
+            runs, groups = self._all_as_runs(runs)
+        else:
+            decoding, groups = self._group_decoding(runs.slots)
         chunk_slots = np.array([chunk.slot for chunk in plan.prefill], dtype=np.int64)
         self.computed[chunk_slots] = [chunk.start for chunk in plan.prefill]
         chunk_lengths = [chunk.num_tokens for chunk in plan.prefill]
-        many_lengths = np.array([*map(len, jumps.token_ids), *chunk_lengths], dtype=np.int64)
-        slots = np.concatenate((decoding, np.array(jumps.slots, dtype=np.int64), chunk_slots))
+        many_lengths = np.array([*map(len, runs.token_ids), *chunk_lengths], dtype=np.int64)
+        slots = np.concatenate((decoding, np.array(runs.slots, dtype=np.int64), chunk_slots))
         lengths = np.concatenate((np.ones(len(decoding), dtype=np.int64), many_lengths))
         starts = self.computed[slots]
         self.computed[slots] = starts + lengths
+        ended, pooled = self._finish_prompts(chunk_slots)
         samples = np.concatenate(
             (
                 np.ones(len(decoding), dtype=bool),
-                np.array(jumps.complete, dtype=bool),
-                self._finish_prompts(chunk_slots),
+                np.array(runs.complete, dtype=bool),
+                ended & ~pooled,
             )
         )
         prompt_tokens = [unpack_ids(self._prompts[c.slot].token_ids)[c.start : c.start + c.num_tokens]
                          for c in plan.prefill]  # fmt: skip
         step = RaggedStep.of(self.block_tables, self.page_size, slots, lengths, starts)
-        first_rows = step.qo_indptr[len(decoding) + len(jumps.slots) : -1]
+        chunk_rows = step.qo_indptr[len(decoding) + len(runs.slots) :]
+        sampling = slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
         return self._inputs(
             step,
             decoding,
             groups,
-            [*jumps.token_ids, *prompt_tokens],
-            (slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]),
-            self._prompt_spans(plan, first_rows),
-            jumps,
+            [*runs.token_ids, *prompt_tokens],
+            sampling,
+            self._pooled_rows(chunk_slots, chunk_rows[1:] - 1, ended & pooled),
+            self._prompt_spans(plan, chunk_rows[:-1]),
+            runs,
         )
 
     def _inputs(
@@ -176,18 +246,22 @@ class PersistentBatch:
         groups: PrefixGroups,
         known_tokens: list[TokenIds],
         sampling: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]],
+        pooled: list[PooledRow],
         prompt_spans: list[PromptSpan],
-        jumps: Jumps,
+        runs: Runs,
     ) -> StepInputs:
         """The inputs of a step, sent to the device in one transfer.
 
         Args:
             decoding: slots of the first rows, which decode.
-            groups: of these rows.
+            groups: of the first sequences.
             known_tokens: inputs of the other rows.
-            sampling: rows that sample a token, each [rows]: slots, their rows of the flat batch, and positions of the new
-                tokens.
+            sampling: of the sequences that sample, each [sequences]: slots, their last rows of the flat batch, and positions
+                of the tokens after these.
         """
+        drafted = None
+        if any(runs.num_drafts):
+            sampling, drafted = with_draft_rows(sampling, runs)
         sampling_slots, sampling_rows, sampling_positions = sampling
         graph_rows = None
         if self._graph_rows is not None and not known_tokens:
@@ -218,8 +292,10 @@ class PersistentBatch:
             sampling_slots_on_device=slots,
             sampling_rows=rows,
             sampling_positions=places,
+            pooled=pooled,
+            drafted=drafted,
             prompt_spans=prompt_spans,
-            jumps=jumps,
+            runs=runs,
         )
 
     def record(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -238,41 +314,85 @@ class PersistentBatch:
         """Let the next inputs of a decoding slot be its sampled token and those forced after it."""
         self._forced[slot] = token_ids
 
-    def _group_decoding(self, jumping: list[int]) -> tuple[NDArray[np.int64], PrefixGroups]:
+    def room_for_drafts(self, slot: int) -> int:
+        """Draft tokens for which a decoding slot has pages. One position stays free, as for forced tokens."""
+        known = len(self._forced.get(slot, (None,)))
+        return int(self.num_pages[slot] * self.page_size - self.computed[slot]) - known - 1
+
+    def draft(self, slot: int, last_token: int, token_ids: TokenIds) -> None:
+        """Let the next step compute these draft tokens behind the known ones, the last of which is ``last_token``."""
+        self._forced.setdefault(slot, np.array([last_token], dtype=np.int32))
+        self._drafts[slot] = token_ids
+
+    def reject(self, slot: int, num_tokens: int) -> None:
+        """Give back the positions of the last draft tokens of a slot. The next tokens are written over them."""
+        self.computed[slot] -= num_tokens
+
+    def _all_as_runs(self, runs: Runs) -> tuple[Runs, PrefixGroups]:
+        """The runs, and the other decoding slots as runs of one token, in the order of their groups. So slots with drafts read
+        a shared prefix with the others. The host reads the tokens, so this is for devices whose steps do not overlap."""
+        slots, groups = self._group_decoding([])
+        given = {
+            slot: (tokens, complete, drafts)
+            for slot, tokens, complete, drafts in zip(
+                runs.slots, runs.token_ids, runs.complete, runs.num_drafts, strict=True
+            )
+        }
+        last = self.last_tokens.numpy().astype(np.int32)
+        each = [given.get(slot, (last[slot : slot + 1], True, 0)) for slot in slots.tolist()]
+        token_ids, complete, num_drafts = (list(column) for column in zip(*each, strict=True))
+        return Runs(slots.tolist(), token_ids, complete, num_drafts), groups
+
+    def _group_decoding(self, running: list[int]) -> tuple[NDArray[np.int64], PrefixGroups]:
         """The slots that advance by one token, those that share a prefix side by side, and their groups."""
         decoding = np.flatnonzero(self.is_decoding)
         whole_pages = self.computed[decoding] // self.page_size
         slots, groups = self._prefixes.group(decoding, self.block_tables, whole_pages)
-        if not jumping:
+        if not running:
             return slots, groups
-        kept = ~np.isin(slots, jumping)
+        kept = ~np.isin(slots, running)
         return slots[kept], groups.where(kept)
 
-    def _take_jumps(self) -> Jumps:
-        """Forced tokens as far as the pages of their slots reach. One position stays free: the scheduler may
+    def _take_runs(self) -> Runs:
+        """Forced tokens as far as the pages of their slots reach, and drafts. One position stays free: the scheduler may
         have planned the step after this one already, counting on one token a step."""
         if not self._forced:
-            return NO_JUMPS
-        slots, inputs, complete = list(self._forced), [], []
+            return NO_RUNS
+        slots, inputs, complete, num_drafts = list(self._forced), [], [], []
         for slot in slots:
             tokens = self._forced.pop(slot)
             room = int(self.num_pages[slot] * self.page_size - self.computed[slot])
             taken = max(1, min(len(tokens), room - 1))
-            inputs.append(tokens[:taken])
+            drafts = self._drafts.pop(slot, NO_TOKENS)
+            inputs.append(np.concatenate((tokens[:taken], drafts)))
             complete.append(taken == len(tokens))
+            num_drafts.append(len(drafts))
             if taken < len(tokens):
                 self._forced[slot] = tokens[taken:]
-        return Jumps(slots, inputs, complete)
+        return Runs(slots, inputs, complete, num_drafts)
 
-    def _finish_prompts(self, chunk_slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[chunks] whether a chunk reaches the end of its prompt; those slots decode from the next step on."""
-        known = np.array(
-            [num_ids(self._prompts[slot].token_ids) for slot in chunk_slots.tolist()],
-            dtype=np.int64,
-        )
-        complete = self.computed[chunk_slots] >= known
-        self.is_decoding[chunk_slots] = complete
-        return complete
+    def _finish_prompts(
+        self, chunk_slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """[chunks] whether a chunk reaches the end of its prompt, and whether that gives numbers in place of a token. These slots
+        decode from the next step on, unless its plan releases them."""
+        prompts = [self._prompts[slot] for slot in chunk_slots.tolist()]
+        known = np.array([num_ids(admit.token_ids) for admit in prompts], dtype=np.int64)
+        pooled = np.array([admit.pool is not None for admit in prompts], dtype=bool)
+        ended = self.computed[chunk_slots] >= known
+        self.is_decoding[chunk_slots] = ended
+        return ended, pooled
+
+    def _pooled_rows(
+        self,
+        chunk_slots: NDArray[np.int64],
+        last_rows: NDArray[np.int32],
+        gives: NDArray[np.bool_],
+    ) -> list[PooledRow]:
+        """The last rows of the chunks for which ``gives`` [chunks] holds."""
+        pairs = zip(chunk_slots[gives].tolist(), last_rows[gives].tolist(), strict=True)
+        pools = ((slot, row, self._prompts[slot].pool) for slot, row in pairs)
+        return [PooledRow(slot, row, pool) for slot, row, pool in pools if pool is not None]
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[PromptSpan]:
         spans = []

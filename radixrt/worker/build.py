@@ -4,10 +4,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_spec import kv_dtype
@@ -25,7 +28,10 @@ from radixrt.messages.grammars import GrammarLoaded
 from radixrt.models.checkpoint import generation_config, read_config, served_context_length
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
+from radixrt.models.pooling import read_pooling, read_score_tokens
+from radixrt.worker.encoder_runner import EncoderRunner
 from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages
+from radixrt.worker.pooling import Pooler
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
@@ -35,6 +41,17 @@ from radixrt.worker.trial_run import try_largest_step
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """A model in memory, and the facts about it."""
+
+    model: Any
+    info: EngineInfo
+    """Without those of the KV pool."""
+    pooler: Pooler | None
+    """Of a checkpoint that gives numbers."""
+
+
 def build_runner(
     config: ServerConfig,
     device: Device,
@@ -42,7 +59,7 @@ def build_runner(
     tokenizer_file: Path,
     report_grammar: Callable[[GrammarLoaded], None],
 ) -> tuple[ModelRunner, EngineInfo]:
-    """Load the model and lay out its memory.
+    """Load a decoder and lay out its memory.
 
     Args:
         config: of the server.
@@ -54,40 +71,88 @@ def build_runner(
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and KV pool.
     """
-    model_dir = Path(config.model_path)
     kernels = layer_kernels(device.torch_device)
-    model = _load(config, device, tp, kernels)
-    hf_config = read_config(model_dir)
-    longest = served_context_length(hf_config, config.context_length)
-    num_bytes = weight_bytes(model) * tp.size
-    use_fitting_threads(config.kernel_threads, num_bytes)
-    defaults = generation_config(model_dir)
-    eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
+    loaded = _load_with_facts(config, device, tp, kernels)
+    model, info = loaded.model, loaded.info
+    longest = info.context_length
     setup = _attention_setup(config, model, device, longest)
     backend_name = resolve_backend(config.attention_backend, setup)
-    loader = GrammarLoader(tokenizer_file, model.vocab_size, eos_token_ids, report_grammar)
+    loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report_grammar)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
-    parts = RunnerParts(config, model, setup, backend, eos_token_ids, loader, taped, tp)
+    parts = RunnerParts(
+        config, model, setup, backend, info.eos_token_ids, loader, taped, tp, loaded.pooler
+    )
     if is_gpu(device):
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest)
     pool = KVPool(setup, pages)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool)), EngineInfo(
-        context_length=longest,
-        vocab_size=model.vocab_size,
+    return ModelRunner(parts, pool, parts.decode_graphs(pool)), replace(
+        info,
         kv_pool_tokens=pages * config.page_size,
-        page_size=config.page_size,
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
+        attention_backend=backend_name,
+    )
+
+
+def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, EngineInfo]:
+    """Load an encoder.
+
+    Raises:
+        ConfigError: the checkpoint is broken, or does not fit into the memory.
+    """
+    kernels = layer_kernels(device.torch_device)
+    loaded = _load_with_facts(config, device, TensorParallel(), kernels)
+    info = loaded.info
+    assert loaded.pooler is not None and info.pooling is not None, "an encoder gives numbers"
+    pages = config.max_running_requests * math.ceil(info.context_length / config.page_size)
+    return EncoderRunner(loaded.model, loaded.pooler, device), replace(
+        info,
+        kv_pool_tokens=pages * config.page_size,  # the scheduler counts them; they take no memory
+        attention_backend="bidirectional",
+        pooling=replace(info.pooling, whole_prompts=True),
+    )
+
+
+def _load_with_facts(
+    config: ServerConfig, device: Device, tp: TensorParallel, kernels: LayerKernels
+) -> _Loaded:
+    model_dir = Path(config.model_path)
+    hf_config = read_config(model_dir)
+    pooling = read_pooling(model_dir, hf_config)
+    model = _load(config, device, tp, kernels)
+    usual = None if pooling is None else pooling.usual_length
+    num_bytes = weight_bytes(model) * tp.size
+    use_fitting_threads(config.kernel_threads, num_bytes)
+    defaults = generation_config(model_dir)
+    eos_token_ids = _known_tokens(defaults.pop("eos_token_ids"), model.vocab_size)
+    pooler = None
+    if pooling is not None:
+        size = model.config.hidden_size
+        pooler = Pooler(pooling, model.classify, size, device.torch_device)
+    score_tokens = read_score_tokens(model_dir)
+    if any(token >= model.vocab_size for token in score_tokens):
+        raise ConfigError(
+            f"The checkpoint judges by the tokens {list(score_tokens)}, which its vocabulary of {model.vocab_size} lacks."
+        )
+    info = EngineInfo(
+        context_length=served_context_length(hf_config, config.context_length, usual),
+        vocab_size=model.vocab_size,
+        kv_pool_tokens=0,
+        page_size=config.page_size,
+        kv_bytes_per_token=0,
         num_parameters=model.num_parameters,
         weight_bytes=num_bytes,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(device.torch_device),
-        attention_backend=backend_name,
+        attention_backend="",
         architecture=hf_config["architectures"][0],
         default_sampling=defaults,
         eos_token_ids=eos_token_ids,
+        pooling=None if pooler is None else pooler.info,
+        score_tokens=score_tokens,
     )
+    return _Loaded(model, info, pooler)
 
 
 def is_gpu(device: Device) -> bool:
@@ -95,9 +160,7 @@ def is_gpu(device: Device) -> bool:
     return device.torch_device.type == "cuda"
 
 
-def _load(
-    config: ServerConfig, device: Device, tp: TensorParallel, kernels: LayerKernels
-) -> CausalLM:
+def _load(config: ServerConfig, device: Device, tp: TensorParallel, kernels: LayerKernels) -> Any:
     begin = time.perf_counter()
     try:
         model = load_model(
@@ -125,6 +188,7 @@ def _attention_setup(
     config: ServerConfig, model: CausalLM, device: Device, longest: int
 ) -> AttentionSetup:
     cached = kv_dtype(config.kv_cache_dtype, model.dtype)
+    fixed = config.deterministic and is_gpu(device)
     return AttentionSetup(
         specs=model.attention_specs(),
         kv_specs=model.kv_specs(cached),
@@ -134,8 +198,9 @@ def _attention_setup(
         max_rows=config.max_running_requests,
         max_pages=math.ceil(longest / config.page_size),
         device=device,
-        cascade=not config.debug_disable_cascade,
-        prefill_kernel=config.prefill_kernel,
+        cascade=not (config.debug_disable_cascade or fixed),
+        prefill_kernel="fa2" if fixed else config.prefill_kernel,
+        deterministic=fixed,
     )
 
 

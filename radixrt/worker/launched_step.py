@@ -8,8 +8,8 @@ from torch import Tensor
 
 from radixrt.device.device import Download, Mark
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.steps import SlotLogprobs
-from radixrt.worker.batch import Jumps, PromptSpan
+from radixrt.messages.steps import SlotLogprobs, SlotVector, VerifiedDraft
+from radixrt.worker.batch import PromptSpan
 from radixrt.worker.sampling.logprobs import prompt_logprob_rows
 from radixrt.worker.sampling.sampler import SampledTokens
 
@@ -23,17 +23,39 @@ class SpanLogprobs:
     logprobs: Tensor  # as token_ids
 
 
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """The numbers of prompts, on the device."""
+
+    slots: list[int]
+    lengths: list[int]
+    """Numbers of each slot."""
+    values: Tensor  # [slots, longest] float32
+
+    def read(self, values: NDArray[np.float32]) -> list[SlotVector]:
+        """Those of each slot, given ``values`` on the host; numbers that are not finite are left out."""
+        rows = (row[:length] for row, length in zip(values, self.lengths, strict=True))
+        packed = (row.tobytes() if np.isfinite(row).all() else b"" for row in rows)
+        return [SlotVector(slot, one) for slot, one in zip(self.slots, packed, strict=True)]
+
+
 @dataclass(slots=True)
 class LaunchedStep:
     """A launched step. Its slots may have been released, or given to others, when its tokens come."""
 
     step_id: int
-    slots: NDArray[np.int64]  # [rows] that sample a token
+    slots: NDArray[
+        np.int64
+    ]  # [rows] that sample a token; a slot has several if drafts were accepted
     held: NDArray[np.int64]  # slots whose masks are not ready
-    jumps: Jumps
+    advanced: dict[int, int]
+    """By slot: tokens beyond the one of a decode step, which were forced, or drafted and accepted."""
+    drafts: list[VerifiedDraft]
     sampled: SampledTokens | None
     """None: no row samples."""
     prompt_logprobs: list[SpanLogprobs]
+    vectors: Vectors | None
+    """None: no prompt gives numbers."""
     download: Download
     launched: Mark
     computed: Mark
@@ -49,9 +71,15 @@ class LaunchedStep:
     released: set[int] = field(default_factory=set)
     """Slots whose sequences were released since the launch."""
 
-    def read(self) -> tuple[TokenIds, list[SlotLogprobs], list[SlotLogprobs]]:
-        """Wait for the tokens. Returns token ids [rows], and the log-probabilities of answers and of prompts."""
+    def read(
+        self,
+    ) -> tuple[TokenIds, list[SlotLogprobs], list[SlotLogprobs], list[SlotVector]]:
+        """Wait for the tokens. Returns token ids [rows], the log-probabilities of answers and of prompts, and vectors."""
         arrived = self.download.wait()
+        vectors: list[SlotVector] = []
+        if self.vectors is not None:
+            values, *arrived = arrived
+            vectors = self.vectors.read(values.numpy())
         in_prompts = len(arrived) - 2 * len(self.prompt_logprobs)
         token_ids: TokenIds = np.empty(0, dtype=np.int32)
         rows: list[SlotLogprobs] = []
@@ -61,4 +89,4 @@ class LaunchedStep:
         prompt_rows: list[SlotLogprobs] = []
         for part, (ids, logprobs) in zip(self.prompt_logprobs, pairs, strict=True):
             prompt_rows += prompt_logprob_rows(ids, logprobs, part.span.slot, part.span.num_top)
-        return token_ids, rows, prompt_rows
+        return token_ids, rows, prompt_rows, vectors

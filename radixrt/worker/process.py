@@ -1,6 +1,7 @@
 """The worker process: executes step plans in order, and sends their tokens as these arrive."""
 
 import argparse
+import dataclasses
 import gc
 import time
 from pathlib import Path
@@ -16,7 +17,11 @@ from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
 from radixrt.messages.steps import StepPlan, StepResult
-from radixrt.worker.build import build_runner
+from radixrt.models.checkpoint import read_config
+from radixrt.models.registry import check_architecture, is_encoder
+from radixrt.worker.build import build_encoder, build_runner
+from radixrt.worker.encoder_runner import EncoderRunner
+from radixrt.worker.runner import ModelRunner
 from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6
@@ -35,12 +40,16 @@ class WorkerProcess:
         name = "worker" if rank == 0 else f"worker{rank}"
         self._heartbeat = Heartbeat(channels.heartbeat_file(name))
         self._step_timeout_s = config.step_timeout
-        place = pick_device(config.device, rank)
+        place = pick_device(config.device, rank + (channels.replica or 0) * config.tp)
+        config = replica_share(config, place)
         tp = join_ranks(channels.folder, rank, config.tp, place)
         from_threads = Outbox(channels.address("worker", "scheduler"))
-        self._runner, info = build_runner(
-            config, make_device(place), tp, channels.tokenizer_file, from_threads.send
-        )
+        device, tokenizer_file = make_device(place), channels.tokenizer_file
+        self._runner: ModelRunner | EncoderRunner
+        if is_encoder(check_architecture(read_config(Path(config.model_path)))):
+            self._runner, info = build_encoder(config, device)
+        else:
+            self._runner, info = build_runner(config, device, tp, tokenizer_file, from_threads.send)
         if self._answers:
             self._outbox.send(info)
 
@@ -55,7 +64,7 @@ class WorkerProcess:
                 for result in results:
                     self._heartbeat.worked(result.step_s)
             else:
-                self._runner.matchers.loader.order(message)
+                self._runner.order(message)
 
     def _next_order(self) -> tuple[ToWorker, float]:
         """Wait for the scheduler's next message, and answer a step that the device finishes before it comes.
@@ -78,8 +87,7 @@ class WorkerProcess:
 
     def _beat(self) -> None:
         """Give a sign of life, unless a grammar takes too long to load."""
-        loading_s = self._runner.matchers.loader.seconds_at_work()
-        self._heartbeat.promise_work(self._step_timeout_s, loading_s)
+        self._heartbeat.promise_work(self._step_timeout_s, self._runner.seconds_loading())
 
     def _answer(self, results: list[StepResult]) -> None:
         if self._answers:
@@ -100,6 +108,25 @@ def pick_device(name: str, rank: int) -> torch.device:
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", rank)
+
+
+def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
+    """The settings of one replica. On a CPU, replicas share the threads and the memory of the machine; each has GPUs of its own.
+
+    Raises:
+        ConfigError: there are too few GPUs.
+    """
+    if config.dp == 1:
+        return config
+    if device.type == "cuda":
+        if config.dp * config.tp > torch.cuda.device_count():
+            raise ConfigError(
+                f"--dp {config.dp} with --tp {config.tp} needs {config.dp * config.tp} GPUs and torch finds "
+                f"{torch.cuda.device_count()}."
+            )
+        return config
+    torch.set_num_threads(max(1, torch.get_num_threads() // config.dp))
+    return dataclasses.replace(config, mem_fraction_static=config.mem_fraction_static / config.dp)
 
 
 def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> TensorParallel:

@@ -17,12 +17,21 @@ from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.device.device import Mark
+from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
-from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult
-from radixrt.worker.batch import PersistentBatch, PromptSpan, StepInputs
+from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult, VerifiedDraft
+from radixrt.worker.batch import (
+    NO_SLOTS,
+    PersistentBatch,
+    PooledRow,
+    PromptSpan,
+    Runs,
+    StepInputs,
+)
 from radixrt.worker.decode_graphs import DecodeGraphs
+from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
-from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs
+from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.held_rows import HeldRows, SamplingRows
 from radixrt.worker.sampling.logprobs import raw_logprobs
@@ -37,9 +46,6 @@ PROMPT_LOGITS_ROWS = 256
 SHORTEST_JUMP = 4
 """Where steps overlap, fewer forced tokens than this are sampled one by one. A jump cannot use a captured graph, and saves
 one step less than it has tokens. Not measured on a GPU yet."""
-
-
-NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 class ModelRunner:
@@ -74,7 +80,9 @@ class ModelRunner:
             jump_forward=jumps,
             decide=parts.tp.from_first,
         )
+        self._speculator = Speculator(ends, self.matchers.forced, self.matchers.allowed)
         self._held = HeldRows(device)
+        self._pooler = parts.pooler
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
         self._context = ForwardContext(parts.backend, pool.kv_caches)
@@ -87,6 +95,14 @@ class ModelRunner:
         """The step that was launched and is not collected."""
         return self._in_flight
 
+    def order(self, message: LoadGrammar | DropGrammar) -> None:
+        """Begin to load a grammar, or drop one."""
+        self.matchers.loader.order(message)
+
+    def seconds_loading(self) -> float:
+        """Time for which the slowest of the grammars has been loading; 0: none is."""
+        return self.matchers.loader.seconds_at_work()
+
     # ------------------------------------------------------------ a step
 
     @torch.inference_mode()
@@ -98,28 +114,37 @@ class ModelRunner:
         """
         begun = time.perf_counter()
         self._apply(plan)
+        drafts = self._propose(plan.draft_price)
         inputs = self._batch.next_step(plan)
         if not self._device.overlaps:
-            self.matchers.begin_masks(inputs.sampling_slots)
+            self.matchers.begin_masks(inputs.sampling_slots, drafts)
         launched = self._device.mark()
         hidden, logits = self._forward(inputs)
         computed = self._device.mark()
         results = self.collect()  # while the device computes
         forced = self._force_next(inputs) if self._device.overlaps else {}
         rows, held = self._rows_to_sample(inputs, logits, alone=not plan.prefill)
+        slots = rows.slots
         sampled = self._sample(rows)
+        if sampled is not None and sampled.kept is not None:
+            slots = rows.slots[sampled.kept]
+        verified = self._verify(drafts, slots)
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
-        tensors = [] if sampled is None else sampled.tensors()
+        vectors = self._pool(inputs.pooled, hidden)
+        tensors = [] if vectors is None else [vectors.values]
+        tensors += [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
         # Before the download: once that has arrived, everything before this mark is done.
         sampled_all = self._device.mark()
         self._in_flight = LaunchedStep(
             step_id=plan.step_id,
-            slots=rows.slots,
+            slots=slots,
             held=held,
-            jumps=inputs.jumps,
+            advanced=self._advanced(inputs.runs, verified),
+            drafts=verified,
             sampled=sampled,
             prompt_logprobs=prompt_logprobs,
+            vectors=vectors,
             download=self._device.download(tensors),
             launched=launched,
             computed=computed,
@@ -127,8 +152,8 @@ class ModelRunner:
             waited_s=waited_s,
             begun=begun,
             forced=forced,
-            failed=self.matchers.failed(rows.slots),
-            released=self._release_retired(rows.slots),
+            failed=self.matchers.failed(slots),
+            released=self._release_retired(slots),
         )
         return results if self._device.overlaps else self.collect()
 
@@ -137,8 +162,9 @@ class ModelRunner:
         step, self._in_flight = self._in_flight, None
         if step is None:
             return []
-        token_ids, logprobs, prompt_logprobs = step.read()
+        token_ids, logprobs, prompt_logprobs, vectors = step.read()
         slots, token_ids = self._advance_matchers(step, token_ids)
+        self._speculator.extend(slots, token_ids)
         step_s = time.perf_counter() - step.begun
         if self._device.overlaps:
             ahead = step.launched if self._last_end is None else self._last_end
@@ -149,11 +175,13 @@ class ModelRunner:
                 step_id=step.step_id,
                 slots=pack_ids(slots),
                 token_ids=pack_ids(token_ids),
-                jump_slots=pack_ids(step.jumps.slots),
-                jump_tokens=pack_ids(step.jumps.beyond),
+                jump_slots=pack_ids(list(step.advanced)),
+                jump_tokens=pack_ids(list(step.advanced.values())),
+                drafts=step.drafts,
                 held_slots=pack_ids(step.held),
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
+                vectors=vectors,
                 forward_s=step.computed.seconds_since(step.launched),
                 wait_s=step.waited_s,
                 step_s=step_s,
@@ -180,6 +208,7 @@ class ModelRunner:
     def _forget(self, slot: int) -> None:
         self._sampling.release(slot)
         self.matchers.release(slot)
+        self._speculator.release(slot)
 
     def _admit(self, admit: Admit) -> None:
         if self._held.drop(admit.slot):  # its sequence was dropped
@@ -193,6 +222,10 @@ class ModelRunner:
             may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
+        if (
+            not self._device.overlaps
+        ):  # where steps overlap, the token before a draft is not on the host in time
+            self._speculator.admit(admit)
 
     # ------------------------------------------------------------ on the device
 
@@ -222,13 +255,20 @@ class ModelRunner:
         """
         slots = inputs.sampling_slots
         rows = self._held.join(
-            SamplingRows(slots, inputs.sampling_slots_on_device, inputs.sampling_positions, logits)
+            SamplingRows(
+                slots,
+                inputs.sampling_slots_on_device,
+                inputs.sampling_positions,
+                logits,
+                inputs.drafted,
+            )
         )
-        ready = self.matchers.rows_ready(rows.slots, alone=alone and all(inputs.jumps.complete))
+        ready = self.matchers.rows_ready(rows.slots, alone=alone and all(inputs.runs.complete))
         was_held, held = rows.slots[len(slots) :], NO_SLOTS
         if ready is not None:
-            was_held, held = was_held[ready[len(slots) :]], rows.slots[~ready]
+            was_held, held = was_held[ready[len(slots) :]], rows.slots[~ready & rows.first]
             self._batch.hold(held)
+            self._speculator.hold(held.tolist())
         self._batch.resume(was_held)
         return self._held.keep(rows, ready), held
 
@@ -236,9 +276,23 @@ class ModelRunner:
         """One token for each row, which also becomes its slot's next input."""
         if not len(rows.slots):
             return None
-        mask = self.matchers.mask(rows.slots)
-        sampled = sample(self._sampling, rows.logits, rows.slots, rows.positions, mask, self._draw)
-        self._batch.record(rows.slots_on_device, sampled.token_ids)
+        mask = self.matchers.mask(rows.slots, rows.drafted)
+        sampled = sample(
+            self._sampling,
+            rows.logits,
+            rows.slots,
+            rows.positions,
+            mask,
+            self._draw,
+            rows.drafted,
+        )
+        if sampled.kept is None:
+            self._batch.record(rows.slots_on_device, sampled.token_ids)
+            return sampled
+        slots = rows.slots_on_device[sampled.kept]
+        is_last = torch.ones(len(slots), dtype=torch.bool)
+        is_last[:-1] = slots[1:] != slots[:-1]
+        self._batch.record(slots[is_last], sampled.token_ids[is_last])
         return sampled
 
     def _release_retired(self, slots: NDArray[np.int64]) -> set[int]:
@@ -260,6 +314,62 @@ class ModelRunner:
                 parts.append(SpanLogprobs(span, *raw_logprobs(logits, part, span.num_top)))
         return parts
 
+    def _pool(self, pooled: list[PooledRow], hidden: torch.Tensor) -> Vectors | None:
+        """The numbers of the prompts that end here and sample no token."""
+        if not pooled:
+            return None
+        rows = np.array([one.row for one in pooled], dtype=np.int64)
+        if self._pooler is not None:
+            (rows_there,) = self._device.upload(rows)
+            values = self._pooler.vectors(hidden[rows_there])
+            return Vectors([one.slot for one in pooled], [values.shape[1]] * len(rows), values)
+        wanted = [one.pool.logits_of for one in pooled]
+        lengths = [len(ids) for ids in wanted]
+        padded = np.zeros((len(rows), max(lengths)), dtype=np.int64)
+        for ids, row in zip(wanted, padded, strict=True):
+            row[: len(ids)] = ids
+        rows_there, ids_there = self._device.upload(rows, padded)
+        values = self._model.logits(hidden[rows_there]).gather(1, ids_there)
+        return Vectors([one.slot for one in pooled], lengths, values)
+
+    # ------------------------------------------------------------ drafts
+
+    def _propose(self, price: float) -> dict[int, TokenIds]:
+        """Draft tokens for the next step, by slot."""
+        drafts: dict[int, TokenIds] = {}
+        for slot in self._speculator.slots_of(np.flatnonzero(self._batch.is_decoding)):
+            room = self._batch.room_for_drafts(slot)
+            if tokens := self._speculator.propose(slot, room, price):
+                drafts[slot] = np.array(tokens, dtype=np.int32)
+                self._batch.draft(slot, self._speculator.last_token(slot), drafts[slot])
+        return drafts
+
+    def _verify(self, drafts: dict[int, TokenIds], slots: NDArray[np.int64]) -> list[VerifiedDraft]:
+        """Give back the positions of drafts that were not drawn.
+
+        Args:
+            drafts: of this step.
+            slots: [rows] of the tokens that were sampled; a slot that is not among them is held.
+        """
+        if not drafts:
+            return []
+        counts = np.bincount(slots, minlength=max(drafts) + 1)
+        verified = []
+        for slot, tokens in drafts.items():
+            num_accepted = max(0, int(counts[slot]) - 1)
+            self._batch.reject(slot, len(tokens) - num_accepted)
+            if counts[slot]:
+                verified.append(self._speculator.verified(slot, len(tokens), num_accepted))
+        return verified
+
+    @staticmethod
+    def _advanced(runs: Runs, verified: list[VerifiedDraft]) -> dict[int, int]:
+        """By slot: tokens beyond the one of a plain decode step."""
+        advanced = dict(zip(runs.slots, runs.beyond, strict=True))
+        for draft in verified:
+            advanced[draft.slot] += draft.num_accepted
+        return {slot: num_tokens for slot, num_tokens in advanced.items() if num_tokens}
+
     # ------------------------------------------------------------ grammars and jumps
 
     def _advance_matchers(
@@ -269,18 +379,21 @@ class ModelRunner:
         slots = step.slots
         if not step.forced and not step.failed and not self.matchers.holds_any:
             return slots, token_ids
-        to_take = ~np.isin(slots, [*step.forced, *step.released])
+        to_take = np.flatnonzero(~np.isin(slots, [*step.forced, *step.released]))
         failed = self.matchers.advance(slots[to_take], token_ids[to_take])
-        token_ids[np.isin(slots, failed) & to_take] = GRAMMAR_FAILED
+        token_ids[to_take[failed]] = GRAMMAR_FAILED
         token_ids[np.isin(slots, list(step.failed))] = GRAMMAR_FAILED
         forced = {slot: tokens[1:] for slot, tokens in step.forced.items()}
         if not self._device.overlaps:
             forced = self._jump_at_once(slots, token_ids)
         if not forced:
             return slots, token_ids
+        is_last = np.append(slots[1:] != slots[:-1], True)
         new_tokens = [
-            [token, *(forced.get(slot, ()) if token >= 0 else ())]
-            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True)
+            [token, *(forced.get(slot, ()) if ends and token >= 0 else ())]
+            for slot, token, ends in zip(
+                slots.tolist(), token_ids.tolist(), is_last.tolist(), strict=True
+            )
         ]
         lengths = [len(tokens) for tokens in new_tokens]
         return np.repeat(slots, lengths), np.concatenate(new_tokens).astype(np.int32)

@@ -11,6 +11,7 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.decode_graphs import DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.pooling import Pooler
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class RunnerParts:
     taped: bool
     """All that computes can be repeated from a tape."""
     tp: TensorParallel
+    pooler: Pooler | None = None
+    """Of a checkpoint that gives numbers in place of text."""
 
     def decode_graphs(self, pool: KVPool) -> DecodeGraphs | None:
         """Capture decode steps on a KV pool; None where the settings, the device or the backend have none."""

@@ -1,4 +1,4 @@
-// Divides the attention of a step into tasks of balanced size that read shared prefixes once.
+// Divides the attention of a step into tasks of balanced size that read shared prefixes once. No division changes a bit of the result.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ struct StepLayout {
   std::vector<int64_t> kv_lengths;    // [sequences]
   std::vector<int64_t> positions;     // [num_tokens]
   int page_size;
+  int64_t keys_per_cut;  // a multiple of kBlockKeys
 
   int num_tokens() const { return static_cast<int>(positions.size()); }
 };

@@ -33,6 +33,7 @@ NB_MODULE(_native, module) {
       },
       nb::arg("threads"));
   bind_activation(module);
+  bind_blockwise(module);
   bind_groupwise(module);
   bind_linear(module);
   bind_sampler(module);

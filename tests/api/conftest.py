@@ -4,8 +4,11 @@ import asyncio
 import dataclasses
 import shutil
 import socket
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,16 @@ class _Loop:
 StartServer = Callable[..., RunningServer]
 
 
+def _answers(url: str) -> bool:
+    """Whether the server has heard from its engine."""
+    try:
+        urllib.request.urlopen(f"{url}/health", context=ssl._create_unverified_context()).close()
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return False
+    return True
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_byte_level(tmp_path_factory.mktemp("model"))
@@ -122,7 +135,10 @@ def start_server(model_folder: Path) -> Iterator[StartServer]:
             shutil.rmtree(run_dir, ignore_errors=True)
 
         stops.append(stop)
-        return RunningServer(f"http://127.0.0.1:{port}", scheduler, vocabulary)
+        server = RunningServer(f"http://127.0.0.1:{port}", scheduler, vocabulary)
+        secure = server.url.replace("http", "https") if config.tls_cert else server.url
+        wait_until(lambda: _answers(secure))
+        return server
 
     yield start
     for stop in stops:

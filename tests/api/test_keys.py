@@ -48,7 +48,11 @@ def key_file(folder: Path, **limits: object) -> Path:
 
 @pytest.fixture(scope="module")
 def keyed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
-    return start_server(api_keys=str(key_file(tmp_path_factory.mktemp("keys"))))
+    """Its model judges pairs of texts by two tokens."""
+    keys = str(key_file(tmp_path_factory.mktemp("keys")))
+    server = start_server(info=engine_info(score_tokens=(310, 311)), api_keys=keys)
+    server.scheduler.vector = lambda request: (2.0, 1.0)
+    return server
 
 
 @pytest.fixture
@@ -292,6 +296,8 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/generate": {"text": "hi"},
     "/score_choices": {"prompt": "hi", "choices": ["a", "b"]},
+    "/v1/rerank": {"query": "hi", "documents": ["a", "b"]},
+    "/score": {"text_1": "hi", "text_2": "a"},
     "/v1/cache/warm": {"prompt": "hi"},
     "/v1/cache/pin": {"prompt": "hi"},
 }

@@ -23,9 +23,15 @@ class Engine:
         self.open = OpenRequests(self.sent.append, lambda: self.is_alive)
 
     def ask(
-        self, name: str, text: str = "", n: int = 1, stream: bool = True, **fields: Any
+        self,
+        name: str,
+        text: str = "",
+        n: int = 1,
+        stream: bool = True,
+        seed: int = 1,
+        **fields: Any,
     ) -> OpenRequest:
-        options = RequestOptions(sampling=SamplingParams(n=n, seed=1))
+        options = RequestOptions(sampling=SamplingParams(n=n, seed=seed))
         request = GenerateRequest(
             request_id=name,
             prompt=TextPrompt(text or name),
@@ -48,6 +54,31 @@ class Engine:
         self.sent.clear()
         self.is_alive = True
         self.open.take_over()
+
+
+def test_only_the_requests_of_a_dead_replica_are_sent_again() -> None:
+    engine = Engine()
+    lost, kept = engine.ask("lost"), engine.ask("kept")
+    lost.take(chunk(lost, [4, 5]))
+    old_id = kept.wire_id
+    engine.sent.clear()
+    engine.open.take_over([lost.wire_id, "unknown#9"])
+    assert engine.running() == ["lost"] and kept.wire_id == old_id
+    assert engine.sent[0].resumed[0].token_ids == pack_ids([4, 5])
+    assert engine.open.on_wire(old_id) is kept
+
+
+def test_a_request_that_kills_replicas_runs_alone_and_is_refused_then() -> None:
+    engine = Engine()
+    killer, other = engine.ask("killer"), engine.ask("other")
+    for _ in range(2):
+        engine.open.take_over([killer.wire_id])
+    assert not killer.wire_id, "it waits until the other has ended"
+    engine.open.remove(other)
+    assert killer.wire_id
+    engine.open.take_over([killer.wire_id])
+    error = killer.arrivals._queue.get_nowait()
+    assert isinstance(error, RequestError) and error.code == "request_kills_engine"
 
 
 def chunk(opened: OpenRequest, tokens: list[int], index: int = 0, **report: Any) -> AnswerChunk:
@@ -186,6 +217,8 @@ def test_a_request_that_kills_runs_alone_and_is_refused_then() -> None:
     assert engine.running() == ["other", "late"]
     with pytest.raises(RequestError, match="died three times"):
         engine.ask("the same again, in a batch", "boom", group_id="batch", group_size=2)
+    with pytest.raises(RequestError, match="died three times"):
+        engine.ask("again, with the seed that the client chose anew", "boom", seed=2)
     engine.ask("another", "harmless")
     assert late in engine.open and len(arrivals(other)) == 1
 

@@ -14,6 +14,7 @@ from radixrt.api.banner import banner
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.tls import server_context
+from radixrt.chat.local_server import client_of
 from radixrt.cli.main import main
 from radixrt.top.readings import ServerAwayError, ServerWatch
 from tests.api.conftest import RunningServer, StartServer
@@ -67,6 +68,18 @@ def test_top_and_bench_serve_speak_https(
         main(["bench", "serve", "--base-url", f"{server.url}/v1", "--json", str(report), *flags])
     assert end.value.code == 0
     assert json.loads(report.read_text())["summary"]["succeeded"] == 2
+
+
+def test_the_chat_trusts_the_certificate_of_its_own_server(
+    server: RunningServer, pem: Path
+) -> None:
+    """Also under a name that the certificate does not have."""
+    files = {"tls_cert": str(pem / "cert.pem"), "tls_key": str(pem / "key.pem")}
+    port = int(server.url.rpartition(":")[2])
+    client = client_of(ServerConfig(host="localhost", port=port, **files))
+    assert client.is_ready() and client.models()[0]["id"] == "tiny"
+    with pytest.raises(ConfigError, match="no such file"):
+        client_of(ServerConfig(tls_cert=str(pem / "none.pem")))
 
 
 def test_the_start_up_lines_have_the_scheme(pem: Path) -> None:

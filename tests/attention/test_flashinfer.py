@@ -201,6 +201,20 @@ def test_no_cascade_if_it_is_switched_off() -> None:
     assert backend.graph_kinds(2) == ("plain",) and backend.graph_kind(step.metadata) == "plain"
 
 
+def test_deterministic_attention_never_splits_the_keys_of_a_row() -> None:
+    step = make_step([(1, 21), (1, 19), (7, 11)], 4, PLAIN, torch.float32)
+    for asked in (True, False):
+        library = FakeFlashInfer()
+        backend = FlashInferBackend(setup_for(step, PLAIN, deterministic=asked), library)
+        assert_attends(step, PLAIN, backend)
+        plans = [call.options for call in library.calls if call.name.endswith(".plan")]
+        assert [options["disable_split_kv"] for options in plans] == [asked] * 2
+        made = [call.options for call in library.calls if call.name.endswith("DecodeWithPagedKVCacheWrapper")]  # fmt: skip
+        assert [options["use_tensor_cores"] for options in made] == [
+            asked
+        ]  # of two heads a KV head
+
+
 @given(
     groups=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=12),
     count=st.integers(3, 8),

@@ -2,17 +2,19 @@
 
 import argparse
 import asyncio
+import io
 import json
 import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from radixrt.base.errors import ConfigError
-from radixrt.bench import serve
+from radixrt.bench import client, serve
 from radixrt.bench.arguments import add_arguments
 from radixrt.bench.client import RequestRecord
-from radixrt.bench.report import summarize
+from radixrt.bench.report import print_summary, summarize
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 from tests.bench.fake_openai_server import FakeServer
 
@@ -226,11 +228,12 @@ def test_a_trace_keeps_its_times_and_its_shared_prefixes(tmp_path):
         ("{}\n", "neither prompt nor messages"),
         ("prompt\n", "line 1 is no JSON"),
         ("[]", "holds no request"),
+        ("\xff\xfe bad", "line 1 is no JSON"),
     ],
 )
 def test_a_file_that_is_no_dataset_is_refused(tmp_path, text: str, message: str):
     file = tmp_path / "bad"
-    file.write_text(text)
+    file.write_bytes(text.encode("latin-1"))
     with FakeServer() as server, pytest.raises(ConfigError, match=message):
         bench(server, tmp_path, "--dataset", str(file))
 
@@ -343,6 +346,32 @@ def test_a_server_that_is_not_there_is_one_clear_sentence(tmp_path):
         bench(server, tmp_path)
 
 
-def test_a_wrong_key_is_one_clear_sentence(tmp_path):
-    with FakeServer(api_key="right") as server, pytest.raises(ConfigError, match="api-key"):
-        bench(server, tmp_path, "--api-key", "wrong")
+def test_a_wrong_key_is_one_clear_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("RADIXRT_API_KEY", "right")
+    with FakeServer(api_key="right") as server:
+        assert bench(server, tmp_path)[0] == 0
+        with pytest.raises(ConfigError, match="api-key"):
+            bench(server, tmp_path, "--api-key", "wrong")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, flag: str):
+    with FakeServer() as server:
+        with pytest.raises(ConfigError, match="nowhere is missing"):
+            bench(server, tmp_path, flag, str(tmp_path / "nowhere" / "file"))
+        assert not server.bodies
+
+
+def test_an_error_with_brackets_is_printed_as_it_is():
+    failed = RequestRecord(sent=0.0, conversation=0, turn=0, error="HTTP 500: [/v1] [red]")
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summarize([failed]), console, "a[/b].jsonl")
+    told = console.file.getvalue()
+    assert "1 failed: HTTP 500: [/v1] [red]" in told and "a[/b].jsonl" in told
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning"])
+def test_tokens_of_reasoning_count(field: str):
+    record, event = RequestRecord(sent=0.0, conversation=0, turn=0), {"delta": {field: "so"}}
+    client._absorb(client._decode(json.dumps({"choices": [event]})), record, client._Answer())
+    assert record.token_counts == [1]

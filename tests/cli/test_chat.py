@@ -14,9 +14,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from rich.console import Console
 
 from bench import children
 from bench.local_server import free_port
+from radixrt.base.config import DEMO_MODEL
+from radixrt.chat import local_server
+from radixrt.models.checkpoint import resolve_model_path
 from tests.bench.fake_openai_server import FakeServer
 from tests.servers import Server
 
@@ -62,6 +66,11 @@ class Chat:
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
+
+    def terminate(self) -> int:
+        status = children.end(self.process)
+        os.close(self._fd)
+        return status
 
     def end(self) -> int:
         os.write(self._fd, b"\x04")
@@ -149,6 +158,10 @@ def test_one_answer_through_a_pipe_is_only_the_answer(demo_server: Server) -> No
         ),
         (["chat", "--base-url", "{url}", "--model", "other", "-p", "x"], "404"),
         (["run", "other/model", "--port", "{port}", "-p", "x"], "serves demo, not other/model"),
+        (
+            ["run", "--model-path", "other/model", "--port", "{port}", "-p", "x"],
+            "serves demo, not other/model",
+        ),
         (["chat", "--base-url", "{url}"], "There is no question"),
     ],
 )
@@ -175,6 +188,34 @@ def test_run_starts_a_server_that_ends_with_the_chat(tmp_path: Path) -> None:
     assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
     processes = psutil.Process(chat.process.pid).children(recursive=True)
     assert FACT in chat.say(QUESTION)
-    assert chat.end() == 0
+    assert chat.terminate() == 128 + signal.SIGTERM
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
+
+
+def test_a_model_is_known_by_the_folder_that_it_is_served_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = {"id": "other-name", "root": str(resolve_model_path(DEMO_MODEL))}
+    assert local_server._is_the_same(demo, DEMO_MODEL)
+    file, made = tmp_path / "model.gguf", tmp_path / "cache" / "model"
+    file.touch()
+    assert not local_server._is_the_same(demo, str(made))
+    monkeypatch.setattr(local_server, "resolve_model_path", {str(file): made}.__getitem__)
+    assert local_server._is_the_same({"id": "other-name", "root": str(made)}, str(file))
+    assert not local_server._is_the_same(demo, str(file))
+
+
+def test_the_log_of_the_chats_server_shows_progress_and_errors_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = Console().status("")
+    error = "12:00:01 worker    ERROR   No memory.\n"
+    for line in (
+        "12:00:00 worker    INFO    Loading weights: 1.0 of 2.0 GB.\n",
+        "12:00:01 api       WARNING Ignored unknown request fields.\n",
+        error,
+    ):
+        local_server._show(status, "big", line)
+    assert status.status == "Loading big: 1.0 of 2.0 GB."
+    assert capsys.readouterr().err == error

@@ -1,5 +1,6 @@
 """``radixrt doctor``, ``radixrt models`` and ``radixrt completion``."""
 
+import argparse
 import json
 import shutil
 import socket
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.doctor import machine, packages
-from radixrt.doctor.models import local_models
+from radixrt.doctor import machine, models, packages
+from radixrt.doctor.models import LocalModel, local_models
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -88,6 +89,16 @@ def test_models_lists_the_hub_cache_with_reasons(
     assert (good.name, good.reason, strange.name) == ("maker/good", None, "maker/strange")
     assert good.bytes > 0
     assert "T5Model is not supported" in str(strange.reason)
+
+
+def test_each_model_is_a_line_where_there_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = LocalModel(name="/a/very/long/path" * 10, bytes=10**9, reason="no reason at all " * 10)
+    monkeypatch.setattr(models, "local_models", lambda: iter([long, long]))
+    assert models.run(argparse.Namespace(json=False)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["model", long.name, long.name]
 
 
 def write_strange_file(hub: Path) -> None:

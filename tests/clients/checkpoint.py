@@ -1,5 +1,6 @@
 """A tiny random checkpoint with the context length and the chat template that agents need."""
 
+import json
 from pathlib import Path
 
 from tests.checkpoints import make_checkpoint, make_tokenizer
@@ -23,4 +24,9 @@ def make_agent_checkpoint(folder: Path, template: str = _TEMPLATE) -> Path:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(make_tokenizer(folder))
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
+    # so that it judges pairs of texts: its vocabulary has no single tokens for yes and no
+    modules = [{"path": "", "type": "x.Transformer"}, {"path": "1", "type": "x.LogitScore"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1").mkdir()
+    (folder / "1/config.json").write_text('{"true_token_id": 40, "false_token_id": 41}')
     return folder

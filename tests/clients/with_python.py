@@ -35,6 +35,16 @@ def ollama_chat(url: str) -> None:
     assert client.list().models[0].model and client.show(MODEL) and client.ps()
 
 
+def cohere_rerank(url: str) -> None:
+    import cohere
+
+    documents = ["It rains in Oslo.", "Rome was not built in a day.", "Sun in Oslo."]
+    for client in (cohere.Client("none", base_url=url), cohere.ClientV2("none", base_url=url)):
+        found = client.rerank(model=MODEL, query=QUESTION, documents=documents, top_n=2)
+        scores = [result.relevance_score for result in found.results]
+        assert len(scores) == 2 and 1 >= scores[0] >= scores[1] >= 0
+
+
 def openai_agents(url: str) -> None:
     """Its default model class speaks the Responses API. It takes an answer that a limit cuts off for an error."""
     import agents
@@ -146,6 +156,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "instructor": instructor_modes,
     "pydantic-ai": pydantic_ai_models,
     "anthropic": anthropic_all,
+    "cohere": cohere_rerank,
 }
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ def test_the_error_of_a_format_names_all_that_may_stand_there() -> None:
         (new("repeat", content=TAG_A, min=0, max=10**9), "t.format.max"),
         (new("token", token=""), "t.format.token"),
         (new("any_tokens", exclude_tokens=[-1]), "t.format.exclude_tokens"),
-        (new("any_text", max_tokens=5), "t.format.max_tokens"),
+        (new("any_text", max_chars=5), "t.format.max_chars"),
         (new("dispatch", rules=[["<", TAG_A, 1]]), "t.format.rules[0]"),
         (new("dispatch", rules=[[5, TAG_A]]), "t.format.rules[0][0]"),
         (new("dispatch", rules=[["<", TAG_A]], loop="no"), "t.format.loop"),

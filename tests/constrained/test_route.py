@@ -250,6 +250,27 @@ def test_ebnf_is_not_cut_into_lexemes() -> None:
     assert not takes(constraint, facts, "abcd")
 
 
+GBNF = r"""
+# comments, "quotes" in them
+root   ::= list | . "\x41" "\u00e9" | ( "(" | ) "."{2}
+list   ::=
+  "[" gap (
+            number
+    ("," gap number)*
+  )? "]" gap
+number ::= "-"? ([0-9] | [1-9] [0-9]{0,15}) gap
+gap    ::= | " " | "\n" [ .|()\]]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [("[]", True), ("[1, -20,3]\n|)", True), ("[ 1 ]", True), ("[,]", False), ("bAé", True), ("\nAé", True), ("Aé", False), ("..", True), ("(..", True), ("(.", False)],
+)  # fmt: skip
+def test_ebnf_has_the_forms_of_gbnf(text: str, is_taken: bool) -> None:
+    assert takes(Ebnf(grammar=GBNF), facts_of("byte_level_json"), text) == is_taken
+
+
 # ---------------------------------------------------------------- structural tags
 
 CONTENTS: list[tuple[Format, list[str], list[str]]] = [

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.docs.pages import PAGES
 from tools.docs_site import __main__ as site
 
 
@@ -16,6 +17,13 @@ def test_links_lead_to_pages_of_the_site() -> None:
     expected = "[a](quickstart.md) [b](api.md#models) c [d](https://example.com)"
     assert site._for_site(text, "docs/server.md") == expected
     assert site._for_site("[e](../server.md)", "docs/guides/rag.md") == "[e](../server.md)"
+
+
+def test_every_page_is_in_the_side_bar() -> None:
+    """Sphinx says so as well, where it is installed."""
+    pages = {page.stem for page in PAGES if "docs" in page.parts and page.name != "README.md"}
+    shown = {page for pages in site.NAVIGATION.values() for page in pages}
+    assert not pages - shown
 
 
 def test_the_site_has_no_broken_link() -> None:

@@ -28,10 +28,10 @@ SAID = "http://127.0.0.1:30000"
 DOCUMENT = "The port of Vidur is Noval. " * 20
 QUESTION = "What is the port of Vidur?"
 
-ELSEWHERE = {"lang.md", "add_a_model.md", "kv_events.md"}
+ELSEWHERE = {"lang.md", "add_a_model.md", "kv_events.md", "embeddings.md"}
 """Their programs are run by the tests of their subjects."""
 PROGRAMS = [page for page in PAGES if blocks(page, "python") and page.name not in ELSEWHERE]
-REQUESTS = [page for page in PAGES if "\ncurl " in page.read_text()]
+REQUESTS = [page for page in PAGES if "\ncurl " in page.read_text() and page.name not in ELSEWHERE]
 
 
 @pytest.fixture

@@ -4,23 +4,30 @@ import queue
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from radixrt.base.config import ServerConfig
-from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
+from radixrt.messages.answers import AnswerReport
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.pooling import POOL, Pool
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceLogprobs, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
+from radixrt.models.checkpoint import read_config
+from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
-from radixrt.worker.build import build_runner
+from radixrt.worker.build import build_encoder, build_runner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
@@ -35,21 +42,34 @@ class InProcessEngine:
 
     def __init__(self, model_dir: Path, *, device: Device = CPU, **settings: object) -> None:
         torch.set_num_threads(1)
-        defaults = {"max_total_tokens": 4096, "max_running_requests": 16, "log_level": "warning"}
+        defaults = {
+            "max_total_tokens": 4096,
+            "max_running_requests": 16,
+            "log_level": "warning",
+            "speculation": "off",  # its drafts depend on the times of steps
+        }
         self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
-        self.runner, self.info = build_runner(
-            config,
-            device,
-            TensorParallel(),
-            model_dir / "tokenizer.json",
-            self.loaded.put,
-        )
+        self.runner: Any
+        if is_encoder(check_architecture(read_config(model_dir))):
+            self.runner, self.info = build_encoder(config, device)
+        else:
+            self.runner, self.info = build_runner(
+                config,
+                device,
+                TensorParallel(),
+                model_dir / "tokenizer.json",
+                self.loaded.put,
+            )
         self.scheduler = Scheduler(SchedulerLimits.of(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
         self.logprobs: list[list[SequenceLogprobs]] = []
         self.prompt_logprobs: list[list[SequenceLogprobs]] = []
+        self.vectors: dict[int, bytes] = {}
+        """By sequence id."""
+        self.reports: list[AnswerReport] = []
+        """The last ones of the answers of the last call."""
         self._next_id = 0
         self._sent: deque[StepPlan] = deque()
 
@@ -57,11 +77,37 @@ class InProcessEngine:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
-        salt: str = "",
+        salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
+        *,
+        speculation: bool = True,
     ) -> list[list[int]]:
-        """Answer prompts that arrive together."""
-        return self._run(self._requests(prompts, sampling, salt, grammars))
+        """Answer prompts that arrive together. Settings and salts are those of all prompts, or one a prompt."""
+        return self._run(self._requests(prompts, sampling, salt, grammars, speculation))
+
+    def pool(
+        self, prompts: list[list[int]], pool: Pool = POOL, second_at: int = 0
+    ) -> list[NDArray[np.float32]]:
+        """The numbers of prompts that arrive together."""
+        requests = self.pool_requests(prompts, pool, second_at)
+        assert self._run(requests) == [[]] * len(prompts), "nothing is generated"
+        return [np.frombuffer(self.vectors[r.seq_id], dtype=np.float32) for r in requests]
+
+    def pool_requests(
+        self, prompts: list[list[int]], pool: Pool = POOL, second_at: int = 0
+    ) -> list[SequenceRequest]:
+        options = RequestOptions(sampling=PREFILL_ONLY, pool=pool)
+        requests = [
+            SequenceRequest(
+                seq_id=self._next_id + index,
+                token_ids=pack_ids(prompt),
+                options=options,
+                second_at=second_at,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        self._next_id += len(requests)
+        return requests
 
     def use(
         self,
@@ -84,19 +130,23 @@ class InProcessEngine:
         self,
         prompts: list[list[int]],
         sampling: SamplingParams | list[SamplingParams],
-        salt: str = "",
+        salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
+        speculation: bool = True,
     ) -> list[SequenceRequest]:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        salts = [salt] * len(prompts) if isinstance(salt, str) else salt
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
                 grammar=grammar,
-                options=RequestOptions(sampling=params, cache_salt=salt),
+                options=RequestOptions(
+                    sampling=params, cache_salt=own_salt, speculation=speculation
+                ),
             )
-            for index, (prompt, params, grammar) in enumerate(
-                zip(prompts, each, grammars or [None] * len(prompts), strict=True)
+            for index, (prompt, params, own_salt, grammar) in enumerate(
+                zip(prompts, each, salts, grammars or [None] * len(prompts), strict=True)
             )
         ]
         self._next_id += len(requests)
@@ -123,6 +173,7 @@ class InProcessEngine:
     def _run(self, requests: list[SequenceRequest]) -> list[list[int]]:
         answers: dict[int, list[int]] = {request.seq_id: [] for request in requests}
         cached: dict[int, int] = {}
+        finished: dict[int, AnswerReport] = {}
         logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
         prompt_logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
         for request in requests:
@@ -132,10 +183,12 @@ class InProcessEngine:
             batches = self.advance()
             for batch in batches:
                 cached |= {seq_id: report.cached_tokens for seq_id, report in batch.started.items()}
+                finished |= batch.finished
                 for seq_id, token in zip(
                     unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
                 ):
                     answers[int(seq_id)].append(int(token))
+                self.vectors |= batch.vectors
                 for row in batch.logprobs:
                     logprobs[row.seq_id].append(row)
                 for row in batch.prompt_logprobs:
@@ -143,6 +196,7 @@ class InProcessEngine:
             if not batches and not self.scheduler.num_in_flight:
                 break
         assert not self.scheduler.grammars.num_waiting
+        self.reports = [finished[seq_id] for seq_id in answers if seq_id in finished]
         self.cached = [cached[seq_id] for seq_id in answers]
         self.logprobs = [logprobs[seq_id] for seq_id in answers]
         self.prompt_logprobs = [prompt_logprobs[seq_id] for seq_id in answers]

@@ -181,9 +181,10 @@ def test_two_tensor_parallel_ranks_answer_like_one_and_the_death_of_one_is_told(
         assert len(parallel._engine.pids) == 3 + 1
         assert parallel.info.num_parameters == llm.info.num_parameters
         assert parallel.info.kv_bytes_per_token == llm.info.kv_bytes_per_token
-        for params in (GREEDY, seeded):
+        for params in (GREEDY, seeded, seeded):  # the third time, answers are drafted from the tree
             expected = [output.token_ids for output in llm.generate(prompts, params)]
             assert [output.token_ids for output in parallel.generate(prompts, params)] == expected
+        assert sum(parallel.stats().accepted_draft_tokens.values()) > 0
         pattern = r"(\S+ ){3}\S+"
         seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=16)
         expected = [o.token_ids for o in llm.generate(prompts, seeded, regex=pattern)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from radixrt.attention import flashinfer, registry
@@ -15,11 +16,12 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CpuDevice
+from radixrt.messages.pooling import POOL, Pool
 from radixrt.models.decoder import CausalLM
 from radixrt.scheduler.queue.admission import Admission
 from radixrt_kernels import available
 from tests.attention.fake_flashinfer import FakeFlashInfer
-from tests.checkpoints import END_OF_TURN, VOCAB_SIZE
+from tests.checkpoints import END_OF_TURN, VOCAB_SIZE, make_pooled
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.engine.test_grammars import SCHEMA, answers
@@ -56,6 +58,20 @@ SEVERAL = [
     SamplingParams(temperature=0.0, max_tokens=8, min_tokens=6, logit_bias={7: 3.0}, logprobs=2),
     SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1),
 ]
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_overlapping_steps_give_the_same_numbers(
+    model_dir: Path, tmp_path: Path, embeds: bool
+) -> None:
+    folder = make_pooled("qwen3", tmp_path, pooling="lasttoken") if embeds else model_dir
+    pool = POOL if embeds else Pool((7, 300))
+    plain = InProcessEngine(folder).pool(make_prompts(), pool)
+    engine, _ = on_gpu(folder)
+    for _ in range(2):
+        found = engine.pool(make_prompts(), pool)
+        np.testing.assert_allclose(np.stack(found), np.stack(plain), atol=1e-5)
+    assert FakeDevice.reads == [] and max(engine.cached) > 0
 
 
 def test_overlapping_steps_give_the_same_tokens_and_logprobs(model_dir: Path) -> None:

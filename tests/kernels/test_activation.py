@@ -1,4 +1,4 @@
-"""Gated activations are what torch computes, for every size and instruction set."""
+"""Gated activations and the soft cap are what torch computes, for every size and instruction set."""
 
 import pytest
 import torch
@@ -76,3 +76,24 @@ def test_dtypes_without_a_kernel_are_refused(isa: str) -> None:
         activation.gated_activation(torch.zeros(2, 4, dtype=torch.int32), "silu")
     with pytest.raises(TypeError, match="dtype"):
         activation.gated_activation(torch.zeros(2, 4, dtype=torch.float64), "silu")
+
+
+def test_the_soft_cap_is_what_torch_computes_and_the_same_at_any_place(isa: str) -> None:
+    for rows, vocab in [(1, 1), (3, 17), (5, 200)]:
+        logits = 20 * torch.randn(rows, vocab + 3)
+        expected = 7 * torch.tanh(logits.double() / 7)
+        alone = [activation.soft_cap_(row.clone(), 7.0) for row in logits.split(1)]
+        columns = logits.t().clone(memory_format=torch.contiguous_format)
+        columns = activation.soft_cap_(columns, 7.0).t()
+        result = activation.soft_cap_(logits[:, :vocab], 7.0)
+        torch.testing.assert_close(result.double(), expected[:, :vocab], atol=2e-6, rtol=0)
+        assert torch.equal(result, columns[:, :vocab])
+        assert all(torch.equal(one[0, :vocab], row) for one, row in zip(alone, result, strict=True))
+    extremes = torch.tensor([[torch.inf, -torch.inf, torch.nan, 0.0, 1e30]])
+    expected = torch.tensor([[2.0, -2.0, torch.nan, 0.0, 2.0]])
+    torch.testing.assert_close(activation.soft_cap_(extremes, 2.0), expected, equal_nan=True)
+    for wrong in (torch.zeros(3), torch.zeros(2, 3).half(), torch.zeros(3, 2).t()):
+        with pytest.raises(ValueError, match=r"logits must be \[rows, vocab\]"):
+            activation.soft_cap_(wrong, 2.0)
+    with pytest.raises(ValueError, match="positive"):
+        activation.soft_cap_(torch.zeros(2, 3), 0.0)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import radixrt_kernels
+import radixrt_kernels.attention
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import PrefixGroups
 from radixrt_kernels.attention import AttentionPlan
@@ -123,6 +123,138 @@ def test_more_heads_than_a_tile_has_rows_may_share_a_kv_head(isa: str) -> None:
     assert_is_the_definition(make_step([(1, 40), (3, 9)], 4, spec, torch.float32), spec)
 
 
+# ------------------------------------------------------------ the same bits in any step
+
+
+@pytest.fixture
+def short_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences have several cuts."""
+    monkeypatch.setattr(radixrt_kernels.attention, "KEYS_PER_CUT", 64)
+
+
+Run = tuple[int, int, int]
+"""Sequence, first position and end position of consecutive queries."""
+
+
+def part_of(whole: Step, runs: list[Run], shared: list[tuple[int, int]] | None = None) -> Step:
+    """A step that computes some runs of a step of whole sequences, whose keys and values lie in the cache already.
+
+    Args:
+        shared: (members, pages) of each group of neighbouring runs.
+    """
+    m = whole.metadata
+    first_rows, first_pages = m.qo_indptr_cpu.tolist(), m.kv_indptr_cpu.tolist()
+    rows = rows_of(whole, runs)
+    pages = [-(-end // m.page_size) for _, _, end in runs]
+    tables = [
+        m.kv_indices[first_pages[sequence] :][:count]
+        for (sequence, _, _), count in zip(runs, pages, strict=True)
+    ]
+    assert all(end <= first_rows[sequence + 1] - first_rows[sequence] for sequence, _, end in runs)
+    groups = None
+    if shared is not None:
+        members, num_pages = zip(*shared, strict=True)
+        groups = PrefixGroups(
+            np.cumsum([0, *members], dtype=np.int32), np.array(num_pages, np.int32)
+        )
+    metadata = dataclasses.replace(
+        m,
+        qo_indptr_cpu=indptr([end - begin for _, begin, end in runs]),
+        kv_indptr_cpu=indptr(pages),
+        last_page_len_cpu=torch.tensor([(end - 1) % m.page_size + 1 for _, _, end in runs]).int(),
+        kv_indices=torch.cat(tables),
+        kv_locations=m.kv_locations[rows],
+        shared_prefixes=groups,
+    )
+    states = {name: getattr(whole, name)[rows] for name in ("query", "key", "value")}
+    return dataclasses.replace(whole, metadata=metadata, **states)
+
+
+def rows_of(whole: Step, runs: list[Run]) -> torch.Tensor:
+    starts = whole.metadata.qo_indptr_cpu.tolist()
+    return torch.cat([starts[sequence] + torch.arange(begin, end) for sequence, begin, end in runs])
+
+
+LENGTHS = (331, 205, 64)
+DIVISIONS: dict[str, list[Run]] = {
+    "one decode": [(0, 330, 331)],
+    "decodes": [(0, 330, 331), (1, 204, 205), (2, 63, 64), (0, 0, 1)],
+    "drafts": [(0, 326, 331), (1, 203, 205), (2, 60, 64)],
+    "a draft": [(0, 254, 257)],
+    "chunks": [(0, 100, 260), (1, 0, 77), (2, 0, 1)],
+    "a chunk behind decodes": [(1, 204, 205), (2, 63, 64), (0, 129, 331)],
+    "the other sequences": [(1, 0, 205), (2, 0, 64)],
+}
+
+
+@pytest.mark.parametrize("dtype", list(ATOL), ids=str)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "window", "soft_cap"),
+    [
+        ((6, 2), 64, None, None),
+        ((14, 2), 64, None, None),
+        ((8, 2), 80, 100, None),
+        ((4, 4), 18, None, 2.0),
+        ((1, 1), 8, 7, 2.0),
+    ],
+)
+@pytest.mark.usefixtures("short_cuts")
+def test_no_bit_of_a_row_depends_on_the_rest_of_its_step(
+    isa: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_dim: int,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Prefills, chunks, drafts and decodes, alone and together, by one thread and by three."""
+    native = radixrt_kernels.native
+    spec = AttentionSpec(*heads, head_dim, 0.2, window, soft_cap)
+    whole = make_step([(length, length) for length in LENGTHS], 5, spec, dtype)
+    before = native.num_threads()
+    try:
+        native.set_num_threads(1)
+        expected = whole.attend(spec, "cpu")
+        for threads in (1, 3):
+            native.set_num_threads(threads)
+            assert torch.equal(whole.attend(spec, "cpu"), expected), threads
+            for name, runs in DIVISIONS.items():
+                result = part_of(whole, runs).attend(spec, "cpu")
+                assert torch.equal(result, expected[rows_of(whole, runs)]), (name, threads)
+    finally:
+        native.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", list(ATOL), ids=str)
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.usefixtures("short_cuts")
+def test_no_bit_depends_on_pages_that_are_read_once(
+    isa: str, threads: int, dtype: torch.dtype, window: int | None
+) -> None:
+    spec = AttentionSpec(6, 2, 64, 0.125, window)
+    lengths = [331, 205, 150, 140, 90]
+    whole = sharing(make_step([(n, n) for n in lengths], 16, spec, dtype), 4, 8)
+    metadata = dataclasses.replace(whole.metadata, shared_prefixes=None)
+    whole = dataclasses.replace(whole, metadata=metadata)
+    whole.attend(spec, "cpu")  # writes all keys and values
+    runs = [(0, 330, 331), (1, 202, 205), (2, 149, 150), (3, 139, 140), (4, 89, 90)]
+    apart = part_of(whole, runs).attend(spec, "cpu")
+    assert torch.equal(part_of(whole, runs, [(4, 8), (1, 0)]).attend(spec, "cpu"), apart)
+    assert torch.equal(part_of(whole, runs, [(2, 8), (2, 7), (1, 0)]).attend(spec, "cpu"), apart)
+
+
+def test_another_cut_changes_bits(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """So the tests above would see cuts that depend on the step."""
+    spec = AttentionSpec(6, 2, 64, 0.125)
+    step = make_step([(1, 900), (1, 500)], 16, spec, torch.float32)
+    expected = step.attend(spec, "cpu")
+    monkeypatch.setattr(radixrt_kernels.attention, "KEYS_PER_CUT", 128)
+    assert not torch.equal(step.attend(spec, "cpu"), expected)
+    monkeypatch.setattr(radixrt_kernels.attention, "KEYS_PER_CUT", 100)
+    with pytest.raises(ValueError, match="multiple of 64"):
+        step.attend(spec, "cpu")
+
+
 # ------------------------------------------------------------ shared prefixes
 
 
@@ -144,6 +276,7 @@ def sharing(step: Step, members: int, num_pages: int) -> Step:
 
 @pytest.mark.parametrize("dtype", list(ATOL), ids=str)
 @pytest.mark.parametrize("window", [None, 30, 130])
+@pytest.mark.usefixtures("short_cuts")
 def test_pages_that_sequences_share_are_the_same_as_pages_of_their_own(
     isa: str, dtype: torch.dtype, window: int | None
 ) -> None:
@@ -152,6 +285,7 @@ def test_pages_that_sequences_share_are_the_same_as_pages_of_their_own(
     assert_is_the_definition(sharing(make_step(lengths, 16, spec, dtype), 4, 8), spec)
 
 
+@pytest.mark.usefixtures("short_cuts")
 def test_many_members_of_a_group_are_the_definition(threads: int) -> None:
     spec = AttentionSpec(14, 2, 16, 0.25)
     step = make_step([(1, 300 + i) for i in range(25)], 4, spec, torch.float32)

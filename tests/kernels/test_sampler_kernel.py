@@ -1,4 +1,4 @@
-"""The native sampler takes the tokens that the reference sampler takes, draw for draw."""
+"""The native sampler takes the tokens that the reference sampler takes, draw for draw, and normalizes as torch does."""
 
 import functools
 import math
@@ -187,3 +187,20 @@ def test_no_rows_are_no_tokens(isa: str) -> None:
         torch.zeros(0, 40), torch.zeros(0, 6, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
     )
     assert found.shape == peaks.shape == (0,)
+
+
+def test_log_sum_exp_is_what_torch_computes_and_the_same_in_any_batch(isa: str) -> None:
+    for vocab in (1, 15, 16, 1000):
+        for scale in (0.1, 5.0, 100.0):
+            logits = scale * torch.randn(5, vocab)
+            result = sampler.log_sum_exp(logits)
+            expected = logits.double().logsumexp(-1)
+            torch.testing.assert_close(result.double(), expected, atol=1e-6, rtol=1e-6)
+            assert torch.equal(torch.cat([sampler.log_sum_exp(r) for r in logits.split(1)]), result)
+    inf = torch.inf
+    odd = torch.tensor([[-inf] * 3, [-inf, 2.0, -inf], [0.0, inf, 1.0], [torch.nan, 0.0, 1.0]])
+    expected = torch.tensor([-inf, 2.0, inf, torch.nan])
+    torch.testing.assert_close(sampler.log_sum_exp(odd), expected, equal_nan=True)
+    assert sampler.log_sum_exp(torch.zeros(0, 4)).shape == (0,)
+    with pytest.raises(ValueError, match=r"logits must be \[rows, vocab\]"):
+        sampler.log_sum_exp(torch.zeros(4))

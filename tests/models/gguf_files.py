@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from tests.kernels.test_blockwise import random_blocks
+
 _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 
@@ -18,14 +21,16 @@ _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 def write_gguf(
     checkpoint: Path,
     path: Path,
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kind: gguf.GGMLQuantizationType
+    | Callable[[str], gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
     part: tuple[int, int] = (0, 1),
     **metadata: Any,
 ) -> Path:
     """Write a checkpoint of transformers as a GGUF file and return its path.
 
     Args:
-        kind: of the matrices.
+        kind: of the matrices, or a function of a matrix's name in the checkpoint. Those that the package cannot quantize to
+            get random blocks, with weights of about the same size.
         part: index and number of the files; each gets every second tensor, or third, ...
         metadata: further keys of the tokenizer, such as ``pre``.
     """
@@ -44,13 +49,22 @@ def write_gguf(
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
-        of = kind if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(theirs, gguf.quantize(values, of), raw_dtype=of)
+        of = kind(name) if callable(kind) else kind
+        of = of if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(theirs, _quantized(values, of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    if not kind.name.endswith("_K"):
+        return gguf.quantize(values, kind)
+    blocks = random_blocks(kind.name, *values.shape, largest=1.0)
+    rms = float(gguf.dequantize(blocks.numpy(), kind).std())
+    return random_blocks(kind.name, *values.shape, largest=float(values.std()) / rms).numpy()
 
 
 def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Tensor:

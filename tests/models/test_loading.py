@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import (
     check_checkpoint,
+    check_ranks,
     context_length,
     generation_config,
     resolve_model_path,
@@ -174,7 +175,43 @@ def test_every_architecture_states_its_attention(
     assert len(specs) == len(model.model.layers)
     windows = [spec.sliding_window for spec in specs]
     expected = {"gemma2": [8, None, 8, None], "gemma3": [8, 8, None, 8], "qwen2": [None, 7, 7]}
+    expected["olmo3"] = expected["exaone4"] = [9, None, 9]
     assert windows == expected.get(architecture, windows)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(copy: Callable[[str], Path]) -> None:
+    folder = copy("glm4_moe")
+    expected = logits(folder)
+    edit_weights(
+        folder, lambda tensors: tensors.update({"model.layers.3.enorm.weight": torch.ones(64)})
+    )
+    assert torch.equal(logits(folder), expected)
+
+
+@pytest.mark.parametrize("architecture", ["ministral3", "mistral"])
+def test_the_language_model_of_mistral3_is_served(
+    copy: Callable[[str], Path], architecture: str
+) -> None:
+    """Of checkpoints that also see images; the text model is Ministral 3's or Mistral's."""
+    folder = copy(architecture)
+    expected = logits(folder)
+
+    def add_vision(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+        tensors["vision_tower.ln_pre.weight"] = torch.ones(64)
+        tensors["multi_modal_projector.norm.weight"] = torch.ones(64)
+
+    edit_weights(folder, add_vision)
+    text_config = json.loads((folder / "config.json").read_text())
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": text_config,
+        "vision_config": {"model_type": "pixtral"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits(folder), expected)
 
 
 def test_longrope_follows_the_served_context_length(checkpoint: Callable[[str], Path]) -> None:
@@ -193,15 +230,20 @@ def test_longrope_follows_the_served_context_length(checkpoint: Callable[[str], 
 
 
 def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> None:
-    with pytest.raises(ConfigError, match=r"BertModel is not supported.*LlamaForCausalLM"):
-        check_architecture({"architectures": ["BertModel"]})
+    with pytest.raises(ConfigError, match=r"T5Model is not supported.*LlamaForCausalLM"):
+        check_architecture({"architectures": ["T5Model"]})
     with pytest.raises(ConfigError, match="names no architecture"):
         check_architecture({})
 
 
 def test_every_registered_architecture_has_its_class() -> None:
     for name in ARCHITECTURES:
-        assert model_class(name).__name__ == name
+        found = model_class(name)
+        if name.endswith(("ForCausalLM", "ForConditionalGeneration")):
+            assert found.__name__ == name
+        else:  # one class for vectors and classes, and perhaps for text
+            family = name.partition("For")[0].removesuffix("Model").removeprefix("XLM")
+            assert found.__name__.startswith(family) and callable(found.classify)
 
 
 def refuse(folder: Path, match: str) -> None:
@@ -365,3 +407,11 @@ def test_generation_defaults_join_the_end_tokens_of_both_files(
 def test_the_early_checks_import_no_torch() -> None:
     code = "import sys, radixrt.models.checkpoint; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(("tp", "name"), [(3, "num_attention_heads"), (4, "num_key_value_heads")])
+def test_heads_that_the_ranks_cannot_share_are_refused(tp: int, name: str) -> None:
+    config = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    check_ranks(config, 2)
+    with pytest.raises(ConfigError, match=f"{name} .* over --tp {tp} ranks"):
+        check_ranks(config, tp)

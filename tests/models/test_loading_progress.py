@@ -33,7 +33,7 @@ def weights(folder: Path, *num_bytes: int) -> list[Path]:
 def load(files: list[Path], seconds_a_tensor: float) -> None:
     """Four tensors a file, a quarter of the file each."""
     clock = Clock()
-    progress = LoadingProgress(files, clock)
+    progress = LoadingProgress(files, clock=clock)
     for file in files:
         for _ in range(4):
             clock.now += seconds_a_tensor
@@ -73,13 +73,24 @@ def test_a_checkpoint_that_loads_within_two_seconds_reports_nothing(
     assert caplog.messages == []
 
 
+def test_the_lines_have_the_level_that_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    progress = LoadingProgress(weights(tmp_path, GB), logging.DEBUG, clock)  # of a rank but 0
+    clock.now += 5
+    progress.add_tensor(GB)
+    assert caplog.messages == []
+
+
 def test_each_tensor_and_each_file_counts_after_it_was_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[object] = []
 
     class Recorder:
-        def __init__(self, files: list[Path]) -> None:
+        def __init__(self, files: list[Path], level: int) -> None:
             events.append([file.name for file in files])
 
         def add_tensor(self, num_bytes: int) -> None:
@@ -97,7 +108,7 @@ def test_each_tensor_and_each_file_counts_after_it_was_used(
     index = {"weight_map": {key: name for name, tensors in shards.items() for key in tensors}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(loader, "LoadingProgress", Recorder)
-    for name, _tensor in loader.read_tensors(tmp_path, torch.float32):
+    for name, _tensor in loader.read_tensors(tmp_path):
         events.append(name)
     expected = [list(shards), "a", 12, "b", 10, "file", "c", 28, "file"]
     assert events == expected

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.pooling import Pool
 from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, RequestOptions, Tenant
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest, TokenBatch
 from radixrt.messages.steps import NO_TOKEN, StepPlan
@@ -21,7 +23,7 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.admission import FORECASTS
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
-from tests.scheduler.fake_worker import FakeWorker, expected_answer
+from tests.scheduler.fake_worker import FakeWorker, digest, expected_answer, numbers_of
 
 EOS = 7
 
@@ -91,6 +93,7 @@ class EngineModel:
         priority: int = 0,
         cache_hints: CacheHints = NO_HINTS,
         tenant: Tenant = NO_TENANT,
+        pool: Pool | None = None,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -112,6 +115,7 @@ class EngineModel:
                 cache_salt=tenant.salt(salt),
                 priority=priority,
                 cache_hints=cache_hints,
+                pool=pool,
             ),
         )
         refused = self.scheduler.add(request)
@@ -206,6 +210,13 @@ class EngineModel:
         ):
             assert seq_id not in self.finished, "a token for an answer that has ended"
             self.answers[seq_id].append(token)
+        pooled = {i for i in batch.finished if self.requests[i].options.pool is not None}
+        assert batch.vectors.keys() == pooled, "numbers come with the end, and only where wanted"
+        for seq_id, vector in batch.vectors.items():
+            state = 0
+            for token in unpack_ids(self.requests[seq_id].token_ids).tolist():
+                state = digest(state, token)
+            assert vector == array("f", numbers_of(state)).tobytes()
         for seq_id, report in batch.finished.items():
             assert report.finish_reason is not None
             self._end(seq_id, report.finish_reason)

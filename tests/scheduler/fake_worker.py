@@ -4,11 +4,12 @@ What it stores for a position is a digest of the sequence up to there, so a wron
 page that was overwritten too early shows at once, in the row that reads it.
 """
 
+from array import array
 from dataclasses import dataclass
 from itertools import groupby
 
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.steps import DRAFTERS, SlotVector, StepPlan, StepResult, VerifiedDraft
 
 VOCAB = 50
 
@@ -38,6 +39,11 @@ def expected_answer(
     return answer
 
 
+def numbers_of(prefix_digest: int) -> list[float]:
+    """The numbers of a prompt that asks for some."""
+    return [prefix_digest % 97 / 97, prefix_digest % 89 / 89]
+
+
 def num_forced(prefix_digest: int) -> int:
     """How many tokens a grammar forces after the one just sampled: often none, sometimes many."""
     return (prefix_digest // 5) % 13 if prefix_digest % 5 < 2 else 0
@@ -48,6 +54,18 @@ def num_held(prefix_digest: int) -> int:
     return (prefix_digest // 7) % 4 if prefix_digest % 7 < 2 else 0
 
 
+def drafted(prefix_digest: int, most: int) -> list[int]:
+    """A draft behind a prefix: often none, often wrong from some token on."""
+    count = min((prefix_digest // 11) % 9, most)
+    right = (prefix_digest // 99) % (count + 1)
+    draft, value = [], prefix_digest
+    for place in range(count):
+        token = next_token(value)
+        draft.append(token if place < right else (token + 1) % VOCAB)
+        value = digest(value, draft[-1])
+    return draft
+
+
 @dataclass
 class _Slot:
     tokens: list[int]
@@ -56,6 +74,10 @@ class _Slot:
     pages: list[int]
     constrained: bool
     """Forces the tokens that the model would have chosen anyway, so the expected answer is the same."""
+    pooled: bool = False
+    """Gives numbers in place of a token, here two of the digest."""
+    end: int = 0
+    """Length at which the answer ends, if it is drafted; 0: it is not."""
     held: int = 0
     """Steps until its mask is ready."""
     released: bool = False
@@ -71,6 +93,7 @@ class FakeWorker:
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
         self.num_held = 0
+        self.num_accepted = 0
         self.seconds_per_token = 0.0
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -84,9 +107,11 @@ class FakeWorker:
         decoding = [
             slot
             for slot, state in self.slots.items()
-            if state.computed >= state.num_known and not state.held
+            if state.computed >= state.num_known and not (state.held or state.pooled)
         ]
         self.jumps: dict[int, int] = {}
+        self.drafts: dict[int, list[int]] = {}
+        self.verified: list[VerifiedDraft] = []
         for admit in plan.admit:
             if admit.slot in self.slots:
                 assert self.slots[admit.slot].released, "admitted into a slot that is taken"
@@ -94,8 +119,16 @@ class FakeWorker:
             tokens = unpack_ids(admit.token_ids).tolist()
             pages = unpack_ids(admit.pages).tolist()
             self.slots[admit.slot] = _Slot(
-                tokens, len(tokens), admit.num_cached, pages, admit.grammar is not None
+                tokens,
+                len(tokens),
+                admit.num_cached,
+                pages,
+                constrained=admit.grammar is not None,
+                pooled=admit.pool is not None,
             )
+            if admit.drafts is not None:
+                most = admit.sampling.max_tokens or 0
+                self.slots[admit.slot].end = len(tokens) - admit.num_output + most
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
         extended = [slot for slot, _ in groupby(unpack_ids(plan.extend_slots).tolist())]
@@ -115,10 +148,18 @@ class FakeWorker:
         return self._compute(plan.step_id, rows, waiting)
 
     def _advance(self, slot: int) -> int:
-        """Tokens that a decode step computes: those forced go along, but for one position kept free."""
+        """Known tokens that a decode step computes: those forced go along, but for one position kept free. If they are all,
+        drafts follow."""
         state = self.slots[slot]
         room = len(state.pages) * self.page_size - state.computed
         count = max(1, min(len(state.tokens) - state.computed, room - 1))
+        room = min(room - count - 1, state.end - len(state.tokens) - 1)
+        if room > 0 and count == len(state.tokens) - state.computed:
+            value = 0
+            for token in state.tokens:
+                value = digest(value, token)
+            if draft := drafted(value, room):
+                self.drafts[slot] = draft
         if count > 1:
             self.jumps[slot] = count - 1
         return count
@@ -132,13 +173,15 @@ class FakeWorker:
             count,
         ) in rows:  # a layer writes the K and V of all rows before any row attends
             state, value = self.slots[slot], 0
-            for position, token in enumerate(state.tokens[: start + count]):
+            inputs = [*state.tokens[: start + count], *self.drafts.get(slot, ())]
+            for position, token in enumerate(inputs):
                 value = digest(value, token)
                 if position >= start:
                     self.memory[self._place(state, position)] = value
         slots: list[int] = []
         tokens: list[int] = []
         held: list[int] = []
+        vectors: list[SlotVector] = []
         for slot, start, count in rows:
             state, value = self.slots[slot], 0
             state.computed = start + count
@@ -148,11 +191,14 @@ class FakeWorker:
                 assert self.memory[self._place(state, position)] == value, (
                     f"wrong KV at position {position}"
                 )
-            if state.computed == len(state.tokens):
+            if state.computed == len(state.tokens) and state.pooled:
+                vectors.append(SlotVector(slot, array("f", numbers_of(value)).tobytes()))
+            elif state.computed == len(state.tokens):
                 state.held = num_held(value) if state.constrained else 0
                 if state.held:
                     held.append(slot)
                 else:
+                    value = self._verify(slot, value, slots, tokens)
                     self._sample(slot, value, slots, tokens)
         for slot in waiting:
             state, value = self.slots[slot], 0
@@ -174,8 +220,28 @@ class FakeWorker:
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
             held_slots=pack_ids(held),
+            vectors=vectors,
+            drafts=self.verified,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )
+
+    def _verify(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> int:
+        """Accept the leading tokens of a draft that the model would have chosen; returns the digest behind them."""
+        state, draft = self.slots[slot], self.drafts.get(slot)
+        if draft is None:
+            return value
+        accepted: list[int] = []
+        while len(accepted) < len(draft) and draft[len(accepted)] == next_token(value):
+            accepted.append(draft[len(accepted)])
+            value = digest(value, accepted[-1])
+        state.tokens += accepted
+        state.computed += len(accepted)
+        slots += [slot] * len(accepted)
+        tokens += accepted
+        self.num_accepted += len(accepted)
+        self.jumps[slot] = self.jumps.get(slot, 0) + len(accepted)
+        self.verified.append(VerifiedDraft(slot, slot % len(DRAFTERS), len(draft), len(accepted)))
+        return value
 
     def _sample(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> None:
         state = self.slots[slot]

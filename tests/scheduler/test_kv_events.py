@@ -84,13 +84,15 @@ STEMS = [[i % 5 for i in range(40)], [i % 5 for i in range(20)] + [9] * 30, []]
 class MirrorMachine(RuleBasedStateMachine):
     """An engine, a subscriber, and a link between them that loses batches."""
 
+    subscriber = DOCUMENTED["Mirror"]
+
     @initialize(page_size=st.sampled_from([1, 3, 4]), buffer=st.sampled_from([0, 1, 3, 1000]))
     def start(self, page_size: int, buffer: int) -> None:
         self.page_size, self.buffer = page_size, buffer
         self.events = LossyEvents()
         self.states: dict[tuple[str, int], set[bytes]] = {}
         self.start_engine()
-        self.mirror = DOCUMENTED["Mirror"](self.events, Replays(self.stream))
+        self.mirror = self.subscriber(self.events, Replays(self.stream))
 
     def start_engine(self) -> None:
         self.engine = EngineModel(

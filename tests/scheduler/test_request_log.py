@@ -65,6 +65,18 @@ def test_ids_of_two_logs_can_not_be_compared(tmp_path: Path) -> None:
     assert len(ids[0]) == len(ids[1]) == 4 and not ids[0] & ids[1]
 
 
+def test_the_scheduler_of_the_next_engine_goes_on_with_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("of an earlier server\n")
+    for now in (5.0, 7.0):
+        log = RequestLog(path, lambda now=now: now, tmp_path / "kept")
+        arrive(log, 0, np.arange(600))
+        log.ended(0)
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (first["timestamp"], second["timestamp"]) == (0, 2000)
+    assert first["hash_ids"] == second["hash_ids"]
+
+
 def test_a_log_that_can_not_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--request-log"):
         RequestLog(tmp_path / "no folder" / "log.jsonl", lambda: 0.0)

@@ -9,14 +9,16 @@ import pytest
 from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.pooling import POOL, PoolingInfo
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.messages.steps import NO_TOKEN
+from radixrt.messages.steps import MOST_DRAFTED, NO_TOKEN
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
+from radixrt.scheduler.slot_table import DRAFT_HEADROOM, SlotTable
 from tests.scheduler.engine_model import EOS, EngineModel, limits
 
 DOCUMENT = [i * 7 % 43 for i in range(200)]
@@ -47,6 +49,20 @@ def test_thirty_two_questions_on_one_new_document_prefill_it_once(chunk: int, bu
     # each recomputes at most the page its question begins in
     assert engine.worker.computed_tokens <= len(DOCUMENT) + questions + 32 * 4
     assert sum(engine.cached.values()) >= 31 * (len(DOCUMENT) - 4)
+
+
+def test_prompts_of_an_encoder_are_computed_whole_and_none_is_cached() -> None:
+    encoder = PoolingInfo(task="embed", size=2, whole_prompts=True)
+    engine = EngineModel(limits(pooling=encoder, max_prefill_tokens=40, chunked_prefill_size=16))
+    lengths = [39, 1, 60, 60, 5, 5, 30]
+    for length in lengths:
+        engine.add(DOCUMENT[:length], max_tokens=0, pool=POOL)
+    engine.run()
+    chunks = [chunk for plan in engine.plans for chunk in plan.prefill]
+    assert sorted(chunk.num_tokens for chunk in chunks) == sorted(lengths)
+    assert {chunk.start for chunk in chunks} == {0} and set(engine.cached.values()) == {0}
+    steps = [sum(chunk.num_tokens for chunk in plan.prefill) for plan in engine.plans]
+    assert max(steps) == 60 and len([tokens for tokens in steps if tokens]) < len(lengths)
 
 
 def test_next_turn_of_a_chat_finds_the_answer_of_the_turn_before() -> None:
@@ -326,3 +342,40 @@ def test_invariant_check_sees_a_leaked_page_and_a_forgotten_lock() -> None:
     engine.scheduler.kv.tree.lock_root()
     with pytest.raises(InvariantError, match="locked 1 times, 0 running"):
         check_invariants(engine.scheduler)
+
+
+def test_drafts_save_steps_and_change_no_answer() -> None:
+    """The worker accepts some tokens of its drafts and rejects others; the engine model checks every answer and page."""
+    steps = {}
+    for speculates in (False, True):
+        engine = EngineModel(
+            limits(num_pages=40, context_length=100, speculates=speculates), reckless=True
+        )
+        for i in range(12):
+            grammar = b"json" if i % 4 == 0 else None
+            engine.add([i, 1, 2], max_tokens=60, ignore_eos=i % 3 > 0, grammar=grammar)
+        engine.run()
+        counters = engine.scheduler.counters
+        steps[speculates] = counters.steps
+        assert counters.retractions > 0
+        assert sum(counters.accepted_draft_tokens.values()) == engine.worker.num_accepted
+        assert sum(counters.drafted_tokens.values()) >= engine.worker.num_accepted
+    assert engine.worker.num_accepted > 50
+    assert steps[True] < 0.9 * steps[False]
+
+
+def test_pages_are_allocated_ahead_as_drafts_are_accepted() -> None:
+    slots = SlotTable(2, max_pages=64, page_size=4)
+    sequence = Sequence(request(0, [1, 2, 3, 4], max_tokens=200), 0.0, ())
+    sequence.speculates = True
+    slots.put(sequence, np.empty(0, np.int32))
+    headrooms = []
+    for accepted in (0, 3, 15, 31, 0):
+        slots.expect_drafts(sequence, accepted)
+        headrooms.append(int(slots.headroom[sequence.slot]))
+    assert headrooms[0] == headrooms[-1] == DRAFT_HEADROOM
+    assert headrooms == sorted(headrooms[:-1]) + headrooms[-1:]
+    assert headrooms[3] >= 2 * MOST_DRAFTED  # a step in flight accepts 31, and the next may too
+    sequence.speculates = False
+    slots.expect_drafts(sequence, 31)
+    assert slots.headroom[sequence.slot] == 0

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.pooling import POOL
 from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, Retention, Tenant, split_salt
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.radix.leases import Lease
@@ -71,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         share=st.booleans() | st.just(True),
         reckless=st.booleans(),
         pinned=st.sampled_from([0.1, 0.5, 1.0]),
+        speculates=st.booleans(),
     )
     def start(
         self,
@@ -85,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         share: bool,
         reckless: bool,
         pinned: float,
+        speculates: bool,
     ) -> None:
         self.clock = Clock()
         self.leased: dict[str, tuple[Lease, np.ndarray, str]] = {}
@@ -101,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 eviction_policy=eviction,
                 disable_radix_cache=not share,
                 max_pinned_fraction=pinned,
+                speculates=speculates,
             ),
             self.clock,
             reckless=reckless,
@@ -131,6 +135,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_output = min(options["num_output"], len(tail) - 1, max_tokens - 1)  # type: ignore[type-var]
         options["num_output"] = max(0, num_output)
         self.engine.add(prompt, max_tokens, **options)  # type: ignore[arg-type]
+
+    @rule(stem=st.sampled_from(STEMS), cut=st.integers(0, 50), last=st.integers(0, 4))
+    def a_prompt_for_its_numbers_arrives(self, stem: list[int], cut: int, last: int) -> None:
+        self.engine.add([*stem[:cut], last], max_tokens=0, pool=POOL)
 
     @rule(
         stem=st.sampled_from(STEMS),

@@ -5,7 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from radixrt.scheduler.step_times import LEAST_MS, NO_BOUND, StepShape, StepTimes, attended_pairs
+from radixrt.scheduler.step_times import (
+    LEAST_MS,
+    NO_BOUND,
+    StepShape,
+    StepTimes,
+    attended_pairs,
+)
 from tests.scheduler.timed_engine import Request, TimedEngine, percentile
 
 LONG, SHORT = 7000, 60

@@ -17,6 +17,8 @@ import pytest
 
 from bench import children
 from radixrt.base.api_keys import ApiKey, new_key
+from radixrt.base.errors import ConfigError
+from radixrt.supervisor.launch import bind
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.server.dialects import DIALECTS, DialectStream, assert_refused, whole_answer
 from tests.server.test_takeover import Stream, process_of, request, until, wait_until_unready
@@ -181,6 +183,14 @@ def test_port_in_use(served_checkpoint: Path) -> None:
             served_checkpoint, "--port", str(port)
         )
         assert time.monotonic() - begin < 5
+
+
+def test_a_port_is_taken_from_the_start() -> None:
+    """Also while its server still loads, and so answers nobody."""
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match="is in use by another program"):
+            bind("127.0.0.1", port)
 
 
 def test_missing_and_broken_checkpoints(served_checkpoint: Path, tmp_path: Path) -> None:

@@ -15,18 +15,6 @@ from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.worker.process import WorkerProcess
 
 
-class Loader:
-    def __init__(self) -> None:
-        self.orders: list[object] = []
-        self.seconds = 0.0
-
-    def order(self, message: object) -> None:
-        self.orders.append(message)
-
-    def seconds_at_work(self) -> float:
-        return self.seconds
-
-
 class Step:
     def __init__(self, step_id: int, done: threading.Event) -> None:
         self.step_id = step_id
@@ -44,9 +32,15 @@ class Runner:
         self.in_flight: Step | None = None
         self.done = threading.Event()
         self.waited: list[float] = []
-        self.matchers = self
-        self.loader = Loader()
+        self.orders: list[object] = []
+        self.loading_s = 0.0
         self.heartbeat: Heartbeat | None = None
+
+    def order(self, message: object) -> None:
+        self.orders.append(message)
+
+    def seconds_loading(self) -> float:
+        return self.loading_s
 
     def step(self, plan: StepPlan, waited_s: float) -> list[StepResult]:
         self.waited.append(waited_s)
@@ -113,7 +107,7 @@ def test_the_last_step_is_answered_when_it_is_done_and_nothing_follows(ends) -> 
     to_worker, results, runner = ends
     to_worker.send(StepPlan(step_id=0))
     to_worker.send(DropGrammar(b"key"))  # orders about grammars don't wait for the step
-    while not runner.loader.orders:
+    while not runner.orders:
         pass
     assert results.receive_waiting() == []
     runner.done.set()
@@ -126,7 +120,7 @@ def test_a_worker_whose_grammar_does_not_load_is_overdue(ends) -> None:
     to_worker.send(StepPlan(step_id=0))
     assert results.receive().step_id == 0
     assert not runner.heartbeat.is_overdue()
-    runner.loader.seconds = 31.0  # the limit is 30
+    runner.loading_s = 31.0  # the limit is 30
     to_worker.send(StepPlan(step_id=1))
     assert results.receive().step_id == 1
     assert runner.heartbeat.is_overdue()

@@ -10,6 +10,9 @@ import socket
 import ssl
 from collections.abc import Callable
 
+import uvicorn
+from uvicorn.server import ServerState
+
 log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
@@ -22,6 +25,18 @@ PAUSE_S = 0.5
 """After an error that time may mend, such as too many open files."""
 
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+def protocols_of(config: uvicorn.Config, state: ServerState) -> Callable[[], asyncio.Protocol]:
+    """Makes the protocol of each connection, as uvicorn's own server does."""
+
+    def make_protocol() -> asyncio.Protocol:
+        protocol: asyncio.Protocol = config.http_protocol_class(  # type: ignore[assignment, call-arg]
+            config=config, server_state=state, app_state={}
+        )
+        return protocol
+
+    return make_protocol
 
 
 class Acceptor:

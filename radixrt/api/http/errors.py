@@ -129,8 +129,8 @@ def install_error_handlers(app: FastAPI, shapes: Sequence[ErrorShape]) -> None:
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:
         method, path = request.method, request.url.path
         messages = {
-            404: f"There is no {path} here; {_where_it_is(app, path)}",
-            405: f"{path} does not take {method}.",
+            404: f"There is no {path:.200} here; {_where_it_is(app, path)}",
+            405: f"{path:.200} does not take {method}.",
         }
         message = messages.get(error.status_code, str(error.detail))
         response = error_response(RequestError(message, status=error.status_code))

@@ -104,6 +104,11 @@ class Keys:
         """Whether clients need a key."""
         return bool(self._callers)
 
+    @property
+    def count(self) -> int:
+        """Number of keys, those for the same name counted once."""
+        return len(self._use)
+
     def reload(self) -> None:
         """Read the keys again; if they are not valid, the old ones stay. Requests in flight go on in any case."""
         try:

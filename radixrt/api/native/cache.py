@@ -188,12 +188,14 @@ def _target(
     """The id, the prompt and the options of a request to warm."""
     name = request.state.request_id = request_id("warm", fields.rid)
     options = request_options(fields, state.config, caller_of(request))
-    return name, _prompt(fields, state, request), options
+    return name, warm_target(fields, state, request), options
 
 
-def _prompt(fields: WarmRequest, state: ServerState, request: Request) -> Prompt:
-    """Raises:
-    RequestError: there is not exactly one prompt, or it is not well formed.
+def warm_target(fields: WarmRequest, state: ServerState, request: Request) -> Prompt:
+    """The prompt in one of its forms.
+
+    Raises:
+        RequestError: there is not exactly one prompt, or it is not well formed.
     """
     given = [name for name in _FORMS if getattr(fields, name) is not None]
     if len(given) != 1:

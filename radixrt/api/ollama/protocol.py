@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.api.embeddings.pooled import PooledFields
 from radixrt.api.requests.protocol import GenerationFields
 from radixrt.base.errors import RequestError
 
@@ -82,6 +83,31 @@ class ShowRequest(msgspec.Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         self.model = (self.model or self.name or "").removesuffix(TAG) or None
+
+
+class OldEmbedRequest(PooledFields, kw_only=True):
+    """The body of ``/api/embeddings``, the older form."""
+
+    prompt: str | None = None
+    """None or empty: the request only asks whether the model is loaded."""
+    options: dict[str, Any] | None = None
+    """Accepted, and not used: those of sampling and of loading a model."""
+    keep_alive: float | str | None = None
+    """Accepted, and not used."""
+
+    def __post_init__(self) -> None:
+        self.model = (self.model or "").removesuffix(TAG) or None
+
+
+class EmbedRequest(OldEmbedRequest, kw_only=True):
+    """The body of ``/api/embed``."""
+
+    input: str | list[str] | None = None
+    """A text or texts; none: the request only asks whether the model is loaded."""
+    truncate: bool | None = None
+    """False: an input that is longer than the context is refused. Otherwise it is cut at its end."""
+    dimensions: int | None = None
+    """Length to which the vectors are cut."""
 
 
 _UNSUPPORTED = ("images", "template", "context", "width", "height", "steps")

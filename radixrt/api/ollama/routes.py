@@ -1,5 +1,6 @@
 """``/api/chat``, ``/api/generate`` and what Ollama's clients ask about models."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -8,6 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt import __version__
+from radixrt.api.embeddings.embeddings import as_list, embed, unit, written
+from radixrt.api.embeddings.pooled import most_input_tokens
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
 from radixrt.api.http.events import LineStream, json_line, json_response, while_connected
@@ -15,7 +18,9 @@ from radixrt.api.logprobs import chat_entries
 from radixrt.api.ollama.answers import Answer
 from radixrt.api.ollama.protocol import (
     ChatRequest,
+    EmbedRequest,
     GenerateRequest,
+    OldEmbedRequest,
     OllamaFields,
     ShowRequest,
     refuse_unsupported_fields,
@@ -70,7 +75,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
     @router.takes("/api/show", ShowRequest)
     async def show(request: Request, fields: ShowRequest) -> Response:
         family = state.info.architecture
-        capabilities = ["completion", "tools"]
+        capabilities = ["completion", "tools"] if state.info.pooling is None else ["embedding"]
         if state.config.reasoning_parser != "none":
             capabilities.append("thinking")
         facts = {
@@ -103,10 +108,27 @@ def ollama_routes(state: ServerState) -> APIRouter:
     async def version() -> Response:
         return json_response({"version": __version__})
 
-    @router.post("/api/embed")
-    @router.post("/api/embeddings")
-    async def embed() -> Response:
-        raise RequestError("This server has no embeddings.", status=501)
+    @router.takes("/api/embed", EmbedRequest)
+    async def embed_all(request: Request, fields: EmbedRequest) -> Response:
+        begun = time.perf_counter_ns()
+        answer: dict[str, Any] = {"model": state.config.model_name, "embeddings": []}
+        if fields.input:
+            most_tokens = None if fields.truncate is False else most_input_tokens(-1, state)
+            found = await embed(
+                request, state, fields, fields.input, most_tokens, fields.dimensions
+            )
+            answer["embeddings"] = await written(found.vectors, lambda one: as_list(unit(one)))
+            answer["prompt_eval_count"] = found.prompt_tokens
+        times = {"total_duration": time.perf_counter_ns() - begun, "load_duration": 0}
+        return json_response(answer | times)
+
+    @router.takes("/api/embeddings", OldEmbedRequest)
+    async def embed_one(request: Request, fields: OldEmbedRequest) -> Response:
+        if not fields.prompt:
+            return json_response({"embedding": []})
+        most_tokens = most_input_tokens(-1, state)
+        found = await embed(request, state, fields, fields.prompt, most_tokens)
+        return json_response({"embedding": as_list(found.vectors[0])})
 
     return router
 

@@ -91,6 +91,7 @@ def prepare_chat(
         constraint=constraint.constraint,
         parse_reasoning=_reasoning_parser(fields, state, constraint.constraint),
         stream_values=streams_values(fields, constraint.constraint),
+        prediction="" if fields.prediction is None else fields.prediction.text(),
     )
     return PreparedRequest(fields, response_id, [generate], constraint.field, recorder)
 

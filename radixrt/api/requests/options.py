@@ -1,4 +1,4 @@
-"""Reads the options of a request: sampling settings over the model's defaults, cache hints, priority and deadline."""
+"""Reads the options of a request: sampling settings over the model's defaults, cache hints, priority, deadline and speculation."""
 
 import time
 from typing import Any
@@ -109,6 +109,7 @@ def request_options(
         ),
         priority=_priority(fields.priority, config),
         deadline=_deadline(fields.timeout),
+        speculation=fields.speculation is not False,
     )
 
 

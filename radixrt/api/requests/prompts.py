@@ -103,11 +103,13 @@ def parse_prompts(
     vocab_size: int,
     add_special_tokens: bool,
     check_count: Callable[[int], None],
+    field: str = "prompt",
 ) -> list[Prompt]:
     """One prompt a text or a list of token ids.
 
     Args:
         check_count: raises a RequestError if so many prompts are too many; called before they are looked at.
+        field: that errors name.
 
     Raises:
         RequestError: it is none of the four forms, or an id is not in the vocabulary.
@@ -115,15 +117,15 @@ def parse_prompts(
     if isinstance(prompt, str):
         return [TextPrompt(prompt, add_special_tokens)]
     if not prompt:
-        raise RequestError("prompt is an empty list; give at least one prompt.", param="prompt")
+        raise RequestError(f"{field} is an empty list; give at least one text.", param=field)
     kinds = set(map(type, prompt))
     if kinds & {str, list}:
         check_count(len(prompt))
     if kinds == {str}:
         return [TextPrompt(text, add_special_tokens) for text in prompt]
     if kinds == {list}:
-        return [token_prompt(ids, vocab_size) for ids in prompt]
-    return [token_prompt(prompt, vocab_size)]
+        return [token_prompt(ids, vocab_size, field) for ids in prompt]
+    return [token_prompt(prompt, vocab_size, field)]
 
 
 def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> TokenPrompt:

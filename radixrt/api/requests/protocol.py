@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.kv.cache_hint import CacheHint
 
 
@@ -65,6 +65,7 @@ class QueueFields(msgspec.Struct, kw_only=True):
     cache: CacheHint | None = None
     priority: int | None = None
     timeout: float | None = None
+    speculation: bool | None = None
 
 
 class PromptCacheOptions(msgspec.Struct, kw_only=True):
@@ -121,6 +122,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """The smallest goes first, where the server was started with --schedule-policy priority."""
     timeout: float | None = None
     """Seconds after which the request is dropped, with finish reason "abort"."""
+    speculation: bool | None = None
+    """False: no tokens of the answers are drafted."""
     keep: bool | None = None
     """Keep the conversation, with the first answer, under the response's id."""
     continue_from: str | None = None
@@ -200,6 +203,33 @@ class PromptRequest(QueueFields, kw_only=True):
     rid: str | None = None
 
 
+class Prediction(msgspec.Struct, kw_only=True):
+    """OpenAI's predicted output."""
+
+    type: str
+    """"content"."""
+    content: str | list[dict[str, Any]]
+    """A text, or parts of type "text"."""
+
+    def text(self) -> str:
+        """Raises:
+        RequestError: it is not of the kind "content", or a part is no text.
+        """
+        if self.type != "content":
+            raise RequestError(
+                f'prediction.type must be "content", not {shown(self.type)}.', param="prediction"
+            )
+        if isinstance(self.content, str):
+            return self.content
+        texts = [part.get("text") for part in self.content if part.get("type") == "text"]
+        if len(texts) < len(self.content) or not all(isinstance(text, str) for text in texts):
+            raise RequestError(
+                'The parts of prediction.content must be {"type": "text", "text": …}.',
+                param="prediction",
+            )
+        return "".join(map(str, texts))
+
+
 class ChatCompletionRequest(GenerationFields, kw_only=True):
     messages: list[ChatMessage]
     tools: list[dict[str, Any]] | None = None
@@ -213,6 +243,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prediction: Prediction | None = None
+    """The answer as the client expects it, from which tokens are drafted."""
     parallel_tool_calls: bool | None = None
     """False: at most one call an answer."""
     include_reasoning: bool | None = None

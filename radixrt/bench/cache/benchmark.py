@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from radixrt.bench.arguments import HintLevel
+from radixrt.bench.arguments import HintLevel, RouterName
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
+from radixrt.bench.cache.routing_table import routing_tables
 from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import Trace, read_trace
 from radixrt.bench.output import console_beside, write_json
@@ -40,8 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         ]
     )
     for trace in traces:
-        rows = [result for result in results if result.trace == trace.name]
-        console.print(_table(trace, rows))
+        rows = [row for row in results if row.trace == trace.name and row.replicas == 1]
+        if rows:
+            console.print(_table(trace, rows))
+    for table in routing_tables(results):
+        console.print(table)
     _print_rate(console, traces, results, len(setups))
     write_json(arguments.json, [asdict(result) for result in results])
     if arguments.plot:
@@ -58,7 +62,10 @@ def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
     choices = product(
         arguments.tokens, arguments.schedule_policy, arguments.policy, _hint_choices(arguments)
     )
-    for pool_tokens, schedule_policy, eviction_policy, (hints, error) in choices:
+    fleets = _fleets(arguments)
+    for (pool_tokens, schedule_policy, eviction_policy, (hints, error)), fleet in product(
+        choices, fleets
+    ):
         yield Setup(
             pool_tokens,
             eviction_policy,
@@ -69,7 +76,14 @@ def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
             arguments.closed_loop,
             arguments.max_running,
             service,
+            *fleet,
         )
+
+
+def _fleets(arguments: argparse.Namespace) -> list[tuple[int, RouterName]]:
+    """Numbers of replicas, each with the rules; one engine needs no rule."""
+    rules = {n: arguments.router if n > 1 else arguments.router[:1] for n in arguments.replicas}
+    return [(number, rule) for number in rules for rule in rules[number]]
 
 
 def _hint_choices(arguments: argparse.Namespace) -> Iterator[tuple[HintLevel, float]]:
@@ -88,7 +102,7 @@ def _with_gaps(results: list[CacheResult]) -> list[CacheResult]:
     lru = {
         _cell(result): result
         for result in results
-        if result.eviction_policy == "lru" and result.hints == "none"
+        if result.eviction_policy == "lru" and result.hints == "none" and result.replicas == 1
     }
     return [
         replace(result, lru_gap_closed_percent=gap_closed(result, lru[_cell(result)]))

@@ -1,4 +1,4 @@
-"""Replays a trace through the real scheduler, tree and allocator, with a simulated worker.
+"""Replays a trace through the real scheduler, tree and allocator, with a simulated worker; or through several, behind a router.
 
 To be quick, the replay works on *symbols*: ``ServiceModel.tokens_per_symbol`` tokens (8 by default) are one
 simulated token, so that a block of 512 tokens is 64 symbols, all different from those of every other block, and
@@ -9,7 +9,8 @@ answer ends where the recorded one did. One step is in flight at a time.
 """
 
 import heapq
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,16 @@ import numpy as np
 from radixrt.base.config import EvictionPolicyName, SchedulerSettings
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.bench.arguments import HintLevel
+from radixrt.bench.arguments import HintLevel, RouterName
+from radixrt.bench.cache.engine import SimulatedEngine
 from radixrt.bench.cache.future import look_ahead
-from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, SimulatedWorker, VirtualClock
+from radixrt.bench.cache.routing import RULES, Arrival, RoutingRule
+from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, VirtualClock
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
 from radixrt.messages.ids import PackedIds, pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
-from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.scheduler import Scheduler
 
 MAX_ANSWER_TOKENS = 4096
 PREFILL_TOKENS_PER_STEP = 16384
@@ -49,6 +50,19 @@ class Setup:
     max_running: int = 256
     """Maximum of concurrent requests. Their pages are locked: more running requests leave fewer pages for the cache."""
     service: ServiceModel = field(default_factory=ServiceModel)
+    """Of all replicas together: each has its part of the rate."""
+    replicas: int = 1
+    """Each has its part of the pool."""
+    router: RouterName = "radixrt"
+
+    @property
+    def pages_per_replica(self) -> int:
+        return self.pool_tokens // self.page_size // self.replicas
+
+    @property
+    def service_per_replica(self) -> ServiceModel:
+        rate = self.service.prefill_tokens_per_s / self.replicas
+        return replace(self.service, prefill_tokens_per_s=rate)
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,10 @@ class Replay:
     retractions: int
     evicted_tokens: int
     steps: int
+    replica_of: list[int]
+    """By request."""
+    computed_tokens: list[int]
+    """Prompt tokens, by replica."""
 
 
 def replay(trace: Trace, setup: Setup) -> Replay:
@@ -80,31 +98,53 @@ def replay(trace: Trace, setup: Setup) -> Replay:
 
 class _Run:
     def __init__(self, trace: Trace, setup: Setup) -> None:
-        self._service, self._setup, self._trace = setup.service, setup, trace
+        self._setup, self._trace = setup, trace
         self._symbol = setup.service.tokens_per_symbol
-        self._clock, self._worker = VirtualClock(), SimulatedWorker()
+        self._clock = VirtualClock()
         self._limits = scheduler_limits(trace, setup)
-        self._scheduler = Scheduler(self._limits, self._clock)
+        self._engines = [
+            SimulatedEngine(
+                self._limits,
+                self._clock,
+                setup.service_per_replica,
+                lambda number, told: self._answer_length(trace.requests[number]) - told,
+                is_routed=setup.replicas > 1,
+            )
+            for _ in range(setup.replicas)
+        ]
+        rule = RULES[setup.router] if setup.replicas > 1 else RoutingRule
+        self._rule = rule(setup.replicas, self._limits.page_size, self._clock)
         self._future = look_ahead(trace, setup.hints, setup.hint_error, setup.service.decode_step_s)
         self._coming = self._first_arrivals()
         self._order: list[int] = []
         self._cached = [0] * len(trace.requests)
         self._ttft: list[float | None] = [None] * len(trace.requests)
         self._arrival = [0.0] * len(trace.requests)
+        self._replica_of = [0] * len(trace.requests)
 
     def run(self) -> Replay:
-        while self._arrive():
-            self._step()
-        counters = self._scheduler.counters
+        while self._advance():
+            for engine in self._engines:
+                if engine.ends_at <= self._clock.now:
+                    self._record(engine.end_step())
+            self._arrive()
+            for number, engine in enumerate(self._engines):
+                if engine.start_step():
+                    self._rule.report(number, engine)
+                self._order += engine.take_admitted()
+        counters = [engine.scheduler.counters for engine in self._engines]
+        evicted = sum(engine.scheduler.kv.evicted_pages for engine in self._engines)
         return Replay(
             setup=self._setup,
             order=list(dict.fromkeys(self._order)),
             cached_tokens=self._cached,
             ttft_s=self._ttft,
             duration_s=self._clock.now,
-            retractions=counters.retractions,
-            evicted_tokens=self._scheduler.kv.evicted_pages * self._setup.page_size,
-            steps=counters.steps,
+            retractions=sum(counter.retractions for counter in counters),
+            evicted_tokens=evicted * self._setup.page_size,
+            steps=sum(counter.steps for counter in counters),
+            replica_of=self._replica_of,
+            computed_tokens=[engine.prefill_symbols * self._symbol for engine in self._engines],
         )
 
     def _first_arrivals(self) -> list[tuple[float, int]]:
@@ -116,18 +156,27 @@ class _Run:
             if not (self._setup.closed_loop and number in follows)
         ]
 
-    def _arrive(self) -> bool:
-        """Queue the requests that have arrived; if idle, advance to the next arrival. Returns False at the end."""
-        idle = not (self._scheduler.num_running or len(self._scheduler.waiting))
-        if idle:
-            if not self._coming:
-                return False
-            self._clock.now = max(self._clock.now, self._coming[0][0])
+    def _advance(self) -> bool:
+        """Let the clock show the end of the next step, or the next arrival; False: there is neither."""
+        times = [engine.ends_at for engine in self._engines]
+        times += [self._coming[0][0]] if self._coming else []
+        now = min(times)
+        if now == math.inf:
+            return False
+        self._clock.now = max(self._clock.now, now)
+        return True
+
+    def _arrive(self) -> None:
+        """Send the requests that have arrived to their replicas."""
         while self._coming and self._coming[0][0] <= self._clock.now:
             arrival, number = heapq.heappop(self._coming)
             self._arrival[number] = arrival
-            self._scheduler.add(self._request(number))
-        return True
+            request = self._request(number)
+            session = self._trace.requests[number].session
+            replica = self._replica_of[number] = self._rule.choose(
+                Arrival(number, request, session)
+            )
+            self._engines[replica].receive(request)
 
     def _request(self, number: int) -> SequenceRequest:
         recorded = self._trace.requests[number]
@@ -154,37 +203,20 @@ class _Run:
     def _answer_length(self, recorded: TraceRequest) -> int:
         return max(1, recorded.output_tokens // self._symbol)
 
-    def _step(self) -> None:
-        plan = self._scheduler.plan()
-        if plan is None:
-            return
-        prefill_symbols = self._worker.begin(plan, self._answer_lengths(plan))
-        num_decoding = self._worker.num_decoding
-        self._clock.now += self._service.step_seconds(prefill_symbols, num_decoding)
-        self._record(self._scheduler.absorb(self._worker.finish(plan)))
-
-    def _answer_lengths(self, plan: StepPlan) -> dict[int, int]:
-        """Of the sequences just admitted, by slot."""
-        lengths = {}
-        for admit in plan.admit:
-            sequence = self._scheduler.slots.sequences[admit.slot]
-            assert sequence is not None
-            self._order.append(sequence.seq_id)
-            whole = self._answer_length(self._trace.requests[sequence.seq_id])
-            lengths[admit.slot] = whole - sequence.num_output
-        return lengths
-
     def _record(self, batch: TokenBatch) -> None:
         for number, report in batch.started.items():
             self._cached[number] = report.cached_tokens * self._symbol
             self._ttft[number] = self._clock.now - self._arrival[number]
+            self._rule.prefilled(number)
         for number in batch.finished:
+            self._rule.finished(number)
             self._go_on_after(number)
 
     def _go_on_after(self, number: int) -> None:
         """An answer is complete: its session ends, or sends its next request after a pause."""
         if self._future.is_last_of_session(number):
-            self._scheduler.release_session(self._future.hints[number].session)
+            for engine in self._engines:
+                engine.scheduler.release_session(self._future.hints[number].session)
         after = self._future.following[number]
         if self._setup.closed_loop and after is not None:
             arrival = self._clock.now + self._future.pause_s[number]
@@ -218,7 +250,7 @@ def scheduler_limits(trace: Trace, setup: Setup) -> SchedulerLimits:
         ),
         max_prefill_tokens=PREFILL_TOKENS_PER_STEP // symbol,
         context_length=longest // symbol + 2,
-        num_pages=setup.pool_tokens // setup.page_size,
+        num_pages=setup.pages_per_replica,
         page_size=setup.page_size // symbol,
         eos_token_ids=(END_OF_ANSWER,),
     )

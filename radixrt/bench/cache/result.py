@@ -42,6 +42,11 @@ class CacheResult:
     steps: int
     replay_s: float
     """CPU seconds that the replay took."""
+    replicas: int
+    router: str
+    """"": one replica."""
+    busiest: float
+    """Prompt tokens computed by the replica that computed most, as a multiple of the mean."""
     lru_gap_closed_percent: float | None = None
     """(hits - hits of LRU) / (Belady for LRU's order - hits of LRU), where ``lru`` was replayed too."""
 
@@ -71,6 +76,9 @@ def evaluate(trace: Trace, run: Replay, replay_s: float) -> CacheResult:
         duration_s=run.duration_s,
         steps=run.steps,
         replay_s=replay_s,
+        replicas=run.setup.replicas,
+        router=run.setup.router if run.setup.replicas > 1 else "",
+        busiest=max(run.computed_tokens) * run.setup.replicas / (sum(run.computed_tokens) or 1),
     )
 
 

@@ -68,7 +68,7 @@ class SimulatedWorker:
             self._left[admit.slot] = answer_lengths[admit.slot]
         return sum(chunk.num_tokens for chunk in plan.prefill)
 
-    def finish(self, plan: StepPlan) -> StepResult:
+    def finish(self, plan: StepPlan, step_s: float = 0.0) -> StepResult:
         """The step's tokens."""
         for chunk in plan.prefill:
             if chunk.start + chunk.num_tokens == self._known[chunk.slot]:
@@ -81,5 +81,5 @@ class SimulatedWorker:
             if self._left[slot] == 0:
                 symbols[i] = END_OF_ANSWER
         return StepResult(
-            step_id=plan.step_id, slots=pack_ids(slots), token_ids=pack_ids(symbols), step_s=0.0
+            step_id=plan.step_id, slots=pack_ids(slots), token_ids=pack_ids(symbols), step_s=step_s
         )

@@ -33,6 +33,15 @@ _RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
 """Kinds of expressions in xgrammar's JSON form of a grammar: a reference to a rule, ..."""
 
 
+_EBNF_TOKEN = re.compile(
+    r"""(?P<blank>\s++|\#[^\n]*+)|"(?:\\.|[^"\\\n])*+(?:"|(?=\n)|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|::=
+    |(?P<rule>[\w.-]++(?=\s*+::=))|(?P<dots>\.+(?![\w-]))|[\w.-]+|.""",
+    re.VERBOSE | re.DOTALL,
+)
+"""In linear time: what is never closed goes on to the end."""
+_ANY_CHARACTER = r"[\u0000-\U0010FFFF]"
+
+
 @functools.lru_cache(maxsize=4)
 def _tokenizer(facts: TokenizerFacts) -> xgrammar.TokenizerInfo:
     """Control tokens have no bytes here: they are never part of text."""
@@ -58,7 +67,7 @@ def _with_an_end(text: str) -> xgrammar.Grammar:
     Raises:
         CannotCompile: a rule that can be reached has no finite sentence.
     """
-    grammar = xgrammar.Grammar.from_ebnf(text)
+    grammar = xgrammar.Grammar.from_ebnf(in_xgrammars_form(text))
     read = json.loads(grammar.serialize_json())
     rules, data, starts = read["rules"], read["grammar_expr_data"], read["grammar_expr_indptr"]
     absent = -1  # stands for the empty text where a part may be left out
@@ -87,6 +96,25 @@ def _with_an_end(text: str) -> xgrammar.Grammar:
             "without."
         )
     return grammar
+
+
+def in_xgrammars_form(text: str) -> str:
+    r"""A grammar without what GBNF has and xgrammar has not: alternatives without a text, and ``.`` for any character.
+
+    >>> print(in_xgrammars_form('root ::= ( . | ) gap'))
+    root ::= ( [\u0000-\U0010FFFF] | "") gap
+    >>> print(in_xgrammars_form('gap ::= | " "'))
+    gap ::= ""| " "
+    """
+    written, before = [], ""
+    for match in _EBNF_TOKEN.finditer(text):
+        token = match[0]
+        if match["blank"] is None:
+            ends = token in ("|", ")") or match["rule"] is not None
+            written.append('""' if ends and before in ("::=", "(", "|") else "")
+            before = token
+        written.append(_ANY_CHARACTER * len(token) if match["dots"] else token)
+    return "".join(written) + ('""' if before in ("::=", "|") else "")
 
 
 def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:

@@ -121,6 +121,7 @@ class Zygote:
                 pid = await self._forked
             reader, writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException as error:
+            self._forked = None
             ours.close()
             notes.close()
             if isinstance(error, OSError):

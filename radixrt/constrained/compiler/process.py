@@ -31,6 +31,11 @@ def main(parent_pid: int) -> None:
     _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     control = socket.socket(fileno=os.dup(0))
+    with open(
+        os.devnull
+    ) as nothing:  # else a helper would hold the socket open when this process has ended
+        os.dup2(nothing.fileno(), 0)
+    zygote = os.getpid()
     first = jobs.read_frame(control.makefile("rb"))
     if first is None:
         return
@@ -49,6 +54,7 @@ def main(parent_pid: int) -> None:
     gc.freeze()
     while (helper := _next_helper(control)) is not None:
         control.close()
+        _die_with(zygote)
         _work(helper, facts, config)
         return
 
@@ -123,7 +129,6 @@ class _XgrammarFinder(importlib.abc.MetaPathFinder):
 
 def _work(helper: socket.socket, facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
     """The life of a helper: jobs and replies on its socket, until the parent closes it."""
-    _die_with(os.getppid())
     if "xgrammar" not in sys.modules:
         sys.meta_path.insert(0, _XgrammarFinder())
     sys.setrecursionlimit(_RECURSION_LIMIT)

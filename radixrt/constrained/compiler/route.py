@@ -40,6 +40,8 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
     max_source_bytes: int = 16 << 20
     """Longest schema, pattern, grammar or set of options, in UTF-8."""
+    validates: bool = False
+    """Every finished answer is validated."""
 
 
 _WHAT: dict[type, str] = {
@@ -135,7 +137,7 @@ def compile_json_schema(
     plan = plan_json_schema(
         constraint.schema, strict=constraint.strict, backend=wanted, trial=trial
     )
-    return _planned(plan.grammar, plan)
+    return _planned(plan.grammar, plan, options)
 
 
 def _in_any_order(
@@ -144,16 +146,17 @@ def _in_any_order(
     from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 
     plan = plan_json_schema(constraint.schema, strict=constraint.strict, backend="llguidance")
-    return _planned(llguidance.compile_in_any_order(plan.schema, facts, options.whitespace), plan)
+    grammar = llguidance.compile_in_any_order(plan.schema, facts, options.whitespace)
+    return _planned(grammar, plan, options)
 
 
-def _planned(grammar: Grammar, plan: "JsonPlan") -> Compiled:
+def _planned(grammar: Grammar, plan: "JsonPlan", options: CompileOptions) -> Compiled:
     return Compiled(
         grammar=grammar,
         checks=plan.checks,
         checked=plan.checked,
         unenforced=plan.unenforced,
-        validator=plan.validator,
+        validator=plan.validator if options.validates or plan.unenforced else None,
     )
 
 

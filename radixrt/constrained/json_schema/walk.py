@@ -14,29 +14,43 @@ PLACE = "$place"
 """Private key of a schema that is made smaller: where each subschema was."""
 
 
+_HOLDS: dict[str, str] = {
+    **dict.fromkeys((*MAP_WORDS, "$defs"), "map"),
+    **dict.fromkeys(LIST_WORDS, "list"),
+    **dict.fromkeys(SCHEMA_WORDS, "schema"),
+}
+"""What the value of a keyword is, of schemas."""
+
+
 def children(node: Any) -> Iterator[tuple[Place, Any]]:
     """(path from the node, subschema) of each subschema but the definitions."""
     if not isinstance(node, dict):
         return
     for keyword, value in node.items():
-        if keyword in MAP_WORDS:
-            yield from (((keyword, name), each) for name, each in value.items())
-        elif keyword in LIST_WORDS:
-            yield from (((keyword, index), each) for index, each in enumerate(value))
-        elif keyword in SCHEMA_WORDS:
+        kind = _HOLDS.get(keyword)
+        if kind is None:
+            continue
+        if kind == "schema":
             yield (keyword,), value
+        elif kind == "list":
+            yield from (((keyword, index), each) for index, each in enumerate(value))
+        elif keyword != "$defs":
+            yield from (((keyword, name), each) for name, each in value.items())
 
 
 def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
     """A copy in which ``change`` has replaced each subschema, given it and its path; definitions included."""
     result = dict(node)
-    for keyword, value in node.items():
-        if keyword in MAP_WORDS or keyword == "$defs":
-            result[keyword] = {name: change((keyword, name), each) for name, each in value.items()}
-        elif keyword in LIST_WORDS:
-            result[keyword] = [change((keyword, index), each) for index, each in enumerate(value)]
-        elif keyword in SCHEMA_WORDS:
-            result[keyword] = change((keyword,), value)
+    for word, value in node.items():
+        kind = _HOLDS.get(word)
+        if kind is None:
+            continue
+        if kind == "schema":
+            result[word] = change((word,), value)
+        elif kind == "list":
+            result[word] = [change((word, index), each) for index, each in enumerate(value)]
+        else:
+            result[word] = {name: change((word, name), each) for name, each in value.items()}
     return result
 
 
@@ -72,6 +86,14 @@ def at(schema: Any, place: Place) -> Any:
     return schema
 
 
+def holder(place: Place) -> Place:
+    """The place of the node that holds the one at a place; the root's own."""
+    start = end = 0
+    while end < len(place):
+        start, end = end, end + (1 if place[end] in SCHEMA_WORDS else 2)
+    return place[:start]
+
+
 def reference_target(node: Any) -> Place | None:
     """Where the ``$ref`` of a normalised node leads, if it has one: to a definition."""
     if not isinstance(node, dict) or "$ref" not in node:
@@ -81,15 +103,15 @@ def reference_target(node: Any) -> Place | None:
 
 def met_with(schema: Any, start: Place = ()) -> Iterator[tuple[Place, Any]]:
     """Each subschema that an instance of the one at ``start`` can meet, once, with its place; those behind references
-    included. A yielded subschema may be changed before the next."""
+    included. A yielded subschema may be changed in place before the next."""
     waiting, seen = [start], set()
     while waiting:
         place = waiting.pop()
         if place in seen:
             continue
         seen.add(place)
-        yield place, at(schema, place)
         node = at(schema, place)
+        yield place, node
         waiting += reversed([place + path for path, _ in children(node)])
         if (target := reference_target(node)) is not None:
             waiting.append(target)

@@ -25,6 +25,9 @@ class LayerKernels:
     multiplies_quantized_experts = True
     """False: mixtures of experts are served with plain weights only."""
 
+    multiplies_blocks = False
+    """True: the quantized blocks of GGUF files stay as they are; else they are dequantized."""
+
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         """[..., size] -> [..., size]; ``RMSNorm`` explains ``unit_offset``."""
         x = hidden.float()
@@ -57,6 +60,10 @@ class LayerKernels:
         """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of ``GATED_ACTIVATIONS``."""
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate) * up
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its input."""
+        return cap * torch.tanh(logits / cap)
 
     def choose_experts(
         self, logits: Tensor, top_k: int, *, normalize: bool

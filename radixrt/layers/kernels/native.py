@@ -13,6 +13,8 @@ from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary
 class NativeKernels(LayerKernels):
     """See ``LayerKernels``. Operations without a native kernel are PyTorch's."""
 
+    multiplies_blocks = True
+
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)
 
@@ -30,6 +32,9 @@ class NativeKernels(LayerKernels):
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         return activation.gated_activation(gate_up, name)
+
+    def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
+        return activation.soft_cap_(logits, cap)
 
     def choose_experts(
         self, logits: Tensor, top_k: int, *, normalize: bool

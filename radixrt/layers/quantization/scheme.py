@@ -3,7 +3,7 @@ is refused before anything starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from radixrt.base.errors import ConfigError
 
@@ -68,6 +68,27 @@ class QuantizationScheme:
 
     def _keeps(self, path: str) -> bool:
         return any(f".{name.strip('.')}." in f".{path}." for name in self.kept)
+
+
+class BlockKind(NamedTuple):
+    """A quantization of GGUF files: each block of columns has scales of its own."""
+
+    name: str
+    columns: int
+    num_bytes: int
+    """Of a block."""
+
+
+BLOCK_KINDS = {
+    2: BlockKind("Q4_0", 32, 18),
+    6: BlockKind("Q5_0", 32, 22),
+    8: BlockKind("Q8_0", 32, 34),
+    12: BlockKind("Q4_K", 256, 144),
+    13: BlockKind("Q5_K", 256, 176),
+    14: BlockKind("Q6_K", 256, 210),
+    39: BlockKind("MXFP4", 32, 17),
+}
+"""Those that the native kernels multiply by as they are, by GGUF's number."""
 
 
 ROUNDINGS = {

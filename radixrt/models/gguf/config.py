@@ -11,6 +11,10 @@ _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_
 _CONTROL = 3
 
 
+_POOLING_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""llama.cpp's numbers, and sentence-transformers' names."""
+
+
 class _Metadata:
     """The metadata of one architecture, whose keys begin with its name."""
 
@@ -79,6 +83,18 @@ def transformers_config(
         "rope_parameters": _rope(meta, head_dim, rope_factors),
     }
     return config | specific(meta, config)
+
+
+def pooling_files(file: GGUFFile) -> dict[str, Any]:
+    """The files of sentence-transformers, by their names, that say how an embedding model pools; of another model none."""
+    mode = _POOLING_MODES.get(_Metadata(file).get("pooling_type"))
+    if mode is None:
+        return {}
+    parts = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    return {
+        "modules.json": [{"path": path, "type": kind} for path, kind in parts],
+        "1_Pooling/config.json": {"pooling_mode": mode},
+    }
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:

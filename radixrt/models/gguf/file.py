@@ -36,6 +36,8 @@ class TensorEntry(NamedTuple):
     file: str
     offset: int
     """In bytes, from the beginning of the file."""
+    row_bytes: int
+    """Of a row, the last dimension."""
 
 
 class GGUFFile(NamedTuple):
@@ -121,9 +123,11 @@ class _Header:
             block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             if not shape or shape[-1] % block:
                 raise ValueError(f"{name} has rows that are no whole blocks: {list(shape)}")
-            if start + offset + math.prod(shape) // block * size > len(self._data):
+            row_bytes = shape[-1] // block * size
+            if start + offset + math.prod(shape[:-1]) * row_bytes > len(self._data):
                 raise ValueError(f"it ends before the data of {name}")
-            tensors[name] = TensorEntry(name, kind, shape, str(self._path), start + offset)
+            at = start + offset
+            tensors[name] = TensorEntry(name, kind, shape, str(self._path), at, row_bytes)
         return GGUFFile(metadata, tensors, [self._path])
 
     def _bytes(self, count: int) -> bytes:

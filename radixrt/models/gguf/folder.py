@@ -6,7 +6,6 @@ the user's cache and is made once: the weights stay in the GGUF file.
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -16,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from radixrt.base.errors import ConfigError
-from radixrt.models.gguf.config import generation_config, transformers_config
+from radixrt.models.gguf.config import generation_config, pooling_files, transformers_config
 from radixrt.models.gguf.file import PLAIN_KINDS, GGUFFile, TensorEntry, read_header
 from radixrt.models.gguf.tokenizer import write_tokenizer
 
 _TABLE = "gguf.json"
-_FORM = 1
+_FORM = 3
 """Raised whenever the content of the folders changes, so that old ones are not used."""
 
 
@@ -92,12 +91,14 @@ def _write(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:
     contents = {
         "config.json": config,
         "generation_config.json": generation_config(file),
+        **pooling_files(file),
         _TABLE: {
             "files": {str(path): path.stat().st_size for path in file.files},
             "tensors": list(file.tensors.values()),
         },
     }
     for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
 
 
@@ -117,12 +118,6 @@ def _check_kinds(file: GGUFFile) -> None:
             ) from None
 
 
-def quantized_weights(folder: Path) -> int:
-    """Number of weights that the GGUF file of a folder has quantized, and that are dequantized at load; else 0."""
-    tensors = gguf_tensors(folder) or []
-    return sum(math.prod(entry.shape) for entry in tensors if entry.kind not in PLAIN_KINDS)
-
-
 def gguf_tensors(folder: Path) -> list[TensorEntry] | None:
     """The tensors of a folder made by :func:`checkpoint_folder`; None: it is another one.
 
@@ -136,6 +131,6 @@ def gguf_tensors(folder: Path) -> list[TensorEntry] | None:
         if not Path(path).is_file() or Path(path).stat().st_size != size:
             raise ConfigError(f"{path} is missing, or has changed since the server looked at it.")
     return [
-        TensorEntry(name, kind, tuple(shape), path, offset)
-        for name, kind, shape, path, offset in table["tensors"]
+        TensorEntry(name, kind, tuple(shape), path, offset, row_bytes)
+        for name, kind, shape, path, offset, row_bytes in table["tensors"]
     ]

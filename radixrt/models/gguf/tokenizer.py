@@ -16,6 +16,7 @@ from tokenizers import (
 from tokenizers.processors import TemplateProcessing
 
 from radixrt.base.errors import ConfigError
+from radixrt.models.gguf.config import pooling_files
 from radixrt.models.gguf.file import GGUFFile
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -57,7 +58,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         )
     tokenizer = _byte_level(meta) if kind == "gpt2" else _sentencepiece(meta)
     _add_tokens(tokenizer, meta)
-    _add_bos(tokenizer, meta)
+    _add_ends(tokenizer, meta, is_embedder=bool(pooling_files(file)))
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     special = {
@@ -145,11 +146,23 @@ def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
     tokenizer.add_special_tokens([token for token in added if token.special])
 
 
-def _add_bos(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
+def _add_ends(tokenizer: Tokenizer, meta: dict[str, Any], is_embedder: bool) -> None:
+    """Let a text begin with the beginning-of-sequence token if the file says so, and in an embedding model end with the
+    end-of-sequence token. A text to be continued has no end."""
     default = meta["model"] == "llama" or BYTE_LEVEL_SPLITS[meta.get("pre", "default")] == _LLAMA3
-    if meta.get("add_bos_token", default) and "bos_token_id" in meta:
-        bos = meta["bos_token_id"]
-        token = meta["tokens"][bos]
-        tokenizer.post_processor = TemplateProcessing(
-            single=[token, "$A"], pair=[token, "$A", token, "$B"], special_tokens=[(token, bos)]
-        )
+    wanted = {
+        "bos": meta.get("add_bos_token", default),
+        "eos": is_embedder and meta.get("add_eos_token", False),
+    }
+    ids = {
+        end: meta[f"{end}_token_id"] for end in wanted if wanted[end] and f"{end}_token_id" in meta
+    }
+    if not ids:
+        return
+    names = {end: meta["tokens"][token_id] for end, token_id in ids.items()}
+    first, last = ([names[end]] if end in names else [] for end in ("bos", "eos"))
+    tokenizer.post_processor = TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *first, "$B", *last],
+        special_tokens=[(names[end], token_id) for end, token_id in ids.items()],
+    )

@@ -1,15 +1,25 @@
 """Reads the tensors of a GGUF file in the names and layouts of a transformers checkpoint."""
 
+import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from radixrt.layers.matrix import DenseMatrix, MatrixFormat
+from radixrt.layers.quantization.blocks import BlockMatrix
+from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.file import PLAIN_KINDS, TensorEntry
+from radixrt.models.loading_progress import LoadingProgress
+
+log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 22
 """Weights that are dequantized at once: 16 MiB of float32."""
@@ -40,27 +50,101 @@ _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_
 """Tensors that are part of the config."""
 
 
+class BlockFormats:
+    """The format of each matrix of a model: blocks as in the file if the kernels can multiply by them, else plain weights."""
+
+    def __init__(
+        self,
+        entries: list[TensorEntry],
+        config: dict[str, Any],
+        translate: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]],
+    ) -> None:
+        """
+        Args:
+            config: the content of config.json.
+            translate: of the model.
+        """
+        self._kinds: dict[str, int] = {}
+        self._tensors: dict[str, str] = {}
+        """Kind, and name in the file, by the projection's name in the model."""
+        self.kept: set[str] = set()
+        """Tensors of the file that stay in blocks, of the matrices so far."""
+        for entry in entries:
+            if entry.kind in BLOCK_KINDS:
+                name = _name(entry.name, _family(config))
+                for part, _ in translate(name, torch.empty(entry.shape, device="meta")):
+                    self._kinds[part.removesuffix(".weight")] = entry.kind
+                    self._tensors[part.removesuffix(".weight")] = entry.name
+
+    def format_of(self, path: str, projections: Sequence[str]) -> MatrixFormat:
+        """See ``matrix_formats``. Projections that are computed together are plain if one of them is."""
+        names = projections or [path]
+        if any(name not in self._kinds for name in names):
+            return DenseMatrix
+        self.kept.update(self._tensors[name] for name in names)
+        return partial(BlockMatrix, kinds={name: self._kinds[name] for name in names})
+
+
 def read_weights(
-    entries: list[TensorEntry], config: dict[str, Any], dtype: torch.dtype
+    entries: list[TensorEntry],
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    kept: Collection[str] = (),
+    progress_level: int = logging.INFO,
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors one at a time, under their names in a transformers checkpoint. The file is mapped.
 
     Args:
         config: the content of config.json.
         dtype: of dequantized matrices; other tensors keep theirs.
+        kept: names in the file of tensors that stay in blocks: uint8 [rows, bytes of a row].
+        progress_level: of the lines of the log that tell the progress.
     """
-    family = config["model_type"].removesuffix("_text")
-    for entry in entries:
-        if entry.name in _NOT_WEIGHTS:
-            continue
-        tensor = read_tensor(entry, dtype)
-        if family == "llama" and ".attn_q." in entry.name:
-            tensor = _unpermuted(tensor, config["num_attention_heads"])
-        elif family == "llama" and ".attn_k." in entry.name:
-            tensor = _unpermuted(tensor, config["num_key_value_heads"])
-        elif family.startswith("gemma") and entry.name.endswith("norm.weight"):
-            tensor = tensor.float() - 1  # llama.cpp's converter has added it
-        yield _name(entry.name, family), tensor
+    family = _family(config)
+    files = [Path(file) for file in dict.fromkeys(entry.file for entry in entries)]
+    progress = LoadingProgress(files, progress_level)
+    for _, of_file in groupby(entries, key=lambda entry: entry.file):
+        for entry in of_file:
+            if entry.name not in _NOT_WEIGHTS:
+                tensor = _map(entry) if entry.name in kept else read_tensor(entry, dtype)
+                yield _name(entry.name, family), _as_in_transformers(tensor, entry.name, config)
+            progress.add_tensor(math.prod(entry.shape[:-1]) * entry.row_bytes)
+        progress.add_file()
+
+
+def _as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Tensor:
+    """Undo the changes that llama.cpp's converter makes."""
+    family = _family(config)
+    if family == "llama" and ".attn_q." in name:
+        return _unpermuted(tensor, config["num_attention_heads"])
+    if family == "llama" and ".attn_k." in name:
+        return _unpermuted(tensor, config["num_key_value_heads"])
+    if family.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor.float() - 1
+    return tensor
+
+
+def warn_of_dequantization(
+    entries: list[TensorEntry], kept: Collection[str], dtype: torch.dtype
+) -> None:
+    """Log the memory that quantized weights take which do not stay in blocks."""
+    weights = sum(
+        math.prod(entry.shape)
+        for entry in entries
+        if entry.kind not in PLAIN_KINDS and entry.name not in kept
+    )
+    if weights:
+        log.warning(
+            "%.0f million quantized weights of this GGUF file are dequantized to %d bits in memory (%.1f GB); "
+            "--quantization int8 rounds all weights to 8 bits (docs/gguf.md).",
+            weights / 1e6,
+            8 * dtype.itemsize,
+            weights * dtype.itemsize / 1e9,
+        )
+
+
+def _family(config: dict[str, Any]) -> str:
+    return str(config["model_type"]).removesuffix("_text")
 
 
 def _name(name: str, family: str) -> str:
@@ -80,20 +164,23 @@ def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
 
 def read_tensor(entry: TensorEntry, dtype: torch.dtype) -> Tensor:
     """One tensor of ``entry.shape``: float32, float16 and bfloat16 as they are, other kinds dequantized to ``dtype``."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    if entry.kind in PLAIN_KINDS:
+        plain: torch.dtype = getattr(torch, PLAIN_KINDS[entry.kind])
+        return _map(entry).view(plain).view(entry.shape)
+    from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    kind = GGMLQuantizationType(entry.kind)
-    block, size = GGML_QUANT_SIZES[kind]
-    row_bytes = entry.shape[-1] // block * size
-    rows = math.prod(entry.shape[:-1])
-    data = np.memmap(entry.file, np.uint8, "c", entry.offset, (rows, row_bytes))
-    if kind in PLAIN_KINDS:
-        plain: torch.dtype = getattr(torch, PLAIN_KINDS[kind])
-        return torch.from_numpy(data).view(plain).view(entry.shape)
-    tensor = torch.empty(rows, entry.shape[-1], dtype=dtype, device="cpu")
-    step = max(1, _CHUNK // entry.shape[-1])
+    data = _map(entry).numpy()
+    rows, columns = len(data), entry.shape[-1]
+    tensor = torch.empty(rows, columns, dtype=dtype, device="cpu")
+    step = max(1, _CHUNK // columns)
     for start in range(0, rows, step):
-        part = dequantize(data[start : start + step], kind)
+        part = dequantize(data[start : start + step], GGMLQuantizationType(entry.kind))
         tensor[start : start + step] = torch.from_numpy(part)
     return tensor.view(entry.shape)
+
+
+def _map(entry: TensorEntry) -> Tensor:
+    """The bytes of a tensor in the file, which is mapped: uint8 [rows, bytes of a row]"""
+    shape = (math.prod(entry.shape[:-1]), entry.row_bytes)
+    return torch.from_numpy(np.memmap(entry.file, np.uint8, "c", entry.offset, shape))

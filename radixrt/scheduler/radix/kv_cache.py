@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.steps import DraftSources
 from radixrt.scheduler.limits import SchedulerLimits
+from radixrt.scheduler.radix.continuation import continuation
 from radixrt.scheduler.radix.divergence import cache_facts
 from radixrt.scheduler.radix.eviction.registry import make_policy
 from radixrt.scheduler.radix.hint import HIGH, NONE
@@ -23,6 +26,11 @@ from radixrt.scheduler.radix.sessions import Sessions
 from radixrt.scheduler.radix.tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
+
+MOST_CONTINUED = 2048
+"""Tokens of a continuation that go to the worker."""
+
+NO_TOKENS = unpack_ids(b"")
 
 
 class KVCache:
@@ -43,7 +51,7 @@ class KVCache:
         self.leases = Leases(self.tree, max_pinned, clock, num_pages)
         self.evicted_pages = 0
         self._slots = slots
-        self._share = not limits.settings.disable_radix_cache
+        self._share = limits.shares_prefixes
         self._clock = clock
 
     @property
@@ -126,6 +134,19 @@ class KVCache:
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that a lock on this prefix would lock."""
         return 0 if match is None else self.tree.num_unlocked_pages(match)
+
+    def draft_sources(self, sequence: Sequence, match: Match | None) -> DraftSources:
+        """Texts from which tokens of a sequence may be drafted that is admitted now on top of a cached prefix."""
+        followed = NO_TOKENS
+        if match is not None and self._reads_tree(sequence):
+            rest = sequence.known_tokens()[match.num_pages * self.page_size :]
+            limit = sequence.max_output - sequence.num_output
+            followed = continuation(self.tree, match, rest, min(limit, MOST_CONTINUED))
+        return DraftSources(
+            continuation=pack_ids(followed),
+            prediction=sequence.prediction,
+            salt=sequence.salt if self._share else None,
+        )
 
     def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
         """Break leases until there are pages for all known tokens of a sequence."""

@@ -41,6 +41,7 @@ class SequenceNews:
     started: AnswerReport | None = None
     finished: AnswerReport | None = None
     cache_facts: CacheFacts | None = None
+    vector: bytes = b""
 
 
 def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
@@ -55,6 +56,8 @@ def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
         news.setdefault(seq_id, SequenceNews()).finished = report
     for seq_id, facts in batch.cache_facts.items():
         news.setdefault(seq_id, SequenceNews()).cache_facts = facts
+    for seq_id, vector in batch.vectors.items():
+        news.setdefault(seq_id, SequenceNews()).vector = vector
     for row in batch.logprobs:
         news.setdefault(row.seq_id, SequenceNews()).logprobs.append(row)
     for row in batch.prompt_logprobs:
@@ -129,6 +132,7 @@ class AnswerState:
         self._prompt_logprobs = LogprobColumns()
         if self._prompt_ids and sampling.prompt_logprobs_start == 0:
             self._prompt_logprobs.add(self._prompt_ids[:1], [math.nan])
+        self._vector = b""
         self._num_tokens = 0
         self._num_repeated = 0
         """Tokens that come a second time, after a takeover."""
@@ -162,6 +166,7 @@ class AnswerState:
             )
             self._num_repeated -= 1
         self._report = news.started or self._report
+        self._vector = news.vector
         if news.cache_facts is not None and self._record and self._explainer:
             with_texts = self.request.options.cache_hints.explain_texts
             self._explanation = self._explainer.explain(self._record, news.cache_facts, with_texts)
@@ -225,6 +230,7 @@ class AnswerState:
                 if self.request.sampling.logprobs is None
                 else self._logprobs.take(self._vocabulary.token_bytes)
             ),
+            vector=self._vector,
             prompt=self._take_prompt(),
             report=self._report,
         )

@@ -50,7 +50,6 @@ class ConstraintManager:
         tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
         self.counters = StructuredStats()
         self._vocabulary = vocabulary
-        self._validates = config.debug_validate_structured_output
         self._max_attempts = MAX_ATTEMPTS
         self._token_texts: TokenTexts | None = None
         self._has_end = any(0 <= token < info.vocab_size for token in info.eos_token_ids)
@@ -60,7 +59,9 @@ class ConstraintManager:
                 vocab_size=info.vocab_size,
                 eos_token_ids=info.eos_token_ids,
                 options=CompileOptions(
-                    backend=config.grammar_backend, whitespace=config.grammar_whitespace
+                    backend=config.grammar_backend,
+                    whitespace=config.grammar_whitespace,
+                    validates=config.debug_validate_structured_output,
                 ),
                 time_limit_s=config.grammar_compile_timeout,
                 memory_limit_bytes=COMPILE_MEMORY_BYTES,
@@ -127,8 +128,7 @@ class ConstraintManager:
 
     def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
         """Holds an answer back until its values are validated; None if the grammar enforces everything."""
-        final = compiled.validator if self._validates or compiled.unenforced else None
-        if not compiled.checks and final is None:
+        if not compiled.checks and compiled.validator is None:
             return None
         if self._token_texts is None:
             self._token_texts = token_texts(self._vocabulary)
@@ -138,7 +138,7 @@ class ConstraintManager:
             self._vocabulary,
             self._token_texts,
             max_attempts=self._max_attempts,
-            final_schema=final,
+            final_schema=compiled.validator,
         )
 
     def verdict(

@@ -9,6 +9,7 @@ from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.requests import (
     ChatPrompt,
     FimPrompt,
+    PairPrompt,
     Prompt,
     Retention,
     TextPrompt,
@@ -19,6 +20,7 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
+from radixrt.tokenizer.prompt.pairs import PairEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 KEPT_BYTES_PER_TOKEN = 64
@@ -36,6 +38,8 @@ class EncodedPrompt(NamedTuple):
     """Keeps the answer to a chat whose later requests are to repeat it."""
     layout: ChatLayout | None
     """The places of a chat's messages; None where special tokens in the messages hide them."""
+    second_at: int
+    """Of a pair of texts: position of the second one's first token, for models that tell them apart; else 0."""
 
 
 class PromptEncoder:
@@ -43,6 +47,7 @@ class PromptEncoder:
         self._vocabulary = vocabulary
         self._template = ChatTemplate(vocabulary)
         self.fill_in_middle = FillInMiddle(vocabulary)
+        self._pairs = PairEncoder(vocabulary, self._template)
 
     def limit_memory(self, pool_tokens: int) -> None:
         """Bound the kept parts of prompts by the size of the KV pool. Call it before the first prompt."""
@@ -71,11 +76,15 @@ class PromptEncoder:
         retain: list[Retention] = []
         turn: OpenTurn | None = None
         layout: ChatLayout | None = None
+        second_at = 0
         match prompt:
             case TokenPrompt():
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
             case TextPrompt(text=""):
                 raise RequestError("The prompt is empty; give at least one token.", param="prompt")
+            case TextPrompt(most_tokens=int(most)):
+                add = prompt.add_special_tokens
+                text, ids = prompt.text, self._vocabulary.encode_cut(prompt.text, add, most)
             case TextPrompt():
                 limits.check_text(prompt.text, self._vocabulary.longest_token)
                 text, ids = (
@@ -100,8 +109,10 @@ class PromptEncoder:
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:
                         retain.append(Retention("high", length, breakpoint.ttl_s))
+            case PairPrompt():
+                text, (ids, second_at) = None, self._pairs.encode(prompt, limits, salt)
         limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
-        return EncodedPrompt(text, ids, retain, turn, layout)
+        return EncodedPrompt(text, ids, retain, turn, layout, second_at)
 
 
 def size_in_chars(prompt: Prompt) -> int:
@@ -111,6 +122,8 @@ def size_in_chars(prompt: Prompt) -> int:
             return num_ids(prompt.token_ids)
         case TextPrompt():
             return len(prompt.text)
+        case PairPrompt():
+            return len(prompt.query) + len(prompt.document)
         case FimPrompt():
             texts = (text for _, text in prompt.files)
             return sum(map(len, (prompt.prefix, prompt.suffix, prompt.middle, *texts)))

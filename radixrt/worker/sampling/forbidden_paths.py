@@ -5,6 +5,7 @@ excluded. Forbidding the last token of that path has no effect where the grammar
 each path is cut back to its last token that has an alternative.
 """
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,6 +51,12 @@ class ForbiddenPaths:
                 self._banned.setdefault(before, set()).add(token)
                 self._longest = max(self._longest, end)
                 return
+
+    def fork(self) -> "ForbiddenPaths":
+        """The same paths, followed to the same point."""
+        fork = copy.copy(self)
+        fork._since = self._since.copy()
+        return fork
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Follow the paths by the tokens that were taken."""

@@ -1,5 +1,6 @@
 """Keeps the logits of rows whose masks are not ready, so that a later step samples their tokens without a forward pass."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device.device import Device
+from radixrt.worker.drafts.verification import NO_DRAFT, first_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,16 @@ class SamplingRows:
     slots_on_device: Tensor  # [rows] int64
     positions: Tensor  # [rows] int64, of the sampled tokens in their sequences
     logits: Tensor  # [rows, vocab] float32
+    drafted: NDArray[np.int64] | None = (
+        None  # [rows] draft token behind each row; None: there are no drafts
+    )
+
+    @property
+    def first(self) -> NDArray[np.bool_]:
+        """[rows] whether a row is the first of its slot."""
+        if self.drafted is None:
+            return np.ones(len(self.slots), dtype=bool)
+        return first_rows(self.drafted)
 
     def take(self, rows: NDArray[np.int64], device: Device) -> "SamplingRows":
         """Copies of some rows."""
@@ -27,6 +39,7 @@ class SamplingRows:
             self.slots_on_device[index],
             self.positions[index],
             self.logits[index],
+            None if self.drafted is None else self.drafted[rows],
         )
 
 
@@ -61,15 +74,19 @@ class HeldRows:
         held = self._rows
         if held is None:
             return rows
+        drafted = rows.drafted
+        if drafted is not None:
+            drafted = np.concatenate((drafted, np.full(len(held.slots), NO_DRAFT)))
         return SamplingRows(
             np.concatenate((rows.slots, held.slots)),
             torch.cat((rows.slots_on_device, held.slots_on_device)),
             torch.cat((rows.positions, held.positions)),
             torch.cat((rows.logits, held.logits)),
+            drafted,
         )
 
     def keep(self, rows: SamplingRows, ready: NDArray[np.bool_] | None) -> SamplingRows:
-        """Let the joined rows of a step that are not ready wait; returns those that are sampled now.
+        """Let the joined rows of a step that are not ready wait, without their drafts; returns those that are sampled now.
 
         Args:
             rows: as :meth:`join` returned them.
@@ -78,7 +95,7 @@ class HeldRows:
         if ready is None:
             self._rows = None
             return rows
-        self._hold(rows, np.flatnonzero(~ready))
+        self._hold(rows, np.flatnonzero(~ready & rows.first))
         return rows.take(np.flatnonzero(ready), self._device)
 
     def take_retired(self, slots: NDArray[np.int64]) -> list[int]:
@@ -88,4 +105,5 @@ class HeldRows:
         return list(gone)
 
     def _hold(self, rows: SamplingRows, kept: NDArray[np.int64]) -> None:
-        self._rows = rows.take(kept, self._device) if len(kept) else None
+        taken = rows.take(kept, self._device) if len(kept) else None
+        self._rows = None if taken is None else dataclasses.replace(taken, drafted=None)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import SlotLogprobs
+from radixrt_kernels import available
 
 
 def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
@@ -26,7 +27,16 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
     chosen = token_ids.unsqueeze(-1)
     ids = torch.cat([chosen, top.indices], dim=-1)
     values = torch.cat([logits.gather(-1, chosen), top.values], dim=-1)
-    return ids, values - logits.logsumexp(-1, keepdim=True)
+    return ids, values - _log_sum_exp(logits).unsqueeze(-1)
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """[n, vocab] -> [n]; on a CPU by a kernel whose rows do not depend on one another."""
+    if logits.is_cpu and available():
+        from radixrt_kernels.sampler import log_sum_exp
+
+        return log_sum_exp(logits)
+    return logits.logsumexp(-1)
 
 
 def logprob_rows(

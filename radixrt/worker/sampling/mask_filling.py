@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
@@ -31,13 +33,22 @@ _IDLE_S = 10.0
 
 
 class MaskJob:
-    """One row to be filled. Neither the matcher nor the row may be used until it is done."""
+    """One row to be filled, and one behind each token of a draft. Neither the matcher nor the rows may be used until it is done.
 
-    __slots__ = ("cpu_s", "expected_slow", "failed", "is_done", "matcher", "row")
+    Args:
+        draft: tokens that may follow.
+    """
 
-    def __init__(self, matcher: Matcher, row: BitmaskRow, *, expected_slow: bool) -> None:
+    __slots__ = ("cpu_s", "draft", "draft_rows", "expected_slow", "failed", "is_done", "matcher", "row")  # fmt: skip
+
+    def __init__(
+        self, matcher: Matcher, row: BitmaskRow, *, expected_slow: bool, draft: Sequence[int] = ()
+    ) -> None:
         self.matcher = matcher
         self.row = row
+        self.draft = draft
+        self.draft_rows: list[BitmaskRow] = []
+        """Those that could be filled, from the first token of the draft on."""
         self.expected_slow = expected_slow
         self.is_done = False
         self.failed = False
@@ -48,6 +59,7 @@ class MaskJob:
         begin = time.thread_time()
         try:
             self.matcher.fill_mask(self.row)
+            self._fill_draft_rows()
         except GrammarExhausted as error:
             log.warning("Matcher failed: %s", error)
             self.failed = True
@@ -55,6 +67,22 @@ class MaskJob:
             log.exception("A mask could not be filled.")
             self.failed = True
         self.cpu_s = time.thread_time() - begin
+
+    def _fill_draft_rows(self) -> None:
+        """Let the matcher take the draft, fill a row behind each token, and give them back."""
+        num_taken = 0
+        try:
+            for token in self.draft:
+                if self.matcher.advance([token]) == 0:
+                    break
+                num_taken += 1
+                row = np.empty_like(self.row)
+                self.matcher.fill_mask(row)
+                self.draft_rows.append(row)
+        except GrammarExhausted as error:
+            log.debug("A draft exhausted its grammar: %s", error)
+        finally:
+            self.matcher.rollback(num_taken)
 
 
 class MaskFiller:

@@ -7,7 +7,7 @@ must follow (jump-forward). Lists of allowed tokens, forbidden token sequences a
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,9 @@ from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.steps import MOST_DRAFTED
+from radixrt.worker.drafts.verification import NO_DRAFT
+from radixrt.worker.sampling.constraints_ahead import ConstraintsAhead
 from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow, allow_only, forbid
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.mask_filling import SLOW_S, MaskFiller, MaskJob
@@ -34,8 +37,13 @@ MASK_BUDGET_S = 0.002
 """Time that a step's other rows wait for the masks of rows that are usually quick."""
 SLOW_MASK_BUDGET_S = 0.0002
 """Time that they wait for the others."""
+NO_DRAFTS: Mapping[int, TokenIds] = {}
+
 _SLOW_MEMORY = 16
 """Masks that are expected to be slow after one that was."""
+
+
+NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class TokenMask:
 
     rows: NDArray[np.int64]  # [n] rows of the batch, ascending
     bits: NDArray[np.int32]  # [n, words], see radixrt.constrained.bitmask
+    unfilled: NDArray[np.int64] = field(default_factory=NO_ROWS.copy)
+    """Rows behind drafts at which the constraints can't be kept, so that nothing is sampled there: [m]."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +76,11 @@ class _SlotMatcher:
     """Fills the mask of the next token; the matcher must not be used until it is done."""
     expected_slow: int = 0
     """The next masks, this many, are expected to be slow."""
+
+    @property
+    def fills_masks(self) -> bool:
+        """The grammar decides on the next token."""
+        return not self.begin_after or self.opening is not None
 
 
 class SlotMatchers:
@@ -148,18 +163,29 @@ class SlotMatchers:
 
     # ------------------------------------------------------------ a step
 
-    def begin_masks(self, slots: NDArray[np.int64]) -> list[MaskJob | None]:
-        """Begin to fill the masks of ``slots`` [rows] in threads. Returns the job of each; None if it needs none."""
+    def begin_masks(
+        self, slots: NDArray[np.int64], drafts: Mapping[int, TokenIds] = NO_DRAFTS
+    ) -> list[MaskJob | None]:
+        """Begin to fill the masks of ``slots`` [rows] in threads. Returns the job of each; None if it needs none.
+
+        Args:
+            drafts: of slots that verify some.
+        """
         if not self._by_slot:
             return []
-        entries = [self._by_slot.get(slot) for slot in slots.tolist()]
-        new = [entry for entry in entries if entry is not None and _lacks_job(entry)]
-        for entry in new:
-            row = np.empty(self._num_words, dtype=np.int32)
-            entry.job = MaskJob(entry.matcher, row, expected_slow=entry.expected_slow > 0)
+        rows = slots.tolist()
+        new = []
+        for slot in rows:
+            entry = self._by_slot.get(slot)
+            if entry is not None and _lacks_job(entry):
+                row = np.empty(self._num_words, dtype=np.int32)
+                draft = drafts[slot].tolist() if slot in drafts else ()
+                is_slow = entry.expected_slow > 0
+                entry.job = MaskJob(entry.matcher, row, expected_slow=is_slow, draft=draft)
+                new.append(entry.job)
         if new:
-            self._filler.begin([entry.job for entry in new if entry.job is not None])
-        return [None if entry is None else entry.job for entry in entries]
+            self._filler.begin(new)
+        return [entry.job if (entry := self._by_slot.get(slot)) else None for slot in rows]
 
     def rows_ready(self, slots: NDArray[np.int64], *, alone: bool) -> NDArray[np.bool_] | None:
         """Wait for the masks of ``slots`` [rows], as long as the budget allows.
@@ -172,41 +198,76 @@ class SlotMatchers:
             [rows] whether a row can be sampled now; None if all can. The same on every rank.
         """
         each = self.begin_masks(slots)
-        jobs = [job for job in each if job is not None]
+        jobs = [job for job in dict.fromkeys(each) if job is not None]
         if not jobs:
             return None
         quick = [job for job in jobs if not job.expected_slow]
         self._filler.wait(jobs, SLOW_MASK_BUDGET_S)
         self._filler.wait(quick, MASK_BUDGET_S - SLOW_MASK_BUDGET_S)
-        if alone and len(jobs) == len(slots):
+        if alone and None not in each:
             self._filler.wait(jobs, count=1)
         ready = self._decide(np.array([job is None or job.is_done for job in each]))
-        self._filler.wait([job for job, now in zip(each, ready, strict=True) if now and job])
+        taken = dict.fromkeys(job for job, now in zip(each, ready, strict=True) if now and job)
+        self._filler.wait(list(taken))
         return None if ready.all() else ready
 
-    def mask(self, slots: NDArray[np.int64]) -> TokenMask | None:
-        """The allowed tokens of the rows ``slots`` [rows], which are ready; None if no row is constrained."""
+    def mask(
+        self, slots: NDArray[np.int64], drafted: NDArray[np.int64] | None = None
+    ) -> TokenMask | None:
+        """The allowed tokens of the rows ``slots`` [rows], which are ready; None if no row is constrained.
+
+        Args:
+            drafted: [rows] the draft behind each row, see :mod:`radixrt.worker.drafts.verification`.
+        """
         if not self.holds_any:
             return None
-        budgets = self._budgets.items()
-        closing = {slot: one.next_token for slot, one in budgets if one.next_token is not None}
-        held = self._by_slot.keys() | self._restrictions.keys() | closing.keys()
+        held = self._by_slot.keys() | self._restrictions.keys() | self._budgets.keys()
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in held]
         if not rows:
             return None
         bits = np.full((len(rows), self._num_words), ALL_TOKENS, dtype=np.int32)
-        for row, slot in zip(bits, slots[rows].tolist(), strict=True):
-            if slot in closing:  # a grammar has not begun
-                allow_only(row, closing[slot])
-                continue
-            if (entry := self._by_slot.get(slot)) is not None:
-                self._apply_grammar(entry, row)
-            if (restriction := self._restrictions.get(slot)) is not None:
-                restriction.apply(row)
-                restriction.failed = not row.any()
-            if not row.any():
-                row.fill(ALL_TOKENS)  # the sampled token is not used
-        return TokenMask(np.array(rows, dtype=np.int64), bits)
+        unfilled: list[int] = []
+        ahead: ConstraintsAhead | None = None
+        for bitmask, row in zip(bits, rows, strict=True):
+            slot = int(slots[row])
+            draft = NO_DRAFT if drafted is None else int(drafted[row])
+            if ahead is None:
+                ahead = None if draft == NO_DRAFT else self._ahead(slot)
+                self._mask_next(slot, bitmask)
+            elif not ahead.fill(bitmask):
+                unfilled.append(row)
+            if draft == NO_DRAFT:
+                ahead = None
+            elif ahead is not None:
+                ahead.take(draft)
+        return TokenMask(np.array(rows, dtype=np.int64), bits, np.array(unfilled, dtype=np.int64))
+
+    def _ahead(self, slot: int) -> ConstraintsAhead:
+        """The constraints of a slot, to be followed along a draft."""
+        entry, restriction = self._by_slot.get(slot), self._restrictions.get(slot)
+        rows: list[BitmaskRow] | None = None
+        forbidden: ForbiddenPaths | None = None
+        if entry is not None and entry.job is not None:
+            rows, forbidden = entry.job.draft_rows, entry.forbidden
+        elif entry is not None:  # the grammar has not begun
+            row = np.full(self._num_words, ALL_TOKENS, dtype=np.int32)
+            forbid(row, self._eos_token_ids)
+            rows = [row] * MOST_DRAFTED
+        return ConstraintsAhead(rows, forbidden, restriction, self._budgets.get(slot))
+
+    def _mask_next(self, slot: int, row: BitmaskRow) -> None:
+        """Fill the mask of the next token of a slot."""
+        budget = self._budgets.get(slot)
+        if budget is not None and budget.next_token is not None:  # a grammar has not begun
+            allow_only(row, budget.next_token)
+            return
+        if (entry := self._by_slot.get(slot)) is not None:
+            self._apply_grammar(entry, row)
+        if (restriction := self._restrictions.get(slot)) is not None:
+            restriction.apply(row)
+            restriction.failed = not row.any()
+        if not row.any():
+            row.fill(ALL_TOKENS)  # the sampled token is not used
 
     def _apply_grammar(self, entry: _SlotMatcher, row: BitmaskRow) -> None:
         if entry.job is not None:
@@ -232,11 +293,11 @@ class SlotMatchers:
         }
 
     def advance(self, slots: NDArray[np.int64], token_ids: TokenIds) -> list[int]:
-        """Take the sampled tokens [rows] of ``slots`` [rows]; returns the slots that can't go on."""
+        """Take the sampled tokens [rows] of ``slots`` [rows]; returns the rows at which their slots can't go on."""
         failed: list[int] = []
         if not self.holds_any:
             return failed
-        for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+        for row, (slot, token) in enumerate(zip(slots.tolist(), token_ids.tolist(), strict=True)):
             entry, restriction = self._by_slot.get(slot), self._restrictions.get(slot)
             if restriction is not None and token >= 0:
                 restriction.advance([token])
@@ -248,8 +309,41 @@ class SlotMatchers:
                 continue
             self._take(entry, [token])
             if entry.failed:
-                failed.append(slot)
+                failed.append(row)
         return failed
+
+    def allowed(self, slot: int, draft: list[int]) -> list[int]:
+        """The leading tokens of a draft that the grammar of a slot allows. A draft ends where the grammar begins."""
+        entry = self._by_slot.get(slot)
+        if entry is None:
+            return draft
+        if entry.failed or entry.opening is not None:
+            return []
+        if entry.begin_after:
+            closing, tail = entry.begin_after, entry.tail
+            for index, token in enumerate(draft):
+                tail = [*tail, token][-len(closing) :]
+                if tail == closing:
+                    return draft[:index]
+            return draft
+        try:
+            num_taken = entry.matcher.advance(draft)
+            entry.matcher.rollback(num_taken)
+        except GrammarExhausted:
+            return []
+        return draft[:num_taken]
+
+    def forced(self, slot: int) -> list[int]:
+        """The tokens that the grammar of a slot forces next and that may not be jumped over."""
+        entry = self._by_slot.get(slot)
+        if entry is None or entry.may_jump or entry.failed or not self._jump_forward:
+            return []
+        if entry.begin_after or entry.opening is not None:
+            return []
+        try:
+            return entry.matcher.forced_tokens()
+        except GrammarExhausted:
+            return []
 
     def take_forced(self, slots: NDArray[np.int64], at_least: int = 1) -> dict[int, list[int]]:
         """The tokens that must come next in ``slots`` [rows]; the matchers have taken them.
@@ -261,7 +355,7 @@ class SlotMatchers:
             return {}
         all_forced = {
             slot: self._take_forced(entry, at_least)
-            for slot in slots.tolist()
+            for slot in dict.fromkeys(slots.tolist())
             if (entry := self._by_slot.get(slot)) is not None and entry.may_jump
         }
         return {slot: forced for slot, forced in all_forced.items() if forced}
@@ -311,12 +405,7 @@ class SlotMatchers:
 
 def _lacks_job(entry: _SlotMatcher) -> bool:
     """Whether its matcher is to fill the mask of the next token, and was not told to."""
-    return (
-        entry.job is None
-        and (not entry.begin_after or entry.opening is not None)
-        and not entry.failed
-        and entry.next_token is None
-    )
+    return entry.job is None and entry.fills_masks and not entry.failed and entry.next_token is None
 
 
 def _take_mask(entry: _SlotMatcher, job: MaskJob, row: BitmaskRow) -> None:

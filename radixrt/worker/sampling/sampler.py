@@ -1,4 +1,4 @@
-"""Draws one token a sequence from a step's logits.
+"""Draws one token a row from a step's logits: one a sequence, and one behind each draft token.
 
 The order is the field's: penalties, then biases, then the grammars' mask, then temperature, then top-k, top-p and min-p,
 then one draw by the Gumbel-max trick with the noise of :mod:`radixrt.worker.sampling.noise`. The PyTorch form here works
@@ -17,12 +17,14 @@ from torch import Tensor
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
+from radixrt.worker.drafts.verification import rows_to_keep
 from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.sampling.logprobs import logprob_rows, raw_logprobs
-from radixrt.worker.sampling.matchers import TokenMask
+from radixrt.worker.sampling.matchers import NO_ROWS, TokenMask
 from radixrt.worker.sampling.noise import gumbel_noise
 from radixrt.worker.sampling.state import (
     DRAW_SETTINGS,
+    LogprobRows,
     PenalisedRows,
     SamplingBatch,
     SamplingState,
@@ -47,10 +49,13 @@ def fastest_draw(device: torch.device) -> Draw:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token for each row, still on the device."""
+    """One token for each row, still on the device. Rows behind drafts that were not drawn are not among them."""
 
     token_ids: Tensor  # [rows] int64
-    batch: SamplingBatch
+    asked: LogprobRows | None
+    """Rows whose log-probabilities are asked for."""
+    kept: NDArray[np.int64] | None
+    """[rows] of the rows that were to be sampled; None: all."""
     peaks: Tensor  # [rows] float32, each row's largest logit as the model gave it
     logprobs: tuple[Tensor, Tensor] | None
     """Token ids and log-probabilities of the rows that ask for them, as ``raw_logprobs`` returns them."""
@@ -69,9 +74,8 @@ class SampledTokens:
             tensors: those of :meth:`tensors`, on the host.
         """
         rows: list[SlotLogprobs] = []
-        if self.logprobs is not None and self.batch.logprobs is not None:
-            asked = self.batch.logprobs
-            rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top)
+        if self.logprobs is not None and self.asked is not None:
+            rows = logprob_rows(tensors[1], tensors[2], self.asked.slots, self.asked.num_top)
         return tensors[0].numpy().astype(np.int32), rows
 
 
@@ -82,27 +86,42 @@ def sample(
     positions: Tensor,
     mask: TokenMask | None = None,
     draw: Draw | None = None,
+    drafted: NDArray[np.int64] | None = None,
 ) -> SampledTokens:
     """Draw the next token of each row, and count it where penalties need it.
+
+    With drafts, only the rows are kept whose tokens are final (:mod:`radixrt.worker.drafts.verification`). The host reads the
+    tokens for that, so it waits for the device.
 
     Args:
         state: settings of the slots.
         logits: float32 [rows, vocab]; overwritten.
-        slots: slot of each row, without repetition.
+        slots: slot of each row, without repetition but for drafts.
         positions: int64 [rows], the position in its sequence that each sampled token will have.
         mask: tokens that constrained rows may sample.
         draw: default: PyTorch's.
+        drafted: [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no drafts.
     """
     batch = state.batch(slots)
-    asked = batch.logprobs
+    if drafted is not None:
+        batch = state.with_drafts(batch, drafted)
+    asked, kept = batch.logprobs, None
     raw = None if asked is None else logits[asked.rows]
     draw = draw or draw_by_torch
     token_ids, peaks = draw(batch, state.counts, logits, positions, mask, state.device)
-    state.record(batch, token_ids)
+    if drafted is not None:
+        unfilled = NO_ROWS if mask is None else mask.unfilled
+        kept = rows_to_keep(token_ids.numpy(), drafted, unfilled)
+    state.record(batch, token_ids, kept)
+    if kept is not None and raw is not None and asked is not None:
+        chosen = np.flatnonzero(np.isin(asked.rows.numpy(), kept))
+        raw, asked = raw[chosen], asked.take(chosen.tolist())
     logprobs = None
     if raw is not None and asked is not None:
         logprobs = raw_logprobs(raw, token_ids[asked.rows], max(asked.num_top))
-    return SampledTokens(token_ids, batch, peaks, logprobs)
+    if kept is not None:
+        token_ids, peaks = token_ids[kept], peaks[kept]
+    return SampledTokens(token_ids, asked, kept, peaks, logprobs)
 
 
 def draw_by_native_kernel(
@@ -154,7 +173,10 @@ def _adjust(logits: Tensor, batch: SamplingBatch, counts: TokenCounts, positions
 def _penalise(logits: Tensor, penalised: PenalisedRows, counts: TokenCounts) -> None:
     """Repetition penalty over prompt and answer, then frequency and presence over the answer."""
     rows = penalised.rows
-    in_output = counts.in_output[penalised.counts_rows]  # [n, vocab]
+    in_output = counts.in_output[penalised.counts_rows]  # [n, vocab], a copy
+    if penalised.drafts is not None:
+        one = torch.ones((), dtype=torch.int32, device=in_output.device)
+        in_output.index_put_(penalised.drafts, one, accumulate=True)
     in_answer = in_output > 0
     values = logits[rows]
     repeated = torch.where(values > 0, values / penalised.repetition, values * penalised.repetition)

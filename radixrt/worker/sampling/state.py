@@ -6,6 +6,7 @@ of the rows that have a setting. It is built when the batch changes and reused w
 same sequences costs no Python per sequence.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import CPU, Device
 from radixrt.messages.ids import TokenIds
+from radixrt.worker.drafts.verification import tokens_before
 from radixrt.worker.sampling.noise import seed_keys
 
 MIN_TEMPERATURE = 1e-5
@@ -62,6 +64,8 @@ class PenalisedRows:
     repetition: Tensor  # [n, 1] float32
     presence: Tensor  # [n, 1] float32
     frequency: Tensor  # [n, 1] float32
+    drafts: tuple[Tensor, Tensor] | None = None
+    """Draft tokens that count as well, both [m] int64: indices into ``rows``, and tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,14 @@ class LogprobRows:
     rows: Tensor  # [n] int64, into the batch
     slots: list[int]
     num_top: list[int]
+
+    def take(self, chosen: list[int]) -> "LogprobRows":
+        """Some of them."""
+        return LogprobRows(
+            self.rows[chosen],
+            [self.slots[i] for i in chosen],
+            [self.num_top[i] for i in chosen],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +225,31 @@ class SamplingState:
             self._batch = self._look_up(slot_array.copy())
         return self._batch
 
-    def record(self, batch: SamplingBatch, token_ids: Tensor) -> None:
-        """Count the sampled tokens, int64 [rows], in the rows with penalties."""
+    def record(
+        self, batch: SamplingBatch, token_ids: Tensor, kept: NDArray[np.int64] | None = None
+    ) -> None:
+        """Count the sampled tokens, int64 [rows], in the rows with penalties.
+
+        Args:
+            kept: rows whose tokens are final; None: all are.
+        """
         if batch.penalised is None:
             return
         place = (batch.penalised.counts_rows, token_ids[batch.penalised.rows])
+        if kept is not None:
+            final = torch.from_numpy(np.isin(batch.penalised.rows.numpy(), kept))
+            place = (place[0][final], place[1][final])
         one = torch.ones((), dtype=torch.int32, device=self.device.torch_device)
         self.counts.in_output.index_put_(place, one, accumulate=True)
+
+    def with_drafts(self, batch: SamplingBatch, drafted: NDArray[np.int64]) -> SamplingBatch:
+        """The batch, whose penalties count the drafts before each row; ``drafted`` [rows] is the draft behind each."""
+        if batch.penalised is None:
+            return batch
+        before = tokens_before(batch.penalised.rows.numpy(), drafted)
+        rows, tokens = self.device.upload(*before)
+        penalised = dataclasses.replace(batch.penalised, drafts=(rows, tokens))
+        return dataclasses.replace(batch, penalised=penalised)
 
     def count(self, slot: int, token_ids: Sequence[int]) -> None:
         """Count tokens of a slot that were forced, not sampled, if it has penalties."""
@@ -256,8 +286,11 @@ class SamplingState:
             return None
         chosen = settings[rows]
         names = ("repetition", "presence", "frequency")
-        penalties = (self._tensor(chosen[name]).unsqueeze(-1) for name in names)
-        return PenalisedRows(self._tensor(rows), self._tensor(chosen["counts_row"]), *penalties)
+        repetition, presence, frequency = (
+            self._tensor(chosen[name]).unsqueeze(-1) for name in names
+        )
+        counts_rows = self._tensor(chosen["counts_row"])
+        return PenalisedRows(self._tensor(rows), counts_rows, repetition, presence, frequency)
 
     def _token_biases(self, slots: NDArray[np.int64]) -> TokenBiases | None:
         if not self._biases:

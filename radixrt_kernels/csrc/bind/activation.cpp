@@ -1,4 +1,4 @@
-// Python binding of gated activations.
+// Python binding of gated activations and the soft cap of logits.
 #include "kernels/activation.hpp"
 
 #include "bind/bind.hpp"
@@ -40,6 +40,14 @@ void gated_activation(const Tensor& gate_up, const Tensor& output, Activation ac
   });
 }
 
+void soft_cap(const Tensor& logits, float cap) {
+  require(logits.dimensions == 2 && logits.dtype == DType::float32 && logits.dense_after(0), "logits must be [rows, vocab] float32", logits);
+  require(cap > 0, "cap must be positive");
+  auto kernel = kernels<ActivationKernels>().soft_cap;
+  nb::gil_scoped_release release;
+  parallel_for(logits.shape[0], [&](int64_t row, int) { kernel(logits.as<float>() + row * logits.strides[0], logits.shape[1], cap); });
+}
+
 }  // namespace
 
 void bind_activation(nb::module_& module) {
@@ -48,6 +56,7 @@ void bind_activation(nb::module_& module) {
       .value("gelu_tanh", Activation::gelu_tanh)
       .value("gelu", Activation::gelu);
   module.def("gated_activation", gated_activation, nb::arg("gate_up"), nb::arg("output"), nb::arg("activation"));
+  module.def("soft_cap", soft_cap, nb::arg("logits"), nb::arg("cap"));
 }
 
 }  // namespace radixrt

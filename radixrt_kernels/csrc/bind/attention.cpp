@@ -58,10 +58,12 @@ bool ascends_from_zero(const std::vector<int32_t>& indptr) {
 }
 
 StepLayout read_layout(const Tensor& query_indptr, const Tensor& page_indptr, const Tensor& last_page_lengths, const Tensor& pages,
-                       int page_size) {
+                       int page_size, int keys_per_cut) {
   StepLayout step;
   require(page_size >= 1, "page_size must be at least 1");
+  require(keys_per_cut >= kBlockKeys && keys_per_cut % kBlockKeys == 0, "keys_per_cut must be a multiple of 64");
   step.page_size = page_size;
+  step.keys_per_cut = keys_per_cut;
   step.query_indptr = copied<int32_t>(query_indptr, DType::int32, "qo_indptr must be int32[batch + 1]");
   step.page_indptr = copied<int32_t>(page_indptr, DType::int32, "kv_indptr must be int32[batch + 1]");
   step.pages = copied<int32_t>(pages, DType::int32, "kv_indices must be int32[total_pages]");
@@ -113,8 +115,8 @@ void read_groups(StepLayout& step, const std::optional<std::pair<Tensor, Tensor>
 class AttentionPlan {
  public:
   AttentionPlan(const Tensor& query_indptr, const Tensor& page_indptr, const Tensor& last_page_lengths, const Tensor& pages,
-                const Tensor& slots, int page_size, const std::optional<std::pair<Tensor, Tensor>>& groups)
-      : step_(read_layout(query_indptr, page_indptr, last_page_lengths, pages, page_size)),
+                const Tensor& slots, int page_size, const std::optional<std::pair<Tensor, Tensor>>& groups, int keys_per_cut)
+      : step_(read_layout(query_indptr, page_indptr, last_page_lengths, pages, page_size, keys_per_cut)),
         slots_(copied<int64_t>(slots, DType::int64, "kv_slots must be int64[num_tokens]")) {
     require(static_cast<int>(slots_.size()) == step_.num_tokens(), "kv_slots must have as many entries as there are queries");
     read_groups(step_, groups);
@@ -173,7 +175,7 @@ class AttentionPlan {
             "output must be like query, without gaps", output);
   }
 
-  static AttentionTensors describe(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache, const Tensor& output) {
+  AttentionTensors describe(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache, const Tensor& output) const {
     return {query.data,
             query.strides[0],
             query.strides[1],
@@ -186,7 +188,8 @@ class AttentionPlan {
             value_cache.strides[1],
             value_cache.strides[2],
             output.data,
-            static_cast<int>(key_cache.shape[1])};
+            step_.page_size,
+            step_.keys_per_cut};
   }
 
   // All keys and values of a step are written before any attention, because sequences may read one another's.
@@ -229,9 +232,10 @@ class AttentionPlan {
 
   static PartialRows room_for(int64_t rows, int head_dim) {
     thread_local Buffer buffer;
-    if (rows == 0) return {nullptr, nullptr, nullptr};
-    auto memory = static_cast<float*>(buffer.of(rows * (head_dim + 2) * static_cast<int64_t>(sizeof(float))));
-    return {memory, memory + rows * head_dim, memory + rows * (head_dim + 1)};
+    const int64_t stride = partial_stride(head_dim);
+    if (rows == 0) return {stride, nullptr, nullptr, nullptr};
+    auto memory = static_cast<float*>(buffer.of(rows * (stride + 2) * static_cast<int64_t>(sizeof(float))));
+    return {stride, memory, memory + rows * stride, memory + rows * (stride + 1)};
   }
 
   struct KnownSchedule {
@@ -251,9 +255,9 @@ class AttentionPlan {
 void bind_attention(nb::module_& module) {
   nb::class_<AttentionPlan>(module, "AttentionPlan")
       .def(nb::init<const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, int,
-                    const std::optional<std::pair<Tensor, Tensor>>&>(),
+                    const std::optional<std::pair<Tensor, Tensor>>&, int>(),
            nb::arg("qo_indptr"), nb::arg("kv_indptr"), nb::arg("last_page_len"), nb::arg("kv_indices"), nb::arg("kv_slots"),
-           nb::arg("page_size"), nb::arg("groups").none())
+           nb::arg("page_size"), nb::arg("groups").none(), nb::arg("keys_per_cut"))
       .def("attend", &AttentionPlan::attend, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("key_cache"),
            nb::arg("value_cache"), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"));
 }

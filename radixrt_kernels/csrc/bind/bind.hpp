@@ -6,6 +6,7 @@
 namespace radixrt {
 
 void bind_activation(nanobind::module_& module);
+void bind_blockwise(nanobind::module_& module);
 void bind_groupwise(nanobind::module_& module);
 void bind_linear(nanobind::module_& module);
 void bind_sampler(nanobind::module_& module);

@@ -100,12 +100,25 @@ void sample(
   });
 }
 
+void log_sum_exp(const Tensor& logits, const Tensor& output) {
+  require(logits.dimensions == 2 && logits.dtype == DType::float32 && logits.dense_after(0) && logits.shape[1] > 0,
+          "logits must be [rows, vocab] float32, rows without gaps", logits);
+  require(output.dimensions == 1 && output.shape[0] == logits.shape[0] && output.dtype == DType::float32 && output.dense(),
+          "output must be [rows] float32", output);
+  const auto& kernel = kernels<SamplerKernels>();
+  nb::gil_scoped_release release;
+  parallel_for(logits.shape[0], [&](int64_t row, int) {
+    output.as<float>()[row] = kernel.log_sum_exp(logits.as<float>() + row * logits.strides[0], logits.shape[1]);
+  });
+}
+
 }  // namespace
 
 void bind_sampler(nb::module_& module) {
   module.def(
       "sample", sample, nb::arg("logits"), nb::arg("settings"), nb::arg("positions"), nb::arg("mask").none(), nb::arg("token_ids"),
       nb::arg("peaks"));
+  module.def("log_sum_exp", log_sum_exp, nb::arg("logits"), nb::arg("output"));
 }
 
 }  // namespace radixrt

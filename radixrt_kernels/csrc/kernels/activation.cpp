@@ -1,4 +1,4 @@
-// Gated activations of one row; compiled once for each instruction set.
+// Gated activations of one row, and the soft cap of logits; compiled once for each instruction set.
 #include "kernels/activation.hpp"
 
 #include "isa.hpp"
@@ -50,13 +50,20 @@ void row(Activation activation, const void* from, void* to, int64_t size) {
   }
 }
 
+void soft_cap(float* logits, int64_t count, float cap) {
+  auto capped = [=](Floats x) { return cap * (1.0f - 2.0f / (1.0f + exp(2.0f * (x / cap)))); };
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) store(logits + i, capped(load(logits + i)));
+  if (int rest = static_cast<int>(count - i)) store_first(logits + i, capped(load_first(logits + i, rest)), rest);
+}
+
 }  // namespace
 }  // namespace RADIXRT_ISA
 
 template <>
 const ActivationKernels& table_of<ActivationKernels, Isa::RADIXRT_ISA>() {
   using namespace RADIXRT_ISA;
-  static constexpr ActivationKernels table{row<float>, row<BFloat16>, row<Float16>};
+  static constexpr ActivationKernels table{row<float>, row<BFloat16>, row<Float16>, soft_cap};
   return table;
 }
 

@@ -1,4 +1,4 @@
-// Gated activations: interface of every instruction set.
+// Gated activations and the soft cap of logits: interface of every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@ struct ActivationKernels {
   // output[i] = activation(gate_up[i]) * gate_up[size + i] for i < size, in float32, rounded once.
   using Row = void (*)(Activation activation, const void* gate_up, void* output, int64_t size);
   Row float32, bfloat16, float16;
+  // logits[i] = cap * tanh(logits[i] / cap)
+  void (*soft_cap)(float* logits, int64_t count, float cap);
 };
 
 }  // namespace radixrt

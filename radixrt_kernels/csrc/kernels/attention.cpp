@@ -20,10 +20,9 @@ struct Scratch {
   void* values;   // [kBlockKeys][padded head_dim]
   void* weights;  // [rows][kBlockKeys]
   float* scores;  // [rows][kBlockKeys]
-  float* output;  // [rows][padded head_dim], not divided by the sums yet
-  float* largest;  // [rows]
-  float* sums;     // [rows]
-  float* factors;  // [rows] by which a block scales the earlier sums
+  RowSums cut;     // of the cut that is being computed
+  RowSums before;  // of the cuts before it
+  float* factors;  // [rows] by which a block scales the sums of its cut
 };
 
 int padded(int head_dim) { return rounded_up(head_dim, kWidth); }
@@ -43,9 +42,11 @@ int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
   s.values = take(kBlockKeys * wide);
   s.weights = take(rows * kBlockKeys);
   s.scores = reinterpret_cast<float*>(take(rows * kBlockKeys));
-  s.output = reinterpret_cast<float*>(take(rows * rounded_up(layer.head_dim, 2 * kWidth)));
-  s.largest = reinterpret_cast<float*>(take(rows));
-  s.sums = reinterpret_cast<float*>(take(rows));
+  for (RowSums* sums : {&s.cut, &s.before}) {
+    sums->values = reinterpret_cast<float*>(take(rows * rounded_up(layer.head_dim, 2 * kWidth)));
+    sums->largest = reinterpret_cast<float*>(take(rows));
+    sums->sums = reinterpret_cast<float*>(take(rows));
+  }
   s.factors = reinterpret_cast<float*>(take(rows));
   if (scratch) *scratch = s;
   return bytes;
@@ -71,12 +72,9 @@ struct Attention {
                           layer.head_dim, to);
   }
 
-  static void begin(const Scratch& s, int rows, int width) {
-    memset(s.output, 0, sizeof(float) * rows * width);
-    for (int row = 0; row < rows; ++row) {
-      s.largest[row] = kMinusInfinity;
-      s.sums[row] = 0.0f;
-    }
+  static void begin(const AttentionTensors& tensors, const AttentionTask& task, const Scratch& s, int rows, int width) {
+    s.cut.clear(rows, width);
+    if (cuts_of(tensors, task) > 1) s.before.clear(rows, width);
   }
 
   static void attend(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
@@ -96,11 +94,11 @@ struct Attention {
     const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, heads = task.num_kv_heads;
     const int wide = rounded_up(layer.head_dim, Few::kElementsAtOnce), units = wide / Units::kElements;
     const ScoreScale scale(layer);
-    memset(queries, 0, sizeof(Unit) * heads * rows * units);
     pack_queries(layer, tensors, task, units, queries);
-    begin(s, heads * rows, wide);
+    begin(tensors, task, s, heads * rows, wide);
 
     for_each_block<T>(tensors, task, [&](int64_t first_key, const BlockRows<T>& block, const BlockRows<T>& next_block) {
+      end_cut_before<true>(first_key, tensors, task, s, heads * rows, wide, partials);
       FarPrefetcher next(next_block.prefetcher((heads - 1) * tensors.key_head_stride + layer.head_dim),
                          heads * Few::steps(rows, kBlockKeys, layer.head_dim));
       const int columns = rounded_up(block.count, kWidth);
@@ -111,14 +109,13 @@ struct Attention {
         for (int row = 0; row < rows; ++row) {
           Visible seen = visible(positions[task.first_token + row / group], layer, first_key, block.count);
           softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, weights + row * kBlockKeys,
-                             s.largest[first_row + row], s.sums[first_row + row], s.factors[row]);
+                             s.cut.largest[first_row + row], s.cut.sums[first_row + row], s.factors[row]);
         }
         Few::add_values(weights, rows, block.values(), head * tensors.value_head_stride, block.count, layer.head_dim, s.factors,
-                        s.output + first_row * wide, next);
+                        s.cut.values + first_row * wide, next);
       }
     });
-    for (int row = 0; row < heads * rows; ++row) Few::put_in_order(s.output + row * wide, wide);
-    leave(layer, tensors, task, s, wide, partials);
+    leave<true>(layer, tensors, task, s, wide, partials);
   }
 
   // One KV head.
@@ -132,9 +129,10 @@ struct Attention {
     const int depth = (layer.head_dim + Units::kElements - 1) / Units::kElements;
     const ScoreScale scale(layer);
     pack_queries(layer, tensors, task, wide, queries);
-    begin(s, rows, wide);
+    begin(tensors, task, s, rows, wide);
 
     for_each_block<T>(tensors, task, [&](int64_t first_key, const BlockRows<T>& block, const BlockRows<T>& next_block) {
+      end_cut_before<false>(first_key, tensors, task, s, rows, wide, partials);
       Prefetcher next = next_block.prefetcher(layer.head_dim);
       const int columns = rounded_up(block.count, kWidth);
       pack_keys<Units>(block.keys(), block.count, layer.head_dim, keys, next);
@@ -143,33 +141,66 @@ struct Attention {
         Visible seen = visible(positions[task.first_token + token], layer, first_key, block.count);
         for (int head = 0; head < group; ++head, ++row) {
           next.steps(2);
-          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, weights + row * kBlockKeys, s.largest[row],
-                             s.sums[row], s.factors[row]);
+          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, weights + row * kBlockKeys, s.cut.largest[row],
+                             s.cut.sums[row], s.factors[row]);
         }
       }
       Units::pack_values(block.values(), block.count, layer.head_dim, wide, values, next);
       multiply<Units>(weights, kBlockKeys, rows, values, wide, wide, (block.count + Units::kElements - 1) / Units::kElements,
-                      s.factors, s.output, wide, next);
+                      s.factors, s.cut.values, wide, next);
     });
-    leave(layer, tensors, task, s, wide, partials);
+    leave<false>(layer, tensors, task, s, wide, partials);
   }
 
-  // Results are written to the output, or to partial results that are merged later.
+  // Ends the cut before `first_key`, if there is one: it is left for a merge, or folded into the cuts before it. `kInterleaved`: rows are in
+  // the order of few rows.
+  template <bool kInterleaved>
+  static void end_cut_before(int64_t first_key, const AttentionTensors& tensors, const AttentionTask& task, const Scratch& s, int rows,
+                             int width, const PartialRows& partials) {
+    if (first_key == task.first_key || first_key % tensors.keys_per_cut) return;
+    const int64_t cut = first_key / tensors.keys_per_cut - 1 - task.first_key / tensors.keys_per_cut;
+    if (task.each_cut)
+      leave_rows<kInterleaved>(s.cut, rows, width, task.partial_row + cut * rows, partials);
+    else
+      fold_cut(s, rows, width);
+    s.cut.clear(rows, width);
+  }
+
+  static void fold_cut(const Scratch& s, int rows, int width) {
+    for (int row = 0; row < rows; ++row)
+      fold(s.cut.values + row * width, s.cut.largest[row], s.cut.sums[row], width, s.before.values + row * width, s.before.largest[row],
+           s.before.sums[row]);
+  }
+
+  template <bool kInterleaved>
+  static void leave_rows(const RowSums& from, int rows, int width, int64_t to, const PartialRows& partials) {
+    for (int row = 0; row < rows; ++row, ++to) {
+      float* values = from.values + row * width;
+      if constexpr (kInterleaved) Few::put_in_order(values, width);
+      memcpy(partials.values + to * partials.stride, values, sizeof(float) * width);
+      partials.largest[to] = from.largest[row];
+      partials.sums[to] = from.sums[row];
+    }
+  }
+
+  // The last cut's results, or those of all cuts, are written to the output, or to partial results that are merged later.
+  template <bool kInterleaved>
   static void leave(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, const Scratch& s,
                     int width, const PartialRows& partials) {
-    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group;
-    for (int row = 0; row < rows * task.num_kv_heads; ++row) {
-      const float* from = s.output + row * width;
-      if (task.partial_row < 0) {
-        int token = task.first_token + row % rows / group;
-        T* to = output_row(layer, tensors, token, task.kv_head + row / rows, row % group);
-        write(from, 1.0f / s.sums[row], layer.head_dim, to);
-      } else {
-        int64_t to = task.partial_row + row;
-        memcpy(partials.values + to * layer.head_dim, from, sizeof(float) * layer.head_dim);
-        partials.largest[to] = s.largest[row];
-        partials.sums[to] = s.sums[row];
-      }
+    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, all_rows = rows * task.num_kv_heads;
+    const int64_t cuts = cuts_of(tensors, task);
+    const bool folded = cuts > 1 && !task.each_cut;
+    if (folded) fold_cut(s, all_rows, width);
+    const RowSums& result = folded ? s.before : s.cut;
+    if (task.partial_row >= 0) {
+      int64_t to = task.partial_row + (task.each_cut ? (cuts - 1) * all_rows : 0);
+      return leave_rows<kInterleaved>(result, all_rows, width, to, partials);
+    }
+    for (int row = 0; row < all_rows; ++row) {
+      float* from = result.values + row * width;
+      if constexpr (kInterleaved) Few::put_in_order(from, width);
+      T* to = output_row(layer, tensors, task.first_token + row % rows / group, task.kv_head + row / rows, row % group);
+      write(from, 1.0f / result.sums[row], layer.head_dim, to);
     }
   }
 
@@ -185,27 +216,19 @@ struct Attention {
     if (i < head_dim) store_first(to + i, factor * load_first(from + i, head_dim - i), head_dim - i);
   }
 
-  // The weights of a part are relative to its largest score. Rescaled to the largest of all parts, they can be added (log-sum-exp).
+  // Folds partial results in the order of their keys.
   static void merge(const AttentionLayer& layer, const AttentionTensors& tensors, const MergeTask& task,
                     const PartialRows& partials) {
     alignas(64) float merged[kMergedColumns];
     for (int head = 0; head < layer.heads_per_kv_head; ++head) {
-      float most = kMinusInfinity;
-      for (int i = 0; i < task.num_partials; ++i) {
-        float part = partials.largest[task.partial_rows[i] + head];
-        most = part > most ? part : most;
-      }
       T* to = output_row(layer, tensors, task.token, task.kv_head, head);
       for (int column = 0; column < layer.head_dim; column += kMergedColumns) {
         int columns = layer.head_dim - column < kMergedColumns ? layer.head_dim - column : kMergedColumns;
-        float total = 0.0f;
-        memset(merged, 0, sizeof merged);
+        float most = kMinusInfinity, total = 0.0f;
         for (int i = 0; i < task.num_partials; ++i) {
           int64_t row = task.partial_rows[i] + head;
-          if (partials.largest[row] == kMinusInfinity) continue;
-          float factor = exp2(splat(partials.largest[row] - most))[0];
-          total += factor * partials.sums[row];
-          add_scaled(partials.values + row * layer.head_dim + column, factor, columns, merged);
+          fold(partials.values + row * partials.stride + column, partials.largest[row], partials.sums[row], padded(columns), merged, most,
+               total);
         }
         write(merged, 1.0f / total, columns, to + column);
       }
@@ -213,12 +236,6 @@ struct Attention {
   }
 
   static constexpr int kMergedColumns = 256;
-
-  static void add_scaled(const float* from, float factor, int columns, float* to) {
-    int i = 0;
-    for (; i + kWidth <= columns; i += kWidth) store(to + i, load(to + i) + factor * load(from + i));
-    for (; i < columns; ++i) to[i] += factor * from[i];
-  }
 };
 
 template <class T, class Units>

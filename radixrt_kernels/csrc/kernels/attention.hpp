@@ -25,8 +25,16 @@ struct AttentionTensors {
   int64_t value_page_stride, value_token_stride, value_head_stride;
   void* output;  // [num_tokens, num_heads, head_dim], dense
   int page_size;
+  int64_t keys_per_cut;
 };
 
+// Keys that are computed together. A multiple of the widest vector.
+inline constexpr int kBlockKeys = 64;
+
+// Keys are cut at the multiples of `keys_per_cut`, counted from the beginning of the sequence. The results of the cuts are folded into one
+// another in ascending order. This is the definition of the result, so it has the same bits in any division into tasks: tasks begin and
+// end at cuts. Only the keys before a sliding window are left out by blocks, because invisible keys add exact zeros.
+//
 // Consecutive queries of the flat batch and consecutive KV heads, with a range of the keys of one block table. A task has several KV
 // heads only if each has at most `few_rows` rows (queries times heads that share a KV head), and all together at most kTaskRows.
 struct AttentionTask {
@@ -35,16 +43,18 @@ struct AttentionTask {
   const int32_t* pages;  // the block table, from key 0 on
   int64_t first_key, end_key;
   int64_t partial_row;  // row of the partial results, num_tokens * heads_per_kv_head rows per KV head; -1: the task has all keys
+  bool each_cut;        // every cut has partial results of its own, one after the other; else the task has the first keys, and one result
 };
 
 // Partial results: rows of weighted values, each with its largest score (times log2 e) and the sum of the weights 2^(score - largest).
 struct PartialRows {
-  float* values;  // [rows, head_dim]
+  int64_t stride;  // of the rows of values
+  float* values;   // [rows, stride]
   float* largest;
   float* sums;
 };
 
-// All partial results of one token and KV head, heads_per_kv_head rows each.
+// All partial results of one token and KV head, heads_per_kv_head rows each, in the order of their keys.
 struct MergeTask {
   int token;
   int kv_head;
@@ -66,6 +76,9 @@ struct AttentionKernels {
 
 // Maximum rows (queries times heads that share a KV head) of one task; a single query may have more.
 inline constexpr int kTaskRows = 128;
+
+// The stride of partial rows: the head dimension in whole steps of every instruction set.
+static inline int64_t partial_stride(int head_dim) { return (head_dim + 31) / 32 * 32; }
 
 static inline int rows_at_most(int heads_per_kv_head) { return heads_per_kv_head > kTaskRows ? heads_per_kv_head : kTaskRows; }
 

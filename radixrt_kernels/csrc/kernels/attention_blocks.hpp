@@ -56,6 +56,47 @@ RADIXRT_INLINE void for_each_block(const AttentionTensors& tensors, const Attent
   }
 }
 
+// Cuts of a task's keys.
+RADIXRT_INLINE int64_t cuts_of(const AttentionTensors& tensors, const AttentionTask& task) {
+  return (task.end_key - 1) / tensors.keys_per_cut - task.first_key / tensors.keys_per_cut + 1;
+}
+
+// Weighted values of some keys, one row for each query and head, relative to the row's largest score.
+struct RowSums {
+  float* values;  // [rows][width]
+  float* largest;
+  float* sums;
+
+  void clear(int rows, int width) const {
+    memset(values, 0, sizeof(float) * rows * width);
+    for (int row = 0; row < rows; ++row) {
+      largest[row] = kMinusInfinity;
+      sums[row] = 0.0f;
+    }
+  }
+};
+
+// Folds a row of later keys into a row of earlier ones: the one with the smaller maximum is rescaled to the other's (log-sum-exp). Every
+// cut passes here, in a task or in a merge, so that both round alike. `width` is a multiple of kWidth.
+static __attribute__((noinline)) void fold(const float* later, float largest, float sum, int width, float* values, float& largest_so_far,
+                                           float& sum_so_far) {
+  if (largest == kMinusInfinity) return;  // no visible key
+  if (largest_so_far == kMinusInfinity) {
+    memcpy(values, later, sizeof(float) * width);
+    largest_so_far = largest;
+    sum_so_far = sum;
+  } else if (largest > largest_so_far) {
+    const float factor = exp2(splat(largest_so_far - largest))[0];
+    for (int i = 0; i < width; i += kWidth) store(values + i, factor * load(values + i) + load(later + i));
+    sum_so_far = factor * sum_so_far + sum;
+    largest_so_far = largest;
+  } else {
+    const float factor = exp2(splat(largest - largest_so_far))[0];
+    for (int i = 0; i < width; i += kWidth) store(values + i, factor * load(later + i) + load(values + i));
+    sum_so_far = factor * sum + sum_so_far;
+  }
+}
+
 // Visible keys of a block for a query: begin..end-1 of 0..kBlockKeys-1.
 struct Visible {
   int begin, end;

@@ -1,7 +1,8 @@
 // The two products of attention for few rows, without packing keys and values.
 //
-// Scores: vectors of a key times vectors of the query, for kWidth keys; their sums are then reduced across lanes together. Values: each
-// vector is loaded once for all rows. bfloat16 values of two keys are interleaved to pairs.
+// Scores: vectors of kWidth keys are transposed in registers. Values: each vector is loaded once for all rows. bfloat16 values of two keys
+// are interleaved to pairs. Sums are in the order of `multiply` in tile_product.hpp, because the bits of a row must not depend on the
+// number of rows.
 #pragma once
 
 #include "kernels/tile_product.hpp"
@@ -25,19 +26,6 @@ struct FarPrefetcher {
   }
 };
 
-// Lane i of the result is the sum of the lanes of vectors[i].
-template <int distance = kWidth / 2>
-RADIXRT_INLINE Floats sums_of_lanes(Floats (&vectors)[kWidth]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < distance; ++i) {
-    UInts upper = (UInts)vectors[i], lower = (UInts)vectors[i | distance];
-    swap_blocks<distance>(upper, lower, AllLanes{});
-    vectors[i] = (Floats)upper + (Floats)lower;
-  }
-  if constexpr (distance > 1) return sums_of_lanes<distance / 2>(vectors);
-  return vectors[0];
-}
-
 template <class T, class Units>
 struct FewRows {
   using Unit = typename Units::Unit;
@@ -50,29 +38,18 @@ struct FewRows {
     return vectors * (rows * (keys / kWidth) + (rows + kRows - 1) / kRows * (keys / Units::kElements));
   }
 
-  // scores[rows][kBlockKeys] = queries times keys, at `offset` elements in each row; `queries` are padded with zeros.
+  // scores[rows][kBlockKeys] = queries times keys, at `offset` elements in each row.
   static void score(const Unit* queries, int rows, const T* const* keys, int64_t offset, int count, int head_dim, float* scores,
                     FarPrefetcher& next) {
     const int units = rounded_up(head_dim, kElementsAtOnce) / Units::kElements;
-    for (int key = 0; key < count; key += kWidth) {
-      const T* from[kWidth];
-      for (int i = 0; i < kWidth; ++i) from[i] = keys[key + i < count ? key + i : count - 1] + offset;
-      for (int row = 0; row < rows; ++row) {
-        Floats sums[kWidth] = {};
-        for (int element = 0, unit = 0; unit < units; element += kElementsAtOnce, unit += kWidth) {
-          next.step();
-          const Unit* query = queries + row * units + unit;
-          const int left = head_dim - element;
-          if (left >= kElementsAtOnce) {
-#pragma GCC unroll 16
-            for (int i = 0; i < kWidth; ++i)
-              sums[i] = Units::multiply_add_vectors(sums[i], query, Units::load_units(from[i] + element, kElementsAtOnce));
-          } else {
-            for (int i = 0; i < kWidth; ++i)
-              sums[i] = Units::multiply_add_vectors(sums[i], query, Units::load_units(from[i] + element, left));
-          }
-        }
-        store(scores + row * kBlockKeys + key, sums_of_lanes(sums));
+    for (int row = 0; row < rows; row += kRows) {
+      auto query = queries + row * units;
+      float* to = scores + row * kBlockKeys;
+      switch (rows - row) {
+        case 1: score_rows<1>(query, units, keys, offset, count, head_dim, to, next); break;
+        case 2: score_rows<2>(query, units, keys, offset, count, head_dim, to, next); break;
+        case 3: score_rows<3>(query, units, keys, offset, count, head_dim, to, next); break;
+        default: score_rows<kRows>(query, units, keys, offset, count, head_dim, to, next);
       }
     }
   }
@@ -104,15 +81,43 @@ struct FewRows {
 
  private:
   template <int rows>
+  static RADIXRT_INLINE void score_rows(const Unit* queries, int stride, const T* const* keys, int64_t offset, int count, int head_dim,
+                                        float* scores, FarPrefetcher& next) {
+    for (int key = 0; key < count; key += kWidth) {
+      const T* from[kWidth];
+      for (int i = 0; i < kWidth; ++i) from[i] = keys[key + i < count ? key + i : count - 1] + offset;
+      Floats sums[rows] = {};
+      for (int element = 0; element < head_dim; element += kElementsAtOnce) {
+        for (int row = 0; row < rows; ++row) next.step();
+        const Unit* query = queries + element / Units::kElements;
+        const int left = head_dim - element;
+        UInts units[kWidth];
+        if (left >= kElementsAtOnce) {
+#pragma GCC unroll 16
+          for (int i = 0; i < kWidth; ++i) units[i] = Units::load_units(from[i] + element, kElementsAtOnce);
+          transpose(units);
+#pragma GCC unroll 16
+          for (int unit = 0; unit < kWidth; ++unit)
+            for (int row = 0; row < rows; ++row)
+              sums[row] = Units::multiply_add(sums[row], query + row * stride + unit, units[unit]);
+        } else {
+          for (int i = 0; i < kWidth; ++i) units[i] = Units::load_units(from[i] + element, left);
+          transpose(units);
+          for (int unit = 0; unit < (left + Units::kElements - 1) / Units::kElements; ++unit)
+            for (int row = 0; row < rows; ++row)
+              sums[row] = Units::multiply_add(sums[row], query + row * stride + unit, units[unit]);
+        }
+      }
+      for (int row = 0; row < rows; ++row) store(scores + row * kBlockKeys + key, sums[row]);
+    }
+  }
+
+  template <int rows>
   static RADIXRT_INLINE void add_vector(const Unit* weights, const T* const* values, int64_t offset, int count, int element,
                                         int head_dim, const float* factors, float* output, int wide, FarPrefetcher& next) {
     constexpr int kVectors = Units::kElements;
     const int left = head_dim - element < kElementsAtOnce ? head_dim - element : kElementsAtOnce;
-    Floats sums[rows][kVectors];
-#pragma GCC unroll 4
-    for (int row = 0; row < rows; ++row)
-      for (int i = 0; i < kVectors; ++i)
-        sums[row][i] = factors[row] * load(output + row * wide + element + i * kWidth);
+    Floats sums[rows][kVectors] = {};
     for (int key = 0; key < count; key += Units::kElements) {
       next.step();
       UInts loaded[kVectors];
@@ -123,12 +128,14 @@ struct FewRows {
 #pragma GCC unroll 4
       for (int row = 0; row < rows; ++row)
         for (int i = 0; i < kVectors; ++i)
-          sums[row][i] = Units::multiply_add(sums[row][i], weights + row * kBlockKeys + key / Units::kElements,
-                                             reinterpret_cast<const Unit*>(&loaded[i]));
+          sums[row][i] = Units::multiply_add(sums[row][i], weights + row * kBlockKeys + key / Units::kElements, loaded[i]);
     }
 #pragma GCC unroll 4
     for (int row = 0; row < rows; ++row)
-      for (int i = 0; i < kVectors; ++i) store(output + row * wide + element + i * kWidth, sums[row][i]);
+      for (int i = 0; i < kVectors; ++i) {
+        float* place = output + row * wide + element + i * kWidth;
+        store(place, factors[row] * load(place) + sums[row][i]);
+      }
   }
 };
 

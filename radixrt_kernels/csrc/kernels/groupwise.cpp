@@ -3,72 +3,11 @@
 
 #include "isa.hpp"
 #include "kernels/amx_product.hpp"
-#include "kernels/linear.hpp"
-#include "simd.hpp"
+#include "kernels/byte_products.hpp"
 
 namespace radixrt {
 namespace RADIXRT_ISA {
 namespace {
-
-constexpr int kVectors = kPanel / kWidth;  // vectors that hold one panel's sums
-constexpr int kStepBytes = 4 * kPanel;
-
-#if defined(__AVX512F__)
-constexpr int kTileTokens = 6, kTilePanels = 4;
-#else
-constexpr int kTileTokens = kWidth == 8 ? 4 : 2, kTilePanels = 1;
-#endif
-
-// ------------------------------------------------------------ four columns: codes (unsigned) times activations (signed)
-
-#if defined(__AVX512VNNI__)
-
-using Four = int32_t;  // of bytes
-
-RADIXRT_INLINE void put_four(Four* to, const int8_t* x) { memcpy(to, x, 4); }
-
-RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(x));
-}
-
-#elif defined(__x86_64__)
-
-struct Four {  // shorts, because pairwise sums of byte products would overflow
-  int32_t even, odd;
-};
-
-RADIXRT_INLINE void put_four(Four* to, const int8_t* x) {
-  *to = {(x[0] & 0xffff) | x[2] << 16, (x[1] & 0xffff) | x[3] << 16};
-}
-
-RADIXRT_INLINE Ints add_pairs(UInts codes, int32_t x) {
-#if defined(__AVX512BW__)
-  return (Ints)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-  return (Ints)_mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(x));
-#else
-  return (Ints)_mm_madd_epi16((__m128i)codes, _mm_set1_epi32(x));
-#endif
-}
-
-RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
-  return sums + add_pairs(codes & 0x00ff00ffu, x.even) + add_pairs(codes >> 8 & 0x00ff00ffu, x.odd);
-}
-
-#else
-
-struct Four {
-  int32_t of[4];
-};
-
-RADIXRT_INLINE void put_four(Four* to, const int8_t* x) { *to = {{x[0], x[1], x[2], x[3]}}; }
-
-RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
-  return sums + (Ints)(codes & 255u) * x.of[0] + (Ints)(codes >> 8 & 255u) * x.of[1] + (Ints)(codes >> 16 & 255u) * x.of[2] +
-         (Ints)(codes >> 24) * x.of[3];
-}
-
-#endif
 
 // ------------------------------------------------------------ activations
 //
@@ -92,72 +31,20 @@ int64_t prepared_bytes(int64_t columns, int64_t chunk) {
   return header_bytes((columns + chunk - 1) / chunk) + (fours * static_cast<int64_t>(sizeof(Four)) + 63) / 64 * 64;
 }
 
-// Rounds `count` activations, padded with zeros to a multiple of 8, to integers of at most 127 times a scale. Infinities and NaN
-// make the scale and the outputs NaN.
-template <class T>
-RADIXRT_INLINE void round_chunk(const T* hidden, int count, float* scale, float* total, Four* fours) {
-  Floats most = splat(0), odd = splat(0);
-  int whole = count - count % kWidth, rest = count % kWidth;
-  auto see = [&](Floats x) {
-    most = maximum(most, x < 0.0f ? -x : x);
-    odd += x - x;
-  };
-  for (int i = 0; i < whole; i += kWidth) see(load(hidden + i));
-  if (rest) see(load_first(hidden + whole, rest));
-  float reach = largest(most);
-  *scale = reach / 127 + sum(odd);
-  float inverse = reach > 1e-36f ? 127 / reach : 0;
-  int64_t sum_of_rounded = 0;
-  int8_t rounded[kWidth < 8 ? 8 : kWidth];
-  for (int i = 0; i < count; i += sizeof rounded) {
-    for (int part = 0; part < static_cast<int>(sizeof rounded); part += kWidth) {
-      int left = count - i - part;
-      Floats x = left >= kWidth ? load(hidden + i + part) : left > 0 ? load_first(hidden + i + part, left) : splat(0);
-      const float shift = 12582912.0f;  // 1.5 * 2^23: after the addition, the low bits are the nearest integer
-      Ints whole_numbers = (Ints)(minimum(maximum(x * inverse, splat(-127)), splat(127)) + shift) - 0x4b400000;
-      for (int lane = 0; lane < kWidth; ++lane) {
-        rounded[part + lane] = static_cast<int8_t>(whole_numbers[lane]);
-        sum_of_rounded += rounded[part + lane];
-      }
-    }
-    int fours_here = (count - i + 7) / 8 * 2;
-    if (fours_here > static_cast<int>(sizeof rounded) / 4) fours_here = sizeof rounded / 4;
-    for (int f = 0; f < fours_here; ++f) put_four(fours++, rounded + 4 * f);
-  }
-  *total = static_cast<float>(sum_of_rounded);
-}
-
 template <class T>
 void prepare(const void* hidden, int64_t columns, int64_t chunk, void* prepared) {
   int64_t chunks = (columns + chunk - 1) / chunk;
   Prepared to = prepared_at(static_cast<const char*>(prepared), chunks);
   for (int64_t c = 0; c < chunks; ++c) {
-    int64_t left = columns - c * chunk;
-    round_chunk(
-        static_cast<const T*>(hidden) + c * chunk, static_cast<int>(left < chunk ? left : chunk), const_cast<float*>(to.scales) + c,
-        const_cast<float*>(to.totals) + c, const_cast<Four*>(to.fours) + c * chunk / 4);
+    auto from = static_cast<const T*>(hidden) + c * chunk;
+    int count = static_cast<int>(columns - c * chunk < chunk ? columns - c * chunk : chunk);
+    ActivationScale scale = scale_of(from, count);
+    const_cast<float*>(to.scales)[c] = scale.scale;
+    const_cast<float*>(to.totals)[c] = round_to_fours(from, count, scale.inverse, const_cast<Four*>(to.fours) + c * chunk / 4);
   }
 }
 
 // ------------------------------------------------------------ tiles
-
-template <int kPanels>
-struct TokenSums {
-  Floats of[kPanels][kVectors];
-};
-
-RADIXRT_INLINE UInts codes_at(const uint8_t* from) {
-  UInts codes;
-  memcpy(&codes, from, sizeof codes);
-  return codes;
-}
-
-RADIXRT_INLINE Floats bytes_at(const uint8_t* from) {
-  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-  Bytes bytes;
-  memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, Floats);
-}
 
 // Adds the scaled products of one chunk to the sums of `tokens` tokens.
 template <int kPanels>
@@ -279,24 +166,6 @@ RADIXRT_INLINE void add_tile(
   if (at_once == kMostTokens) return add_tokens_by_amx<kBits, kPanels>(matrix, panel, tokens, inputs, prefetch, sums);
 #endif
   add_tokens<kBits, kPanels>(matrix, panel, tokens, inputs, prefetch, sums);
-}
-
-template <class T, int kPanels>
-RADIXRT_INLINE void finish(const Groupwise& matrix, int64_t panel, int64_t token, const TokenSums<kPanels>& sums) {
-  auto bias = static_cast<const T*>(matrix.bias);
-  auto output = reinterpret_cast<T*>(matrix.output + token * matrix.output_bytes);
-  for (int p = 0; p < kPanels; ++p) {
-    for (int v = 0; v < kVectors; ++v) {
-      int64_t row = (panel + p) * kPanel + v * kWidth, left = matrix.rows - row;
-      Floats x = sums.of[p][v];
-      if (left >= kWidth) {
-        store(output + row, bias ? x + load(bias + row) : x);
-      } else if (left > 0) {
-        int some = static_cast<int>(left);
-        store_first(output + row, bias ? x + load_first(bias + row, some) : x, some);
-      }
-    }
-  }
 }
 
 template <class T, int kBits, int kPanels>

@@ -301,13 +301,28 @@ int64_t sample(const SampledRow& row, float* scratch, float* peak) {
   return draw(row, r, threshold_of(row, r));
 }
 
+// ------------------------------------------------------------ log-probabilities
+
+float log_sum_exp(const float* logits, int64_t count) {
+  const int64_t whole = count - count % kWidth;
+  Floats vector_most = splat(kNothing);
+  for (int64_t i = 0; i < whole; i += kWidth) vector_most = maximum(load(logits + i), vector_most);
+  float most = largest(vector_most);
+  for (int64_t i = whole; i < count; ++i) most = larger(logits[i], most);
+  if (most == kNothing || most == -kNothing) return most;
+  double total = 0;
+  for (int64_t i = 0; i < whole; i += kWidth) total += sum(exp(load(logits + i) - most));
+  for (int64_t i = whole; i < count; ++i) total += exp(splat(logits[i] - most))[0];
+  return most + static_cast<float>(__builtin_log(total));
+}
+
 }  // namespace
 }  // namespace RADIXRT_ISA
 
 template <>
 const SamplerKernels& table_of<SamplerKernels, Isa::RADIXRT_ISA>() {
   using namespace RADIXRT_ISA;
-  static constexpr SamplerKernels table{scratch_floats, sample};
+  static constexpr SamplerKernels table{scratch_floats, sample, log_sum_exp};
   return table;
 }
 

@@ -22,6 +22,8 @@ struct SamplerKernels {
   int64_t (*scratch_floats)(int64_t vocab);
   // Returns the token. `*peak` is the largest logit, NaN if a logit is not finite.
   int64_t (*sample)(const SampledRow& row, float* scratch, float* peak);
+  // The logarithm of the sum of e^logit.
+  float (*log_sum_exp)(const float* logits, int64_t count);
 };
 
 }  // namespace radixrt

@@ -5,12 +5,10 @@
 // left operand, broadcast to all lanes.
 #pragma once
 
+#include "kernels/attention.hpp"
 #include "simd.hpp"
 
 namespace radixrt::RADIXRT_ISA {
-
-// Keys per block: four of the widest vectors.
-inline constexpr int kBlockKeys = 64;
 
 // Prefetches the rows of the next block, one line at a time between other work. The order of pages in memory is random, so the hardware
 // prefetcher cannot predict it. Prefetching all rows at once stalls, because the processor keeps only some twenty misses in flight.
@@ -52,7 +50,7 @@ struct FloatUnits {
   using Unit = float;
   static constexpr int kElements = 1;
 
-  static RADIXRT_INLINE Floats multiply_add(Floats sum, const float* left, const float* right) { return sum + *left * load(right); }
+  static RADIXRT_INLINE Floats multiply_add(Floats sum, const float* left, UInts right) { return sum + *left * (Floats)right; }
 
   // Converts `count` elements to units, padded with zeros.
   static RADIXRT_INLINE void pack_row(const T* from, int count, float* to) {
@@ -65,10 +63,6 @@ struct FloatUnits {
 
   static RADIXRT_INLINE UInts load_units(const T* from, int count) {
     return (UInts)(count >= kWidth ? load(from) : load_first(from, count));
-  }
-
-  static RADIXRT_INLINE Floats multiply_add_vectors(Floats sum, const float* left, UInts right) {
-    return sum + load(left) * (Floats)right;
   }
 
   // The elements `elements` of a value.
@@ -92,8 +86,8 @@ struct PairUnits {
   using Unit = uint32_t;
   static constexpr int kElements = 2;
 
-  static RADIXRT_INLINE Floats multiply_add(Floats sum, const uint32_t* left, const uint32_t* right) {
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(*left), (__m512bh)_mm512_loadu_si512(right));
+  static RADIXRT_INLINE Floats multiply_add(Floats sum, const uint32_t* left, UInts right) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(*left), (__m512bh)right);
   }
 
   static RADIXRT_INLINE void pack_row(const BFloat16* from, int count, uint32_t* to) { memcpy(to, from, count * sizeof *from); }
@@ -106,10 +100,6 @@ struct PairUnits {
   static RADIXRT_INLINE UInts load_units(const BFloat16* from, int count) {  // `count`: elements
     if (count >= 2 * kWidth) return (UInts)_mm512_loadu_si512(from);
     return (UInts)_mm512_maskz_loadu_epi16((__mmask32)((uint64_t{1} << count) - 1), from);
-  }
-
-  static RADIXRT_INLINE Floats multiply_add_vectors(Floats sum, const uint32_t* left, UInts right) {
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(left), (__m512bh)right);
   }
 
   // `elements` of two values, or of the last one and zeros, interleaved within lanes of 128 bits.
@@ -180,9 +170,11 @@ RADIXRT_INLINE void multiply_block(const typename Units::Unit* left, int left_st
 #pragma GCC unroll 8
     for (int row = 0; row < rows; ++row)
 #pragma GCC unroll 4
-      for (int vector = 0; vector < vectors; ++vector)
-        sums[row][vector] =
-            Units::multiply_add(sums[row][vector], left + row * left_stride + k, right + k * right_stride + vector * kWidth);
+      for (int vector = 0; vector < vectors; ++vector) {
+        UInts units;
+        memcpy(&units, right + k * right_stride + vector * kWidth, sizeof units);
+        sums[row][vector] = Units::multiply_add(sums[row][vector], left + row * left_stride + k, units);
+      }
   }
 #pragma GCC unroll 8
   for (int row = 0; row < rows; ++row)

@@ -86,9 +86,10 @@ const visible = (text) => text.replaceAll("\n", "⏎ ").replace(/[\p{Cc}\p{Cf}]/
 
 /** The picture of a tree: the whole, its namespaces, and their nodes. @returns {Cell} */
 function whole() {
+  const hasReplicas = tree.namespaces.some((namespace) => namespace.replica > 0);
   const namespaces = tree.namespaces.map((namespace, index) => ({
     id: `namespace ${index}`,
-    name: (namespace.namespace || "No key") + (namespace.salted ? ", with a salt" : ""),
+    name: (namespace.namespace || "No key") + (namespace.salted ? ", with a salt" : "") + (hasReplicas ? `, replica ${namespace.replica}` : ""),
     tokens: namespace.total_tokens,
     own: 0,
     numChildren: namespace.num_children,

@@ -4,8 +4,11 @@ normalised schema ──▶ prepared for a backend ──▶ faults ──▶ su
                                                     └─────▶ checks on the smallest values that hold them
 """
 
+import contextlib
 import dataclasses
+import functools
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from radixrt.constrained.errors import CannotEnforce
@@ -24,6 +27,7 @@ from radixrt.constrained.json_schema.walk import (
     PLACE,
     Place,
     at,
+    holder,
     mapped,
     met_with,
     pointer_of,
@@ -49,8 +53,16 @@ class JsonPlan:
     """The keywords that the checks enforce."""
     unenforced: tuple[Unenforced, ...]
     """Only where ``strict`` was false."""
-    validator: Any
-    """The whole schema (2020-12, self-contained), for a finished answer; as far as a validator can read it."""
+    normalised: Any
+
+    @property
+    def validator(self) -> Any:
+        """The whole schema (2020-12, self-contained), for a finished answer. True, which says nothing, where no validator can read a
+        part of it."""
+        try:
+            return self_contained(self.normalised)
+        except CannotEnforce:
+            return True
 
 
 def plan_json_schema(
@@ -94,11 +106,7 @@ def plan_normalised(
     attempts: list[_Attempt] = []
     refusals: dict[str, CannotEnforce] = {}
     for name in candidates:
-        try:
-            attempt = _Attempt(schema, name, trial)
-        except CannotEnforce as error:
-            refusals[name] = error
-            continue
+        attempt = _Attempt(schema, name, trial)
         if attempt.is_exact():
             return attempt.plan()
         attempts.append(attempt)
@@ -135,18 +143,23 @@ class _Attempt:
         self.backend: JsonBackend = backend
         self.original = prepared(schema, backend)
         """With all faults in it; checks are cut from here."""
-        self.schema = _with_places(self.original, ())
-        """Made smaller step by step; each node knows its place in the original, as ``oneOf`` may become ``anyOf``."""
+        self.schema = self.original
+        """Made smaller step by step by :meth:`relax`, in which each node knows its place in the original, as ``oneOf`` may become
+        ``anyOf``."""
         self.faults: Faults = {}
         self.reasons: dict[Place, str] = {}
         self._trial = trial
         self._made: tuple[Any, Any] = (None, None)
         """The schema of the last trial, and its grammar."""
-        self._find_faults()
+        self._error: str | None = None
+        """Of the trial of the original."""
 
     def is_exact(self) -> bool:
         """The backend enforces all of it."""
-        return not self.faults and self._compile_error() is None
+        if any(self._not_enforced(node) for _, node in met_with(self.original)):
+            return False
+        self._error = self._compile_error()
+        return self._error is None
 
     def plan(
         self,
@@ -155,11 +168,7 @@ class _Attempt:
         checked: tuple[Unenforced, ...] = (),
         unenforced: tuple[Unenforced, ...] = (),
     ) -> JsonPlan:
-        try:
-            validator = self_contained(self.normalised)
-        except CannotEnforce:
-            validator = True  # which says nothing, where there are parts that no validator can read
-        return JsonPlan(self.backend, *self._made, checks, checked, unenforced, validator)
+        return JsonPlan(self.backend, *self._made, checks, checked, unenforced, self.normalised)
 
     def _compile_error(self) -> str | None:
         note("compile")
@@ -175,8 +184,10 @@ class _Attempt:
             CannotEnforce: it never does.
         """
         search = Search(self.backend)
+        self.schema = _with_places(self.original, ())
+        self._find_faults(met_with(self.schema))
         for _ in range(_MOST_ROUNDS):
-            error = self._compile_error()
+            error = (not self.faults and self._error) or self._compile_error()
             if error is None:
                 return
             if "nsatisfiable" in error:
@@ -185,18 +196,20 @@ class _Attempt:
                     "schema", "", f"no value satisfies it, or a part of it: {reason}."
                 )
             found = search.blamed(self.schema, error)
-            for place, keywords, message in sorted(found, key=lambda blame: -len(blame[0])):
+            found = sorted(found, key=lambda blame: -len(blame[0]))
+            for place, keywords, message in found:
                 self._drop(place, keywords, f"{self.backend} says: {message}")
-            self._find_faults()
+            self._find_faults_above([place for place, _, _ in found])
             if not found:
                 break
         raise CannotEnforce(
             "schema", "", f"{self.backend} can't compile it: {error}. Make it smaller or simpler."
         )
 
-    def _find_faults(self) -> None:
-        """Remove the keywords that the table does not list as enforced, from the root down."""
-        for place, node in met_with(self.schema):
+    def _find_faults(self, nodes: Iterable[tuple[Place, Any]]) -> None:
+        """Remove the keywords of these nodes that the table does not list as enforced."""
+        changed: list[Place] = []
+        for place, node in nodes:
             faults = self._not_enforced(node)
             if not faults:
                 continue
@@ -211,13 +224,30 @@ class _Attempt:
                     f"{self.backend} was not measured to enforce {name}.",
                 )
             self._drop(place, dropped, f"{self.backend} does not enforce {name}")
+            changed.append(place)
+        if changed:
+            self._find_faults_above(changed)
+
+    def _find_faults_above(self, changed: list[Place]) -> None:
+        """Look at changed nodes again, and at those above them, of which some features depend on whether a subschema says anything."""
+        places = {*changed, *map(holder, changed)}
+        self._find_faults(self._there(sorted(places, key=len, reverse=True)))
+
+    def _there(self, places: Iterable[Place]) -> Iterator[tuple[Place, Any]]:
+        """The nodes at those of the places that the schema still has."""
+        for place in places:
+            with contextlib.suppress(KeyError, IndexError, TypeError):
+                yield place, at(self.schema, place)
 
     def _fewest(self, node: Any, suspects: list[str]) -> tuple[str, ...] | None:
         return fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each))
 
-    def _not_enforced(self, node: Any) -> list[Feature]:
-        verdict = capabilities().verdict
-        return [f for f in node_features(node) if not verdict(self.backend, f.name).enforced]
+    def _not_enforced(self, node: Any) -> tuple[Feature, ...]:
+        if isinstance(node, dict) and not _TYPED_VALUES & node.keys():
+            words = tuple((word, node[word]) for word in node if word not in (ORIGIN, PLACE))
+            if all(isinstance(value, str | int | float) for _, value in words):
+                return _not_enforced_of_scalars(self.backend, words)
+        return _not_enforced(self.backend, node)
 
     def _drop(self, place: Place, keywords: tuple[str, ...], reason: str) -> None:
         """Take keywords out of the node that is at a place of the schema as it is now."""
@@ -245,6 +275,22 @@ class _Attempt:
             for place, keywords in self.faults.items()
             for keyword in keywords
         )
+
+
+_TYPED_VALUES = frozenset(("enum", "const"))
+"""Keywords of which 1 and true are different values."""
+
+
+def _not_enforced(backend: str, node: Any) -> tuple[Feature, ...]:
+    verdict = capabilities().verdict
+    return tuple(f for f in node_features(node) if not verdict(backend, f.name).enforced)
+
+
+@functools.lru_cache(maxsize=4096)
+def _not_enforced_of_scalars(
+    backend: str, words: tuple[tuple[str, str | float], ...]
+) -> tuple[Feature, ...]:
+    return _not_enforced(backend, dict(words))
 
 
 def _origin_of(node: Any, place: Place) -> str:

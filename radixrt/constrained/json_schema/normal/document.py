@@ -65,24 +65,35 @@ class Document:
         self._specification = specification_with(_URIS.get(self.draft, _URIS["draft2020-12"]))
         root = self._specification.create_resource(schema)
         self.resolver: Resolver = Registry().resolver_with_root(root)
-        self._pointers: dict[int, str] = {}  # of each object in the text, by its identity
-        self._index(schema, "")
-        objects = [value for value in values_in(schema) if isinstance(value, dict)]
-        self._dynamic = [value.get("$dynamicAnchor") for value in objects]
-        self._dynamic += ["#" for value in objects if value.get("$recursiveAnchor") is True]
 
-    def _index(self, value: Any, pointer: str) -> None:
-        if isinstance(value, dict):
-            self._pointers[id(value)] = pointer
-            for key, item in value.items():
-                self._index(item, pointer + pointer_of([key]))
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                self._index(item, f"{pointer}/{index}")
+    @functools.cached_property
+    def _pointers(self) -> dict[int, str]:
+        """Of each object in the text, by its identity."""
+        found: dict[int, str] = {}
+
+        def index(value: Any, pointer: str) -> None:
+            if isinstance(value, dict):
+                found[id(value)] = pointer
+                for key, item in value.items():
+                    if isinstance(item, dict | list):
+                        index(item, pointer + pointer_of([key]))
+            elif isinstance(value, list):
+                for at, item in enumerate(value):
+                    index(item, f"{pointer}/{at}")
+
+        index(self.root, "")
+        return found
+
+    @functools.cached_property
+    def _dynamic(self) -> list[Any]:
+        """The name of each dynamic anchor in the text; ``#`` for a recursive one."""
+        objects = [value for value in values_in(self.root) if isinstance(value, dict)]
+        names = [value.get("$dynamicAnchor") for value in objects]
+        return names + ["#" for value in objects if value.get("$recursiveAnchor") is True]
 
     def inside(self, schema: Any, resolver: Resolver) -> Resolver:
         """The resolver of references in a subschema, which may have a base URI of its own."""
-        if isinstance(schema, bool):
+        if isinstance(schema, bool) or not ("$id" in schema or "id" in schema):
             return resolver
         return resolver.in_subresource(self._specification.create_resource(schema))
 

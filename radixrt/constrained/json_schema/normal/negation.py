@@ -38,21 +38,11 @@ def _other_types(value: Any) -> list[Schema]:
     return [{"type": others}, *fractions] if others else fractions
 
 
-def _dependent_without(value: dict[str, list[str]]) -> list[Schema]:
-    return [
-        {"type": "object", "required": [name], "properties": {key: False}}
-        for name, needed in value.items()
-        for key in needed
-        if key != name
-    ]
-
-
 _OPPOSITES: dict[str, Callable[[Any], list[Schema]]] = {
     "type": _other_types,
     "const": lambda value: [{NOT_IN: [value]}],
     "enum": lambda values: [{NOT_IN: values}],
     "required": lambda names: [{"type": "object", "properties": {name: False}} for name in names],
-    "dependentRequired": _dependent_without,
     "not": lambda schema: [schema],
 }
 
@@ -74,7 +64,7 @@ class Negation:
             if word in (ORIGIN, "then", "else", "minContains", "maxContains"):
                 continue
             self._left -= 1
-            ways = self._word(raw, word, raw[word]) if self._left >= 0 else None
+            ways = self._word(word, raw[word]) if self._left >= 0 else None
             if ways is None:
                 return None
             for way in ways:
@@ -84,7 +74,7 @@ class Negation:
             return alternatives[0] if alternatives else False
         return {ORIGIN: origin, "anyOf": alternatives}
 
-    def _word(self, raw: dict[str, Any], word: str, value: Any) -> list[Schema] | None:
+    def _word(self, word: str, value: Any) -> list[Schema] | None:
         """Schemas, one of which a value must satisfy to violate this keyword."""
         if word in _OPPOSITES:
             return _OPPOSITES[word](value)
@@ -110,18 +100,7 @@ class Negation:
                     for name, part in zip(value, parts, strict=True)
                     if part is not False
                 ]
-            case "contains" if raw.get("minContains", 1) == 1 and "maxContains" not in raw:
-                parts = self._each([value])
-                return parts and [{"type": "array", "items": parts[0]}]
-            case "if":
-                return self._condition(raw)
         return None
-
-    def _condition(self, raw: dict[str, Any]) -> list[Schema] | None:
-        parts = self._each([raw["if"], raw.get("then", True), raw.get("else", True)])
-        if parts is None:
-            return None
-        return [{"allOf": [raw["if"], parts[1]]}, {"allOf": [parts[0], parts[2]]}]
 
     def _each(self, schemas: Iterable[Schema]) -> list[Schema] | None:
         """All negations; None if there is not one of each."""

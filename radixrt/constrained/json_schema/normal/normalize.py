@@ -129,7 +129,9 @@ class Normalizer:
         if id(raw) not in self._keys:
             words = mapped(raw, lambda _, child: self._key(child))
             words.pop(ORIGIN, None)
-            key = self._numbers.setdefault(json.dumps(words), len(self._numbers))
+            kind = words.get("type") if len(words) == 1 else None
+            text = kind if isinstance(kind, str) else json.dumps(words)  # no JSON is a bare word
+            key = self._numbers.setdefault(text, len(self._numbers))
             self._keys[id(raw)] = (raw, key)
         return self._keys[id(raw)][1]
 

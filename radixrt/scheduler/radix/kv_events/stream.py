@@ -7,10 +7,18 @@ engine gets a snapshot, of 8 bytes per block.
 import secrets
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
-from radixrt.kv.events import Event, EventBatch, ReplayRequest
+from radixrt.kv.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    EventBatch,
+    ReplayRequest,
+)
 from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
 
 MAX_BATCHES = 10_000
@@ -26,12 +34,15 @@ class EventStream:
     def __init__(self, recorder: EventRecorder, max_batches: int = MAX_BATCHES) -> None:
         self._recorder = recorder
         self.max_batches = max_batches
-        self._stream = secrets.token_hex(8)
+        self.name = secrets.token_hex(8)
         self._encoder = msgspec.msgpack.Encoder()
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self.num_batches = 0
         """Published; also the number of the last one."""
+        self.last_events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared] = ()
+        self.last_time = 0.0
+        """The events of the last batch, and the Unix time of its publication."""
         self.num_events = 0
         self.num_replays = 0
         self.num_snapshots = 0
@@ -43,6 +54,7 @@ class EventStream:
             return None
         self.num_batches += 1
         self.num_events += len(events)
+        self.last_events, self.last_time = events, time.time()
         frame = self._encode(*events)
         self._keep(frame)
         return frame
@@ -60,13 +72,13 @@ class EventStream:
     def _batches_from(self, request: ReplayRequest) -> list[bytes] | None:
         """The batches that a subscriber lacks; None if they are not kept."""
         num_missing = self.num_batches + 1 - request.sequence
-        if request.stream != self._stream or not 0 <= num_missing <= len(self._kept):
+        if request.stream != self.name or not 0 <= num_missing <= len(self._kept):
             return None
         return [self._kept[index] for index in range(-num_missing, 0)]
 
     def _encode(self, *events: Event) -> bytes:
         batch = EventBatch(
-            stream=self._stream,
+            stream=self.name,
             sequence=self.num_batches,
             timestamp=time.time(),
             events=list(events),  # type: ignore[arg-type]

@@ -8,15 +8,21 @@ from torch import Tensor
 from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.gemma import GemmaForCausalLM
+from radixrt.models.families.gemma import GemmaForCausalLM
+from radixrt.models.vision import language_model_only
 
 
 class Gemma3ForCausalLM(GemmaForCausalLM):
     """Five layers with a sliding window to one without; only the latter's rotary base is stretched."""
 
+    is_causal = True
+
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
-        if getattr(config, "use_bidirectional_attention", False):
-            raise ConfigError("Bidirectional attention (of embedding models) is not supported.")
+        if getattr(config, "use_bidirectional_attention", False) is self.is_causal:
+            raise ConfigError(
+                "The checkpoint's architecture and its field 'use_bidirectional_attention' contradict each other: that of a "
+                "model with attention in both directions is Gemma3TextModel."
+            )
         super().__init__(config, tp, context_length)
 
     def attention_options(self, index: int) -> dict[str, Any]:
@@ -34,8 +40,4 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
         super().__init__(config.text_config, tp, context_length)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Strip the language model's prefix: ``language_model.model.`` or ``model.language_model.``"""
-        if "vision_tower." in name or "multi_modal_projector." in name:
-            return
-        name = name.replace("model.language_model.", "model.", 1)
-        yield name.removeprefix("language_model."), tensor
+        yield from language_model_only(name, tensor)

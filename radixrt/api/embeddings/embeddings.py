@@ -1,0 +1,151 @@
+"""``/v1/embeddings``: vectors of texts or token ids."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from radixrt.api.embeddings.pooled import (
+    Pooled,
+    PooledFields,
+    Vector,
+    input_prompts,
+    most_input_tokens,
+    prompt_errors_name,
+    refuse_others,
+    run_pooled,
+)
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import json_response
+from radixrt.api.state import ServerState
+from radixrt.base.errors import RequestError, shown
+from radixrt.messages.pooling import PoolingInfo
+
+WRITTEN_AT_ONCE = 16
+"""Vectors: 16 of 4096 numbers take some milliseconds."""
+
+
+class EmbeddingRequest(PooledFields, kw_only=True):
+    input: str | list[Any]
+    """A text, texts, token ids, or lists of token ids."""
+    encoding_format: str | None = None
+    """"float", or "base64": the numbers as 32-bit floats, little-endian."""
+    dimensions: int | None = None
+    """Length to which the vectors are cut, for models that were trained for it (Matryoshka)."""
+
+
+def embedding_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/v1/embeddings", EmbeddingRequest, refuse_others)
+    async def embeddings(request: Request, fields: EmbeddingRequest) -> Response:
+        if fields.encoding_format not in (None, "float", "base64"):
+            raise RequestError(
+                f'encoding_format must be "float" or "base64", not {shown(fields.encoding_format)}.',
+                param="encoding_format",
+            )
+        found = await embed(
+            request,
+            state,
+            fields,
+            fields.input,
+            most_input_tokens(fields.truncate_prompt_tokens, state),
+            fields.dimensions,
+        )
+        form = in_base64 if fields.encoding_format == "base64" else as_list
+        data = [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(await written(found.vectors, form))
+        ]
+        return json_response(
+            {
+                "id": found.id,
+                "object": "list",
+                "model": state.config.model_name,
+                "data": data,
+                "usage": found.usage,
+            }
+        )
+
+    return router
+
+
+async def embed(
+    request: Request,
+    state: ServerState,
+    fields: PooledFields,
+    given: str | list[Any],
+    most_tokens: int | None,
+    dimensions: int | None = None,
+) -> Pooled:
+    """The vectors of an ``input`` field.
+
+    Args:
+        most_tokens: to which longer inputs are cut; None: they are refused.
+        dimensions: to which the vectors are cut.
+
+    Raises:
+        RequestError: the model gives no vectors, or none of this length; or as :func:`run_pooled`.
+    """
+    info = state.info.pooling
+    if info is not None and info.task != "embed":
+        raise RequestError(
+            "This server's model is a classifier and gives no vectors; use /classify."
+        )
+    if dimensions is not None and info is not None:
+        _check_dimensions(dimensions, info)
+    with prompt_errors_name("input"):
+        prompts = input_prompts(given, "input", state, most_tokens)
+        found = await run_pooled(request, state, fields, prompts, "embd")
+    if dimensions is None or info is None:
+        return found
+    return found._replace(
+        vectors=[shortened(one, dimensions, info.normalized) for one in found.vectors]
+    )
+
+
+def _check_dimensions(dimensions: int, info: PoolingInfo) -> None:
+    """Raises:
+    RequestError: the model's vectors cannot be cut to this length.
+    """
+    if not 1 <= dimensions <= info.size or (info.dimensions and dimensions not in info.dimensions):
+        allowed = ", ".join(map(str, info.dimensions)) or f"from 1 to {info.size}"
+        raise RequestError(
+            f"dimensions must be {allowed} with this model, not {dimensions}.", param="dimensions"
+        )
+
+
+def shortened(vector: Vector, dimensions: int, normalize: bool) -> Vector:
+    """The first ``dimensions`` numbers of a vector, again of length 1 if that was."""
+    vector = vector[:dimensions]
+    return unit(vector) if normalize else vector
+
+
+def unit(vector: Vector) -> Vector:
+    """A vector divided by its length."""
+    length = max(float(np.linalg.norm(vector)), 1e-12)
+    return (vector / length).astype(np.float32)
+
+
+async def written(vectors: list[Vector], form: Callable[[Vector], Any]) -> list[Any]:
+    """Vectors in a form of JSON, some at a time; other requests go on in between."""
+    found = []
+    for index, vector in enumerate(vectors):
+        if index % WRITTEN_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        found.append(form(vector))
+    return found
+
+
+def in_base64(vector: Vector) -> str:
+    """32-bit floats, little-endian."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def as_list(vector: Vector) -> orjson.Fragment:
+    """A JSON array."""
+    return orjson.Fragment(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))

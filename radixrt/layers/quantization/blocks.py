@@ -1,0 +1,73 @@
+"""Matrices in the quantized blocks of GGUF files, packed for the native CPU kernels while they are loaded."""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from radixrt.base.errors import ConfigError
+from radixrt.layers.matrix import EmbeddingMatrix, LoadableMatrix, Placement
+from radixrt.layers.quantization.scheme import BLOCK_KINDS
+from radixrt.layers.weights import WeightSlot
+from radixrt_kernels import blockwise
+
+
+class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
+    """In the checkpoint: each projection's rows of blocks, uint8 [output features, bytes of a row].
+
+    Projections that are computed together may be of different kinds. See ``radixrt_kernels.blockwise``.
+    """
+
+    def __init__(self, rows: int, columns: int, kinds: Mapping[str, int]) -> None:
+        """
+        Args:
+            kinds: GGUF's number of the quantization, by the projection's name in the checkpoint.
+        """
+        super().__init__(rows, columns)
+        self.kinds = kinds
+        self.dtype = torch.get_default_dtype()
+        self.parts: list[blockwise.PackedBlocks] = []
+        self._loaded: dict[int, blockwise.PackedBlocks] = {}
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        return blockwise.linear(hidden, self.parts, bias)
+
+    def look_up(self, rows: Tensor) -> Tensor:
+        (whole,) = self.parts
+        return blockwise.look_up(whole, rows, self.dtype)
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        number = self.kinds[placement.name]
+        kind = BLOCK_KINDS[number]
+        outputs, inputs = placement.size
+        rows = range(self.rows)[placement.rows]
+        start, count = placement.start, len(rows)
+        if placement.dim == 1:
+            if start % kind.columns or self.columns % kind.columns:
+                raise ConfigError(
+                    f"The {inputs} input features of {placement.name} cannot be split over --tp ranks between its blocks "
+                    f"of {kind.columns} ({kind.name}); choose a smaller --tp."
+                )
+            start, count = (n // kind.columns * kind.num_bytes for n in (start, self.columns))
+        slot = WeightSlot(
+            (outputs, inputs // kind.columns * kind.num_bytes),
+            torch.empty(0, dtype=torch.uint8),
+            placement.dim,
+            start,
+            weights_an_element=Fraction(kind.columns, kind.num_bytes),
+            count=count,
+            store=partial(self._pack, rows.start, number),
+        )
+        yield f"{placement.name}.weight", slot
+
+    def _pack(self, first: int, kind: int, blocks: Tensor) -> None:
+        rows = self.rows if len(self.kinds) == 1 else len(blocks)  # an embedding may have padding
+        self._loaded[first] = blockwise.pack(blocks, kind, rows, self.columns)
+
+    def finish(self) -> None:
+        self.parts = [part for _, part in sorted(self._loaded.items())]
+        self._loaded.clear()
+        for index, part in enumerate(self.parts):
+            self.register_buffer(f"packed{index}", part.packed)

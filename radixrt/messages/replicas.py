@@ -1,0 +1,61 @@
+"""The messages about replicas: their load and the changes of their caches, for the router; their deaths, for the api."""
+
+import msgspec
+
+from radixrt.messages.message import Message
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a scheduler after it has planned a step. Lengths are in tokens."""
+
+    received: int = 0
+    """Sequences received since the start; those that the router has sent later are not in the other fields."""
+    queued_s: float = 0.0
+    """Seconds until the prompts that wait, and those in steps in flight, are computed."""
+    slowdown: float = 1.0
+    """Time of a prompt beside the decoding sequences over its time alone."""
+    seconds_per_token: float = 0.0
+    """Fitted to the last steps: the cost of a prompt token. 0: not known yet."""
+    seconds_per_pair: float = 0.0
+    """Of a pair of a prompt token and a token before it."""
+    running: int = 0
+    waiting: int = 0
+    context_tokens: int = 0
+    """Of all running sequences; what several share counts for each."""
+    held_tokens: int = 0
+    """Of the pool, those that running sequences and leases hold."""
+    pool_tokens: int = 1
+
+
+class ReplicaReport(Message, frozen=True, kw_only=True):
+    """The news of a replica, after a step and at least once a second."""
+
+    load: ReplicaLoad
+    stream: str
+    """Of its KV events."""
+    sequence: int
+    """Number of the last batch of KV events so far: a subscriber that has fewer has lost some."""
+    events: bytes = b""
+    """An encoded :class:`radixrt.kv.events.EventBatch`; empty: nothing has changed."""
+
+
+class ReplayEvents(Message, frozen=True, kw_only=True):
+    """The router has missed KV events; as :class:`radixrt.kv.events.ReplayRequest`."""
+
+    stream: str
+    sequence: int
+
+
+class EventsReplayed(Message, frozen=True):
+    """The batches that a router has missed, or a snapshot."""
+
+    events: bytes
+    """An encoded list of :class:`radixrt.kv.events.EventBatch`."""
+
+
+class RequestsLost(Message, frozen=True, kw_only=True):
+    """A replica has died. The api sends its open requests again, with the tokens that their clients have."""
+
+    request_ids: list[str]
+    leases: list[str]
+    """Ids of the leases of the replica."""

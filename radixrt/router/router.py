@@ -1,0 +1,246 @@
+"""Chooses for each request the replica with the least cost, in seconds.
+
+    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * context + ANSWER_PRICE_S * answers
+
+*wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
+prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
+``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
+because a prompt that is computed delays the prompts after it and evicts others. A tier below the pool would make the
+prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
+compute: its next prompts will wait, too, and a session stays where its first prompt went. *context* is that of the running
+sequences as a share of the pool: they compute beside the prompts, and their pages are not free. *answers* is the number of sequences
+that run, wait or were sent, so that short prompts, which cost nothing else, spread.
+
+The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
+so prompts that arrive together share a prefix or spread as the cost says.
+"""
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import exp
+from typing import NamedTuple
+
+import msgspec
+
+from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv.events import EventBatch, ReplayRequest
+from radixrt.messages.ids import PackedIds, num_ids
+from radixrt.messages.replicas import ReplicaLoad
+from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
+
+WEIGHT = 3.0
+"""Of the seconds of prefill, against seconds of wait."""
+
+BUSY_PRICE_S = 1.0
+"""Cost of a replica that always computes prompts, against one that computes none."""
+
+BUSY_OVER_S = 10.0
+"""Time constant of the mean of *busy*."""
+
+KV_PRICE_S = 4.0
+"""Cost of running sequences with as much context as the pool has, against none."""
+
+ANSWER_PRICE_S = 0.01
+"""Cost of a further sequence in a replica."""
+
+EXPECTED_S = 5.0
+"""Longest time for which the blocks of a prompt count as cached though no event has told so; at least half of it."""
+
+SECONDS_PER_TOKEN = 1e-4
+"""Until a replica has told its own."""
+
+
+@dataclass(frozen=True)
+class RoutedPrompt:
+    """A prompt as the router sees it."""
+
+    num_tokens: int
+    hashes: list[BlockHash]
+    """Of its full blocks."""
+
+    @staticmethod
+    def of(token_ids: PackedIds, salt: str, page_size: int) -> "RoutedPrompt":
+        packed = block_hashes(namespace_hash(salt), token_ids, page_size)
+        return RoutedPrompt(num_ids(token_ids), unpack_hashes(packed))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A replica for a prompt."""
+
+    replica: int
+    cached_tokens: int
+    """Leading tokens of the prompt that it has cached, or will have when the prompt is computed."""
+    prefill_s: float
+    cost_s: float
+
+
+class _Pending(NamedTuple):
+    """A prompt that was sent."""
+
+    number: int
+    """Of its first sequence."""
+    prefill_s: float
+    num_tokens: int
+    forget_at: float
+
+
+@dataclass(eq=False)
+class _Replica:
+    """What the router knows of a replica."""
+
+    load: ReplicaLoad = field(default_factory=ReplicaLoad)
+    reported_at: float = 0.0
+    mirror: CacheMirror = field(default_factory=CacheMirror)
+    chosen: int = 0
+    """Prompts since its start."""
+    pending: deque["_Pending"] = field(default_factory=deque)
+    """Prompts that are not in its load yet."""
+    pending_s: float = 0.0
+    pending_tokens: int = 0
+    sent_s: float = 0.0
+    """Seconds of all prompts that were sent to it, less for older ones, at ``sent_at``."""
+    sent_at: float = 0.0
+    young: set[BlockHash] = field(default_factory=set)
+    old: set[BlockHash] = field(default_factory=set)
+    """Blocks of the prompts that were sent to it, in two generations."""
+
+    def has(self, block: BlockHash) -> bool:
+        return block in self.mirror.hashes or block in self.young or block in self.old
+
+    def matched_blocks(self, hashes: list[BlockHash]) -> int:
+        """Leading blocks that it has. Its tree has the prefix of each block, so a binary search finds the last one."""
+        return bisect_left(hashes, True, key=lambda block: not self.has(block))
+
+    def busy(self, now: float) -> float:
+        """Seconds of prefill in a second, over the last seconds."""
+        return self.sent_s * exp((self.sent_at - now) / BUSY_OVER_S) / BUSY_OVER_S
+
+    def count_sent(self, prefill_s: float, now: float) -> None:
+        self.sent_s = self.busy(now) * BUSY_OVER_S + prefill_s
+        self.sent_at = now
+
+    def wait_s(self, now: float) -> float:
+        return max(0.0, self.load.queued_s - (now - self.reported_at)) + self.pending_s
+
+
+class Router:
+    """Knows the cache and the load of each replica.
+
+    Args:
+        page_size: tokens in a block.
+        clock: seconds from any fixed moment.
+    """
+
+    def __init__(self, page_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.page_size = page_size
+        self._clock = clock
+        self._replicas: dict[int, _Replica] = {}
+        self._batches = msgspec.msgpack.Decoder(EventBatch)
+        self._turned_at = clock()
+
+    # ------------------------------------------------------------ replicas
+
+    @property
+    def replicas(self) -> list[int]:
+        """Numbers of those that requests can be sent to."""
+        return list(self._replicas)
+
+    def join(self, replica: int) -> None:
+        """A replica has started, with an empty cache."""
+        self._replicas[replica] = _Replica()
+
+    def leave(self, replica: int) -> None:
+        """A replica has died, or drains."""
+        self._replicas.pop(replica, None)
+
+    def report(self, replica: int, load: ReplicaLoad) -> None:
+        """Take a replica's own account of its load."""
+        known = self._replicas[replica]
+        known.load, known.reported_at = load, self._clock()
+        while known.pending and (
+            known.pending[0].number <= load.received
+            or known.pending[0].forget_at < known.reported_at
+        ):
+            reported = known.pending.popleft()
+            known.pending_s -= reported.prefill_s
+            known.pending_tokens -= reported.num_tokens
+        if not known.pending:
+            known.pending_s = 0.0  # without rounding errors
+
+    def take_events(self, replica: int, frames: Iterable[bytes]) -> None:
+        """Take encoded batches of a replica's KV events.
+
+        Raises:
+            msgspec.DecodeError: a frame is no batch.
+        """
+        mirror = self._replicas[replica].mirror
+        for frame in frames:
+            mirror.apply(self._batches.decode(frame))
+
+    def heartbeat(self, replica: int, stream: str, sequence: int) -> ReplayRequest | None:
+        """A replica has published the batches of ``stream`` up to ``sequence``; returns the request for those that are missing."""
+        mirror = self._replicas[replica].mirror
+        mirror.heard_of(stream, sequence)
+        return mirror.missing()
+
+    # ------------------------------------------------------------ decisions
+
+    def choose(self, prompt: RoutedPrompt) -> Candidate:
+        """The replica with the least cost."""
+        return min(
+            self.candidates(prompt),
+            key=lambda found: (found.cost_s, self._replicas[found.replica].chosen),
+        )
+
+    def candidates(self, prompt: RoutedPrompt) -> list[Candidate]:
+        """The cost of the prompt on each replica."""
+        now = self._clock()
+        if now - self._turned_at > EXPECTED_S / 2:
+            self._forget_old(now)
+        return [self._candidate(number, prompt, now) for number in self._replicas]
+
+    def send(self, prompt: RoutedPrompt, chosen: Candidate, number: int) -> None:
+        """Count a prompt as sent, until the replica has reported it.
+
+        Args:
+            number: of its first sequence, among all sequences sent to this start of the replica; counted from 1.
+        """
+        replica = self._replicas[chosen.replica]
+        replica.chosen += 1
+        now = self._clock()
+        replica.count_sent(chosen.prefill_s, now)
+        forget_at = now + EXPECTED_S
+        replica.pending.append(_Pending(number, chosen.prefill_s, prompt.num_tokens, forget_at))
+        replica.pending_s += chosen.prefill_s
+        replica.pending_tokens += prompt.num_tokens
+        replica.young.update(prompt.hashes)
+
+    def owner(self, prompt: RoutedPrompt) -> int:
+        """The replica that has most of a prompt."""
+        return max(self._replicas, key=lambda r: self._replicas[r].matched_blocks(prompt.hashes))
+
+    def _candidate(self, number: int, prompt: RoutedPrompt, now: float) -> Candidate:
+        replica = self._replicas[number]
+        load, tokens = replica.load, prompt.num_tokens
+        cached = replica.matched_blocks(prompt.hashes) * self.page_size
+        cached = min(cached, tokens - 1)  # the last token is always computed
+        by_token = load.seconds_per_token or SECONDS_PER_TOKEN
+        pairs = (tokens + cached) * (tokens - cached) / 2
+        prefill_s = load.slowdown * (by_token * (tokens - cached) + load.seconds_per_pair * pairs)
+        cost_s = (
+            replica.wait_s(now)
+            + WEIGHT * prefill_s
+            + BUSY_PRICE_S * replica.busy(now)
+            + ANSWER_PRICE_S * (load.running + load.waiting + len(replica.pending))
+            + KV_PRICE_S * (load.context_tokens + replica.pending_tokens) / load.pool_tokens
+        )
+        return Candidate(number, cached, prefill_s, cost_s)
+
+    def _forget_old(self, now: float) -> None:
+        self._turned_at = now
+        for replica in self._replicas.values():
+            replica.old, replica.young = replica.young, set()

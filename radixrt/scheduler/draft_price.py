@@ -1,0 +1,83 @@
+"""Learns the price of a draft token: the time that its row adds to a step, in times of an output token.
+
+Least squares over all features of a step (:mod:`radixrt.scheduler.step_times`) forget what a row costs while the batch stays the same, and with sixteen sequences the noise of
+a step is larger than a row. So the time of a row is the slope of step times over the number of draft rows, from steps of
+the same sequences without prompts, and only steps that differ in their drafts make it forget.
+"""
+
+from radixrt.scheduler.step_times import RecentRatio
+
+FIRST_PRICE = 0.2
+"""Before times are known."""
+
+LEAST_PRICE, MOST_PRICE = 0.02, 1.0
+
+STEPS_KNOWN = 8
+"""Steps with another number of drafts than the ones before, until the slope counts."""
+
+_KEPT = 0.98
+"""Weight of a step with drafts for each one after it."""
+
+_NEWEST = 0.1
+"""Weight of a step in the means."""
+
+_MOST_NOISE = 0.3
+"""Of the mean time of a step: a larger difference to the forecast counts as this. The machine pauses now and then."""
+
+
+class DraftPrice:
+    """The price, from the times of steps."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        """Sequences of the last step."""
+        self._mean_drafted = self._mean_s = 0.0
+        """Of the last steps of these sequences."""
+        self._variance = self._covariance = 0.0
+        """Weighted sums, of the number of drafts, and of this and the seconds."""
+        self._differing = 0
+        self._token_s = RecentRatio()
+
+    def observe(self, rows: int, drafted: int, new_tokens: int, seconds: float) -> None:
+        """Learn from a step without prompts.
+
+        Args:
+            rows: decoding sequences.
+            drafted: draft tokens that were verified.
+            new_tokens: of answers.
+            seconds: 0 stands for an unknown time.
+        """
+        if seconds <= 0 or not rows:
+            return
+        self._token_s.observe(seconds, new_tokens)
+        if rows != self._rows:
+            self._rows, self._mean_drafted, self._mean_s = rows, drafted, seconds
+            return
+        more_drafted = drafted - self._mean_drafted
+        more_s = self._without_pause(more_drafted, seconds)
+        if abs(more_drafted) >= 0.5:
+            self._differing += 1
+            self._variance = _KEPT * self._variance + more_drafted * more_drafted
+            self._covariance = _KEPT * self._covariance + more_drafted * more_s
+        self._mean_drafted += _NEWEST * more_drafted
+        self._mean_s += _NEWEST * more_s
+
+    def _without_pause(self, more_drafted: float, seconds: float) -> float:
+        """Seconds that a step takes longer than the mean."""
+        forecast_s = self._row_s * more_drafted
+        most_s = _MOST_NOISE * self._mean_s
+        noise_s = seconds - self._mean_s - forecast_s
+        return forecast_s + min(max(noise_s, -most_s), most_s)
+
+    @property
+    def _row_s(self) -> float:
+        """Seconds that a draft row adds to a step."""
+        return self._covariance / self._variance if self._variance else 0.0
+
+    @property
+    def value(self) -> float:
+        """A draft token pays if it is accepted more often than this."""
+        token_s = self._token_s.value
+        if self._differing < STEPS_KNOWN or not token_s:
+            return FIRST_PRICE
+        return round(min(max(self._row_s / token_s, LEAST_PRICE), MOST_PRICE), 3)

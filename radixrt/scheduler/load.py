@@ -1,0 +1,40 @@
+"""Measures the load of a scheduler for a router: work that waits, in seconds, and the use of the KV pool."""
+
+import numpy as np
+
+from radixrt.messages.replicas import ReplicaLoad
+from radixrt.scheduler.scheduler import Scheduler
+from radixrt.scheduler.step_times import StepShape
+
+
+def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
+    """The load after a step was planned.
+
+    Args:
+        received: sequences that the scheduler has got since its start.
+    """
+    slots, times, kv = scheduler.slots, scheduler.step_times, scheduler.kv
+    running = np.flatnonzero(slots.in_use)
+    rest = np.maximum(slots.known[running] - slots.planned[running], 0).sum()
+    context = int(slots.planned[slots.is_decoding].sum())
+    decode = StepShape(int(slots.is_decoding.sum()), context)
+    by_prompt_token, decode_s = times.seconds_per_prompt_token, times.seconds(decode)
+    most_prefill_s = scheduler.limits.max_prefill_tokens * by_prompt_token
+    prefill_s = min(times.prefill_seconds(decode), most_prefill_s)
+    slowdown = 1 + decode_s / prefill_s if prefill_s > 0 else 1.0
+    tokens = scheduler.waiting.prompt_tokens + float(rest)
+    by_token, by_pair = times.prefill_costs
+    page_size, tree = scheduler.limits.page_size, kv.tree
+    return ReplicaLoad(
+        received=received,
+        queued_s=scheduler.seconds_in_flight + tokens * by_prompt_token * slowdown,
+        slowdown=slowdown,
+        seconds_per_token=by_token,
+        seconds_per_pair=by_pair,
+        running=scheduler.num_running,
+        waiting=len(scheduler.waiting),
+        context_tokens=int(np.maximum(slots.planned, slots.known)[running].sum()),
+        held_tokens=page_size
+        * (kv.allocator.num_pages - kv.allocator.num_free - tree.num_evictable_pages),
+        pool_tokens=page_size * kv.allocator.num_pages,
+    )

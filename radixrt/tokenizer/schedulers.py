@@ -1,0 +1,209 @@
+"""The schedulers behind the tokenizer process: one, or one of each replica, with the router that chooses between them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.ids import PackedIds
+from radixrt.messages.links import ToTokenizerFromScheduler
+from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport
+from radixrt.messages.replies import CallReply
+from radixrt.messages.sequences import SequenceRequest, TokenBatch
+from radixrt.router.router import RoutedPrompt, Router
+from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+"""Between two looks whether a replica lives."""
+
+
+class SchedulerLink:
+    """The link to one scheduler, and the grammars that it has."""
+
+    def __init__(self, channels: Channels) -> None:
+        self.channels = channels
+        self.inbox: AsyncInbox[ToTokenizerFromScheduler] = AsyncInbox(
+            channels.address("scheduler", "tokenizer"), ToTokenizerFromScheduler
+        )
+        self._outbox = Outbox(channels.address("tokenizer", "scheduler"))
+        self.grammars = SentGrammars(self.send)
+        self.num_sequences = 0
+        """Sent."""
+
+    @property
+    def replica(self) -> int:
+        """Its number; 0 if there are no replicas."""
+        return self.channels.replica or 0
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.num_sequences += isinstance(message, SequenceRequest)
+        self._outbox.send(message)
+
+    async def info(self) -> EngineInfo:
+        """Wait until the engine is ready: its first message."""
+        while not isinstance(info := await self.inbox.receive(), EngineInfo):
+            log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
+        return info
+
+    def close(self) -> None:
+        self.inbox.close()
+        self._outbox.close()
+
+
+Absorb = Callable[[SchedulerLink, TokenBatch | CallReply], None]
+Lose = Callable[[SchedulerLink], None]
+
+
+class Schedulers:
+    """The links to all schedulers that live.
+
+    Args:
+        channels: of the engine.
+    """
+
+    def __init__(self, config: ServerConfig, channels: Channels) -> None:
+        self._channels = channels
+        self._num_replicas = config.dp
+        self.links: dict[int, SchedulerLink] = {}
+        """By replica."""
+        if config.dp == 1:
+            self.links[0] = SchedulerLink(channels)
+        self._router: Router | None = None
+        self._first: EngineInfo | None = None
+        self._ready, self._joined = asyncio.Event(), asyncio.Event()
+        self._dropped_frames = 0
+        """Malformed frames of replicas that have died."""
+
+    @property
+    def malformed_frames(self) -> int:
+        return self._dropped_frames + sum(
+            link.inbox.malformed_frames for link in self.links.values()
+        )
+
+    async def info(self) -> EngineInfo:
+        """Wait until all schedulers are ready, while :meth:`serve` runs."""
+        await self._ready.wait()
+        assert self._first is not None
+        return self._first
+
+    async def available(self) -> None:
+        """Wait until there is a scheduler to choose."""
+        if not self.links:
+            await self._joined.wait()
+
+    def choose(self, token_ids: PackedIds, salt: str) -> SchedulerLink:
+        """The scheduler for the answers of a request. One must live."""
+        if self._num_replicas == 1:
+            return self.links[0]
+        router = self._router_of_all()
+        prompt = RoutedPrompt.of(token_ids, salt, router.page_size)
+        chosen = router.choose(prompt)
+        link = self.links[chosen.replica]
+        router.send(prompt, chosen, link.num_sequences + 1)
+        return link
+
+    def owner(self, token_ids: PackedIds, salt: str) -> SchedulerLink:
+        """The scheduler that has most of a prompt cached. One must live."""
+        if self._num_replicas == 1:
+            return self.links[0]
+        router = self._router_of_all()
+        return self.links[router.owner(RoutedPrompt.of(token_ids, salt, router.page_size))]
+
+    async def serve(self, absorb: Absorb, lose: Lose) -> None:
+        """Hand on what the schedulers send.
+
+        Args:
+            lose: called after the death of a replica.
+        """
+        if self._num_replicas == 1:
+            self._first = await self.links[0].info()
+            self._ready.set()
+            await self._read(self.links[0], absorb)
+        async with asyncio.TaskGroup() as group:
+            for replica in range(self._num_replicas):
+                group.create_task(self._follow(replica, absorb, lose))
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.close()
+
+    # ------------------------------------------------------------ replicas
+
+    def _router_of_all(self) -> Router:
+        assert self._router is not None, "no replica has joined yet"
+        return self._router
+
+    async def _follow(self, replica: int, absorb: Absorb, lose: Lose) -> None:
+        """Serve one start of a replica after the other."""
+        last_start = -1
+        while True:
+            channels = self._started(replica, last_start)
+            if channels is None:
+                await asyncio.sleep(LOOK_S)
+                continue
+            last_start = channels.start
+            link = SchedulerLink(channels)
+            reading = asyncio.create_task(self._join(link, absorb))
+            try:
+                while channels.is_alive and not reading.done():
+                    await asyncio.wait([reading], timeout=LOOK_S)
+            finally:
+                reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading  # raises if it has ended by an error
+            self._leave(link, lose)
+
+    def _started(self, replica: int, after: int) -> Channels | None:
+        found = self._channels.replicas()
+        return next((c for c in found if c.replica == replica and c.start > after), None)
+
+    async def _join(self, link: SchedulerLink, absorb: Absorb) -> None:
+        info = await link.info()
+        if self._router is None:
+            self._router = Router(info.page_size)
+        self._router.join(link.replica)
+        self.links[link.replica] = link
+        self._joined.set()
+        self._first = self._first or info
+        if len(self.links) == self._num_replicas:
+            self._ready.set()
+        await self._read(link, absorb)
+
+    def _leave(self, link: SchedulerLink, lose: Lose) -> None:
+        self._dropped_frames += link.inbox.malformed_frames
+        if self.links.pop(link.replica, None) is not None:
+            self._router_of_all().leave(link.replica)
+            lose(link)
+        if not self.links:
+            self._joined.clear()
+        link.close()
+
+    async def _read(self, link: SchedulerLink, absorb: Absorb) -> None:
+        while True:
+            message = await link.inbox.receive()
+            match message:
+                case TokenBatch() | CallReply():
+                    absorb(link, message)
+                case ReplicaReport():
+                    self._take_report(link, message)
+                case EventsReplayed():
+                    batches = msgspec.msgpack.decode(message.events, type=list[msgspec.Raw])
+                    self._router_of_all().take_events(link.replica, map(bytes, batches))
+                case EngineInfo():
+                    log.warning("Ignored a second EngineInfo.")
+
+    def _take_report(self, link: SchedulerLink, report: ReplicaReport) -> None:
+        router = self._router_of_all()
+        if report.events:
+            router.take_events(link.replica, [report.events])
+        router.report(link.replica, report.load)
+        missing = router.heartbeat(link.replica, report.stream, report.sequence)
+        if missing is not None:
+            link.send(ReplayEvents(stream=missing.stream, sequence=missing.sequence))

@@ -1,0 +1,1 @@
+"""Draft tokens, which one step verifies: their sources, their number, and their acceptance."""

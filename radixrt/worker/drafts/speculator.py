@@ -1,0 +1,162 @@
+"""Drafts tokens for the slots of a step: asks the drafters, and chooses the draft and its length by price.
+
+A further drafter is a class with :meth:`radixrt.worker.drafts.drafter.Drafter.propose`, an entry of :meth:`Speculator.__init__`
+and a name in ``DRAFTERS``. One with a model of its own keeps its KV as one more layer of the same pages.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, VerifiedDraft
+from radixrt.worker.drafts.chances import Chances, expected_accepted, paying_length
+from radixrt.worker.drafts.drafter import Draft, Drafter
+from radixrt.worker.drafts.grammar import GrammarDrafter
+from radixrt.worker.drafts.ngram import NgramDrafter
+from radixrt.worker.drafts.pool import PoolDrafter
+from radixrt.worker.drafts.reference import ReferenceDrafter
+
+REST_AFTER_HOLD = 16
+"""Steps without drafts after a step in which the mask of a slot was not ready: each draft needs a further mask."""
+
+
+@dataclass(eq=False, slots=True)
+class _Speculating:
+    """A sequence whose tokens are drafted."""
+
+    text: list[int]
+    end: int
+    """Length of the text at which the answer ends."""
+    ends: frozenset[int]
+    """Tokens that end the answer. They are not drafted: nothing can follow them."""
+    rest: int = 0
+    """Steps to come without drafts."""
+    drafter: int = field(default=0)
+    """Of the last draft."""
+    evidence: int = 0
+
+
+class Speculator:
+    """Owns the drafters and the texts of the slots.
+
+    Args:
+        eos_token_ids: of the model.
+        forced: the tokens that the grammar of a slot forces and that are not jumped over.
+        allowed: of a slot's draft, the leading tokens that its grammar allows.
+    """
+
+    def __init__(
+        self,
+        eos_token_ids: Sequence[int],
+        forced: Callable[[int], list[int]],
+        allowed: Callable[[int, list[int]], list[int]],
+    ) -> None:
+        by_name: dict[str, Drafter] = {
+            "grammar": GrammarDrafter(forced),
+            "tree": ReferenceDrafter(lambda sources: sources.continuation),
+            "ngram": NgramDrafter(),
+            "pool": PoolDrafter(),
+            "prediction": ReferenceDrafter(lambda sources: sources.prediction, begins_answer=True),
+        }
+        self._drafters = [by_name[name] for name in DRAFTERS]
+        self._chances = Chances()
+        self._eos_token_ids = eos_token_ids
+        self._allowed = allowed
+        self._slots: dict[int, _Speculating] = {}
+
+    def admit(self, admit: Admit) -> None:
+        """Take a sequence into a free slot, if its tokens are drafted."""
+        if admit.drafts is None:
+            return
+        slot, sampling = admit.slot, admit.sampling
+        text = unpack_ids(admit.token_ids).tolist()
+        num_prompt = len(text) - admit.num_output
+        ends = () if sampling.ignore_eos else self._eos_token_ids
+        assert sampling.max_tokens is not None
+        self._slots[slot] = _Speculating(
+            text, num_prompt + sampling.max_tokens, frozenset((*ends, *sampling.stop_token_ids))
+        )
+        self._chances.admit(slot)
+        for drafter in self._drafters:
+            drafter.admit(slot, text, num_prompt, admit.drafts)
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence of a slot, if there is one."""
+        if self._slots.pop(slot, None) is not None:
+            for drafter in self._drafters:
+                drafter.release(slot)
+
+    def slots_of(self, slots: NDArray[np.int64]) -> list[int]:
+        """Those of ``slots`` [n] whose tokens are drafted."""
+        return [slot for slot in slots.tolist() if slot in self._slots] if self._slots else []
+
+    def last_token(self, slot: int) -> int:
+        return self._slots[slot].text[-1]
+
+    def extend(self, slots: NDArray[np.int64], token_ids: TokenIds) -> None:
+        """Note the new tokens [rows] of answers in ``slots`` [rows], which are final. Marks of failure are left out."""
+        if self._slots:
+            for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+                if token >= 0 and (one := self._slots.get(slot)) is not None:
+                    one.text.append(token)
+
+    def hold(self, slots: Sequence[int]) -> None:
+        """Note slots whose masks were not ready."""
+        for slot in slots:
+            if (one := self._slots.get(slot)) is not None:
+                one.rest = REST_AFTER_HOLD
+
+    def propose(self, slot: int, room: int, price: float) -> list[int]:
+        """The draft of a slot for the next step; often none.
+
+        Args:
+            slot: whose next tokens are to be sampled.
+            room: most tokens.
+            price: of a row, see ``StepPlan.draft_price``.
+        """
+        one = self._slots.get(slot)
+        if one is None:
+            return []
+        if one.rest:
+            one.rest -= 1
+            return []
+        # One token less than the answer may have: the last is drawn, not drafted.
+        budget = min(room, MOST_DRAFTED, one.end - len(one.text) - 1)
+        if budget <= 0:
+            return []
+        best, length = self._best(slot, budget, price, one)
+        if best is None:
+            return []
+        if length == 0:
+            if not self._chances.decline(slot):
+                return []
+            length = 1
+        tokens = best.token_ids[:length]
+        tokens = tokens[: next((i for i, t in enumerate(tokens) if t in one.ends), length)]
+        return self._allowed(slot, tokens) if tokens else tokens
+
+    def _best(
+        self, slot: int, budget: int, price: float, one: _Speculating
+    ) -> tuple[Draft | None, int]:
+        """The draft with the most tokens to be accepted, and its length that pays."""
+        best, best_length, most = None, 0, -1.0
+        for index, drafter in enumerate(self._drafters):
+            draft = drafter.propose(slot, budget)
+            if draft is None:
+                continue
+            chance = self._chances.of(slot, index, draft.evidence)
+            length = paying_length(chance, price, len(draft.token_ids))
+            accepted = expected_accepted(chance, length)
+            if accepted > most:
+                best, best_length, most = draft, length, accepted
+                one.drafter, one.evidence = index, draft.evidence
+        return best, best_length
+
+    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> VerifiedDraft:
+        """Learn from the last draft of a slot; returns the entry of the step's result."""
+        one = self._slots[slot]
+        self._chances.learn(slot, one.drafter, one.evidence, num_drafted, num_accepted)
+        return VerifiedDraft(slot, one.drafter, num_drafted, num_accepted)

@@ -1,0 +1,81 @@
+"""Linear layers with the quantized blocks of GGUF files; activations are rounded to 8 bits, with one scale per 32 columns.
+
+The packed form keeps the codes and scales of the file with their own numbers of bits, in panels of 16 output features like
+:mod:`radixrt_kernels.linear`. ``csrc/block_forms.hpp`` describes it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from radixrt_kernels import native, tape
+from radixrt_kernels.linear import PANEL
+from radixrt_kernels.memory import advise_huge_pages
+
+if native is not None:
+    _linear, _look_up = native.blockwise_linear, native.blockwise_look_up
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBlocks:
+    """A packed matrix [rows, columns]."""
+
+    packed: torch.Tensor  # uint8 [panels, bytes]
+    kind: int  # GGUF's number of the quantization
+    rows: int
+    columns: int
+
+
+def pack(blocks: torch.Tensor, kind: int, rows: int, columns: int) -> PackedBlocks:
+    """Pack the rows of a GGUF tensor for the kernels.
+
+    Args:
+        blocks: uint8 [at most rows, bytes of a row], as in the file; missing rows become zeros
+        kind: GGUF's number: 2 (Q4_0), 6 (Q5_0), 8 (Q8_0), 12 (Q4_K), 13 (Q5_K), 14 (Q6_K) or 39 (MXFP4)
+
+    Raises:
+        ValueError: there is no packed form of ``kind``, or the shape does not fit.
+    """
+    assert native is not None
+    panels = -(-rows // PANEL)
+    packed = torch.empty(panels, native.blockwise_panel_bytes(kind, columns), dtype=torch.uint8)
+    advise_huge_pages(packed)
+    packed[blocks.shape[0] // PANEL :].zero_()
+    native.blockwise_pack(blocks, kind, columns, packed)
+    return PackedBlocks(packed, kind, rows, columns)
+
+
+def linear(
+    hidden: torch.Tensor, matrices: Sequence[PackedBlocks], bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply tokens by matrices, which may be of different kinds. Their outputs are side by side.
+
+    Args:
+        hidden: [num_tokens, columns], float32, bfloat16 or float16
+        matrices: with the same columns
+        bias: [rows of all matrices] of the same dtype, or None
+
+    Returns:
+        [num_tokens, rows of all matrices] of the same dtype
+
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Example, a row of Q8_0: a scale of 0.5 and 32 codes:
+        >>> import torch
+        >>> scale = torch.tensor([0.5]).half().view(torch.uint8)
+        >>> matrix = pack(torch.cat((scale, torch.arange(32, dtype=torch.uint8)))[None], 8, rows=1, columns=32)
+        >>> linear(torch.ones(1, 32), [matrix])
+        tensor([[248.]])
+    """
+    output = hidden.new_empty((hidden.shape[0], sum(m.rows for m in matrices)))
+    tape.call(_linear, hidden, tuple((m.packed, m.kind, m.rows) for m in matrices), bias, output)
+    return output
+
+
+def look_up(matrix: PackedBlocks, wanted: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Decode the rows ``wanted`` ([n] int64) of a matrix. Returns [n, columns] of ``dtype``."""
+    output = torch.empty((wanted.shape[0], matrix.columns), dtype=dtype)
+    tape.call(_look_up, matrix.packed, matrix.kind, matrix.rows, wanted, output)
+    return output

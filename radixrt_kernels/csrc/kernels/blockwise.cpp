@@ -1,0 +1,405 @@
+// Products of activations and a packed matrix of GGUF blocks; compiled once for each instruction set.
+//
+// A record of four panels stays in the first-level cache while all tokens are multiplied by it. Few tokens: codes are unpacked in registers.
+// Many tokens: the codes are unpacked once, to 8 bits in memory. The sums of a token are the same in both.
+#include "kernels/blockwise.hpp"
+
+#include "isa.hpp"
+#include "kernels/byte_products.hpp"
+
+namespace radixrt {
+namespace RADIXRT_ISA {
+namespace {
+
+constexpr int kSteps = kBlock / 4;
+
+// ------------------------------------------------------------ kinds of blocks
+//
+// A kind defines the number of scales per 32 columns (kGroups), the code of the weight 0 (kZero), and how codes and scales are read:
+//   codes(lines, step): `lines` are those of 32 columns, `step` is from 0 to 7
+//   scale(scales, block, group, lane): the scales of rows `lane` to `lane` + kWidth - 1 of a panel for 32 columns of a record
+//   minimum(scales, block, lane): the same, only if kHasMinimum
+
+template <int kBits>
+struct Codes {
+  static constexpr int kLines = kBits;
+
+  static RADIXRT_INLINE UInts codes(const uint8_t* lines, int step) {
+    if constexpr (kBits == 8) return codes_at(lines + step * kStepBytes);
+    UInts pair = codes_at(lines + step / 2 * kStepBytes), low = (step % 2 ? pair >> 4 : pair) & 0x0f0f0f0fu;
+    if constexpr (kBits == 5) {
+      UInts upper = codes_at(lines + 4 * kStepBytes);
+      return low | ((step < 4 ? upper << (4 - step) : upper >> (step - 4)) & 0x10101010u);
+    }
+    if constexpr (kBits == 6) {
+      UInts upper = codes_at(lines + (4 + step / 4) * kStepBytes);
+      int at = step % 4 * 2;
+      return low | ((at < 4 ? upper << (4 - at) : upper >> (at - 4)) & 0x30303030u);
+    }
+    return low;
+  }
+};
+
+RADIXRT_INLINE Floats halves_at(const uint8_t* from) { return load(reinterpret_cast<const Float16*>(from)); }
+
+template <int kBits, int kZero_>
+struct Small : Codes<kBits> {  // Q4_0, Q5_0, Q8_0
+  static constexpr int kGroups = 1, kZero = kZero_;
+  static constexpr bool kHasMinimum = false;
+
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
+    return halves_at(scales + block * 32 + 2 * lane);
+  }
+};
+
+template <int kBits>
+struct WithMinimum : Codes<kBits> {  // Q4_K, Q5_K
+  static constexpr int kGroups = 1, kZero = 0;
+  static constexpr bool kHasMinimum = true;
+
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
+    return halves_at(scales + 2 * lane) * bytes_at(scales + 64 + block * 32 + lane);
+  }
+  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int block, int lane) {
+    return halves_at(scales + 32 + 2 * lane) * bytes_at(scales + 80 + block * 32 + lane);
+  }
+};
+
+struct SixBits : Codes<6> {  // Q6_K
+  static constexpr int kGroups = 2, kZero = 32;
+  static constexpr bool kHasMinimum = false;
+
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int group, int lane) {
+    return halves_at(scales + 2 * lane) * bytes_at(reinterpret_cast<const int8_t*>(scales) + 32 + (2 * block + group) * 16 + lane);
+  }
+};
+
+struct Floats4Bits : Codes<4> {  // MXFP4: codes are floats of 4 bits, of which the doubled values are integers
+  static constexpr int kGroups = 1, kZero = 12;
+  static constexpr bool kHasMinimum = false;
+  alignas(16) static constexpr uint8_t kValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // plus 12
+
+  static RADIXRT_INLINE UInts codes(const uint8_t* lines, int step) {
+    UInts codes = Codes<4>::codes(lines, step);
+#if defined(__AVX512BW__)
+    return (UInts)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kValues)), (__m512i)codes);
+#elif defined(__AVX2__)
+    return (UInts)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)kValues)), (__m256i)codes);
+#else
+    uint8_t bytes[sizeof codes];
+    memcpy(bytes, &codes, sizeof bytes);
+    for (uint8_t& byte : bytes) byte = kValues[byte];
+    memcpy(&codes, bytes, sizeof bytes);
+    return codes;
+#endif
+  }
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
+    auto exponent = (UInts)widened(scales + block * 16 + lane);  // of the scale plus 128, which halves the values again
+    return (Floats)(exponent < 2 ? (UInts{} + 0x00200000u) << exponent : (exponent - 1) << 23);
+  }
+};
+
+// Calls `body` with an object of the kind's type.
+template <class Body>
+RADIXRT_INLINE void with_kind(BlockKind kind, Body&& body) {
+  switch (kind) {
+    case BlockKind::q4_0: return body(Small<4, 8>{});
+    case BlockKind::q5_0: return body(Small<5, 16>{});
+    case BlockKind::q8_0: return body(Small<8, 128>{});
+    case BlockKind::q4_k: return body(WithMinimum<4>{});
+    case BlockKind::q5_k: return body(WithMinimum<5>{});
+    case BlockKind::q6_k: return body(SixBits{});
+    case BlockKind::mxfp4: return body(Floats4Bits{});
+  }
+}
+
+// ------------------------------------------------------------ activations
+//
+// The prepared form of a token: scale and sums of each 32 columns, then the activations in fours.
+
+struct BlockInput {
+  float scale;
+  float scaled_total;  // the scale times the sum of the integers
+  int32_t totals[2];   // the sums of the integers of 16 columns each
+};
+
+RADIXRT_INLINE int64_t fours_first(int64_t blocks) { return (blocks * static_cast<int64_t>(sizeof(BlockInput)) + 63) / 64 * 64; }
+
+int64_t prepared_bytes(int64_t columns) {
+  int64_t blocks = columns / kBlock;
+  return fours_first(blocks) + (blocks * kSteps * static_cast<int64_t>(sizeof(Four)) + 63) / 64 * 64;
+}
+
+template <class T>
+void prepare(const void* hidden, int64_t columns, void* prepared) {
+  int64_t blocks = columns / kBlock;
+  auto from = static_cast<const T*>(hidden);
+  auto to = static_cast<BlockInput*>(prepared);
+  auto fours = reinterpret_cast<Four*>(static_cast<char*>(prepared) + fours_first(blocks));
+  for (int64_t block = 0; block < blocks; ++block, from += kBlock, fours += kSteps) {
+    ActivationScale scale = scale_of(from, kBlock);
+    float first = round_to_fours(from, kBlock / 2, scale.inverse, fours);
+    float second = round_to_fours(from + kBlock / 2, kBlock / 2, scale.inverse, fours + kSteps / 2);
+    to[block] = {scale.scale, scale.scale * (first + second), {static_cast<int32_t>(first), static_cast<int32_t>(second)}};
+  }
+}
+
+// ------------------------------------------------------------ records of some panels
+
+template <class Kind_>
+struct Packed {
+  using Kind = Kind_;
+  static constexpr int kGroups = Kind::kGroups;
+  static constexpr bool kHasMinimum = Kind::kHasMinimum;
+  static constexpr int zero = Kind::kZero;
+  const uint8_t *scales, *lines;  // of the first panel
+  int64_t panel_bytes;
+
+  RADIXRT_INLINE UInts codes(int panel, int block, int step, int lane) const {
+    return Kind::codes(lines + panel * panel_bytes + block * (Kind::kLines * kStepBytes) + 4 * lane, step);
+  }
+  RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const {
+    return Kind::scale(scales + panel * panel_bytes, block, group, lane);
+  }
+  RADIXRT_INLINE Floats minimum(int panel, int block, int lane) const {
+    return Kind::minimum(scales + panel * panel_bytes, block, lane);
+  }
+};
+
+RADIXRT_INLINE int blocks_of_record(const Blockwise& matrix, int64_t record) {
+  int64_t left = matrix.blocks() - record * kRecordBlocks;
+  return static_cast<int>(left < kRecordBlocks ? left : kRecordBlocks);
+}
+
+template <class Kind>
+RADIXRT_INLINE Packed<Kind> record_at(const Blockwise& matrix, int64_t panel, int64_t record) {
+  const uint8_t* at = matrix.panels + panel * matrix.panel_bytes + record * matrix.form->record_bytes(kRecordBlocks);
+  return {at, at + matrix.form->scale_bytes(blocks_of_record(matrix, record)), matrix.panel_bytes};
+}
+
+template <int kPanels, int kGroups_, bool kHasMinimum_>
+struct Unpacked {
+  static constexpr int kGroups = kGroups_;
+  static constexpr bool kHasMinimum = kHasMinimum_;
+  int zero;
+  alignas(64) uint8_t bytes[kPanels][kRecordBlocks][kSteps][kStepBytes];  // 16 KiB for four panels
+  float scales[kPanels][kRecordBlocks][kGroups][kPanel];
+  float minima[kPanels][kRecordBlocks][kHasMinimum ? kPanel : 1];
+
+  template <class Kind>
+  RADIXRT_INLINE void fill(const Packed<Kind>& from, int blocks) {
+    for (int p = 0; p < kPanels; ++p) {
+      for (int block = 0; block < blocks; ++block) {
+        for (int lane = 0; lane < kPanel; lane += kWidth) {
+#pragma GCC unroll 8
+          for (int step = 0; step < kSteps; ++step) {
+            UInts codes = from.codes(p, block, step, lane);
+            memcpy(bytes[p][block][step] + 4 * lane, &codes, sizeof codes);
+          }
+          for (int group = 0; group < kGroups; ++group) store(scales[p][block][group] + lane, from.scale(p, block, group, lane));
+          if constexpr (kHasMinimum) store(minima[p][block] + lane, from.minimum(p, block, lane));
+        }
+      }
+    }
+  }
+
+  RADIXRT_INLINE UInts codes(int panel, int block, int step, int lane) const { return codes_at(bytes[panel][block][step] + 4 * lane); }
+  RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const { return load(scales[panel][block][group] + lane); }
+  RADIXRT_INLINE Floats minimum(int panel, int block, int lane) const { return load(minima[panel][block] + lane); }
+};
+
+// Prefetches `bytes` bytes of each panel, some lines at a time between other work.
+struct Ahead {
+  const uint8_t* panel;
+  int64_t panel_bytes;
+  int bytes, panels;
+  int lines_a_step;
+  int at = 0;
+
+  RADIXRT_INLINE void step() {
+    for (int i = 0; i < lines_a_step && panels > 0; ++i) {
+      __builtin_prefetch(panel + at, 0, 2);
+      at += 64;
+      if (at >= bytes) {
+        at = 0;
+        panel += panel_bytes;
+        --panels;
+      }
+    }
+  }
+};
+
+// ------------------------------------------------------------ tiles
+
+// The inputs of a tile, from some block on.
+struct Inputs {
+  const char* blocks;  // BlockInput of the first token
+  const char* fours;
+  int64_t token_bytes;
+
+  RADIXRT_INLINE const BlockInput& block(int token, int index) const {
+    return reinterpret_cast<const BlockInput*>(blocks + token * token_bytes)[index];
+  }
+  RADIXRT_INLINE const Four* steps(int token, int index) const {
+    return reinterpret_cast<const Four*>(fours + token * token_bytes) + index * kSteps;
+  }
+};
+
+// Adds the products of 32 columns to the sums of `kTokens` tokens.
+template <int kTokens, int kPanels, class Record>
+RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inputs, TokenSums<kPanels>* sums) {
+  constexpr int kGroupSteps = kSteps / Record::kGroups;
+#pragma GCC unroll 2
+  for (int group = 0; group < Record::kGroups; ++group) {
+    Ints products[kTokens][kPanels][kVectors];
+    const Four* x[kTokens];
+    for (int t = 0; t < kTokens; ++t) {
+      const BlockInput& input = inputs.block(t, block);
+      int total = Record::kGroups == 1 ? input.totals[0] + input.totals[1] : input.totals[group];
+      Ints nothing = Ints{} - (Record::kHasMinimum ? 0 : total * record.zero);
+      for (int p = 0; p < kPanels; ++p)
+        for (int v = 0; v < kVectors; ++v) products[t][p][v] = nothing;
+      x[t] = inputs.steps(t, block) + group * kGroupSteps;
+    }
+#pragma GCC unroll 8
+    for (int step = 0; step < kGroupSteps; ++step) {
+      for (int v = 0; v < kVectors; ++v) {
+        UInts w[kPanels];
+        for (int p = 0; p < kPanels; ++p) w[p] = record.codes(p, block, group * kGroupSteps + step, v * kWidth);
+        for (int t = 0; t < kTokens; ++t)
+          for (int p = 0; p < kPanels; ++p) products[t][p][v] = add_products(products[t][p][v], w[p], x[t][step]);
+      }
+    }
+    for (int p = 0; p < kPanels; ++p) {
+      for (int v = 0; v < kVectors; ++v) {
+        Floats scale = record.scale(p, block, group, v * kWidth);
+        for (int t = 0; t < kTokens; ++t)
+          sums[t].of[p][v] += __builtin_convertvector(products[t][p][v], Floats) * (scale * inputs.block(t, block).scale);
+        if constexpr (Record::kHasMinimum) {
+          Floats minimum = record.minimum(p, block, v * kWidth);
+          for (int t = 0; t < kTokens; ++t) sums[t].of[p][v] -= minimum * inputs.block(t, block).scaled_total;
+        }
+      }
+    }
+  }
+}
+
+// One tile: at most kTileTokens tokens.
+template <int kPanels, int kTokens = kTileTokens, class Record>
+RADIXRT_INLINE void add_tile(
+    const Record& record, int blocks, int tokens, const Inputs& inputs, Ahead& ahead, TokenSums<kPanels>* sums) {
+  if constexpr (kTokens > 1) {
+    if (tokens < kTokens) return add_tile<kPanels, kTokens - 1>(record, blocks, tokens, inputs, ahead, sums);
+  }
+  for (int block = 0; block < blocks; ++block) {
+    ahead.step();
+    add_block<kTokens, kPanels>(record, block, inputs, sums);
+  }
+}
+
+template <int kPanels, class Record>
+void add_tiles(
+    const Record& record, int blocks, int tokens, int tiles, const Inputs& inputs, Ahead ahead, TokenSums<kPanels>* sums) {
+  for (int i = 0; i < tiles; ++i) {
+    int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
+    Inputs own{inputs.blocks + begin * inputs.token_bytes, inputs.fours + begin * inputs.token_bytes, inputs.token_bytes};
+    add_tile<kPanels>(record, blocks, end - begin, own, ahead, sums + begin);
+  }
+}
+
+constexpr int kFewTiles = 2;  // for which unpacking to memory would take longer than it saves
+
+// Sets the sums of `kPanels` panels and `tokens` tokens.
+template <class Kind, int kPanels>
+void sum_panels(const Blockwise& matrix, int64_t panel, const char* inputs, int tokens, TokenSums<kPanels>* sums) {
+  Unpacked<kPanels, Kind::kGroups, Kind::kHasMinimum> unpacked;
+  unpacked.zero = Kind::kZero;
+  int tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  int64_t records = (matrix.blocks() + kRecordBlocks - 1) / kRecordBlocks;
+  auto record_bytes = static_cast<int>(matrix.form->record_bytes(kRecordBlocks));
+  for (int64_t record = 0; record < records; ++record) {
+    int blocks = blocks_of_record(matrix, record);
+    auto packed = record_at<Kind>(matrix, panel, record);
+    // The work on one record is longer than the latency of the memory only for many tokens.
+    int64_t later = record + (tiles <= kFewTiles ? 4 : 1);
+    Ahead ahead{record_at<Kind>(matrix, panel + later / records * kPanels, later % records).scales, matrix.panel_bytes, record_bytes, kPanels,
+                (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
+    Inputs own{inputs + record * kRecordBlocks * static_cast<int64_t>(sizeof(BlockInput)),
+               inputs + fours_first(matrix.blocks()) + record * kRecordBlocks * kSteps * static_cast<int64_t>(sizeof(Four)),
+               matrix.input_bytes};
+    if (tiles <= kFewTiles) {
+      add_tiles<kPanels>(packed, blocks, tokens, tiles, own, ahead, sums);
+    } else {
+      unpacked.fill(packed, blocks);
+      add_tiles<kPanels>(unpacked, blocks, tokens, tiles, own, ahead, sums);
+    }
+  }
+}
+
+template <class T, int kPanels>
+void multiply_panels(const Blockwise& matrix, int64_t panel, int64_t first_token, int tokens) {
+  TokenSums<kPanels> sums[kUnitTokens];
+  memset(sums, 0, tokens * sizeof *sums);
+  with_kind(matrix.form->kind, [&](auto kind) {
+    sum_panels<decltype(kind), kPanels>(matrix, panel, matrix.inputs + first_token * matrix.input_bytes, tokens, sums);
+  });
+  for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel, first_token + t, sums[t]);
+}
+
+template <class T>
+void multiply(const Blockwise& matrix, int64_t first_panel, int panels, int64_t first_token, int tokens) {
+  if constexpr (kTilePanels > 1) {
+    for (; panels >= kTilePanels; panels -= kTilePanels, first_panel += kTilePanels)
+      multiply_panels<T, kTilePanels>(matrix, first_panel, first_token, tokens);
+  }
+  for (; panels > 0; --panels) multiply_panels<T, 1>(matrix, first_panel++, first_token, tokens);
+}
+
+// ------------------------------------------------------------ rows of an embedding
+
+template <class Kind>
+void decode_block(const Blockwise& matrix, int64_t row, int64_t index, float* to) {
+  auto record = record_at<Kind>(matrix, row / kPanel, index / kRecordBlocks);
+  auto block = static_cast<int>(index % kRecordBlocks);
+  auto in_panel = static_cast<int>(row % kPanel);
+  int first = in_panel / kWidth * kWidth, lane = in_panel % kWidth;
+  float minimum = 0;
+  if constexpr (Kind::kHasMinimum) minimum = record.minimum(0, block, first)[lane];
+  for (int step = 0; step < kSteps; ++step) {
+    float scale = record.scale(0, block, step * Kind::kGroups / kSteps, first)[lane];
+    uint32_t four = record.codes(0, block, step, first)[lane];
+    for (int i = 0; i < 4; ++i) {
+      float weight = scale * static_cast<float>(static_cast<int>(four >> 8 * i & 255) - Kind::kZero);  // exact
+      to[4 * step + i] = Kind::kHasMinimum ? weight - minimum : weight;
+    }
+  }
+}
+
+template <class T>
+void look_up(const Blockwise& matrix, int64_t row, void* output) {
+  auto to = static_cast<T*>(output);
+  with_kind(matrix.form->kind, [&](auto kind) {
+    for (int64_t block = 0; block < matrix.blocks(); ++block, to += kBlock) {
+      float weights[kBlock];
+      decode_block<decltype(kind)>(matrix, row, block, weights);
+      for (int i = 0; i < kBlock; i += kWidth) store(to + i, load(weights + i));
+    }
+  });
+}
+
+template <class T>
+constexpr BlockwiseKernels::Of kernels_of() {
+  return {prepare<T>, multiply<T>, look_up<T>};
+}
+
+}  // namespace
+}  // namespace RADIXRT_ISA
+
+template <>
+const BlockwiseKernels& table_of<BlockwiseKernels, Isa::RADIXRT_ISA>() {
+  using namespace RADIXRT_ISA;
+  static constexpr BlockwiseKernels table{prepared_bytes, kernels_of<float>(), kernels_of<BFloat16>(), kernels_of<Float16>()};
+  return table;
+}
+
+}  // namespace radixrt

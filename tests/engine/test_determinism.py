@@ -1,0 +1,304 @@
+"""An answer depends on its request alone: tokens and log-probabilities have the same bits whatever the cache, the chunks, the
+batch and the threads are.
+
+``make test`` takes some prompts and two families. With ``RADIXRT_DETERMINISM`` (``make determinism``) it is 300 prompts of every family, in
+every dtype and in int8 and int4.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import radixrt_kernels
+from radixrt.attention.cpu import CpuBackend
+from radixrt.attention.metadata import AttentionMetadata
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.sequences import SequenceLogprobs
+from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.threads import use_threads
+from radixrt_kernels import attention
+from tests.checkpoints import CONFIGS, make_checkpoint
+from tests.engine.in_process import InProcessEngine
+from tests.scheduler.engine_model import expect_nothing
+
+THOROUGH = "RADIXRT_DETERMINISM" in os.environ
+DOCUMENTS, QUESTIONS = (60, 5) if THOROUGH else (4, 5)
+ANSWER_TOKENS = 8
+CONTEXT = 1024
+
+pytestmark = pytest.mark.skipif(
+    not radixrt_kernels.available(), reason="PyTorch's kernels promise nothing of this kind"
+)
+
+
+class Case(NamedTuple):
+    """A model and its settings."""
+
+    family: str
+    dtype: str
+    quantization: str = "auto"
+
+    def __str__(self) -> str:
+        return "-".join(part for part in self if part != "auto")
+
+
+CASES = [Case("gemma2", "float32"), Case("qwen3_moe", "bfloat16")]
+if THOROUGH:
+    CASES = [Case(family, dtype) for family in CONFIGS for dtype in ("bfloat16", "float32")]
+    CASES += [Case("qwen3", "float16")]
+    CASES += [
+        Case(family, "bfloat16", quantization)
+        for family in ("llama_biased_tied", "gemma3", "qwen3_moe")
+        for quantization in ("int8", "int4")
+    ]
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class Answer:
+    token_ids: tuple[int, ...]
+    logprobs: bytes
+    """Of each token and of the likeliest, with their ids."""
+
+
+def make_requests() -> list[Request]:
+    """Several questions on each document; some documents are longer than the longest chunk. Half of the answers are
+    greedy, half are sampled at temperature 1."""
+    rng = random.Random(0)
+
+    def tokens(low: int, high: int) -> list[int]:
+        return [rng.randrange(3, 380) for _ in range(rng.randint(low, high))]
+
+    requests = []
+    for index in range(DOCUMENTS):
+        document = tokens(560, 700) if index % 4 == 3 else tokens(257, 330)
+        for _ in range(QUESTIONS):
+            seed = len(requests)
+            sampling = SamplingParams(
+                temperature=float(seed % 2),
+                frequency_penalty=0.5 if seed % 5 == 4 else 0.0,
+                seed=seed,
+                max_tokens=ANSWER_TOKENS,
+                ignore_eos=True,
+                logprobs=3,
+            )
+            requests.append(Request(document + tokens(1, 40), sampling))
+    return requests
+
+
+REQUESTS = make_requests()
+
+
+@dataclass
+class Steps:
+    """The largest step that the backend has planned."""
+
+    sequences: int = 0
+    queries: int = 0
+    """Of one sequence."""
+    shared_tokens: int = 0
+    """Of one group of sequences."""
+    cached: list[int] = field(default_factory=list)
+    """Tokens of each prompt that came from the cache."""
+    retractions: int = 0
+
+    def see(self, metadata: AttentionMetadata) -> None:
+        queries = np.diff(metadata.qo_indptr_cpu.numpy())
+        self.sequences = max(self.sequences, len(queries))
+        self.queries = max(self.queries, int(queries.max()))
+        if (groups := metadata.shared_prefixes) is not None:
+            shared = int(groups.num_pages.max()) * metadata.page_size
+            self.shared_tokens = max(self.shared_tokens, shared)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """What the engines of this test do."""
+    seen, plan = Steps(), CpuBackend.plan
+
+    def watched(backend: CpuBackend, metadata: AttentionMetadata) -> None:
+        seen.see(metadata)
+        plan(backend, metadata)
+
+    monkeypatch.setattr(CpuBackend, "plan", watched)
+    return seen
+
+
+@dataclass(frozen=True)
+class Model:
+    """The checkpoint of a case, and what is expected of it."""
+
+    folder: Path
+    case: Case
+    expected: list[Answer] = field(default_factory=list)
+
+    def engine(self, *, threads: int = 1, **settings: Any) -> InProcessEngine:
+        usual = {"max_total_tokens": 32768, "max_prefill_tokens": 2 * CONTEXT, "max_step_ms": 0}
+        return InProcessEngine(
+            self.folder,
+            dtype=self.case.dtype,
+            quantization=self.case.quantization,
+            kernel_threads=threads,
+            context_length=CONTEXT,
+            **{**usual, **settings},
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = radixrt_kernels.native.num_threads()
+    yield
+    use_threads(1)
+    radixrt_kernels.native.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    case: Case = request.param
+    folder = make_checkpoint(
+        case.family, tmp_path_factory.mktemp(case.family), max_position_embeddings=CONTEXT
+    )
+    model = Model(folder, case)
+    cold = answers(model.engine(), Steps(), batch=1)
+    assert len({answer.token_ids for answer in cold}) > len(cold) / 2, "the model repeats itself"
+    return Model(folder, case, cold)
+
+
+def answers(
+    engine: InProcessEngine, steps: Steps, *, batch: int, salt: str | None = None
+) -> list[Answer]:
+    """The answer to each request, ``batch`` at a time.
+
+    Args:
+        salt: of all prompts; None: each has its own, so that no prompt finds another's cache.
+    """
+    steps.cached = []
+    done: list[Answer] = []
+    for first in range(0, len(REQUESTS), batch):
+        some = REQUESTS[first : first + batch]
+        salts = [f"prompt {first + i}" if salt is None else salt for i in range(len(some))]
+        prompts, sampling = [one.prompt for one in some], [one.sampling for one in some]
+        tokens = engine.generate(prompts, sampling, salts)
+        steps.cached += engine.cached
+        done += [
+            Answer(tuple(ids), as_bytes(rows))
+            for ids, rows in zip(tokens, engine.logprobs, strict=True)
+        ]
+    steps.retractions = engine.scheduler.counters.retractions
+    return done
+
+
+def as_bytes(rows: list[SequenceLogprobs]) -> bytes:
+    assert len(rows) == ANSWER_TOKENS
+    return b"".join(row.token_ids + np.array(row.logprobs).tobytes() for row in rows)
+
+
+# ------------------------------------------------------------ the same answers
+
+
+def test_a_cold_prompt_twice(model: Model, steps: Steps) -> None:
+    assert answers(model.engine(page_size=4), steps, batch=1) == model.expected
+    assert not any(steps.cached) and steps.sequences == 1
+
+
+def test_a_cache_hit(model: Model, steps: Steps) -> None:
+    engine = model.engine()
+    answers(engine, steps, batch=1, salt="")
+    assert answers(engine, steps, batch=1, salt="") == model.expected
+    assert min(steps.cached) >= 256
+
+
+@pytest.mark.parametrize("chunk", [64, 512])
+def test_chunks(model: Model, steps: Steps, chunk: int) -> None:
+    engine = model.engine(chunked_prefill_size=chunk)
+    assert answers(engine, steps, batch=1) == model.expected
+    assert not any(steps.cached) and steps.queries == chunk
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_batch(model: Model, steps: Steps, threads: int) -> None:
+    engine = model.engine(threads=threads, chunked_prefill_size=200)
+    assert answers(engine, steps, batch=16) == model.expected
+    assert not any(steps.cached) and not steps.shared_tokens and steps.sequences == 16
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_batch_that_shares_prefixes(model: Model, steps: Steps, threads: int) -> None:
+    engine = model.engine(threads=threads)
+    answers(engine, steps, batch=1, salt="")
+    assert answers(engine, steps, batch=16, salt="") == model.expected
+    assert min(steps.cached) >= 256 and steps.shared_tokens >= attention.KEYS_PER_CUT
+
+
+def test_two_threads(model: Model, steps: Steps) -> None:
+    assert answers(model.engine(threads=2), steps, batch=1) == model.expected
+
+
+def test_retractions(model: Model, steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Admission, "_forecast", expect_nothing)  # so that pages run out
+    room = sum(len(request.prompt) + 4 for request in REQUESTS[:16])
+    engine = model.engine(page_size=4, max_total_tokens=room)
+    assert answers(engine, steps, batch=16) == model.expected
+    assert steps.retractions >= len(REQUESTS) / 20
+
+
+def test_an_engine_that_takes_over(model: Model) -> None:
+    """It gets the prompt and the tokens that were delivered."""
+    engine = model.engine()
+    for request, answer in zip(REQUESTS[:20], model.expected, strict=False):
+        begun = list(answer.token_ids[:5])
+        rest = engine.generate_from(request.prompt, begun, request.sampling)
+        assert tuple(begun + rest) == answer.token_ids
+        assert answer.logprobs.endswith(
+            b"".join(row.token_ids + np.array(row.logprobs).tobytes() for row in engine.logprobs[0])
+        )
+
+
+def test_log_probabilities_of_prompts(model: Model) -> None:
+    prompts = [request.prompt for request in REQUESTS[:3]]
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=2, seed=0, ignore_eos=True)
+    alone, together = model.engine(), model.engine(threads=2, chunked_prefill_size=100)
+    expected = [one for prompt in prompts for one in scores(alone, [prompt], sampling)]
+    assert scores(together, prompts, sampling) == expected
+
+
+def scores(
+    engine: InProcessEngine, prompts: list[list[int]], sampling: SamplingParams
+) -> list[list[tuple[list[int], list[float]]]]:
+    engine.generate(prompts, sampling)
+    return [
+        [(unpack_ids(row.token_ids).tolist(), row.logprobs) for row in rows]
+        for rows in engine.prompt_logprobs
+    ]
+
+
+# ------------------------------------------------------------ and other ones
+
+
+def test_cuts_that_depend_on_the_load_are_found(
+    model: Model, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This file sees them: they change the bits of log-probabilities."""
+    plan: Callable[..., None] = CpuBackend.plan
+
+    def by_load(backend: CpuBackend, metadata: AttentionMetadata) -> None:
+        busy = len(metadata.qo_indptr_cpu) - 1 > 8
+        with monkeypatch.context() as cut:
+            cut.setattr(attention, "KEYS_PER_CUT", 128 if busy else 256)
+            plan(backend, metadata)
+
+    monkeypatch.setattr(CpuBackend, "plan", by_load)
+    assert answers(model.engine(), steps, batch=1) == model.expected
+    assert answers(model.engine(), steps, batch=16) != model.expected

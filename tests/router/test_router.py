@@ -1,0 +1,216 @@
+"""The router sends a prompt where it costs the fewest seconds."""
+
+import hypothesis.strategies as st
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+
+from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv.events import BlockStored, EventBatch
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.replicas import ReplicaLoad
+from radixrt.router.router import EXPECTED_S, RoutedPrompt, Router
+
+PAGE_SIZE = 4
+RATE = 1e-3
+"""Seconds per token."""
+
+
+POOL_TOKENS = 1_000_000
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fleet:
+    """A router of replicas that report by hand."""
+
+    def __init__(self, num_replicas: int = 2) -> None:
+        self.clock = Clock()
+        self.router = Router(PAGE_SIZE, self.clock)
+        self.sequences = [0] * num_replicas
+        self.sent = [0] * num_replicas
+        for replica in range(num_replicas):
+            self.router.join(replica)
+            self.report(replica)
+
+    def report(
+        self, replica: int, queued_s: float = 0.0, received: int = 0, context: int = 0
+    ) -> None:
+        load = ReplicaLoad(
+            received=received,
+            queued_s=queued_s,
+            seconds_per_token=RATE,
+            context_tokens=context,
+            pool_tokens=POOL_TOKENS,
+        )
+        self.router.report(replica, load)
+
+    def cache(self, replica: int, tokens: list[int], salt: str = "") -> None:
+        """A replica has a prompt in its cache."""
+        self.sequences[replica] += 1
+        hashes = block_hashes(namespace_hash(salt), pack_ids(tokens), PAGE_SIZE)
+        event = BlockStored(
+            block_hashes=hashes, parent_hash=None, token_ids=None, page_size=PAGE_SIZE, salted=False
+        )
+        batch = EventBatch(
+            stream=str(replica), sequence=self.sequences[replica], timestamp=0.0, events=[event]
+        )
+        self.router.take_events(replica, [msgspec.msgpack.encode(batch)])
+
+    def cached_tokens(self, tokens: list[int], salt: str = "") -> list[int]:
+        return [found.cached_tokens for found in self.router.candidates(prompt(tokens, salt))]
+
+    def choose(self, tokens: list[int], salt: str = "") -> int:
+        routed = prompt(tokens, salt)
+        chosen = self.router.choose(routed)
+        self.sent[chosen.replica] += 1
+        self.router.send(routed, chosen, self.sent[chosen.replica])
+        return chosen.replica
+
+
+def prompt(tokens: list[int], salt: str = "") -> RoutedPrompt:
+    return RoutedPrompt.of(pack_ids(tokens), salt, PAGE_SIZE)
+
+
+def tokens(count: int, first: int = 0) -> list[int]:
+    return list(range(first, first + count))
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
+
+
+@given(cached=st.lists(st.tuples(st.integers(0, 2), PROMPTS), max_size=8), asked=PROMPTS)
+def test_the_depth_of_a_match_is_that_of_a_dictionary(
+    cached: list[tuple[int, list[int]]], asked: list[int]
+) -> None:
+    fleet, dictionary = Fleet(3), [set(), set(), set()]
+    for replica, known in cached:
+        fleet.cache(replica, known)
+        dictionary[replica] |= {
+            tuple(known[:end]) for end in range(PAGE_SIZE, len(known) + 1, PAGE_SIZE)
+        }
+    expected = [
+        max(
+            [end for end in range(0, len(asked) + 1, PAGE_SIZE) if tuple(asked[:end]) in prefixes]
+            or [0]
+        )
+        for prefixes in dictionary
+    ]
+    assert fleet.cached_tokens(asked) == [min(depth, len(asked) - 1) for depth in expected]
+
+
+def test_a_prompt_goes_where_its_prefix_is() -> None:
+    fleet = Fleet(3)
+    fleet.cache(1, tokens(40))
+    fleet.cache(2, tokens(20))
+    assert fleet.choose([*tokens(60)]) == 1
+
+
+def test_prefixes_of_different_salts_are_different() -> None:
+    fleet = Fleet(2)
+    fleet.cache(1, tokens(40), "tenant")
+    assert fleet.cached_tokens(tokens(41)) == [0, 0]
+    assert fleet.cached_tokens(tokens(41), "tenant") == [0, 40]
+
+
+def test_affinity_gives_way_to_a_long_wait() -> None:
+    fleet = Fleet(2)
+    fleet.cache(1, tokens(40))
+    fleet.report(1, queued_s=10.0)
+    assert fleet.choose(tokens(41)) == 0
+
+
+def test_a_wait_passes_with_the_time() -> None:
+    fleet = Fleet(2)
+    fleet.cache(1, tokens(40))
+    fleet.report(1, queued_s=1.0)
+    fleet.clock.now += 1.0
+    assert fleet.choose(tokens(41)) == 1
+
+
+def test_running_sequences_have_a_price() -> None:
+    fleet = Fleet(2)
+    fleet.report(0, context=POOL_TOKENS // 2)
+    assert fleet.choose(tokens(41)) == 1
+
+
+def test_forks_that_arrive_together_share_one_prefill_until_a_second_one_is_cheaper() -> None:
+    """43 forks of one prefix, before any replica reports: alone, none of them would wait for another's prefix."""
+    fleet = Fleet(4)
+    chosen = [fleet.choose([*tokens(400), 1000 + fork]) for fork in range(43)]
+    assert len(set(chosen)) == 1, "a suffix of one token is computed in a moment"
+    fleet = Fleet(4)
+    chosen = [fleet.choose([*tokens(400), *tokens(400, 1000 * fork)]) for fork in range(1, 44)]
+    assert max(chosen.count(replica) for replica in range(4)) <= 1.3 * 43 / 4
+
+
+def test_short_prompts_spread_though_their_first_page_is_in_one_replica() -> None:
+    fleet = Fleet(4)
+    chosen = [fleet.choose([*tokens(PAGE_SIZE), *tokens(4, 100 * n)]) for n in range(40)]
+    assert max(chosen.count(replica) for replica in range(4)) <= 13
+
+
+def test_what_was_sent_counts_until_the_replica_reports_it() -> None:
+    fleet = Fleet(2)
+    first = fleet.choose(tokens(100))
+    assert fleet.choose(tokens(100, 1000)) == 1 - first
+    fleet.report(first, received=0)  # made before the prompt arrived
+    assert fleet.choose(tokens(60, 2000)) == first, "of the two, by the fewest seconds sent"
+    fleet.report(first, received=2)
+    assert fleet.choose(tokens(60, 3000)) == first, "its own account: nothing is queued"
+
+
+def test_expected_blocks_are_forgotten_if_no_event_comes() -> None:
+    fleet = Fleet(2)
+    first = fleet.choose(tokens(40))
+    assert fleet.cached_tokens(tokens(41))[first] == 40
+    fleet.clock.now += EXPECTED_S / 2 - 0.1
+    assert fleet.cached_tokens(tokens(41))[first] == 40
+    for _ in range(2):
+        fleet.clock.now += EXPECTED_S / 2 + 0.1
+        fleet.choose(tokens(4, 900))
+    assert fleet.cached_tokens(tokens(41)) == [0, 0]
+
+
+def test_nothing_goes_to_a_dead_replica_and_one_that_is_back_is_empty() -> None:
+    fleet = Fleet(2)
+    fleet.cache(1, tokens(40))
+    fleet.router.leave(1)
+    assert [fleet.choose(tokens(41)) for _ in range(5)] == [0] * 5
+    fleet.router.join(1)
+    assert fleet.cached_tokens(tokens(41)) == [40, 0], "what was sent to 0 is there"
+
+
+def test_a_pin_goes_to_the_replica_that_has_most_of_its_prompt() -> None:
+    fleet = Fleet(3)
+    fleet.cache(2, tokens(40))
+    fleet.report(2, queued_s=100.0)
+    assert fleet.router.owner(prompt(tokens(41))) == 2
+
+
+@pytest.mark.parametrize("rate", [0.0, RATE])
+def test_a_replica_without_rates_yet_is_compared_by_a_guess(rate: float) -> None:
+    fleet = Fleet(2)
+    fleet.router.report(0, ReplicaLoad(seconds_per_token=rate, pool_tokens=POOL_TOKENS))
+    costs = [found.cost_s for found in fleet.router.candidates(prompt(tokens(100)))]
+    assert np.all(np.array(costs) > 0)
+
+
+def test_memory_does_not_grow_with_the_number_of_requests() -> None:
+    fleet = Fleet(2)
+    for number in range(200):
+        fleet.choose(tokens(40, 1000 * number))
+        fleet.clock.now += 0.5
+        for replica in range(2):
+            fleet.report(replica, received=number + 1)
+    most = 2 * EXPECTED_S / 0.5 * 10
+    assert all(
+        len(known.young) + len(known.old) <= most for known in fleet.router._replicas.values()
+    )
+    assert all(len(known.pending) <= 1 for known in fleet.router._replicas.values())

@@ -1,0 +1,80 @@
+"""The price of a draft row is learned from step times, in a batch that hardly changes and in spite of noise."""
+
+import random
+
+import pytest
+
+from radixrt.scheduler.draft_price import FIRST_PRICE, DraftPrice
+
+STEP_S, ROW_S = 0.020, 0.001
+
+
+def step_s(rng: random.Random, rows: int) -> float:
+    """About that of the 0.4 B shape on two cores, with noise of a twentieth; of fifty steps, one takes 20 times as long."""
+    pause = 20 if rng.random() < 0.02 else 1
+    return (STEP_S + ROW_S * rows) * rng.uniform(0.95, 1.05) * pause
+
+
+def expected(batch: int, tokens: float) -> float:
+    """Time of a row, in times of a token."""
+    return ROW_S / ((STEP_S + ROW_S * batch) / tokens)
+
+
+@pytest.mark.parametrize("often", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("batch", [1, 16, 32])
+def test_it_is_the_time_of_a_row_in_times_of_a_token(batch: int, often: float) -> None:
+    """Some drafts, always rejected."""
+    errors = []
+    for seed in range(8):
+        rng, price = random.Random(seed), DraftPrice()
+        assert price.value == FIRST_PRICE
+        rows = 0
+        for _ in range(600):
+            drafted = rng.randint(1, 7) if rng.random() < often else 0
+            rows += drafted
+            price.observe(batch, drafted, batch, step_s(rng, batch + drafted))
+        mean = batch + rows / 600
+        errors.append(price.value / expected(round(mean), batch))
+    assert 0.75 < sorted(errors)[4] < 1.33, errors
+    assert min(errors) > 0.4 and max(errors) < 2.0, errors
+
+
+def test_accepted_drafts_make_rows_dearer() -> None:
+    """The more tokens a step gives, the less time a token takes, and the more a further row has to give."""
+    prices = []
+    for accepted in (0, 3, 15):
+        price = DraftPrice()
+        for step in range(100):
+            drafted = 8 + step % 9
+            price.observe(1, drafted, 1 + accepted, STEP_S + ROW_S * (1 + drafted))
+        prices.append(price.value)
+    assert prices == sorted(prices) and prices[2] > 10 * prices[0]
+
+
+def test_it_is_kept_while_nothing_is_drafted() -> None:
+    rng, price = random.Random(0), DraftPrice()
+    for step in range(200):
+        price.observe(16, step % 8, 16, STEP_S + ROW_S * (16 + step % 8))
+    before = price.value
+    for _ in range(5000):
+        price.observe(16, 0, 16, step_s(rng, 16))
+    assert price.value == pytest.approx(before, rel=0.5) and before > 0.3
+
+
+def test_another_batch_has_no_part_in_the_slope() -> None:
+    """Sequences that come and go change the time of a step more than drafts do."""
+    price = DraftPrice()
+    for step in range(300):
+        batch = 4 + step // 10 % 3 * 8
+        drafted = step % 5
+        price.observe(batch, drafted, batch, STEP_S + 0.002 * batch + ROW_S * drafted)
+    token_s = (STEP_S + 0.002 * 12) / 12
+    assert price.value == pytest.approx(ROW_S / token_s, rel=0.3)
+
+
+def test_steps_without_a_time_are_left_out() -> None:
+    price = DraftPrice()
+    for step in range(100):
+        price.observe(4, step % 5, 4, 0.0)
+        price.observe(0, 0, 0, 1.0)
+    assert price.value == FIRST_PRICE

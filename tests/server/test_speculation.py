@@ -1,0 +1,94 @@
+"""Drafts through a whole server: the same answers with and without them, over HTTP, and the counts of both."""
+
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.servers import Server
+
+DOCUMENT = "The owner of Vidur is Noval. The color of Vidur is blue. The owner of Bramol is Teska."
+ASK = {
+    "messages": [{"role": "user", "content": f"{DOCUMENT} Who is the owner of Bramol?"}],
+    "max_tokens": 80,
+    "temperature": 0.0,
+    "ignore_eos": True,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "owner": {"type": "string", "pattern": "^[A-Z][a-z]+$"},
+        "count": {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 5000},
+    },
+    "required": ["owner", "count"],
+}
+
+
+@pytest.fixture
+def ask(demo_server: Server) -> Any:
+    def post(**fields: Any) -> dict[str, Any]:
+        body = {**ASK, **fields}
+        response = httpx.post(f"{demo_server.url}/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    return post
+
+
+def drafted(answer: dict[str, Any]) -> tuple[int, int]:
+    details = answer["usage"]["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": ["is", "a"], "n": 2, "temperature": 1.0, "seed": 3},
+        {"logprobs": True, "top_logprobs": 2, "temperature": 0.8, "seed": 4, "frequency_penalty": 0.5},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+         "ignore_eos": False, "temperature": 1.0, "seed": 5},
+    ],
+    ids=["stop", "logprobs", "checked"],
+)  # fmt: skip
+def test_an_answer_is_the_same_with_and_without_drafts(ask: Any, fields: dict[str, Any]) -> None:
+    salt = str(fields)
+    plain = ask(**fields, speculation=False, cache_salt=salt)
+    assert drafted(plain) == (0, 0)
+    for _ in range(3):  # the first finds how the plain one went on
+        answer = ask(**fields, cache_salt=salt)
+        assert answer["choices"] == plain["choices"]  # and the bits of the log-probabilities
+        assert answer["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+
+
+def test_an_answer_that_is_repeated_is_drafted_from_the_tree_of_its_salt(
+    ask: Any, demo_server: Server
+) -> None:
+    first = ask(cache_salt="tree")
+    again = ask(cache_salt="tree")
+    assert again["choices"] == first["choices"]
+    # At any price one token in 31 is drafted, and what was the answer before is right again.
+    assert drafted(again)[0] > 0
+    metrics = httpx.get(f"{demo_server.url}/metrics").text
+    assert re.search(r'radixrt_accepted_draft_tokens_total\{drafter="tree"[^}]*\} [1-9]', metrics)
+
+
+def test_a_prediction_is_drafted_from(ask: Any) -> None:
+    expected = ask(speculation=False, cache_salt="first")
+    text = expected["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}]
+    for content in (text, parts):
+        prediction = {"type": "content", "content": content}
+        answer = ask(prediction=prediction, cache_salt=f"prediction-{len(content)}")
+        assert answer["choices"] == expected["choices"]
+        assert drafted(answer)[0] > 0
+
+
+def test_a_prediction_of_another_kind_is_refused(demo_server: Server) -> None:
+    for wrong in ({"type": "tokens", "content": "a"}, {"type": "content", "content": [{"type": "image"}]}):  # fmt: skip
+        response = httpx.post(
+            f"{demo_server.url}/v1/chat/completions", json={**ASK, "prediction": wrong}
+        )
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "prediction"

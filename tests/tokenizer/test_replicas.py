@@ -1,0 +1,195 @@
+"""A tokenizer process with two replicas, whose schedulers answer from a script."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
+from radixrt.base.ipc import Channels
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.client.engine_client import EngineClient
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
+from radixrt.messages.sequences import SequenceRequest
+from radixrt.tokenizer.process import TokenizerProcess
+from radixrt.tokenizer.replica_calls import merged_trees
+from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.fake_scheduler import FakeScheduler, engine_info
+from tests.tiny_tokenizers import save_byte_level
+
+NUM_REPLICAS = 2
+STEP_S = 0.002
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    folder = save_byte_level(tmp_path_factory.mktemp("model"))
+    return Vocabulary.load(ServerConfig(model_path=str(folder)))
+
+
+class Fleet:
+    """A client, a tokenizer process, and replicas that can be killed."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.channels = Channels(Channels.make_run_dir())
+        self.replicas: dict[int, FakeScheduler] = {}
+        for replica in range(NUM_REPLICAS):
+            self.start_replica(replica, 0)
+        config = ServerConfig(dp=NUM_REPLICAS)
+        self.process = TokenizerProcess(config, self.channels, vocabulary)
+        self.client = EngineClient(self.channels)
+
+    def start_replica(self, replica: int, start: int) -> None:
+        channels = self.channels.of_replica(replica, start)
+        channels.folder.mkdir()
+        scheduler = FakeScheduler(channels, engine_info(), STEP_S)
+        scheduler.script = next_numbers
+        self.replicas[replica] = scheduler
+
+    def kill_replica(self, replica: int, start: int = 0) -> None:
+        self.replicas.pop(replica).close()
+        shutil.rmtree(self.channels.of_replica(replica, start).folder)
+
+    async def answer(
+        self, name: str, tokens: list[int], length: int = 100, n: int = 1
+    ) -> list[list[int]]:
+        """The tokens of each answer."""
+        options = RequestOptions(
+            sampling=SamplingParams(max_tokens=length, ignore_eos=True, n=n, seed=1)
+        )
+        request = GenerateRequest(
+            request_id=name, prompt=TokenPrompt(pack_ids(tokens)), options=options, stream=True
+        )
+        told: list[list[int]] = [[] for _ in range(n)]
+        async for chunk in self.client.generate(request):
+            told[chunk.index] += unpack_ids(chunk.token_ids).tolist()
+        return told
+
+    def running(self) -> list[int]:
+        return [scheduler.num_running for scheduler in self.replicas.values()]
+
+    def close(self) -> None:
+        self.client.close()
+        self.process.close()
+        for scheduler in self.replicas.values():
+            scheduler.close()
+        shutil.rmtree(self.channels.run_dir)
+
+
+def next_numbers(request: SequenceRequest) -> list[int]:
+    """The answer to any prompt: 2, 3, 4, …; a resumed one goes on after the tokens that it has."""
+    return [2 + number for number in range(request.num_output, 400)]
+
+
+def play(vocabulary: Vocabulary, scene: Callable[[Fleet], Awaitable[None]]) -> None:
+    async def main() -> None:
+        fleet = Fleet(vocabulary)
+        running = asyncio.create_task(fleet.process.run())
+        try:
+            info = await asyncio.wait_for(fleet.client.ready(), 10)
+            assert info.replicas == NUM_REPLICAS
+            await asyncio.wait_for(scene(fleet), 30)
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            fleet.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_answers_of_a_dead_replica_go_on_in_the_other_and_it_comes_back(
+    vocabulary: Vocabulary,
+) -> None:
+    async def scene(fleet: Fleet) -> None:
+        asking = [
+            asyncio.create_task(fleet.answer(str(n), list(range(n, n + 40)), n=1 + n % 2))
+            for n in range(10)
+        ]
+        await until(lambda: sum(fleet.running()) == 15)
+        assert min(fleet.running()) > 0, "both work"
+        fleet.kill_replica(1)
+        answers = [answer for answers in await asyncio.gather(*asking) for answer in answers]
+        assert answers == [list(range(2, 102))] * 15
+        fleet.start_replica(1, 1)
+        await until(lambda: len(fleet.process._schedulers.links) == 2)
+        for n in range(10):
+            await fleet.answer(f"later {n}", list(range(n, n + 40)), length=2)
+        assert fleet.replicas[1].requests, "the replica that is back works again"
+
+    play(vocabulary, scene)
+
+
+def test_without_a_replica_requests_wait(vocabulary: Vocabulary) -> None:
+    async def scene(fleet: Fleet) -> None:
+        fleet.kill_replica(0)
+        fleet.kill_replica(1)
+        await until(lambda: not fleet.process._schedulers.links)
+        asking = asyncio.create_task(fleet.answer("r", [5, 6, 7]))
+        with pytest.raises(RequestError, match="restarted"):
+            await fleet.client.flush_cache()
+        assert not asking.done()
+        fleet.start_replica(0, 1)
+        assert await asking == [list(range(2, 102))]
+
+    play(vocabulary, scene)
+
+
+def test_calls_reach_all_replicas_or_their_owner(vocabulary: Vocabulary) -> None:
+    async def scene(fleet: Fleet) -> None:
+        one = fleet.replicas[0]._stats()
+        stats = await fleet.client.stats()
+        assert set(stats.replicas) == {"0", "1"}
+        assert stats.pages_total == 2 * one.pages_total > 0
+        assert stats.step_seconds.counts == [2 * count for count in one.step_seconds.counts]
+        assert await fleet.client.flush_cache() == 6
+        tree = await fleet.client.cache_tree()
+        assert sorted(space["replica"] for space in tree["namespaces"]) == [0, 0, 1, 1]
+        nodes = {node["node"] for space in tree["namespaces"] for node in space["children"]}
+        assert nodes == {2 * 7, 2 * 7 + 1}
+        for node in nodes:
+            await fleet.client.cache_node(node)
+            asked = fleet.replicas[node % 2].cache_calls[-1]
+            assert asked.node == node // 2
+
+    play(vocabulary, scene)
+
+
+def test_a_lease_is_taken_again_in_another_replica(vocabulary: Vocabulary) -> None:
+    async def scene(fleet: Fleet) -> None:
+        prompt = TokenPrompt(pack_ids(list(range(64))))
+        granted = await fleet.client.pin(prompt, "", 60.0)
+        [owner] = [r for r, scheduler in fleet.replicas.items() if scheduler.cache_calls]
+        fleet.kill_replica(owner)
+        other = fleet.replicas[1 - owner]
+        await until(lambda: bool(other.cache_calls))
+        assert other.cache_calls[-1].lease == granted.lease
+        assert other.requests, "its prompt was computed first"
+
+    play(vocabulary, scene)
+
+
+def test_trees_are_merged_by_size_with_node_ids_of_their_own() -> None:
+    def tree(tokens: int) -> dict:
+        below = {"node": 3, "children": []}
+        space = {"total_tokens": tokens, "children": [{"node": 7, "children": [below]}]}
+        return {
+            "page_size": 4, "total_tokens": tokens, "total_nodes": 2, "above": [], "namespaces": [space],
+        }  # fmt: skip
+
+    merged = merged_trees({0: tree(8), 1: tree(16)}, 2)
+    assert merged["total_tokens"] == 24 and merged["total_nodes"] == 4
+    first, second = merged["namespaces"]
+    assert (first["replica"], second["replica"]) == (1, 0)
+    assert first["children"][0]["node"] == 15 and first["children"][0]["children"][0]["node"] == 7
+    assert second["children"][0]["node"] == 14

@@ -1,0 +1,278 @@
+"""The sources of drafts, the rule for their number, and their verification, against brute force."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, DraftSources
+from radixrt.worker.drafts import ngram
+from radixrt.worker.drafts import pool as pools
+from radixrt.worker.drafts.chances import RETRY_EVERY, Chances, expected_accepted, paying_length
+from radixrt.worker.drafts.drafter import Draft
+from radixrt.worker.drafts.ngram import NgramDrafter
+from radixrt.worker.drafts.pool import PoolDrafter
+from radixrt.worker.drafts.reference import ReferenceDrafter
+from radixrt.worker.drafts.speculator import REST_AFTER_HOLD, Speculator
+from radixrt.worker.drafts.suffix_index import CANDIDATES, LONGEST_MATCH, SuffixIndex, SuffixMatch
+from radixrt.worker.drafts.verification import NO_DRAFT, rows_to_keep, tokens_before
+
+NOTHING = DraftSources()
+
+# ------------------------------------------------------------ the index
+
+
+def best_place(text: list[int], ending: list[int]) -> SuffixMatch | None:
+    """By looking at every place of the text."""
+    places = [
+        place
+        for place in range(2, len(text))
+        if len(ending) >= 2 and text[place - 2 : place] == ending[-2:]
+    ][-CANDIDATES:]
+    best = None
+    for place in reversed(places):
+        most = min(place, len(ending), LONGEST_MATCH)
+        length = 0
+        while length < most and text[place - 1 - length] == ending[-1 - length]:
+            length += 1
+        if best is None or length > best.length:
+            best = SuffixMatch(place, length)
+    return best
+
+
+@pytest.mark.parametrize("num_tokens", [2, 3, 20])
+def test_the_index_finds_the_longest_of_the_last_matches(num_tokens: int) -> None:
+    rng = random.Random(num_tokens)
+    found = 0
+    for _ in range(100):
+        text: list[int] = []
+        index = SuffixIndex(text)
+        for _ in range(20):
+            text += [rng.randrange(num_tokens) for _ in range(rng.randint(0, 12))]
+            if rng.random() < 0.3 and len(text) > 4:  # repeat a stretch
+                start = rng.randrange(len(text) - 2)
+                text += text[start : start + rng.randint(2, 50)]
+            other = [rng.randrange(num_tokens) for _ in range(rng.randint(0, 6))]
+            for ending in (text, other, text[: rng.randint(0, len(text))]):
+                match = index.find(ending)
+                assert match == best_place(text, ending), (text, ending)
+                found += match is not None
+    assert found > 1000
+
+
+# ------------------------------------------------------------ the drafters
+
+
+def test_ngrams_go_on_as_the_text_did_before() -> None:
+    text = [1, 2, 3, 4, 5, 9, 1, 2]
+    drafter = NgramDrafter()
+    drafter.admit(0, text, 6, NOTHING)
+    assert drafter.propose(0, 3) == Draft([3, 4, 5], 2)
+    text += [3, 7]
+    assert drafter.propose(0, 3) is None
+    text += [8, 3, 7]
+    assert drafter.propose(0, 9) == Draft([8, 3, 7] * 3, 2)  # a text that repeats itself
+
+
+def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram, "MOST_INDEXED", 8)
+    drafter = NgramDrafter()
+    drafter.admit(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8], 12, NOTHING)
+    drafter.admit(1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2], 12, NOTHING)
+    assert drafter.propose(0, 2) == Draft([9, 10], 2)
+    assert drafter.propose(1, 2) is None
+
+
+def test_a_reference_is_followed_and_found_again() -> None:
+    reference = [4, 5, 6, 7, 8, 9, 10, 11]
+    drafter = ReferenceDrafter(lambda sources: sources.continuation)
+    text = [1, 2, 3]
+    drafter.admit(0, text, 3, DraftSources(continuation=pack_ids(reference)))
+    drafter.admit(1, [1], 1, NOTHING)
+    assert drafter.propose(1, 4) is None
+    assert drafter.propose(0, 2) == Draft([4, 5], 0)
+    text += [4, 5]
+    assert drafter.propose(0, 2) == Draft([6, 7], 2)
+    text += [6, 99]
+    assert drafter.propose(0, 2) is None
+    text += [8, 9]
+    assert drafter.propose(0, 8) == Draft([10, 11], 2)
+    text += [10, 11]
+    assert drafter.propose(0, 8) is None
+
+
+def test_a_prediction_begins_with_the_answer_also_if_that_goes_on_elsewhere() -> None:
+    drafter = ReferenceDrafter(lambda sources: sources.prediction, begins_answer=True)
+    drafter.admit(0, [1, 2, 7, 8], 2, DraftSources(prediction=pack_ids([7, 8, 9, 10])))
+    assert drafter.propose(0, 8) == Draft([9, 10], 2)
+
+
+def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "MOST_TOKENS", 40)
+    monkeypatch.setattr(pools, "MOST_SALTS", 2)
+    drafter = PoolDrafter()
+
+    def answer(salt: str | None, tokens: list[int]) -> None:
+        drafter.admit(0, [0, 1, *tokens], 2, DraftSources(salt=salt))
+        drafter.release(0)
+
+    def ask(salt: str | None, ending: list[int]) -> list[int] | None:
+        drafter.admit(1, ending, 0, DraftSources(salt=salt))
+        draft = drafter.propose(1, 3)
+        drafter._slots.pop(1, None)
+        return None if draft is None else draft.token_ids
+
+    answer("a", [11, 12, 13, 14, 15])
+    answer("a", [21, 22, 23])
+    answer(None, [31, 32, 33, 34])
+    assert ask("a", [11, 12, 13]) == [14, 15]  # and nothing of the next answer
+    assert ask("a", [9, 12, 13]) is None  # two tokens are too few
+    assert ask("a", [5, 6, 0, 1, 21]) == [22, 23]  # its prompt ended alike
+    assert ask("b", [11, 12, 13]) is None
+    assert ask(None, [31, 32, 33]) is None
+    for start in range(100, 200, 10):
+        answer("a", list(range(start, start + 10)))
+    assert ask("a", [11, 12, 13]) is None
+    assert ask("a", [190, 191, 192]) == [193, 194, 195]
+    assert len(drafter._pools["a"].text) <= 40
+    answer("b", [1, 2, 3, 4])
+    answer("c", [1, 2, 3, 4])
+    assert list(drafter._pools) == ["b", "c"]
+
+
+# ------------------------------------------------------------ the number of drafts
+
+
+@pytest.mark.parametrize("price", [0.02, 0.05, 0.25, 0.6, 1.0])
+@pytest.mark.parametrize("chance", [0.01, 0.25, 0.5, 0.9, 0.995])
+def test_rows_are_added_while_they_pay(price: float, chance: float) -> None:
+    survivals = [chance**row for row in range(1, MOST_DRAFTED + 1)]
+    assert paying_length(chance, price, MOST_DRAFTED) == sum(s > price for s in survivals)
+    for most in range(4):
+        assert expected_accepted(chance, most) == pytest.approx(sum(survivals[:most]))
+
+
+def test_chances_are_learned_for_each_sequence_and_each_magnitude_of_evidence() -> None:
+    chances = Chances()
+    for slot in range(3):
+        chances.admit(slot)
+    assert chances.of(0, 2, 2) == 0.5
+    for _ in range(50):
+        chances.learn(0, 2, evidence=2, num_drafted=4, num_accepted=0)
+        chances.learn(1, 2, evidence=20, num_drafted=4, num_accepted=4)
+    assert chances.of(0, 2, 2) < 0.05
+    assert chances.of(1, 2, 20) > 0.95
+    assert chances.of(2, 2, 3) < 0.15 < 0.85 < chances.of(2, 2, 17)
+    assert chances.of(2, 1, 3) == 0.5
+    chances.admit(1)
+    assert chances.of(1, 2, 2) < 0.15
+
+
+def test_the_fate_of_tokens_behind_a_rejected_one_is_not_counted() -> None:
+    chances = Chances()
+    chances.admit(0)
+    for _ in range(500):
+        chances.learn(0, 0, evidence=0, num_drafted=30, num_accepted=1)
+    assert chances.of(0, 0, 0) == pytest.approx(0.5, abs=0.02)
+
+
+def speculator(
+    allowed: Callable[[int, list[int]], list[int]] = lambda _, draft: draft,
+) -> Speculator:
+    return Speculator((2,), lambda slot: [], allowed)
+
+
+def admit(text: list[int], max_tokens: int = 100, **sources: object) -> Admit:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    drafts = DraftSources(**sources)  # type: ignore[arg-type]
+    return Admit(0, pack_ids(text), 0, b"", sampling, 0, drafts=drafts)
+
+
+def test_drafts_that_fail_become_rare_and_are_tried_again() -> None:
+    one = speculator()
+    one.admit(admit([5, 6, 7, 5, 6], max_tokens=10_000))
+    drafted = []
+    for _ in range(400):
+        draft = one.propose(0, 30, 0.3)
+        drafted.append(len(draft))
+        if draft:
+            assert draft[0] == 7
+            one.verified(0, len(draft), 0)
+    assert (
+        drafted[0] > 0
+        and sum(drafted[20:]) == sum(1 for n in drafted[20:] if n) <= 400 / RETRY_EVERY + 1
+    )
+    for _ in range(60):  # now they are right
+        draft = one.propose(0, 30, 0.3)
+        if draft:
+            one.verified(0, len(draft), len(draft))
+    while not (draft := one.propose(0, 30, 0.3)):
+        pass
+    assert one.verified(0, len(draft), len(draft)).drafter == DRAFTERS.index("ngram")
+
+
+def test_drafts_keep_within_the_answer_the_pages_and_the_grammar() -> None:
+    followed = list(range(100, 140))
+    one = speculator()
+    one.admit(admit([1, 2, 3], continuation=pack_ids(followed)))
+    assert one.propose(0, 3, 0.0) == followed[:3]
+    assert one.propose(0, 0, 0.0) == one.propose(0, -5, 0.0) == []
+    assert len(one.propose(0, 1000, 0.0)) == MOST_DRAFTED
+    one.admit(admit([1, 2, 3], max_tokens=4, continuation=pack_ids(followed)))
+    assert one.propose(0, 1000, 0.0) == followed[:3]  # the fourth is drawn
+    one.admit(admit([1, 2, 3], continuation=pack_ids([100, 101, 2, 103])))
+    assert one.propose(0, 1000, 0.0) == [100, 101]  # 2 ends the answer
+    one = speculator(lambda _, draft: draft[:1])
+    one.admit(admit([1, 2, 3], continuation=pack_ids(followed)))
+    assert one.propose(0, 1000, 0.0) == [100]
+
+
+def test_a_sequence_whose_mask_was_late_rests() -> None:
+    one = speculator()
+    one.admit(admit([1, 2, 3], continuation=pack_ids([4, 5, 6])))
+    one.hold([0, 7])
+    assert [one.propose(0, 9, 0.0) for _ in range(REST_AFTER_HOLD)] == [[]] * REST_AFTER_HOLD
+    assert one.propose(0, 9, 0.0) == [4, 5, 6]
+
+
+def test_a_sequence_without_sources_is_not_drafted() -> None:
+    one = speculator()
+    plain = Admit(
+        0, pack_ids([1, 2, 1, 2]), 0, b"", SamplingParams(temperature=0.0, max_tokens=9), 0
+    )
+    one.admit(plain)
+    assert one.propose(0, 9, 0.0) == []
+    assert one.slots_of(np.array([0])) == []
+
+
+# ------------------------------------------------------------ verification
+
+
+def test_rows_are_kept_up_to_the_first_draft_that_was_not_drawn() -> None:
+    rng = random.Random(3)
+    for _ in range(500):
+        token_ids, drafted, unfilled, expected = [], [], [], []
+        for _ in range(rng.randint(1, 4)):
+            draft = [rng.randrange(3) for _ in range(rng.randint(0, 4))]
+            goes_on = True
+            for place in range(len(draft) + 1):
+                row = len(token_ids)
+                if place and rng.random() < 0.1:
+                    unfilled.append(row)
+                    goes_on = False
+                if goes_on:
+                    expected.append(row)
+                token_ids.append(rng.randrange(3))
+                drafted.append(draft[place] if place < len(draft) else NO_DRAFT)
+                goes_on = goes_on and token_ids[-1] == drafted[-1]
+        kept = rows_to_keep(np.array(token_ids), np.array(drafted), np.array(unfilled, np.int64))
+        assert kept.tolist() == expected
+
+
+def test_a_row_counts_the_drafts_before_it_in_its_own_slot() -> None:
+    drafted = np.array([4, 5, NO_DRAFT, NO_DRAFT, 6, NO_DRAFT])
+    rows, tokens = tokens_before(np.array([0, 2, 3, 5]), drafted)
+    assert rows.tolist() == [1, 1, 3] and tokens.tolist() == [4, 5, 6]
