@@ -180,3 +180,16 @@ Call = (
     | ExplainCacheCall
 )
 """A call of the api, which the tokenizer process answers or hands on."""
+
+SchedulerCall = (
+    FlushCacheCall
+    | MatchTokensCall
+    | PinTokensCall
+    | ReleaseCacheCall
+    | CacheTreeCall
+    | CacheFactsCall
+    | CacheNodeCall
+    | StatsCall
+    | TenantStatsCall
+)
+"""A call that the scheduler answers."""

@@ -4,18 +4,7 @@ api ── tokenizer ── scheduler ── worker
 """
 
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
-from radixrt.messages.calls import (
-    CacheFactsCall,
-    CacheNodeCall,
-    CacheTreeCall,
-    Call,
-    FlushCacheCall,
-    MatchTokensCall,
-    PinTokensCall,
-    ReleaseCacheCall,
-    StatsCall,
-    TenantStatsCall,
-)
+from radixrt.messages.calls import Call, SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport, RequestsLost
 from radixrt.messages.replies import CallReply
@@ -28,20 +17,7 @@ ToTokenizerFromApi = GenerateRequest | AbortRequest | Call
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply | RequestsLost
 
 ToScheduler = (
-    LoadGrammar
-    | DropGrammar
-    | SequenceRequest
-    | ReleaseSequences
-    | FlushCacheCall
-    | MatchTokensCall
-    | PinTokensCall
-    | ReleaseCacheCall
-    | CacheTreeCall
-    | CacheFactsCall
-    | CacheNodeCall
-    | StatsCall
-    | TenantStatsCall
-    | ReplayEvents
+    LoadGrammar | DropGrammar | SequenceRequest | ReleaseSequences | SchedulerCall | ReplayEvents
 )
 
 ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed

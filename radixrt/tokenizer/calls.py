@@ -24,6 +24,7 @@ from radixrt.messages.calls import (
     PinCall,
     PinTokensCall,
     ReleaseCacheCall,
+    SchedulerCall,
     StatsCall,
     TenantStatsCall,
     TokenizeCall,
@@ -41,7 +42,6 @@ from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
-from radixrt.tokenizer.replica_calls import SchedulerCall
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 _Tree = dict[str, Any]

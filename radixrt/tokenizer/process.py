@@ -22,7 +22,7 @@ from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Channels, Outbox
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
-from radixrt.messages.calls import StatsCall
+from radixrt.messages.calls import SchedulerCall, StatsCall
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi
 from radixrt.messages.pooling import POOL
@@ -50,7 +50,7 @@ from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
-from radixrt.tokenizer.replica_calls import ReplicaCalls, SchedulerCall
+from radixrt.tokenizer.replica_calls import ReplicaCalls
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.vocabulary import Vocabulary
 

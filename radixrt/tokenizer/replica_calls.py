@@ -15,30 +15,18 @@ from msgspec.structs import replace
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.calls import (
-    CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
     MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
+    SchedulerCall,
     StatsCall,
     TenantStatsCall,
 )
 from radixrt.messages.replies import CallReply
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
-
-SchedulerCall = (
-    CacheFactsCall
-    | CacheNodeCall
-    | CacheTreeCall
-    | FlushCacheCall
-    | MatchTokensCall
-    | PinTokensCall
-    | ReleaseCacheCall
-    | StatsCall
-    | TenantStatsCall
-)
 
 Value = Any
 """Of a reply, as builtins."""
