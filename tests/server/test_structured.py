@@ -246,7 +246,7 @@ def test_the_grammar_wins_over_other_settings(
 def test_errors_come_before_anything_runs(client: openai.OpenAI, base_url: str) -> None:
     for fields in (
         {"extra_body": {"regex": "("}},
-        {"extra_body": {"ebnf": "root ::="}},
+        {"extra_body": {"ebnf": "root ::= ("}},
         {"extra_body": {"guided_grammar": "start: missing"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "https://example.com/s"}}}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
