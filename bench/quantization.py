@@ -1,4 +1,5 @@
-"""Measures the effect of quantization: logits and greedy tokens of a checkpoint in int8 and int4, against the unquantized one.
+"""Measures the effect of quantization: logits and greedy tokens of a checkpoint in int8 and int4, and with a KV cache in int8,
+against the unquantized one.
 
     python -m bench.quantization [--model-path DIR] [--prompts 16] [--tokens 128]
 
@@ -54,15 +55,19 @@ def main() -> None:
         "| weights | MB | rms error | largest error | greedy tokens that agree |\n|---|---|---|---|---|"
     )
     print(f"| plain | {weight_bytes(plain) / 1e6:.1f} | | | |")
-    for quantization in ("int8", "int4"):
+    for name, quantization, kv_dtype in (
+        ("int8", "int8", None),
+        ("int4", "int4", None),
+        ("plain, KV cache in int8", "auto", torch.int8),
+    ):
         model = load(quantization)
-        found = [logits(model, text)[arguments.tokens - 1 : -1] for text in texts]
+        found = [logits(model, text, kv_dtype)[arguments.tokens - 1 : -1] for text in texts]
         errors = torch.cat(found) - torch.cat(expected)
         same = torch.cat([row.argmax(-1) for row in found]) == torch.tensor(
             [token for answer in answers for token in answer]
         )
         print(
-            f"| {quantization} | {weight_bytes(model) / 1e6:.1f} | {errors.square().mean().sqrt():.3f} | "
+            f"| {name} | {weight_bytes(model) / 1e6:.1f} | {errors.square().mean().sqrt():.3f} | "
             f"{errors.abs().max():.2f} | {100 * same.double().mean():.1f} % of {len(same)} |",
             flush=True,
         )
@@ -79,17 +84,19 @@ def read_prompts(folder: Path, vocab_size: int, count: int, length: int) -> list
     return [ids[i * step : i * step + length] for i in range(count)]
 
 
-def harness(model: CausalLM, sequences: int, length: int) -> Harness:
+def harness(
+    model: CausalLM, sequences: int, length: int, kv_dtype: torch.dtype | None = None
+) -> Harness:
     pages = sequences * (length // PAGE_SIZE + 1)
-    return Harness(model, PAGE_SIZE, num_pages=pages)
+    return Harness(model, PAGE_SIZE, num_pages=pages, kv_dtype=kv_dtype)
 
 
 def generate(model: CausalLM, prompts: list[list[int]], count: int) -> list[list[int]]:
     return harness(model, len(prompts), len(prompts[0]) + count).generate(prompts, count)
 
 
-def logits(model: CausalLM, text: list[int]) -> torch.Tensor:
-    return harness(model, 1, len(text)).step([(Sequence(), text)])[0]
+def logits(model: CausalLM, text: list[int], kv_dtype: torch.dtype | None = None) -> torch.Tensor:
+    return harness(model, 1, len(text), kv_dtype).step([(Sequence(), text)])[0]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,12 @@ from radixrt_kernels import native
 if native is not None:
     _AttentionPlan = native.AttentionPlan
 
+SCALE_BYTES = 2
+"""Of a coded head, behind its codes. A head in an int8 cache is ``head_dim`` integers of at most 127 and the bfloat16 by which they are
+multiplied. Keys are rotated before they are rounded: each block of as many features as the largest power of two that divides
+``head_dim`` is multiplied by a Hadamard matrix, so that no large feature takes the precision of the others. Queries are rotated
+when they are read."""
+
 KEYS_PER_CUT = 256
 """A multiple of 64. Keys are cut at the multiples of it, counted from the beginning of each sequence; the results of the cuts are
 folded into one another in ascending order. Threads, batch and shared prefixes decide who computes which cuts, and so change no
@@ -93,7 +99,8 @@ class AttentionPlan:
         Args:
             query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim must be even
             key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be views of one projection
-            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same dtype
+            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same dtype, or coded heads:
+                int8 [num_pages, page_size, num_kv_heads, head_dim + SCALE_BYTES]
             scale: factor of the scores, usually ``head_dim ** -0.5``
             sliding_window: number of visible positions, including the query's own; None: all
             soft_cap: replace scores by ``soft_cap * tanh(scores / soft_cap)``; None: no cap

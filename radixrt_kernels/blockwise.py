@@ -11,7 +11,7 @@ import torch
 
 from radixrt_kernels import native, tape
 from radixrt_kernels.linear import PANEL
-from radixrt_kernels.memory import advise_huge_pages
+from radixrt_kernels.memory import Slabs
 
 if native is not None:
     _linear, _look_up = native.blockwise_linear, native.blockwise_look_up
@@ -27,20 +27,27 @@ class PackedBlocks:
     columns: int
 
 
-def pack(blocks: torch.Tensor, kind: int, rows: int, columns: int) -> PackedBlocks:
+def pack(
+    blocks: torch.Tensor, kind: int, rows: int, columns: int, memory: Slabs | None = None
+) -> PackedBlocks:
     """Pack the rows of a GGUF tensor for the kernels.
 
     Args:
         blocks: uint8 [at most rows, bytes of a row], as in the file; missing rows become zeros
         kind: GGUF's number: 2 (Q4_0), 6 (Q5_0), 8 (Q8_0), 12 (Q4_K), 13 (Q5_K), 14 (Q6_K) or 39 (MXFP4)
+        memory: for the packed form, shared with other matrices; None: its own
 
     Raises:
         ValueError: there is no packed form of ``kind``, or the shape does not fit.
     """
     assert native is not None
-    panels = -(-rows // PANEL)
-    packed = torch.empty(panels, native.blockwise_panel_bytes(kind, columns), dtype=torch.uint8)
-    advise_huge_pages(packed)
+    panels, panel_bytes = -(-rows // PANEL), native.blockwise_panel_bytes(kind, columns)
+    taken = (
+        memory.take(panels * panel_bytes)
+        if memory
+        else torch.empty(panels * panel_bytes, dtype=torch.uint8)
+    )
+    packed = taken.view(panels, panel_bytes)
     packed[blocks.shape[0] // PANEL :].zero_()
     native.blockwise_pack(blocks, kind, columns, packed)
     return PackedBlocks(packed, kind, rows, columns)

@@ -145,6 +145,81 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**_LONGROPE, "partial_rotary_factor": 0.75},
         },
     ),
+    "smollm3": ("SmolLM3Config", {"no_rope_layers": [1, 0, 1]}),
+    "olmo2": ("Olmo2Config", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            **_EXPERTS,
+            "head_dim": 32,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {**_EXPERTS, "num_local_experts": 6, "head_dim": 32, "rotary_dim": 16},
+    ),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "seed_oss": ("SeedOssConfig", {"head_dim": 24, "attention_out_bias": True}),
+    "ernie4_5": ("Ernie4_5Config", {"head_dim": 24, "use_bias": True}),
+    "exaone4": (
+        "Exaone4Config",
+        {
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "hunyuan": (
+        "HunYuanDenseV1Config",
+        {
+            "head_dim": 24,
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "factor": 1.0,
+                "alpha": 20.0,
+            },
+        },
+    ),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 16.0,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
 }
 """Name to the config class in transformers and what it has beside the common settings."""
 
@@ -196,6 +271,9 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
         for weight in model.parameters():
             if weight.ndim == 1:  # norms and biases: random as well, or a forgotten one goes unseen
                 weight.add_(torch.randn_like(weight) * 0.2)
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                tensor.add_(torch.randn_like(tensor) * 0.2)
         if config.get_text_config().tie_word_embeddings:  # or the model repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)
     model.save_pretrained(folder)

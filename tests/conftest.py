@@ -78,7 +78,7 @@ def sigint() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[Server]:
     """A server with the built-in model, in a cache of a modest size; tests leave nothing running or pinned on it."""
-    with serving("demo", "--served-model-name", "demo", "--log-level", "warning", "--max-total-tokens", "65536") as server:  # fmt: skip
+    with serving("demo", "--served-model-name", "demo", "--log-level", "warning", "--max-total-tokens", "65536", "--speculation", "auto") as server:  # fmt: skip
         yield server
 
 

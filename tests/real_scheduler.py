@@ -18,11 +18,15 @@ Script = Callable[[list[int]], list[int]]
 
 
 class ScriptedWorker(FakeWorker):
-    """Checks the KV of each row as its base does, and samples the tokens of the script."""
+    """Checks the KV of each row as its base does, and samples the tokens of the script. It drafts nothing."""
 
     def __init__(self, page_size: int) -> None:
         super().__init__(page_size)
         self.script: Script = lambda prompt: [1]
+
+    def _advance(self, slot: int) -> int:
+        self.slots[slot].end = 0
+        return super()._advance(slot)
 
     def _sample(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> None:
         state: _Slot = self.slots[slot]

@@ -84,8 +84,11 @@ def samples(metrics: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float
 
 
 def run_server(model: Path | str, *flags: str, cwd: Path | None = None) -> Server:
-    """Start a server, without waiting."""
+    """Start a server, without waiting. Unless the flags say so, it drafts nothing: answers of tiny models repeat themselves, and
+    would end before a test can interrupt them."""
     port = free_port()
+    if "--speculation" not in flags:
+        flags = (*flags, "--speculation", "off")
     command = [sys.executable, "-P", "-m", "radixrt.launch_server", "--model-path", str(model), "--port", str(port), *flags]  # fmt: skip
     temp_dir = Path(tempfile.mkdtemp(prefix="rx"))  # pytest's own paths are too long for sockets
     process = children.start(

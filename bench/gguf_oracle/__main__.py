@@ -26,6 +26,7 @@ from bench.gguf_oracle.texts import make_texts
 from bench.peers_cpu.checkpoints import gemma_file, write_dequantized
 from bench.peers_cpu.documentation import PASSAGE, installed_packages
 from bench.peers_cpu.environments import add_peers_dir
+from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import resolve_model_path
 
 CHECKS = ("tokens", "greedy", "divergence", "families")
@@ -127,5 +128,8 @@ def _tokens(texts: int, others: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        sys.exit(main())
+    try:
+        with torch.inference_mode():
+            sys.exit(main())
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -144,9 +144,9 @@ def _train_byte_level(folder: Path, corpus: Path, pre: str) -> None:
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_only])
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|begin_of_text|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - 1,
+        vocab_size=VOCABULARY - 32,  # transformers adds tokens of a family that are not there
         special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,

@@ -1,6 +1,7 @@
 """Runs the programs of llama.cpp: converter, quantizer, server, and the one that writes log-probabilities."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from bench.peers_cpu.serving import serving
 
 MAX_DROP = 16.0
 """llama-perplexity writes no log-probability that is further below the greatest one, but this difference."""
+_NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
+"""Threads that spin while they wait slow down where other work runs as well; nothing is timed here."""
 
 
 class LlamaCpp:
@@ -33,7 +36,10 @@ class LlamaCpp:
             RuntimeError: it failed.
         """
         command = [str(self.folder / "bin" / program), *map(str, arguments)]
-        done = children.run(command, capture_output=True, text=True, errors="replace")
+        variables = {**os.environ, **_NO_SPINNING}
+        done = children.run(
+            command, capture_output=True, text=True, errors="replace", env=variables
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{(done.stderr or done.stdout)[-2000:]}")  # fmt: skip
         return str(done.stdout[-2000:])
@@ -58,7 +64,7 @@ class LlamaCpp:
         """Serve a file with one slot until the block ends."""
         flags = "--host 127.0.0.1 --port {port} --ctx-size 2048 --parallel 1 --threads 2 --no-webui"
         command = ("{environment}/bin/llama-server", "--model", "{model}", *flags.split())
-        engine = Engine("llama.cpp", command, "llama.cpp")
+        engine = Engine("llama.cpp", command, "llama.cpp", _NO_SPINNING)
         log = file.with_suffix(".server.log")
         with serving(engine, file, file, self.folder.parent, log) as url:
             yield Server(url.removesuffix("/v1"))

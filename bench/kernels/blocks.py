@@ -18,6 +18,7 @@ from bench.kernels.linear import DTYPE, NOT_IN_CACHE
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.worker.threads import use_threads
 from radixrt_kernels import blockwise, groupwise, linear
+from radixrt_kernels.memory import Slabs
 
 SHAPES = ((4096, 1024), (1024, 4096))
 """Rows and columns."""
@@ -35,7 +36,7 @@ def forms(rows: int, columns: int) -> dict[str, list[tuple[Product, int]]]:
     }
     for number, kind in BLOCK_KINDS.items():
         row_bytes = columns // kind.columns * kind.num_bytes
-        makers[kind.name] = partial(_blockwise, rows, columns, number, row_bytes)
+        makers[kind.name] = partial(_blockwise, rows, columns, number, row_bytes, Slabs())
     made = {name: [make()] for name, make in makers.items()}
     for name, copies in made.items():
         copies += [makers[name]() for _ in range(max(2, NOT_IN_CACHE // copies[0][1]) - 1)]
@@ -57,9 +58,11 @@ def _groupwise(rows: int, columns: int, bits: int, group_size: int) -> tuple[Pro
     return lambda hidden: groupwise.linear(hidden, m), num_bytes
 
 
-def _blockwise(rows: int, columns: int, kind: int, row_bytes: int) -> tuple[Product, int]:
+def _blockwise(
+    rows: int, columns: int, kind: int, row_bytes: int, memory: Slabs
+) -> tuple[Product, int]:
     blocks = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8) & 0xBF  # finite scales
-    matrix = blockwise.pack(blocks, kind, rows, columns)
+    matrix = blockwise.pack(blocks, kind, rows, columns, memory)
     return lambda hidden: blockwise.linear(hidden, [matrix]), matrix.packed.nbytes
 
 

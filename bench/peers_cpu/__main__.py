@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args
 
@@ -27,6 +27,7 @@ from bench.peers_cpu.engines import ENGINES
 from bench.peers_cpu.measuring import Run
 from bench.peers_cpu.table import Results, table
 from bench.peers_cpu.workloads import make_workloads
+from radixrt.base.errors import ConfigError
 
 
 def main(arguments: list[str]) -> None:
@@ -36,6 +37,9 @@ def main(arguments: list[str]) -> None:
     parsed = _parser().parse_args(arguments)
     workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
     chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
+    if parsed.warm:
+        again = [replace(w, name=f"{w.name} warm", what=f"{w.what}, again") for w in chosen]
+        chosen = [each for pair in zip(chosen, again, strict=True) for each in pair]
     names = list(ENGINES) if "all" in parsed.engines else parsed.engines
     engines = [ENGINES[name] for name in names]
     folder = parsed.checkpoint_dir / parsed.checkpoint
@@ -59,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", nargs="+", default=letters, choices=letters)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round of small workloads")
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="ask each workload a second time, with all prompts cached",
+    )
     parser.add_argument(
         "--checkpoint",
         choices=get_args(CheckpointName),
@@ -87,4 +96,7 @@ def _as_json(results: Results) -> dict[str, list[object]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -41,7 +41,7 @@ class Comparison:
         self._reference = reference(self._checkpoint.folder, self._prompts)
         for number in range(rounds):
             for engine in self._engines:
-                chosen = [w for w in self._workloads if w.name in engine.workloads]
+                chosen = [w for w in self._workloads if w.name[0] in engine.workloads]
                 mine = [w for w in chosen if not w.built_in_model]
                 self._turn(engine, mine, self._checkpoint, compare=number == 0)
                 built_in = [w for w in chosen if w.built_in_model]

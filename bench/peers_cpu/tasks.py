@@ -23,6 +23,7 @@ class Workload:
     """Lengths are approximate numbers of tokens; the report has the counts of the servers."""
 
     name: str
+    """A letter, and perhaps more for a variant."""
     what: str
     conversations: Sequence[Conversation]
     concurrency: int

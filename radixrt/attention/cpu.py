@@ -11,7 +11,7 @@ from radixrt.base.errors import ConfigError
 from radixrt_kernels import available, missing_because, tape
 from radixrt_kernels.attention import AttentionPlan
 
-CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 def why_not(setup: AttentionSetup) -> str | None:

@@ -43,6 +43,8 @@ def why_not(setup: AttentionSetup) -> str | None:
         return "the package is not installed: pip install 'radixrt[cuda]'"
     if setup.dtype not in (torch.float16, torch.bfloat16):
         return f"it computes in float16 and bfloat16, not in {_name(setup.dtype)}: set --dtype"
+    if setup.kv_dtype == torch.int8:
+        return "it reads no KV cache of int8; use --kv-cache-dtype auto or fp8_e4m3"
     for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
         return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
     return setup.why_not_plain()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from radixrt_kernels.attention import SCALE_BYTES
+
 FP8_MAX = 448.0
 """Largest number of float8_e4m3fn; torch converts larger numbers to NaN."""
 
@@ -37,14 +39,25 @@ class KVSpec:
     """
 
     tensors: tuple[CachedTensor, ...]
-    """In the order of :data:`LayerKV`: keys and values, with their scales behind them where they have any; or one latent."""
+    """In the order of :data:`LayerKV`: keys and values, with their scales behind each head where they have any; or one latent."""
 
     @staticmethod
     def keys_and_values(
         num_kv_heads: int, head_dim: int, dtype: torch.dtype, v_head_dim: int | None = None
     ) -> "KVSpec":
-        """Two tensors: keys of ``head_dim`` features a head, and values of ``v_head_dim`` (default: as many)."""
-        shapes = ((num_kv_heads, head_dim), (num_kv_heads, v_head_dim or head_dim))
+        """Two tensors: keys of ``head_dim`` features a head, and values of ``v_head_dim`` (default: as many).
+
+        In int8 each head has a scale (:mod:`radixrt_kernels.attention`). Of 8 heads of 64, the pool holds 1.94 times the tokens:
+
+        >>> of = KVSpec.keys_and_values
+        >>> of(8, 64, torch.bfloat16).bytes_per_token / of(8, 64, torch.int8).bytes_per_token
+        1.9393939393939394
+        """
+        scale = SCALE_BYTES if dtype == torch.int8 else 0
+        shapes = (
+            (num_kv_heads, head_dim + scale),
+            (num_kv_heads, (v_head_dim or head_dim) + scale),
+        )
         return KVSpec(tuple(CachedTensor(shape, dtype) for shape in shapes))
 
     def is_plain(self, dtype: torch.dtype) -> bool:
@@ -68,7 +81,7 @@ def kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     >>> kv_dtype("auto", torch.bfloat16), kv_dtype("fp8_e4m3", torch.bfloat16)
     (torch.bfloat16, torch.float8_e4m3fn)
     """
-    return torch.float8_e4m3fn if name == "fp8_e4m3" else dtype
+    return {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}.get(name, dtype)
 
 
 def to_kv_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -277,10 +277,10 @@ class ServerConfig(SchedulerSettings):
         at_least=0.05,
         at_most=0.98,
     )
-    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = _memory(
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = _memory(
         "auto",
-        "Type of the KV cache: auto is the activations' own; fp8_e4m3 holds twice the tokens of bfloat16, at less "
-        "precision.",
+        "Type of the KV cache: auto is the activations' own; fp8_e4m3 (for GPUs) and int8 (for CPUs, with a scale a token and head) hold "
+        "twice the tokens of bfloat16, at less precision.",
     )
     max_total_tokens: int | None = _memory(
         None, "Size of the KV pool in tokens; if not given, computed from the memory.", at_least=1

@@ -1,6 +1,7 @@
 """The attention block of a decoder layer: projections, rotation, attention over the paged KV cache."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.linear import ColumnParallelLinear, Heads, RowParallelLinear
-from radixrt.layers.norm import RMSNorm
+from radixrt.layers.norm import AllHeadsNorm, RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding
 
@@ -48,14 +49,20 @@ class SelfAttention(AttentionBlock):
         output_bias: bool = False,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
-        query_norm: RMSNorm | None = None,
-        key_norm: RMSNorm | None = None,
+        query_norm: RMSNorm | AllHeadsNorm | None = None,
+        key_norm: RMSNorm | AllHeadsNorm | None = None,
+        norm_after_rotation: bool = False,
+        rotates: bool = True,
+        query_scale: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """
         Args:
             config: transformers' of the text model.
             scale: of the scores; default: that of the head dimension to the power of -0.5.
-            query_norm, key_norm: applied to each head before the rotation (Qwen3, Gemma 3).
+            query_norm, key_norm: applied before the rotation, to each head (Qwen3, Gemma 3) or to all together (OLMo 2).
+            norm_after_rotation: they are applied after it (Hunyuan).
+            rotates: False: queries and keys have no positions (every fourth layer of SmolLM3).
+            query_scale: factors of the rotated queries by position (Ministral 3): [num_tokens] -> [num_tokens].
         """
         super().__init__()
         self.layer_index = layer_index
@@ -80,6 +87,9 @@ class SelfAttention(AttentionBlock):
         )
         self.q_norm = query_norm
         self.k_norm = key_norm
+        self.norm_after_rotation = norm_after_rotation
+        self.rotates = rotates
+        self.query_scale = query_scale
         self.o_proj = RowParallelLinear(num_heads * size, config.hidden_size, output_bias, tp)
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
@@ -87,9 +97,19 @@ class SelfAttention(AttentionBlock):
         merged = self.qkv_proj.forward(hidden)
         heads = merged.view(merged.shape[0], sum(self.head_counts), self.spec.head_dim)
         query, key, value = heads.split_with_sizes(self.head_counts, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = self.rotary.forward(positions, query, key)
+        if not self.norm_after_rotation:
+            query, key = self._norm(query, key)
+        if self.rotates:
+            query, key = self.rotary.forward(positions, query, key)
+        if self.norm_after_rotation:
+            query, key = self._norm(query, key)
+        if self.query_scale is not None:
+            query = query * self.query_scale(positions).to(query.dtype)[:, None, None]
         kv_cache = context.kv_caches[self.layer_index]
         attended = context.backend.attend(query, key, value, kv_cache, self.spec)
         return self.o_proj.forward(attended.flatten(1))
+
+    def _norm(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return query, key
+        return self.q_norm(query), self.k_norm(key)

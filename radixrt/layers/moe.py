@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import LinearLayer
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
-from radixrt.layers.mlp import gated_activation
+from radixrt.layers.mlp import GatedMLP, gated_activation
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
 
-class Router(LinearLayer):
+class Router(LinearLayer, KernelLayer):
     """Scores the experts for each token; the same on every rank. Its weights are plain in every checkpoint."""
 
     def __init__(self, hidden_size: int, num_experts: int, top_k: int, normalize: bool) -> None:
@@ -31,8 +32,69 @@ class Router(LinearLayer):
         """[num_tokens, hidden_size] -> [num_tokens, num_experts]"""
         return self.matrix.multiply(hidden, None)
 
+    def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts of each token: weights float32 and expert ids int64, both [num_tokens, top_k]"""
+        return self.kernels.choose_experts(
+            self.forward(hidden), self.top_k, normalize=self.normalize
+        )
+
     def placements(self, path: str) -> Iterator[Placement]:
         yield Placement(path, (self.rows, self.columns), slice(None), 0, 0)
+
+
+class SigmoidRouter(Router):
+    """Scores each expert by a sigmoid, independent of the others. A learned bias and groups of experts take part in the choice,
+    but not in the weights (DeepSeek V3).
+
+    Its weights are kept in float32, and so are the scores: the choice depends on small differences.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        top_k: int,
+        normalize: bool,
+        *,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        factor: float = 1.0,
+    ) -> None:
+        """
+        Args:
+            num_groups, top_groups: experts are chosen from the ``top_groups`` groups whose two best experts score highest.
+            factor: of the weights, once they are normalized.
+        """
+        super().__init__(hidden_size, num_experts, top_k, normalize)
+        self.num_groups = num_groups
+        self.top_groups = top_groups
+        self.factor = factor
+        bias = torch.zeros(num_experts, dtype=torch.float32)
+        self.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)
+
+    def allocate(self, matrix_format: MatrixFormat) -> None:
+        super().allocate(matrix_format)
+        self.matrix.float()
+
+    def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``Router.choose``."""
+        scores = self.forward(hidden.float()).sigmoid()
+        ranked = scores + self.e_score_correction_bias
+        if self.top_groups < self.num_groups:
+            groups = ranked.unflatten(-1, (self.num_groups, -1))
+            best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self.top_groups, dim=-1).indices
+            outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            ranked = groups.masked_fill(outside[..., None], -torch.inf).flatten(-2)
+        experts = ranked.topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if self.normalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * self.factor, experts
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        yield from super().weight_slots(path)
+        bias = self.e_score_correction_bias
+        yield f"{path}.e_score_correction_bias", WeightSlot(tuple(bias.shape), bias)
 
 
 class Experts(KernelLayer):
@@ -82,17 +144,23 @@ class Experts(KernelLayer):
 class SparseMoE(KernelLayer):
     """Router and experts in the place of a dense MLP."""
 
-    def __init__(self, gate: Router, experts: Experts) -> None:
+    def __init__(self, gate: Router, experts: Experts, shared: GatedMLP | None = None) -> None:
+        """
+        Args:
+            shared: an expert that each token goes to beside those of its choice, with weight 1.
+        """
         super().__init__()
         self.gate = gate
         self.experts = experts
+        self.shared_experts = shared
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
-        weights, chosen = self.kernels.choose_experts(
-            self.gate(hidden), self.gate.top_k, normalize=self.gate.normalize
-        )
-        return self.experts(hidden, weights, chosen)
+        weights, chosen = self.gate.choose(hidden)
+        output = self.experts.forward(hidden, weights, chosen)
+        if self.shared_experts is None:
+            return output
+        return output + self.shared_experts.forward(hidden)
 
 
 def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

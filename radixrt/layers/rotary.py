@@ -32,17 +32,25 @@ class RotaryEmbedding(KernelLayer):
 
     cos_sin: Tensor
 
-    def __init__(self, config: Any, context_length: int, layer_type: str | None = None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        context_length: int,
+        layer_type: str | None = None,
+        interleaved: bool = False,
+    ) -> None:
         """
         Args:
             config: transformers' of the text model.
             context_length: longest sequence that is served.
             layer_type: ``sliding_attention`` or ``full_attention`` where the two differ (Gemma 3).
+            interleaved: the checkpoint's pairs are neighbours (ERNIE 4.5), not features of the two halves of a head.
 
         Raises:
             ConfigError: a rope type that transformers does not know.
         """
         super().__init__()
+        self.interleaved = interleaved
         frequencies, attention_factor = _frequencies(config, context_length, layer_type)
         angles = torch.outer(torch.arange(context_length).float(), frequencies)
         table = torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor
@@ -50,8 +58,18 @@ class RotaryEmbedding(KernelLayer):
         # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's kernel
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten."""
+        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten.
+
+        Interleaved heads are returned in the order of halves: scores do not depend on an order that queries and keys share.
+        """
+        if self.interleaved:
+            query, key = _in_halves(query), _in_halves(key)
         return self.kernels.rotate(positions, query, key, self.cos_sin)
+
+
+def _in_halves(heads: Tensor) -> Tensor:
+    """[..., head_dim] -> the same: the features with even indices, then the others."""
+    return torch.cat([heads[..., 0::2], heads[..., 1::2]], dim=-1)
 
 
 def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tuple[Tensor, float]:
@@ -60,9 +78,11 @@ def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tu
         config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     )
     rope_type = parameters["rope_type"]
-    if rope_type == "default":
+    fixed_ntk = rope_type == "dynamic" and parameters.get("alpha")  # Hunyuan's, for any length
+    if rope_type == "default" or fixed_ntk:
         dim = int(head_dim(config) * (parameters.get("partial_rotary_factor") or 1.0))
-        return 1.0 / parameters["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim), 1.0
+        base = parameters["rope_theta"] * (fixed_ntk ** (dim / (dim - 2)) if fixed_ntk else 1.0)
+        return 1.0 / base ** (torch.arange(0, dim, 2).float() / dim), 1.0
     if rope_type not in ROPE_INIT_FUNCTIONS:
         raise ConfigError(
             f"The checkpoint's rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_INIT_FUNCTIONS)}."

@@ -55,6 +55,26 @@ class DecoderLayer(nn.Module):
         return self.mlp.forward(hidden), residual
 
 
+class PostNormDecoderLayer(nn.Module):
+    """Attention and MLP read the residual stream as it is; their outputs are normed before they join it (OLMo 2)."""
+
+    def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """See ``DecoderLayer.forward``."""
+        residual = residual + hidden
+        attended = self.self_attn.forward(residual, positions, context)
+        residual = residual + self.post_attention_layernorm.forward(attended)
+        return self.post_feedforward_layernorm.forward(self.mlp.forward(residual)), residual
+
+
 class DecoderModel(nn.Module):
     """Embedding, layers and final norm: the tensors that checkpoints name ``model.*``."""
 
@@ -76,6 +96,10 @@ class CausalLM(KernelLayer):
     """Makes a layer of (config, attention, MLP)."""
     embedding_scale: float = 1.0
     """Embeddings are multiplied by it (Gemma)."""
+    logit_divisor: float = 1.0
+    """Logits are divided by it (Granite)."""
+    rope_interleaved = False
+    """The rotated pairs are neighbours in a head, see ``RotaryEmbedding``."""
     logit_soft_cap: float | None = None
     """Logits become ``cap * tanh(logits / cap)`` (Gemma 2)."""
     generates = True
@@ -93,7 +117,10 @@ class CausalLM(KernelLayer):
         self.vocab_size: int = config.vocab_size
         self.dtype = torch.get_default_dtype()
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
-        rotaries = {kind: RotaryEmbedding(config, context_length, kind) for kind in set(kinds)}
+        rotaries = {
+            kind: RotaryEmbedding(config, context_length, kind, self.rope_interleaved)
+            for kind in set(kinds)
+        }
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
         self.model = DecoderModel(config, tp, layers, self.norm(config.hidden_size))
         self.score: nn.Linear | None = None
@@ -167,6 +194,8 @@ class CausalLM(KernelLayer):
         """
         head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
         logits = head.logits(hidden).float()
+        if self.logit_divisor != 1.0:
+            logits = logits / self.logit_divisor
         if self.logit_soft_cap is not None:
             logits = self.kernels.soft_cap(logits, self.logit_soft_cap)
         return logits

@@ -99,7 +99,7 @@ class Vocabulary:
 
     def single_tokens(self, *words: str) -> tuple[int, ...]:
         """The ids of words that are one token each; nothing if one of them is not."""
-        ids = [self.encode(word, add_special_tokens=False) for word in words]
+        ids = [encode_aside(self.backend, word, False) for word in words]
         return tuple(one for (one,) in ids) if all(len(one) == 1 for one in ids) else ()
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

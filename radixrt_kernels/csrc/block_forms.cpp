@@ -10,9 +10,8 @@ namespace radixrt {
 namespace {
 
 constexpr BlockForm kForms[] = {
-    {BlockKind::q4_0, 32, 18, 32, 4},    {BlockKind::q5_0, 32, 22, 32, 5},    {BlockKind::q8_0, 32, 34, 32, 8},
-    {BlockKind::q4_k, 256, 144, 320, 4}, {BlockKind::q5_k, 256, 176, 320, 5}, {BlockKind::q6_k, 256, 210, 288, 6},
-    {BlockKind::mxfp4, 32, 17, 16, 4},
+    {BlockKind::q4_0, 32, 18, 4},   {BlockKind::q5_0, 32, 22, 5},   {BlockKind::q8_0, 32, 34, 8}, {BlockKind::q4_k, 256, 144, 4},
+    {BlockKind::q5_k, 256, 176, 5}, {BlockKind::q6_k, 256, 210, 6}, {BlockKind::mxfp4, 32, 17, 4},
 };
 
 constexpr int kLine = 64;
@@ -109,15 +108,24 @@ const BlockForm& block_form(int kind) {
 }
 
 void pack_row(const BlockForm& form, const uint8_t* row, int64_t columns, int lane, uint8_t* panel) {
-  uint8_t* lines = panel + form.codes_first(columns);
-  for (int64_t block = 0; block < columns / form.columns; ++block, row += form.file_bytes) {
-    put_scales(form.kind, row, lane, panel + block * form.scale_bytes);
-    for (int part = 0; part < form.columns / kBlock; ++part, lines += form.bits * kLine) {
-      Codes codes;
-      if (form.columns == kBlock) codes_of_small_block(form.kind, row, codes);
-      else codes_of_part(form.kind, row, part, codes);
+  int64_t blocks = columns / kBlock;
+  Codes codes;
+  for (int64_t first = 0; first < blocks; first += kRecordBlocks) {
+    int64_t count = blocks - first < kRecordBlocks ? blocks - first : kRecordBlocks;
+    uint8_t* lines = panel + form.scale_bytes(count);
+    if (form.columns > kBlock) put_scales(form.kind, row, lane, panel);
+    for (int block = 0; block < count; ++block, lines += form.bits * kLine) {
+      if (form.columns > kBlock) {
+        codes_of_part(form.kind, row, block, codes);
+      } else {
+        put_scales(form.kind, row, lane, panel + block * (form.kind == BlockKind::mxfp4 ? 16 : 32));
+        codes_of_small_block(form.kind, row, codes);
+        row += form.file_bytes;
+      }
       put_codes(codes, form.bits, lane, lines);
     }
+    if (form.columns > kBlock) row += form.file_bytes;
+    panel += form.record_bytes(count);
   }
 }
 

@@ -1,13 +1,14 @@
 // The quantized blocks of GGUF files, and their packed form.
 //
 // A GGUF row is a sequence of blocks of 32 or 256 columns with scales of their own. The packed form keeps the bits of codes and scales, in
-// the order in which the kernels read them. A panel of 16 rows is a part of scales and a part of codes, `codes_first` bytes later.
+// the order in which the kernels read them. A panel of 16 rows is a sequence of records of 256 columns; the last one may have fewer. A record
+// is the scales of its blocks, padded to 64 bytes, and then the codes.
 //
-// Scales, per block of the file and panel; [16] are the rows:
-//   Q4_0, Q5_0, Q8_0  float16 d[16]                                                        weight = d (code - 8, 16 or 128)
-//   MXFP4             uint8 exponent[16]                                                   weight = 2^(exponent - 128) value(code)
-//   Q4_K, Q5_K        float16 d[16], m[16]; 8 times uint8 scale[16], minimum[16]           weight = d scale code - m minimum
-//   Q6_K              float16 d[16]; 16 times int8 scale[16]                               weight = d scale (code - 32)
+// Scales; [16] are the rows:
+//   Q4_0, Q5_0, Q8_0  per 32 columns float16 d[16]                             weight = d (code - 8, 16 or 128)
+//   MXFP4             per 32 columns uint8 exponent[16]                        weight = 2^(exponent - 128) value(code)
+//   Q4_K, Q5_K        float16 d[16], m[16]; per 32 columns uint8 s[16], t[16]  weight = d s code - m t
+//   Q6_K              float16 d[16]; per 16 columns int8 s[16]                 weight = d s (code - 32)
 //
 // Codes, per 32 columns: lines of 64 bytes, each with four bytes for each row. Step s is columns 4 s to 4 s + 3.
 //   4, 5, 6 bits  4 lines: the low four bits of step 2 i in the low halves of line i, those of step 2 i + 1 in the high halves
@@ -24,15 +25,24 @@ inline constexpr int kBlock = 32;  // columns, which share an activation scale
 
 enum class BlockKind { q4_0 = 2, q5_0 = 6, q8_0 = 8, q4_k = 12, q5_k = 13, q6_k = 14, mxfp4 = 39 };  // as in GGUF files
 
+inline constexpr int kRecordBlocks = 8;
+
 struct BlockForm {
   BlockKind kind;
-  int columns;      // of a block of the file
-  int file_bytes;   // of a block of the file
-  int scale_bytes;  // of a block of the file in a panel
-  int bits;         // of a code
+  int columns;     // of a block of the file
+  int file_bytes;  // of a block of the file
+  int bits;        // of a code
 
-  int64_t codes_first(int64_t all_columns) const { return (all_columns / columns * scale_bytes + 63) / 64 * 64; }
-  int64_t panel_bytes(int64_t all_columns) const { return codes_first(all_columns) + all_columns / kBlock * bits * 64; }
+  // Bytes of the scales in a record of `blocks` times 32 columns.
+  int64_t scale_bytes(int64_t blocks) const {
+    if (columns > kBlock) return 320;
+    return (blocks * (kind == BlockKind::mxfp4 ? 16 : 32) + 63) / 64 * 64;
+  }
+  int64_t record_bytes(int64_t blocks) const { return scale_bytes(blocks) + blocks * bits * 64; }
+  int64_t panel_bytes(int64_t all_columns) const {
+    int64_t blocks = all_columns / kBlock, rest = blocks % kRecordBlocks;
+    return blocks / kRecordBlocks * record_bytes(kRecordBlocks) + (rest ? record_bytes(rest) : 0);
+  }
 };
 
 // Throws std::invalid_argument if `kind` has no packed form.

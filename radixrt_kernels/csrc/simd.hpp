@@ -107,6 +107,13 @@ RADIXRT_INLINE Shorts to_float16(Floats x) {
 
 RADIXRT_INLINE Floats load(const Float16* from) { return from_float16(load_bits(from)); }
 
+RADIXRT_INLINE Floats load(const int8_t* from) {
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, Floats);
+}
+
 RADIXRT_INLINE void store(Float16* to, Floats x) {
   Shorts bits = to_float16(x);
   memcpy(to, &bits, sizeof bits);

@@ -2,6 +2,31 @@
 
 import torch
 
+from radixrt_kernels.attention import SCALE_BYTES
+
+
+def decoded(cache: torch.Tensor, *, rotated: bool) -> torch.Tensor:
+    """The heads of an int8 cache.
+
+    Args:
+        cache: [..., head_dim + SCALE_BYTES] int8
+        rotated: they are keys.
+
+    Returns:
+        [..., head_dim] float64
+    """
+    codes, scales = cache.split([cache.shape[-1] - SCALE_BYTES, SCALE_BYTES], dim=-1)
+    heads = codes.double() * scales.contiguous().view(torch.bfloat16).double()
+    if not rotated:
+        return heads
+    block = codes.shape[-1] & -codes.shape[-1]
+    hadamard = torch.ones(1, 1, dtype=torch.float64)
+    while len(hadamard) < block:
+        hadamard = torch.cat(
+            (torch.cat((hadamard, hadamard), 1), torch.cat((hadamard, -hadamard), 1))
+        )
+    return (heads.unflatten(-1, (-1, block)) @ hadamard / block).flatten(-2)
+
 
 def paged_attention(
     query: torch.Tensor,

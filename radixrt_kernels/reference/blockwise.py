@@ -8,7 +8,7 @@ from radixrt_kernels.blockwise import PackedBlocks
 from radixrt_kernels.linear import PANEL
 from radixrt_kernels.reference.groupwise import round_activations
 
-BLOCK, SUPER_BLOCK = 32, 256
+BLOCK, RECORD = 32, 256
 Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 6, 8, 12, 13, 14, 39
 BITS = {Q4_0: 4, Q5_0: 5, Q8_0: 8, Q4_K: 4, Q5_K: 5, Q6_K: 6, MXFP4: 4}
 ZEROS = {Q4_0: 8, Q5_0: 16, Q8_0: 128, Q6_K: 32}
@@ -18,19 +18,33 @@ FLOATS_OF_4_BITS = (0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -
 
 def dequantize(matrix: PackedBlocks) -> torch.Tensor:
     """The weights: float32 [rows, columns]."""
-    blocks, bits = matrix.columns // BLOCK, BITS[matrix.kind]
-    code_bytes = blocks * bits * 4 * PANEL
-    scales, lines = matrix.packed.split([matrix.packed.shape[1] - code_bytes, code_bytes], dim=1)
-    codes = _codes(lines.unflatten(1, (blocks, bits, PANEL, 4)))
-    if matrix.kind == MXFP4:
+    records = []
+    rest = matrix.packed
+    for first in range(0, matrix.columns, RECORD):
+        blocks = min(RECORD, matrix.columns - first) // BLOCK
+        scales, codes, rest = rest.tensor_split(_bounds(matrix.kind, blocks), dim=1)
+        records.append(_record(matrix.kind, blocks, scales, codes))
+    return torch.cat(records, dim=2).flatten(0, 1)[: matrix.rows].float()
+
+
+def _bounds(kind: int, blocks: int) -> tuple[int, int]:
+    """The ends of the scales and of the codes of a record, in bytes."""
+    own = 20 * PANEL if kind in (Q4_K, Q5_K, Q6_K) else blocks * PANEL * (1 if kind == MXFP4 else 2)
+    end = -(-own // 64) * 64
+    return end, end + blocks * BITS[kind] * 4 * PANEL
+
+
+def _record(kind: int, blocks: int, scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Decode a record of each panel: float64 [panels, PANEL, columns]."""
+    codes = _codes(codes.unflatten(1, (blocks, BITS[kind], PANEL, 4)))
+    if kind == MXFP4:
         values = torch.tensor(FLOATS_OF_4_BITS).double()[codes.long()]
     else:
-        values = codes.double() - ZEROS.get(matrix.kind, 0)
-    scale, minimum = _scales(scales, matrix.kind, blocks)
+        values = codes.double() - ZEROS.get(kind, 0)
+    scale, minimum = _scales(scales, kind, blocks)
     weights = values * scale.repeat_interleave(8 // scale.shape[2], dim=2).unsqueeze(-1)
     weights -= minimum.unsqueeze(2).unsqueeze(-1)
-    rows = weights.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)
-    return rows[: matrix.rows].float()
+    return weights.permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def _codes(lines: torch.Tensor) -> torch.Tensor:
@@ -53,21 +67,15 @@ def _scales(scales: torch.Tensor, kind: int, blocks: int) -> tuple[torch.Tensor,
         exponents = scales[:, : blocks * PANEL].unflatten(1, (blocks, 1, PANEL))
         return torch.exp2(exponents.double() - 127), nothing
     if kind in (Q4_0, Q5_0, Q8_0):
-        halves = scales[:, : blocks * 2 * PANEL].view(torch.float16)
+        halves = scales[:, : blocks * 2 * PANEL].contiguous().view(torch.float16)
         return halves.double().unflatten(1, (blocks, 1, PANEL)), nothing
-    size = 2 * PANEL + SUPER_BLOCK if kind == Q6_K else 4 * PANEL + SUPER_BLOCK
-    supers = blocks * BLOCK // SUPER_BLOCK
-    own = scales[:, : supers * size].unflatten(1, (supers, size)).contiguous()
-    scale = own[..., : 2 * PANEL].view(torch.float16).double().unsqueeze(2)
+    scale = scales[:, : 2 * PANEL].contiguous().view(torch.float16).double().unsqueeze(1)
     if kind == Q6_K:
-        parts = own[..., 2 * PANEL :].view(torch.int8).unflatten(2, (16, PANEL))
-        return (scale * parts).view(len(scales), blocks, 2, PANEL), nothing
-    minimum = own[..., 2 * PANEL : 4 * PANEL].view(torch.float16).double().unsqueeze(2)
-    parts = own[..., 4 * PANEL :].unflatten(2, (8, 2, PANEL))
-    return (
-        (scale * parts[..., 0, :]).view(len(scales), blocks, 1, PANEL),
-        (minimum * parts[..., 1, :]).view(len(scales), blocks, PANEL),
-    )
+        parts = scales[:, 2 * PANEL : 18 * PANEL].view(torch.int8).unflatten(1, (16, PANEL))
+        return (scale * parts).unflatten(1, (blocks, 2)), nothing
+    minimum = scales[:, 2 * PANEL : 4 * PANEL].contiguous().view(torch.float16).double()
+    parts = scales[:, 4 * PANEL :].unflatten(1, (blocks, 2, PANEL))
+    return (scale * parts[:, :, 0]).unsqueeze(2), minimum.unsqueeze(1) * parts[:, :, 1]
 
 
 def linear(

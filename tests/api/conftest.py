@@ -1,6 +1,7 @@
 """A server without an engine: the real api and tokenizer, and a scheduler that follows a script."""
 
 import asyncio
+import contextlib
 import dataclasses
 import shutil
 import socket
@@ -98,9 +99,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_byte_level(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
-def start_server(model_folder: Path) -> Iterator[StartServer]:
-    """Starts servers that live until the tests are done."""
+@contextlib.contextmanager
+def starting(model_folder: Path) -> Iterator[StartServer]:
+    """Starts servers that live until the block ends."""
     stops: list[Callable[[], None]] = []
 
     def start(
@@ -145,9 +146,17 @@ def start_server(model_folder: Path) -> Iterator[StartServer]:
         stop()
 
 
+@pytest.fixture(scope="module")
+def start_server(model_folder: Path) -> Iterator[StartServer]:
+    """Starts servers that live until the tests of a file are done."""
+    with starting(model_folder) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def shared_server(start_server: StartServer) -> RunningServer:
-    return start_server()
+def shared_server(model_folder: Path) -> Iterator[RunningServer]:
+    with starting(model_folder) as start:
+        yield start()
 
 
 @pytest.fixture

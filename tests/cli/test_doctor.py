@@ -95,8 +95,8 @@ def test_each_model_is_a_line_where_there_is_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = LocalModel(name="/a/very/long/path" * 10, bytes=10**9, reason="no reason at all " * 10)
-    monkeypatch.setattr(models, "local_models", lambda: iter([long, long]))
-    assert models.run(argparse.Namespace(json=False)) == 0
+    monkeypatch.setattr(models, "local_models", lambda *folders: iter([long, long]))
+    assert models.run(argparse.Namespace(json=False, folders=[])) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["model", long.name, long.name]
 

@@ -1,8 +1,8 @@
 """An answer depends on its request alone: tokens and log-probabilities have the same bits whatever the cache, the chunks, the
 batch and the threads are.
 
-``make test`` takes some prompts and two families. With ``RADIXRT_DETERMINISM`` (``make determinism``) it is 300 prompts of every family, in
-every dtype and in int8 and int4.
+``make test`` takes 20 prompts and two families. With ``RADIXRT_DETERMINISM=60`` (``make determinism``) it is 60 documents with five prompts
+each, and every family, in every dtype, in int8 and int4, and with a KV cache in int8.
 """
 
 import os
@@ -29,7 +29,7 @@ from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 
 THOROUGH = "RADIXRT_DETERMINISM" in os.environ
-DOCUMENTS, QUESTIONS = (60, 5) if THOROUGH else (4, 5)
+DOCUMENTS, QUESTIONS = int(os.environ.get("RADIXRT_DETERMINISM", "4")), 5
 ANSWER_TOKENS = 8
 CONTEXT = 1024
 
@@ -44,6 +44,7 @@ class Case(NamedTuple):
     family: str
     dtype: str
     quantization: str = "auto"
+    kv_cache: str = "auto"
 
     def __str__(self) -> str:
         return "-".join(part for part in self if part != "auto")
@@ -51,13 +52,14 @@ class Case(NamedTuple):
 
 CASES = [Case("gemma2", "float32"), Case("qwen3_moe", "bfloat16")]
 if THOROUGH:
-    CASES = [Case(family, dtype) for family in CONFIGS for dtype in ("bfloat16", "float32")]
-    CASES += [Case("qwen3", "float16")]
+    CASES += [Case(family, "bfloat16") for family in CONFIGS if family != "qwen3_moe"]
+    CASES += [Case("qwen3_moe", "float32"), Case("llama", "float32"), Case("qwen3", "float16")]
     CASES += [
         Case(family, "bfloat16", quantization)
         for family in ("llama_biased_tied", "gemma3", "qwen3_moe")
         for quantization in ("int8", "int4")
     ]
+    CASES += [Case("qwen3", "bfloat16", "auto", "int8"), Case("gemma3", "float32", "int4", "int8")]
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class Model:
             self.folder,
             dtype=self.case.dtype,
             quantization=self.case.quantization,
+            kv_cache_dtype=self.case.kv_cache,
             kernel_threads=threads,
             context_length=CONTEXT,
             **{**usual, **settings},
@@ -291,6 +294,8 @@ def test_cuts_that_depend_on_the_load_are_found(
     model: Model, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This file sees them: they change the bits of log-probabilities."""
+    if model.case.family in ("mistral", "mixtral"):
+        pytest.skip("all windows of the model are shorter than a cut")
     plan: Callable[..., None] = CpuBackend.plan
 
     def by_load(backend: CpuBackend, metadata: AttentionMetadata) -> None:

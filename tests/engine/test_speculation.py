@@ -179,6 +179,18 @@ def test_a_request_can_refuse_drafts(model_dir: Path) -> None:
     assert sum(engine.scheduler.counters.drafted_tokens.values()) == 0
 
 
+def test_an_answer_that_was_begun_goes_on_with_drafts(model_dir: Path) -> None:
+    """As after the death of an engine, or a value that was rolled back."""
+    engine = InProcessEngine(model_dir, speculation="auto")
+    prompt = list(range(5, 30))
+    sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=60, ignore_eos=True)
+    (whole,) = engine.generate([prompt], sampling)
+    for kept in (1, 17, 58):
+        rest = engine.generate_from(prompt, whole[:kept], sampling)
+        assert whole[:kept] + rest == whole
+    assert engine.scheduler.counters.accepted_draft_tokens["tree"] > 30
+
+
 def test_where_steps_overlap_nothing_is_drafted(model_dir: Path) -> None:
     engine = InProcessEngine(model_dir, device=CpuDevice(overlaps=True), speculation="auto")
     first, second = (engine.generate([list(range(5, 30))], GREEDY) for _ in range(2))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import radixrt_kernels.attention
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import PrefixGroups
-from radixrt_kernels.attention import AttentionPlan
-from radixrt_kernels.reference.attention import paged_attention
+from radixrt_kernels.attention import SCALE_BYTES, AttentionPlan
+from radixrt_kernels.reference.attention import decoded, paged_attention
 from tests.attention.steps import Step, indptr, make_step, step_lengths, written_out
 
 ONE_FIXTURE_FOR_ALL_EXAMPLES = settings(
@@ -241,6 +241,75 @@ def test_no_bit_depends_on_pages_that_are_read_once(
     apart = part_of(whole, runs).attend(spec, "cpu")
     assert torch.equal(part_of(whole, runs, [(4, 8), (1, 0)]).attend(spec, "cpu"), apart)
     assert torch.equal(part_of(whole, runs, [(2, 8), (2, 7), (1, 0)]).attend(spec, "cpu"), apart)
+
+
+# ------------------------------------------------------------ coded keys and values
+
+
+def coded(step: Step) -> Step:
+    """The same over an int8 cache in which nothing lies yet."""
+    caches = [
+        torch.full((*cache.shape[:-1], cache.shape[-1] + SCALE_BYTES), -1, dtype=torch.int8)
+        for cache in (step.key_cache, step.value_cache)
+    ]
+    return dataclasses.replace(step, key_cache=caches[0], value_cache=caches[1])
+
+
+CODED_SHAPES = [((6, 2), 64, None, None), ((14, 2), 24, 100, None), ((8, 8), 80, None, 2.0)]
+
+
+@pytest.mark.parametrize("dtype", list(ATOL), ids=str)
+@pytest.mark.parametrize(("heads", "head_dim", "window", "soft_cap"), CODED_SHAPES)
+@pytest.mark.usefixtures("short_cuts")
+def test_coded_keys_and_values(
+    isa: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_dim: int,
+    window: int | None,
+    soft_cap: float | None,
+) -> None:
+    """Attention over them is its definition, and near that over the keys and values themselves, also where one feature is
+    large. No bit of a row depends on its step."""
+    spec = AttentionSpec(*heads, head_dim, head_dim**-0.5, window, soft_cap)
+    plain = make_step([(length, length) for length in LENGTHS], 5, spec, dtype)
+    plain.key[..., 3] *= 20
+    plain.query[..., 3] /= 20
+    whole = coded(plain)
+    result = whole.attend(spec, "cpu")
+    heads_read = dataclasses.replace(
+        whole,
+        key_cache=decoded(whole.key_cache, rotated=True),
+        value_cache=decoded(whole.value_cache, rotated=False),
+    )
+    expected = reference(heads_read, spec)
+    atol = 2 * ATOL[dtype]  # rotated queries are rounded too
+    torch.testing.assert_close(result.double(), expected, atol=atol, rtol=0)
+    error = (result - plain.attend(spec, "cpu")).double().square().mean().sqrt()
+    assert error < 0.01 + ATOL[dtype]
+    for name in ("decodes", "drafts", "a chunk behind decodes"):
+        part = part_of(whole, DIVISIONS[name]).attend(spec, "cpu")
+        assert torch.equal(part, result[rows_of(whole, DIVISIONS[name])]), name
+
+
+def test_heads_of_zeros_and_of_infinities_in_a_coded_cache(isa: str) -> None:
+    spec = AttentionSpec(2, 1, 16, 0.25)
+    step = coded(make_step([(3, 3), (1, 1)], 4, spec, torch.float32))
+    step.key[:3], step.value[:3] = 0, 0
+    step.value[3, 0, 5] = torch.inf
+    result = step.attend(spec, "cpu")
+    assert torch.equal(result[:3], torch.zeros(3, 2, 16))
+    assert result[3].isnan().all()
+
+
+def test_a_coded_cache_of_another_width_is_refused(isa: str) -> None:
+    spec = AttentionSpec(2, 1, 16, 0.25)
+    step = make_step([(3, 3)], 4, spec, torch.float32)
+    with pytest.raises(ValueError, match="int8 with head_dim"):
+        dataclasses.replace(step, key_cache=step.key_cache.char(), value_cache=step.value_cache.char()).attend(spec, "cpu")  # fmt: skip
+    mixed = dataclasses.replace(coded(step), value_cache=step.value_cache)
+    with pytest.raises(ValueError, match="int8 with head_dim"):
+        mixed.attend(spec, "cpu")
 
 
 def test_another_cut_changes_bits(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:

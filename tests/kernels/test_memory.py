@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixrt_kernels.memory import advise_huge_pages
+from radixrt_kernels.memory import Slabs, advise_huge_pages
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -43,3 +43,11 @@ if keep_freed_memory():
     assert faults < 5120, faults  # a single such tensor has so many pages of 4 KiB
 """
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_slabs_hold_tensors_side_by_side_until_they_are_full() -> None:
+    slabs = Slabs()
+    first, second, large = (slabs.take(size) for size in (100, 1000, Slabs.SIZE))
+    assert second.data_ptr() == first.data_ptr() + 128
+    assert (len(first), len(second), len(large)) == (100, 1000, Slabs.SIZE)
+    assert large.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()

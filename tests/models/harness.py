@@ -12,6 +12,11 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.models.decoder import CausalLM
 
 
+def _unused(dtype: torch.dtype) -> float:
+    """NaN; in an int8 cache the bytes of a scale that is NaN."""
+    return torch.nan if dtype.is_floating_point else -1
+
+
 @dataclass
 class Sequence:
     """The KV cache of one sequence."""
@@ -29,21 +34,26 @@ class Harness:
         page_size: int,
         num_pages: int = 400,
         backend: AttentionBackend | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """
+        Args:
+            kv_dtype: of the KV cache; default: the model's.
+        """
         self.model = model
         self.page_size = page_size
         self.free_pages = random.Random(0).sample(range(num_pages), num_pages)
         setup = AttentionSetup(
             model.attention_specs(),
             model.dtype,
-            kv_dtype=model.dtype,
-            kv_specs=model.kv_specs(model.dtype),
+            kv_dtype=kv_dtype or model.dtype,
+            kv_specs=model.kv_specs(kv_dtype or model.dtype),
         )
         self.context = ForwardContext(
             backend or make_backend("auto", setup),
             [
                 tuple(
-                    torch.full((num_pages, page_size, *t.shape), torch.nan, dtype=t.dtype)
+                    torch.full((num_pages, page_size, *t.shape), _unused(t.dtype), dtype=t.dtype)
                     for t in spec.tensors
                 )
                 for spec in setup.kv_specs

@@ -175,7 +175,43 @@ def test_every_architecture_states_its_attention(
     assert len(specs) == len(model.model.layers)
     windows = [spec.sliding_window for spec in specs]
     expected = {"gemma2": [8, None, 8, None], "gemma3": [8, 8, None, 8], "qwen2": [None, 7, 7]}
+    expected["olmo3"] = expected["exaone4"] = [9, None, 9]
     assert windows == expected.get(architecture, windows)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(copy: Callable[[str], Path]) -> None:
+    folder = copy("glm4_moe")
+    expected = logits(folder)
+    edit_weights(
+        folder, lambda tensors: tensors.update({"model.layers.3.enorm.weight": torch.ones(64)})
+    )
+    assert torch.equal(logits(folder), expected)
+
+
+@pytest.mark.parametrize("architecture", ["ministral3", "mistral"])
+def test_the_language_model_of_mistral3_is_served(
+    copy: Callable[[str], Path], architecture: str
+) -> None:
+    """Of checkpoints that also see images; the text model is Ministral 3's or Mistral's."""
+    folder = copy(architecture)
+    expected = logits(folder)
+
+    def add_vision(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+        tensors["vision_tower.ln_pre.weight"] = torch.ones(64)
+        tensors["multi_modal_projector.norm.weight"] = torch.ones(64)
+
+    edit_weights(folder, add_vision)
+    text_config = json.loads((folder / "config.json").read_text())
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": text_config,
+        "vision_config": {"model_type": "pixtral"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits(folder), expected)
 
 
 def test_longrope_follows_the_served_context_length(checkpoint: Callable[[str], Path]) -> None:

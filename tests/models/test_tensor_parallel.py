@@ -31,6 +31,9 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", "auto", {}),
     "gemma2": ("gemma2", "auto", {}),
     "phi3": ("phi3", "auto", {}),
+    "olmo2": ("olmo2", "auto", {}),
+    "olmo2_with_fewer_kv_heads": ("olmo2", "auto", {"num_key_value_heads": 1}),
+    "glm4_moe": ("glm4_moe", "auto", {}),
     "dummy_llama": ("llama", "dummy", {}),
     "dummy_qwen3_moe": ("qwen3_moe", "dummy", {}),
 }

@@ -275,6 +275,7 @@ def test_grammars_that_hung_the_worker_delay_no_other_stream(base_url: str) -> N
         "stream": True,
         "ignore_eos": True,
         "temperature": 0,
+        "speculation": False,
     }
 
     def gaps() -> list[float]:

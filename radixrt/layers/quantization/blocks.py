@@ -1,6 +1,6 @@
 """Matrices in the quantized blocks of GGUF files, packed for the native CPU kernels while they are loaded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import partial
 
@@ -12,6 +12,12 @@ from radixrt.layers.matrix import EmbeddingMatrix, LoadableMatrix, Placement
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.layers.weights import WeightSlot
 from radixrt_kernels import blockwise
+from radixrt_kernels.memory import Slabs
+
+
+def block_matrices() -> Callable[..., "BlockMatrix"]:
+    """Makes matrices of one model, whose memory is together: of rows, columns and kinds."""
+    return partial(BlockMatrix, memory=Slabs())
 
 
 class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
@@ -20,13 +26,15 @@ class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
     Projections that are computed together may be of different kinds. See ``radixrt_kernels.blockwise``.
     """
 
-    def __init__(self, rows: int, columns: int, kinds: Mapping[str, int]) -> None:
+    def __init__(self, rows: int, columns: int, kinds: Mapping[str, int], memory: Slabs) -> None:
         """
         Args:
             kinds: GGUF's number of the quantization, by the projection's name in the checkpoint.
+            memory: of all matrices of the model.
         """
         super().__init__(rows, columns)
         self.kinds = kinds
+        self._memory = memory
         self.dtype = torch.get_default_dtype()
         self.parts: list[blockwise.PackedBlocks] = []
         self._loaded: dict[int, blockwise.PackedBlocks] = {}
@@ -64,7 +72,7 @@ class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
 
     def _pack(self, first: int, kind: int, blocks: Tensor) -> None:
         rows = self.rows if len(self.kinds) == 1 else len(blocks)  # an embedding may have padding
-        self._loaded[first] = blockwise.pack(blocks, kind, rows, self.columns)
+        self._loaded[first] = blockwise.pack(blocks, kind, rows, self.columns, self._memory)
 
     def finish(self) -> None:
         self.parts = [part for _, part in sorted(self._loaded.items())]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
-from radixrt.layers.quantization.blocks import BlockMatrix
+from radixrt.layers.quantization.blocks import block_matrices
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.file import PLAIN_KINDS, TensorEntry
 from radixrt.models.loading_progress import LoadingProgress
@@ -64,6 +64,7 @@ class BlockFormats:
             config: the content of config.json.
             translate: of the model.
         """
+        self._matrix = block_matrices()
         self._kinds: dict[str, int] = {}
         self._tensors: dict[str, str] = {}
         """Kind, and name in the file, by the projection's name in the model."""
@@ -82,7 +83,7 @@ class BlockFormats:
         if any(name not in self._kinds for name in names):
             return DenseMatrix
         self.kept.update(self._tensors[name] for name in names)
-        return partial(BlockMatrix, kinds={name: self._kinds[name] for name in names})
+        return partial(self._matrix, kinds={name: self._kinds[name] for name in names})
 
 
 def read_weights(

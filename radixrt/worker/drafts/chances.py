@@ -31,8 +31,8 @@ class Chances:
 
     def __init__(self) -> None:
         self._common: dict[Magnitude, _Rate] = {}
-        self._own: dict[int, dict[int, _Rate]] = {}
-        """By slot and drafter."""
+        self._own: dict[int, dict[Magnitude, _Rate]] = {}
+        """By slot."""
         self._declined: dict[int, int] = {}
         """By slot: proposals that did not pay since one was drafted."""
 
@@ -43,9 +43,9 @@ class Chances:
 
     def of(self, slot: int, drafter: int, evidence: int) -> float:
         """The chance of one more token to be accepted."""
-        common = self._common.get((drafter, evidence.bit_length()), _NEVER)
-        chance = common.value(FIRST_CHANCE, _FIRST_WEIGHT)
-        own = self._own[slot].get(drafter, _NEVER)
+        magnitude = drafter, evidence.bit_length()
+        chance = self._common.get(magnitude, _NEVER).value(FIRST_CHANCE, _FIRST_WEIGHT)
+        own = self._own[slot].get(magnitude, _NEVER)
         return min(own.value(chance, _COMMON_WEIGHT), MOST_CHANCE)
 
     def learn(
@@ -54,9 +54,9 @@ class Chances:
         """Note the fate of a draft. The tokens behind the first that was rejected say nothing."""
         tried = min(num_accepted + 1, num_drafted)
         self._declined[slot] = 0
-        common = self._common.setdefault((drafter, evidence.bit_length()), _Rate())
-        common.observe(num_accepted, tried)
-        self._own[slot].setdefault(drafter, _Rate()).observe(num_accepted, tried)
+        magnitude = drafter, evidence.bit_length()
+        for rates in (self._common, self._own[slot]):
+            rates.setdefault(magnitude, _Rate()).observe(num_accepted, tried)
 
     def decline(self, slot: int) -> bool:
         """Note that no draft pays in a slot; True if one token is to be drafted all the same."""

@@ -132,15 +132,17 @@ class AttentionPlan {
 
   void attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
               const Tensor& output, float scale, int64_t window, float soft_cap) {
+    const auto& kernels_of = kernels_for(query);
     check(query, key, value, key_cache, value_cache, output);
     require(window >= 0 && soft_cap >= 0, "sliding_window and soft_cap must not be negative; 0 is none");
-    AttentionLayer layer{static_cast<int>(key.shape[1]), static_cast<int>(query.shape[1] / key.shape[1]),
-                         static_cast<int>(query.shape[2]), scale, soft_cap, window ? window : int64_t{1} << 40};
-    const auto& kernels_of = kernels_for(query);
+    const bool coded = is_coded(key_cache);
+    const int head_dim = static_cast<int>(query.shape[2]);
+    AttentionLayer layer{static_cast<int>(key.shape[1]), static_cast<int>(query.shape[1] / key.shape[1]), head_dim,
+                         coded ? scale / hadamard_block(head_dim) : scale, soft_cap, window ? window : int64_t{1} << 40};
     nb::gil_scoped_release release;
-    append(key, key_cache);
-    append(value, value_cache);
-    compute(layer, describe(query, key_cache, value_cache, output), kernels_of);
+    append(key, key_cache, true, kernels_of);
+    append(value, value_cache, false, kernels_of);
+    compute(layer, describe(query, key_cache, value_cache, output), coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge);
   }
 
  private:
@@ -165,11 +167,15 @@ class AttentionPlan {
               "key and value must be [num_tokens, num_kv_heads, head_dim] of query's dtype, heads without gaps in them", *states);
     require(key.shape[1] >= 1 && query.shape[1] % key.shape[1] == 0, "query must have a multiple of key's heads", query);
     require(head_dim >= 2 && head_dim % 2 == 0, "head_dim must be even", query);
+    const bool coded = is_coded(key_cache);
+    require(!coded || head_dim <= kMostCoded, "an int8 cache takes heads of up to 1024 features", key_cache);
     for (const Tensor* cache : {&key_cache, &value_cache})
       require(cache->dimensions == 4 && cache->shape[0] >= end_page_ && cache->shape[1] == step_.page_size &&
-                  cache->shape[2] == key.shape[1] && cache->shape[3] == head_dim && cache->dtype == query.dtype &&
-                  cache->dense_after(3),
-              "the caches must be [num_pages, page_size, num_kv_heads, head_dim] of query's dtype, with every planned page", *cache);
+                  cache->shape[2] == key.shape[1] && cache->shape[3] == head_dim + (coded ? kScaleBytes : 0) &&
+                  cache->dtype == (coded ? DType::int8 : query.dtype) && cache->dense_after(3),
+              "the caches must be [num_pages, page_size, num_kv_heads, head_dim] of query's dtype or int8 with head_dim + 2, with every "
+              "planned page",
+              *cache);
     require(output.dimensions == 3 && output.shape[0] == query.shape[0] && output.shape[1] == query.shape[1] &&
                 output.shape[2] == head_dim && output.dtype == query.dtype && output.dense(),
             "output must be like query, without gaps", output);
@@ -192,30 +198,40 @@ class AttentionPlan {
             step_.keys_per_cut};
   }
 
+  static bool is_coded(const Tensor& cache) { return cache.dtype == DType::int8; }
+
   // All keys and values of a step are written before any attention, because sequences may read one another's.
-  void append(const Tensor& states, const Tensor& cache) const {
-    const int64_t element = size_of(states.dtype), heads = states.shape[1], bytes = states.shape[2] * element;
+  void append(const Tensor& states, const Tensor& cache, bool rotated, const AttentionKernels::Of& kernels_of) const {
+    const int64_t element = size_of(states.dtype), cached = size_of(cache.dtype), heads = states.shape[1], bytes = states.shape[2] * element;
+    const bool coded = is_coded(cache);
     parallel_ranges(states.shape[0], kTokensPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         int64_t page = slots_[token] / step_.page_size, offset = slots_[token] % step_.page_size;
         const char* from = states.as<char>() + token * states.strides[0] * element;
-        char* to = cache.as<char>() + (page * cache.strides[0] + offset * cache.strides[1]) * element;
-        for (int64_t head = 0; head < heads; ++head)
-          std::memcpy(to + head * cache.strides[2] * element, from + head * states.strides[1] * element, bytes);
+        char* to = cache.as<char>() + (page * cache.strides[0] + offset * cache.strides[1]) * cached;
+        for (int64_t head = 0; head < heads; ++head) {
+          const char* state = from + head * states.strides[1] * element;
+          char* place = to + head * cache.strides[2] * cached;
+          if (coded)
+            kernels_of.code(state, static_cast<int>(states.shape[2]), rotated, reinterpret_cast<int8_t*>(place));
+          else
+            std::memcpy(place, state, bytes);
+        }
       }
     });
   }
 
-  void compute(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionKernels::Of& kernels_of) {
+  void compute(const AttentionLayer& layer, const AttentionTensors& tensors, decltype(AttentionKernels::Of::attend) attend,
+               decltype(AttentionKernels::Of::merge) merge) {
     const auto& schedule = schedule_for(layer);
     const int64_t scratch_bytes = kernels<AttentionKernels>().scratch_bytes(layer);
     PartialRows partials = room_for(schedule.num_partial_rows, layer.head_dim);
     parallel_for(static_cast<int64_t>(schedule.tasks.size()), [&](int64_t index, int) {
       thread_local Buffer scratch;
-      kernels_of.attend(layer, tensors, schedule.tasks[index], step_.positions.data(), partials, scratch.of(scratch_bytes));
+      attend(layer, tensors, schedule.tasks[index], step_.positions.data(), partials, scratch.of(scratch_bytes));
     });
     parallel_ranges(static_cast<int64_t>(schedule.merges.size()), kMergesPerThread, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) kernels_of.merge(layer, tensors, schedule.merges[i], partials);
+      for (int64_t i = begin; i < end; ++i) merge(layer, tensors, schedule.merges[i], partials);
     });
   }
 

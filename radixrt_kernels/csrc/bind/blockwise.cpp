@@ -41,10 +41,9 @@ Blockwise matrix_of(const Tensor& packed, int kind, int64_t rows, int64_t column
   const BlockForm& form = form_of(kind, columns);
   require(rows > 0, "rows must be positive");
   Blockwise matrix{};
-  matrix.kind = form.kind;
+  matrix.form = &form;
   matrix.rows = rows;
   matrix.columns = columns;
-  matrix.codes_first = form.codes_first(columns);
   matrix.panel_bytes = form.panel_bytes(columns);
   require(packed.dtype == DType::uint8 && packed.dense() && packed.elements() == panels_of(rows) * matrix.panel_bytes,
           "packed must be the packed form of `rows` times `columns` weights", packed);

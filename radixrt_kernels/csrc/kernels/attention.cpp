@@ -54,10 +54,12 @@ int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
 
 int64_t scratch_bytes(const AttentionLayer& layer) { return lay_out(layer, nullptr, nullptr); }
 
-template <class T, class Units>
+// Queries and results are T; keys and values are stored as S: T, or int8_t for coded heads.
+template <class T, class Units, class S>
 struct Attention {
   using Unit = typename Units::Unit;
-  using Few = FewRows<T, Units>;
+  using Few = FewRows<S, Units>;
+  static constexpr bool kCoded = sizeof(S) == 1;
 
   // Rows ordered by KV head; within it, the heads of a query are adjacent.
   static void pack_queries(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, int stride,
@@ -66,10 +68,54 @@ struct Attention {
     const int group = layer.heads_per_kv_head;
     for (int kv_head = task.kv_head; kv_head < task.kv_head + task.num_kv_heads; ++kv_head)
       for (int token = 0; token < task.num_tokens; ++token)
-        for (int head = 0; head < group; ++head, to += stride)
-          Units::pack_row(query + (task.first_token + token) * tensors.query_token_stride +
-                              (kv_head * group + head) * tensors.query_head_stride,
-                          layer.head_dim, to);
+        for (int head = 0; head < group; ++head, to += stride) {
+          const T* from = query + (task.first_token + token) * tensors.query_token_stride + (kv_head * group + head) * tensors.query_head_stride;
+          if constexpr (kCoded) {
+            float rotated[kMostCoded];
+            T rounded[kMostCoded];
+            convert(from, layer.head_dim, rotated);
+            rotate_head(rotated, layer.head_dim);
+            convert(rotated, layer.head_dim, rounded);
+            Units::pack_row(rounded, layer.head_dim, to);
+          } else {
+            Units::pack_row(from, layer.head_dim, to);
+          }
+        }
+  }
+
+  template <class From, class To>
+  static void convert(const From* from, int count, To* to) {
+    int i = 0;
+    for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
+    if (i < count) store_first(to + i, load_first(from + i, count - i), count - i);
+  }
+
+  // Infinities and NaN make the scale NaN.
+  static void code(const void* head, int head_dim, bool rotated, int8_t* to) {
+    alignas(64) float values[kMostCoded];
+    convert(static_cast<const T*>(head), head_dim, values);
+    if (rotated) rotate_head(values, head_dim);
+    float most = 0, odd = 0;
+    for (int i = 0; i < head_dim; ++i) {
+      float magnitude = values[i] < 0 ? -values[i] : values[i];
+      most = magnitude > most ? magnitude : most;
+      odd += values[i] - values[i];
+    }
+    float scale = most / 127 + odd;
+    uint32_t bits;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = (bits + 0xffff) & 0xffff0000u;  // rounded up, so that no code is above 127
+    memcpy(&scale, &bits, sizeof bits);
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    for (int i = 0; i < head_dim; ++i) {
+      const float shift = 12582912.0f;  // 1.5 * 2^23: after the addition, the low bits are the nearest integer
+      float shifted = values[i] * inverse + shift;
+      uint32_t low;
+      memcpy(&low, &shifted, sizeof low);
+      to[i] = static_cast<int8_t>(low);
+    }
+    const auto upper = static_cast<uint16_t>(bits >> 16);
+    memcpy(to + head_dim, &upper, sizeof upper);
   }
 
   static void begin(const AttentionTensors& tensors, const AttentionTask& task, const Scratch& s, int rows, int width) {
@@ -85,6 +131,9 @@ struct Attention {
       attend_many(layer, tensors, task, positions, partials, memory);
   }
 
+  // Of a key or value.
+  static int stored_elements(const AttentionLayer& layer) { return layer.head_dim + (kCoded ? kScaleBytes : 0); }
+
   // Any number of KV heads, each with few rows.
   static void attend_few(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
                          const int64_t* positions, const PartialRows& partials, void* memory) {
@@ -97,18 +146,21 @@ struct Attention {
     pack_queries(layer, tensors, task, units, queries);
     begin(tensors, task, s, heads * rows, wide);
 
-    for_each_block<T>(tensors, task, [&](int64_t first_key, const BlockRows<T>& block, const BlockRows<T>& next_block) {
+    for_each_block<S>(tensors, task, [&](int64_t first_key, const BlockRows<S>& block, const BlockRows<S>& next_block) {
       end_cut_before<true>(first_key, tensors, task, s, heads * rows, wide, partials);
-      FarPrefetcher next(next_block.prefetcher((heads - 1) * tensors.key_head_stride + layer.head_dim),
+      FarPrefetcher next(next_block.prefetcher((heads - 1) * tensors.key_head_stride + stored_elements(layer)),
                          heads * Few::steps(rows, kBlockKeys, layer.head_dim));
       const int columns = rounded_up(block.count, kWidth);
       for (int head = 0; head < heads; ++head) {
         const int first_row = head * rows;
+        [[maybe_unused]] BlockScales scales;
+        if constexpr (kCoded)
+          scales.read(block, head * tensors.key_head_stride + layer.head_dim, head * tensors.value_head_stride + layer.head_dim);
         Few::score(queries + first_row * units, rows, block.keys(), head * tensors.key_head_stride, block.count, layer.head_dim,
                    s.scores, next);
         for (int row = 0; row < rows; ++row) {
           Visible seen = visible(positions[task.first_token + row / group], layer, first_key, block.count);
-          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, weights + row * kBlockKeys,
+          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, kCoded ? &scales : nullptr, weights + row * kBlockKeys,
                              s.cut.largest[first_row + row], s.cut.sums[first_row + row], s.factors[row]);
         }
         Few::add_values(weights, rows, block.values(), head * tensors.value_head_stride, block.count, layer.head_dim, s.factors,
@@ -131,9 +183,11 @@ struct Attention {
     pack_queries(layer, tensors, task, wide, queries);
     begin(tensors, task, s, rows, wide);
 
-    for_each_block<T>(tensors, task, [&](int64_t first_key, const BlockRows<T>& block, const BlockRows<T>& next_block) {
+    for_each_block<S>(tensors, task, [&](int64_t first_key, const BlockRows<S>& block, const BlockRows<S>& next_block) {
       end_cut_before<false>(first_key, tensors, task, s, rows, wide, partials);
-      Prefetcher next = next_block.prefetcher(layer.head_dim);
+      Prefetcher next = next_block.prefetcher(stored_elements(layer));
+      [[maybe_unused]] BlockScales scales;
+      if constexpr (kCoded) scales.read(block, layer.head_dim, layer.head_dim);
       const int columns = rounded_up(block.count, kWidth);
       pack_keys<Units>(block.keys(), block.count, layer.head_dim, keys, next);
       multiply<Units>(queries, wide, rows, keys, kBlockKeys, columns, depth, nullptr, s.scores, kBlockKeys, next);
@@ -141,8 +195,8 @@ struct Attention {
         Visible seen = visible(positions[task.first_token + token], layer, first_key, block.count);
         for (int head = 0; head < group; ++head, ++row) {
           next.steps(2);
-          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, weights + row * kBlockKeys, s.cut.largest[row],
-                             s.cut.sums[row], s.factors[row]);
+          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, kCoded ? &scales : nullptr, weights + row * kBlockKeys,
+                             s.cut.largest[row], s.cut.sums[row], s.factors[row]);
         }
       }
       Units::pack_values(block.values(), block.count, layer.head_dim, wide, values, next);
@@ -167,9 +221,15 @@ struct Attention {
   }
 
   static void fold_cut(const Scratch& s, int rows, int width) {
-    for (int row = 0; row < rows; ++row)
-      fold(s.cut.values + row * width, s.cut.largest[row], s.cut.sums[row], width, s.before.values + row * width, s.before.largest[row],
-           s.before.sums[row]);
+    for (int first = 0; first < rows; first += kWidth) {  // the arrays have whole vectors
+      Floats largest = load(s.before.largest + first), sum = load(s.before.sums + first);
+      const Fold fold(largest, sum, load(s.cut.largest + first), load(s.cut.sums + first));
+      store(s.before.largest + first, largest);
+      store(s.before.sums + first, sum);
+      for (int row = first; row < rows && row < first + kWidth; ++row)
+        fold_values(s.before.values + row * width, s.cut.values + row * width, width, fold.later_is_larger[row - first],
+                    fold.factor[row - first]);
+    }
   }
 
   template <bool kInterleaved>
@@ -224,13 +284,14 @@ struct Attention {
       T* to = output_row(layer, tensors, task.token, task.kv_head, head);
       for (int column = 0; column < layer.head_dim; column += kMergedColumns) {
         int columns = layer.head_dim - column < kMergedColumns ? layer.head_dim - column : kMergedColumns;
-        float most = kMinusInfinity, total = 0.0f;
+        Floats largest = splat(kMinusInfinity), sum = splat(0.0f);
+        memset(merged, 0, sizeof merged);
         for (int i = 0; i < task.num_partials; ++i) {
           int64_t row = task.partial_rows[i] + head;
-          fold(partials.values + row * partials.stride + column, partials.largest[row], partials.sums[row], padded(columns), merged, most,
-               total);
+          const Fold fold(largest, sum, splat(partials.largest[row]), splat(partials.sums[row]));
+          fold_values(merged, partials.values + row * partials.stride + column, padded(columns), fold.later_is_larger[0], fold.factor[0]);
         }
-        write(merged, 1.0f / total, columns, to + column);
+        write(merged, 1.0f / sum[0], columns, to + column);
       }
     }
   }
@@ -239,7 +300,8 @@ struct Attention {
 };
 
 template <class T, class Units>
-constexpr AttentionKernels::Of kKernelsOf{Attention<T, Units>::attend, Attention<T, Units>::merge};
+constexpr AttentionKernels::Of kKernelsOf{Attention<T, Units, T>::attend, Attention<T, Units, int8_t>::attend,
+                                          Attention<T, Units, int8_t>::code, Attention<T, Units, T>::merge};
 
 }  // namespace
 }  // namespace RADIXRT_ISA

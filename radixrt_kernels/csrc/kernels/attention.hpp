@@ -19,7 +19,7 @@ struct AttentionLayer {
 struct AttentionTensors {
   const void* query;  // [num_tokens, num_heads, head_dim]
   int64_t query_token_stride, query_head_stride;
-  const void* key_cache;  // [num_pages, page_size, num_kv_heads, head_dim]
+  const void* key_cache;  // [num_pages, page_size, num_kv_heads, head_dim], or coded heads: [..., head_dim + kScaleBytes] int8
   const void* value_cache;
   int64_t key_page_stride, key_token_stride, key_head_stride;
   int64_t value_page_stride, value_token_stride, value_head_stride;
@@ -62,11 +62,24 @@ struct MergeTask {
   const int64_t* partial_rows;
 };
 
+// Coded heads: integers of at most 127, and behind them their scale in bfloat16. They are multiplied by a Hadamard matrix before they are
+// rounded, block by block of `hadamard_block` features, so that no large feature takes the precision of the others. Queries are multiplied
+// by it too, which multiplies the scores by the size of a block. Values are not.
+inline constexpr int kScaleBytes = 2;
+inline constexpr int kMostCoded = 1024;  // features of a head
+
+// The largest power of two that divides head_dim.
+static inline int hadamard_block(int head_dim) { return head_dim & -head_dim; }
+
 struct AttentionKernels {
   struct Of {
     // `positions` [num_tokens]: position of each query in its sequence. `scratch` has `scratch_bytes(layer)` bytes, 64-byte aligned.
     void (*attend)(const AttentionLayer&, const AttentionTensors&, const AttentionTask&, const int64_t* positions,
                    const PartialRows&, void* scratch);
+    // The same over coded heads.
+    void (*attend_coded)(const AttentionLayer&, const AttentionTensors&, const AttentionTask&, const int64_t* positions,
+                         const PartialRows&, void* scratch);
+    void (*code)(const void* head, int head_dim, bool rotated, int8_t* to);
     void (*merge)(const AttentionLayer&, const AttentionTensors&, const MergeTask&, const PartialRows&);
   };
   Of float32, bfloat16, float16;

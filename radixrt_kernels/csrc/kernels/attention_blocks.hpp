@@ -10,7 +10,7 @@ namespace radixrt::RADIXRT_ISA {
 inline constexpr float kLog2E = 1.44269504088896341f;
 inline constexpr float kMinusInfinity = -__builtin_inff();
 
-// Addresses of the rows of a block's keys and values, for the task's first KV head.
+// Addresses of the rows of a block's keys and values, for the task's first KV head. T: as they are stored.
 template <class T>
 struct BlockRows {
   const T* rows[2 * kBlockKeys];  // rows of the keys, then of the values
@@ -76,25 +76,26 @@ struct RowSums {
   }
 };
 
-// Folds a row of later keys into a row of earlier ones: the one with the smaller maximum is rescaled to the other's (log-sum-exp). Every
-// cut passes here, in a task or in a merge, so that both round alike. `width` is a multiple of kWidth.
-static __attribute__((noinline)) void fold(const float* later, float largest, float sum, int width, float* values, float& largest_so_far,
-                                           float& sum_so_far) {
-  if (largest == kMinusInfinity) return;  // no visible key
-  if (largest_so_far == kMinusInfinity) {
-    memcpy(values, later, sizeof(float) * width);
-    largest_so_far = largest;
-    sum_so_far = sum;
-  } else if (largest > largest_so_far) {
-    const float factor = exp2(splat(largest_so_far - largest))[0];
-    for (int i = 0; i < width; i += kWidth) store(values + i, factor * load(values + i) + load(later + i));
-    sum_so_far = factor * sum_so_far + sum;
-    largest_so_far = largest;
-  } else {
-    const float factor = exp2(splat(largest - largest_so_far))[0];
-    for (int i = 0; i < width; i += kWidth) store(values + i, factor * load(later + i) + load(values + i));
-    sum_so_far = factor * sum + sum_so_far;
+// Folds later keys into earlier ones: the part with the smaller maximum is rescaled to the other's (log-sum-exp). Every cut passes here, in
+// a task or in a merge, so that all are rounded alike.
+struct Fold {
+  Ints later_is_larger;
+  Floats factor;  // of the part with the smaller maximum
+
+  // One row in each lane.
+  RADIXRT_INLINE Fold(Floats& largest, Floats& sum, Floats later_largest, Floats later_sum) {
+    later_is_larger = later_largest > largest;
+    Floats most = later_is_larger ? later_largest : largest, least = later_is_larger ? largest : later_largest;
+    factor = exp2(most == kMinusInfinity ? most : least - most);  // 0 if no key is visible
+    sum = factor * (later_is_larger ? sum : later_sum) + (later_is_larger ? later_sum : sum);
+    largest = most;
   }
+};
+
+// values[width] of one row; `width` is a multiple of kWidth.
+RADIXRT_INLINE void fold_values(float* values, const float* later, int width, bool later_is_larger, float factor) {
+  const float *smaller = later_is_larger ? values : later, *larger = later_is_larger ? later : values;
+  for (int i = 0; i < width; i += kWidth) store(values + i, factor * load(smaller + i) + load(larger + i));
 }
 
 // Visible keys of a block for a query: begin..end-1 of 0..kBlockKeys-1.
@@ -129,14 +130,49 @@ struct ScoreScale {
   Floats operator()(Floats x) const { return soft_cap ? capped(x * factor, soft_cap) : x * factor; }
 };
 
-// One row of the online softmax: scores become weights 2^(score - largest), invisible keys get weight 0.
+// The scales of a block's coded keys and values; keys that are not there have 0.
+struct BlockScales {
+  alignas(64) float keys[kBlockKeys], values[kBlockKeys];
+
+  void read(const BlockRows<int8_t>& block, int64_t key_offset, int64_t value_offset) {
+    read_column(block.keys(), key_offset, block.count, keys);
+    read_column(block.values(), value_offset, block.count, values);
+  }
+
+ private:
+  static void read_column(const int8_t* const* rows, int64_t offset, int count, float* to) {
+    for (int i = 0; i < count; ++i) {
+      uint16_t bits;
+      memcpy(&bits, rows[i] + offset, sizeof bits);
+      uint32_t wide = uint32_t{bits} << 16;
+      memcpy(to + i, &wide, sizeof wide);
+    }
+    for (int i = count; i < kBlockKeys; ++i) to[i] = 0;
+  }
+};
+
+// Multiplies each block of a head by a Hadamard matrix (Sylvester's).
+static void rotate_head(float* head, int head_dim) {
+  const int block = hadamard_block(head_dim);
+  for (int step = 1; step < block; step *= 2)
+    for (int first = 0; first < head_dim; first += 2 * step)
+      for (int i = first; i < first + step; ++i) {
+        float a = head[i], b = head[i + step];
+        head[i] = a + b;
+        head[i + step] = a - b;
+      }
+}
+
+// One row of the online softmax: scores become weights 2^(score - largest), invisible keys get weight 0. `scales`: null, or those by which
+// coded keys and values are multiplied.
 template <class Units>
-RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreScale scale, typename Units::Unit* weights,
-                                float& largest_so_far, float& sum_so_far, float& factor) {
+RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreScale scale, const BlockScales* scales,
+                                typename Units::Unit* weights, float& largest_so_far, float& sum_so_far, float& factor) {
   Floats most = splat(kMinusInfinity);
   const bool all = seen.begin == 0 && seen.end == columns;
   for (int i = 0; i < columns; i += kWidth) {
-    Floats x = scale(load(scores + i));
+    Floats x = load(scores + i);
+    x = scale(scales ? x * load(scales->keys + i) : x);
     if (!all) {
       Ints lane = lane_numbers() + i;
       x = (lane >= seen.begin) & (lane < seen.end) ? x : splat(kMinusInfinity);
@@ -152,7 +188,7 @@ RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreS
   for (int i = 0; i < columns; i += kWidth) {
     Floats weight = exp2(load(scores + i) - reference);
     total = total + weight;
-    Units::pack_weights(weight, i, weights);
+    Units::pack_weights(scales ? weight * load(scales->values + i) : weight, i, weights);
   }
   largest_so_far = now;
   sum_so_far = sum_so_far * factor + sum(total);

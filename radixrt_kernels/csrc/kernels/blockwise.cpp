@@ -1,7 +1,7 @@
 // Products of activations and a packed matrix of GGUF blocks; compiled once for each instruction set.
 //
-// Few tokens: codes are unpacked in registers, so each byte of the weights is read once. More tokens than a tile: the codes of some blocks
-// are unpacked to 8 bits in the first-level cache, and all tiles are multiplied by them. The sums of a token are the same in both.
+// A record of four panels stays in the first-level cache while all tokens are multiplied by it. Few tokens: codes are unpacked in registers.
+// Many tokens: the codes are unpacked once, to 8 bits in memory. The sums of a token are the same in both.
 #include "kernels/blockwise.hpp"
 
 #include "isa.hpp"
@@ -17,7 +17,7 @@ constexpr int kSteps = kBlock / 4;
 //
 // A kind defines the number of scales per 32 columns (kGroups), the code of the weight 0 (kZero), and how codes and scales are read:
 //   codes(lines, step): `lines` are those of 32 columns, `step` is from 0 to 7
-//   scale(scales, block, group, lane): the scales of rows `lane` to `lane` + kWidth - 1 of a panel for 32 columns
+//   scale(scales, block, group, lane): the scales of rows `lane` to `lane` + kWidth - 1 of a panel for 32 columns of a record
 //   minimum(scales, block, lane): the same, only if kHasMinimum
 
 template <int kBits>
@@ -47,7 +47,7 @@ struct Small : Codes<kBits> {  // Q4_0, Q5_0, Q8_0
   static constexpr int kGroups = 1, kZero = kZero_;
   static constexpr bool kHasMinimum = false;
 
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int64_t block, int, int lane) {
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
     return halves_at(scales + block * 32 + 2 * lane);
   }
 };
@@ -57,13 +57,11 @@ struct WithMinimum : Codes<kBits> {  // Q4_K, Q5_K
   static constexpr int kGroups = 1, kZero = 0;
   static constexpr bool kHasMinimum = true;
 
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int64_t block, int, int lane) {
-    const uint8_t* own = scales + block / 8 * 320;
-    return halves_at(own + 2 * lane) * bytes_at(own + 64 + block % 8 * 32 + lane);
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
+    return halves_at(scales + 2 * lane) * bytes_at(scales + 64 + block * 32 + lane);
   }
-  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int64_t block, int lane) {
-    const uint8_t* own = scales + block / 8 * 320;
-    return halves_at(own + 32 + 2 * lane) * bytes_at(own + 80 + block % 8 * 32 + lane);
+  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int block, int lane) {
+    return halves_at(scales + 32 + 2 * lane) * bytes_at(scales + 80 + block * 32 + lane);
   }
 };
 
@@ -71,9 +69,8 @@ struct SixBits : Codes<6> {  // Q6_K
   static constexpr int kGroups = 2, kZero = 32;
   static constexpr bool kHasMinimum = false;
 
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int64_t block, int group, int lane) {
-    const uint8_t* own = scales + block / 8 * 288;
-    return halves_at(own + 2 * lane) * bytes_at(reinterpret_cast<const int8_t*>(own) + 32 + (block % 8 * 2 + group) * 16 + lane);
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int group, int lane) {
+    return halves_at(scales + 2 * lane) * bytes_at(reinterpret_cast<const int8_t*>(scales) + 32 + (2 * block + group) * 16 + lane);
   }
 };
 
@@ -96,7 +93,7 @@ struct Floats4Bits : Codes<4> {  // MXFP4: codes are floats of 4 bits, of which 
     return codes;
 #endif
   }
-  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int64_t block, int, int lane) {
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
     auto exponent = (UInts)widened(scales + block * 16 + lane);  // of the scale plus 128, which halves the values again
     return (Floats)(exponent < 2 ? (UInts{} + 0x00200000u) << exponent : (exponent - 1) << 23);
   }
@@ -147,7 +144,7 @@ void prepare(const void* hidden, int64_t columns, void* prepared) {
   }
 }
 
-// ------------------------------------------------------------ panels as the tiles read them
+// ------------------------------------------------------------ records of some panels
 
 template <class Kind_>
 struct Packed {
@@ -155,56 +152,60 @@ struct Packed {
   static constexpr int kGroups = Kind::kGroups;
   static constexpr bool kHasMinimum = Kind::kHasMinimum;
   static constexpr int zero = Kind::kZero;
-  const uint8_t* first;
-  int64_t panel_bytes, codes_first;
+  const uint8_t *scales, *lines;  // of the first panel
+  int64_t panel_bytes;
 
-  RADIXRT_INLINE const uint8_t* lines(int panel, int64_t block) const {
-    return first + panel * panel_bytes + codes_first + block * (Kind::kLines * kStepBytes);
+  RADIXRT_INLINE UInts codes(int panel, int block, int step, int lane) const {
+    return Kind::codes(lines + panel * panel_bytes + block * (Kind::kLines * kStepBytes) + 4 * lane, step);
   }
-  RADIXRT_INLINE UInts codes(int panel, int64_t block, int step, int lane) const {
-    return Kind::codes(lines(panel, block) + 4 * lane, step);
+  RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const {
+    return Kind::scale(scales + panel * panel_bytes, block, group, lane);
   }
-  RADIXRT_INLINE Floats scale(int panel, int64_t block, int group, int lane) const {
-    return Kind::scale(first + panel * panel_bytes, block, group, lane);
-  }
-  RADIXRT_INLINE Floats minimum(int panel, int64_t block, int lane) const {
-    return Kind::minimum(first + panel * panel_bytes, block, lane);
+  RADIXRT_INLINE Floats minimum(int panel, int block, int lane) const {
+    return Kind::minimum(scales + panel * panel_bytes, block, lane);
   }
 };
 
-constexpr int kBlocksAtOnce = 8;  // 16 KiB of unpacked codes in four panels
+RADIXRT_INLINE int blocks_of_record(const Blockwise& matrix, int64_t record) {
+  int64_t left = matrix.blocks() - record * kRecordBlocks;
+  return static_cast<int>(left < kRecordBlocks ? left : kRecordBlocks);
+}
+
+template <class Kind>
+RADIXRT_INLINE Packed<Kind> record_at(const Blockwise& matrix, int64_t panel, int64_t record) {
+  const uint8_t* at = matrix.panels + panel * matrix.panel_bytes + record * matrix.form->record_bytes(kRecordBlocks);
+  return {at, at + matrix.form->scale_bytes(blocks_of_record(matrix, record)), matrix.panel_bytes};
+}
 
 template <int kPanels, int kGroups_, bool kHasMinimum_>
 struct Unpacked {
   static constexpr int kGroups = kGroups_;
   static constexpr bool kHasMinimum = kHasMinimum_;
   int zero;
-  alignas(64) uint8_t bytes[kPanels][kBlocksAtOnce][kSteps][kStepBytes];
-  float scales[kPanels][kBlocksAtOnce][kGroups][kPanel];
-  float minima[kPanels][kBlocksAtOnce][kHasMinimum ? kPanel : 1];
+  alignas(64) uint8_t bytes[kPanels][kRecordBlocks][kSteps][kStepBytes];  // 16 KiB for four panels
+  float scales[kPanels][kRecordBlocks][kGroups][kPanel];
+  float minima[kPanels][kRecordBlocks][kHasMinimum ? kPanel : 1];
 
   template <class Kind>
-  RADIXRT_INLINE void fill(const Packed<Kind>& from, int64_t first, int count) {
+  RADIXRT_INLINE void fill(const Packed<Kind>& from, int blocks) {
     for (int p = 0; p < kPanels; ++p) {
-      for (int block = 0; block < count; ++block) {
+      for (int block = 0; block < blocks; ++block) {
         for (int lane = 0; lane < kPanel; lane += kWidth) {
 #pragma GCC unroll 8
           for (int step = 0; step < kSteps; ++step) {
-            UInts codes = from.codes(p, first + block, step, lane);
+            UInts codes = from.codes(p, block, step, lane);
             memcpy(bytes[p][block][step] + 4 * lane, &codes, sizeof codes);
           }
-          for (int group = 0; group < kGroups; ++group) store(scales[p][block][group] + lane, from.scale(p, first + block, group, lane));
-          if constexpr (kHasMinimum) store(minima[p][block] + lane, from.minimum(p, first + block, lane));
+          for (int group = 0; group < kGroups; ++group) store(scales[p][block][group] + lane, from.scale(p, block, group, lane));
+          if constexpr (kHasMinimum) store(minima[p][block] + lane, from.minimum(p, block, lane));
         }
       }
     }
   }
 
-  RADIXRT_INLINE UInts codes(int panel, int64_t block, int step, int lane) const {
-    return codes_at(bytes[panel][block][step] + 4 * lane);
-  }
-  RADIXRT_INLINE Floats scale(int panel, int64_t block, int group, int lane) const { return load(scales[panel][block][group] + lane); }
-  RADIXRT_INLINE Floats minimum(int panel, int64_t block, int lane) const { return load(minima[panel][block] + lane); }
+  RADIXRT_INLINE UInts codes(int panel, int block, int step, int lane) const { return codes_at(bytes[panel][block][step] + 4 * lane); }
+  RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const { return load(scales[panel][block][group] + lane); }
+  RADIXRT_INLINE Floats minimum(int panel, int block, int lane) const { return load(minima[panel][block] + lane); }
 };
 
 // Prefetches `bytes` bytes of each panel, some lines at a time between other work.
@@ -236,26 +237,26 @@ struct Inputs {
   const char* fours;
   int64_t token_bytes;
 
-  RADIXRT_INLINE const BlockInput& block(int token, int64_t index) const {
+  RADIXRT_INLINE const BlockInput& block(int token, int index) const {
     return reinterpret_cast<const BlockInput*>(blocks + token * token_bytes)[index];
   }
-  RADIXRT_INLINE const Four* steps(int token, int64_t index) const {
+  RADIXRT_INLINE const Four* steps(int token, int index) const {
     return reinterpret_cast<const Four*>(fours + token * token_bytes) + index * kSteps;
   }
 };
 
 // Adds the products of 32 columns to the sums of `kTokens` tokens.
-template <int kTokens, int kPanels, class Panels>
-RADIXRT_INLINE void add_block(const Panels& panels, int64_t block, const Inputs& inputs, TokenSums<kPanels>* sums) {
-  constexpr int kGroupSteps = kSteps / Panels::kGroups;
+template <int kTokens, int kPanels, class Record>
+RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inputs, TokenSums<kPanels>* sums) {
+  constexpr int kGroupSteps = kSteps / Record::kGroups;
 #pragma GCC unroll 2
-  for (int group = 0; group < Panels::kGroups; ++group) {
+  for (int group = 0; group < Record::kGroups; ++group) {
     Ints products[kTokens][kPanels][kVectors];
     const Four* x[kTokens];
     for (int t = 0; t < kTokens; ++t) {
       const BlockInput& input = inputs.block(t, block);
-      int total = Panels::kGroups == 1 ? input.totals[0] + input.totals[1] : input.totals[group];
-      Ints nothing = Ints{} - (Panels::kHasMinimum ? 0 : total * panels.zero);
+      int total = Record::kGroups == 1 ? input.totals[0] + input.totals[1] : input.totals[group];
+      Ints nothing = Ints{} - (Record::kHasMinimum ? 0 : total * record.zero);
       for (int p = 0; p < kPanels; ++p)
         for (int v = 0; v < kVectors; ++v) products[t][p][v] = nothing;
       x[t] = inputs.steps(t, block) + group * kGroupSteps;
@@ -264,18 +265,18 @@ RADIXRT_INLINE void add_block(const Panels& panels, int64_t block, const Inputs&
     for (int step = 0; step < kGroupSteps; ++step) {
       for (int v = 0; v < kVectors; ++v) {
         UInts w[kPanels];
-        for (int p = 0; p < kPanels; ++p) w[p] = panels.codes(p, block, group * kGroupSteps + step, v * kWidth);
+        for (int p = 0; p < kPanels; ++p) w[p] = record.codes(p, block, group * kGroupSteps + step, v * kWidth);
         for (int t = 0; t < kTokens; ++t)
           for (int p = 0; p < kPanels; ++p) products[t][p][v] = add_products(products[t][p][v], w[p], x[t][step]);
       }
     }
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kVectors; ++v) {
-        Floats scale = panels.scale(p, block, group, v * kWidth);
+        Floats scale = record.scale(p, block, group, v * kWidth);
         for (int t = 0; t < kTokens; ++t)
           sums[t].of[p][v] += __builtin_convertvector(products[t][p][v], Floats) * (scale * inputs.block(t, block).scale);
-        if constexpr (Panels::kHasMinimum) {
-          Floats minimum = panels.minimum(p, block, v * kWidth);
+        if constexpr (Record::kHasMinimum) {
+          Floats minimum = record.minimum(p, block, v * kWidth);
           for (int t = 0; t < kTokens; ++t) sums[t].of[p][v] -= minimum * inputs.block(t, block).scaled_total;
         }
       }
@@ -283,58 +284,55 @@ RADIXRT_INLINE void add_block(const Panels& panels, int64_t block, const Inputs&
   }
 }
 
-// One tile: at most kTileTokens tokens. The inputs begin with the first block.
-template <int kPanels, int kTokens = kTileTokens, class Panels>
+// One tile: at most kTileTokens tokens.
+template <int kPanels, int kTokens = kTileTokens, class Record>
 RADIXRT_INLINE void add_tile(
-    const Panels& panels, int64_t blocks, int tokens, const Inputs& inputs, Ahead& ahead, TokenSums<kPanels>* sums) {
+    const Record& record, int blocks, int tokens, const Inputs& inputs, Ahead& ahead, TokenSums<kPanels>* sums) {
   if constexpr (kTokens > 1) {
-    if (tokens < kTokens) return add_tile<kPanels, kTokens - 1>(panels, blocks, tokens, inputs, ahead, sums);
+    if (tokens < kTokens) return add_tile<kPanels, kTokens - 1>(record, blocks, tokens, inputs, ahead, sums);
   }
-  for (int64_t block = 0; block < blocks; ++block) {
+  for (int block = 0; block < blocks; ++block) {
     ahead.step();
-    add_block<kTokens, kPanels>(panels, block, inputs, sums);
+    add_block<kTokens, kPanels>(record, block, inputs, sums);
   }
 }
 
-template <int kPanels, class Panels>
+template <int kPanels, class Record>
 void add_tiles(
-    const Panels& panels, int64_t blocks, int tokens, const Inputs& inputs, Ahead ahead, TokenSums<kPanels>* sums) {
-  int tiles = (tokens + kTileTokens - 1) / kTileTokens;
+    const Record& record, int blocks, int tokens, int tiles, const Inputs& inputs, Ahead ahead, TokenSums<kPanels>* sums) {
   for (int i = 0; i < tiles; ++i) {
     int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
     Inputs own{inputs.blocks + begin * inputs.token_bytes, inputs.fours + begin * inputs.token_bytes, inputs.token_bytes};
-    add_tile<kPanels>(panels, blocks, end - begin, own, ahead, sums + begin);
+    add_tile<kPanels>(record, blocks, end - begin, own, ahead, sums + begin);
   }
 }
 
-// Up to this number of tokens the hardware prefetcher alone is fastest. For one token, panels are read one after the other.
-constexpr int kUnaidedTokens = 4;
+constexpr int kFewTiles = 2;  // for which unpacking to memory would take longer than it saves
 
 // Sets the sums of `kPanels` panels and `tokens` tokens.
 template <class Kind, int kPanels>
 void sum_panels(const Blockwise& matrix, int64_t panel, const char* inputs, int tokens, TokenSums<kPanels>* sums) {
-  Packed<Kind> packed{matrix.panels + panel * matrix.panel_bytes, matrix.panel_bytes, matrix.codes_first};
-  int64_t blocks = matrix.blocks();
-  constexpr int kBlockBytes = Kind::kLines * kStepBytes;
-  if (tokens <= kTileTokens) {
-    Ahead ahead{packed.lines(kPanels, 0), packed.panel_bytes, static_cast<int>(blocks * kBlockBytes),
-                tokens > kUnaidedTokens ? kPanels : 0, kPanels * Kind::kLines};
-    Inputs all{inputs, inputs + fours_first(blocks), matrix.input_bytes};
-    return add_tile<kPanels>(packed, blocks, tokens, all, ahead, sums);
-  }
   Unpacked<kPanels, Kind::kGroups, Kind::kHasMinimum> unpacked;
   unpacked.zero = Kind::kZero;
   int tiles = (tokens + kTileTokens - 1) / kTileTokens;
-  for (int64_t block = 0; block < blocks; block += kBlocksAtOnce) {
-    auto count = static_cast<int>(blocks - block < kBlocksAtOnce ? blocks - block : kBlocksAtOnce);
-    unpacked.fill(packed, block, count);
-    // The next blocks of these panels, or the first ones of the next panels.
-    int64_t next = block + kBlocksAtOnce;
-    Ahead ahead{next < blocks ? packed.lines(0, next) : packed.lines(kPanels, 0), packed.panel_bytes, kBlocksAtOnce * kBlockBytes, kPanels,
-                (kPanels * kBlocksAtOnce * Kind::kLines + tiles * count - 1) / (tiles * count)};
-    Inputs own{inputs + block * static_cast<int64_t>(sizeof(BlockInput)),
-               inputs + fours_first(blocks) + block * kSteps * static_cast<int64_t>(sizeof(Four)), matrix.input_bytes};
-    add_tiles<kPanels>(unpacked, count, tokens, own, ahead, sums);
+  int64_t records = (matrix.blocks() + kRecordBlocks - 1) / kRecordBlocks;
+  auto record_bytes = static_cast<int>(matrix.form->record_bytes(kRecordBlocks));
+  for (int64_t record = 0; record < records; ++record) {
+    int blocks = blocks_of_record(matrix, record);
+    auto packed = record_at<Kind>(matrix, panel, record);
+    // The work on one record is longer than the latency of the memory only for many tokens.
+    int64_t later = record + (tiles <= kFewTiles ? 4 : 1);
+    Ahead ahead{record_at<Kind>(matrix, panel + later / records * kPanels, later % records).scales, matrix.panel_bytes, record_bytes, kPanels,
+                (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
+    Inputs own{inputs + record * kRecordBlocks * static_cast<int64_t>(sizeof(BlockInput)),
+               inputs + fours_first(matrix.blocks()) + record * kRecordBlocks * kSteps * static_cast<int64_t>(sizeof(Four)),
+               matrix.input_bytes};
+    if (tiles <= kFewTiles) {
+      add_tiles<kPanels>(packed, blocks, tokens, tiles, own, ahead, sums);
+    } else {
+      unpacked.fill(packed, blocks);
+      add_tiles<kPanels>(unpacked, blocks, tokens, tiles, own, ahead, sums);
+    }
   }
 }
 
@@ -342,7 +340,7 @@ template <class T, int kPanels>
 void multiply_panels(const Blockwise& matrix, int64_t panel, int64_t first_token, int tokens) {
   TokenSums<kPanels> sums[kUnitTokens];
   memset(sums, 0, tokens * sizeof *sums);
-  with_kind(matrix.kind, [&](auto kind) {
+  with_kind(matrix.form->kind, [&](auto kind) {
     sum_panels<decltype(kind), kPanels>(matrix, panel, matrix.inputs + first_token * matrix.input_bytes, tokens, sums);
   });
   for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel, first_token + t, sums[t]);
@@ -351,7 +349,7 @@ void multiply_panels(const Blockwise& matrix, int64_t panel, int64_t first_token
 template <class T>
 void multiply(const Blockwise& matrix, int64_t first_panel, int panels, int64_t first_token, int tokens) {
   if constexpr (kTilePanels > 1) {
-    for (; tokens > 1 && panels >= kTilePanels; panels -= kTilePanels, first_panel += kTilePanels)
+    for (; panels >= kTilePanels; panels -= kTilePanels, first_panel += kTilePanels)
       multiply_panels<T, kTilePanels>(matrix, first_panel, first_token, tokens);
   }
   for (; panels > 0; --panels) multiply_panels<T, 1>(matrix, first_panel++, first_token, tokens);
@@ -360,15 +358,16 @@ void multiply(const Blockwise& matrix, int64_t first_panel, int panels, int64_t 
 // ------------------------------------------------------------ rows of an embedding
 
 template <class Kind>
-void decode_block(const Blockwise& matrix, int64_t row, int64_t block, float* to) {
-  Packed<Kind> panel{matrix.panels + row / kPanel * matrix.panel_bytes, matrix.panel_bytes, matrix.codes_first};
+void decode_block(const Blockwise& matrix, int64_t row, int64_t index, float* to) {
+  auto record = record_at<Kind>(matrix, row / kPanel, index / kRecordBlocks);
+  auto block = static_cast<int>(index % kRecordBlocks);
   auto in_panel = static_cast<int>(row % kPanel);
   int first = in_panel / kWidth * kWidth, lane = in_panel % kWidth;
   float minimum = 0;
-  if constexpr (Kind::kHasMinimum) minimum = panel.minimum(0, block, first)[lane];
+  if constexpr (Kind::kHasMinimum) minimum = record.minimum(0, block, first)[lane];
   for (int step = 0; step < kSteps; ++step) {
-    float scale = panel.scale(0, block, step * Kind::kGroups / kSteps, first)[lane];
-    uint32_t four = panel.codes(0, block, step, first)[lane];
+    float scale = record.scale(0, block, step * Kind::kGroups / kSteps, first)[lane];
+    uint32_t four = record.codes(0, block, step, first)[lane];
     for (int i = 0; i < 4; ++i) {
       float weight = scale * static_cast<float>(static_cast<int>(four >> 8 * i & 255) - Kind::kZero);  // exact
       to[4 * step + i] = Kind::kHasMinimum ? weight - minimum : weight;
@@ -379,7 +378,7 @@ void decode_block(const Blockwise& matrix, int64_t row, int64_t block, float* to
 template <class T>
 void look_up(const Blockwise& matrix, int64_t row, void* output) {
   auto to = static_cast<T*>(output);
-  with_kind(matrix.kind, [&](auto kind) {
+  with_kind(matrix.form->kind, [&](auto kind) {
     for (int64_t block = 0; block < matrix.blocks(); ++block, to += kBlock) {
       float weights[kBlock];
       decode_block<decltype(kind)>(matrix, row, block, weights);

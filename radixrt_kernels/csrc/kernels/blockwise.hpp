@@ -12,9 +12,9 @@
 namespace radixrt {
 
 struct Blockwise {
-  BlockKind kind;
+  const BlockForm* form;
   const uint8_t* panels;
-  int64_t panel_bytes, codes_first;
+  int64_t panel_bytes;
   int64_t rows, columns;
   const void* bias;      // [rows] of the output's dtype, or null
   const char* inputs;    // [tokens] prepared by `prepare`

@@ -26,7 +26,8 @@ struct FarPrefetcher {
   }
 };
 
-template <class T, class Units>
+// S: as keys and values are stored.
+template <class S, class Units>
 struct FewRows {
   using Unit = typename Units::Unit;
   static constexpr int kElementsAtOnce = kWidth * Units::kElements;
@@ -39,7 +40,7 @@ struct FewRows {
   }
 
   // scores[rows][kBlockKeys] = queries times keys, at `offset` elements in each row.
-  static void score(const Unit* queries, int rows, const T* const* keys, int64_t offset, int count, int head_dim, float* scores,
+  static void score(const Unit* queries, int rows, const S* const* keys, int64_t offset, int count, int head_dim, float* scores,
                     FarPrefetcher& next) {
     const int units = rounded_up(head_dim, kElementsAtOnce) / Units::kElements;
     for (int row = 0; row < rows; row += kRows) {
@@ -55,7 +56,7 @@ struct FewRows {
   }
 
   // output[rows][padded head_dim] = factors[rows] * output + weights[rows][kBlockKeys] times values, in the order of `put_in_order`.
-  static void add_values(const Unit* weights, int rows, const T* const* values, int64_t offset, int count, int head_dim,
+  static void add_values(const Unit* weights, int rows, const S* const* values, int64_t offset, int count, int head_dim,
                          const float* factors, float* output, FarPrefetcher& next) {
     const int wide = rounded_up(head_dim, kElementsAtOnce);
     for (int row = 0; row < rows; row += kRows) {
@@ -81,39 +82,41 @@ struct FewRows {
 
  private:
   template <int rows>
-  static RADIXRT_INLINE void score_rows(const Unit* queries, int stride, const T* const* keys, int64_t offset, int count, int head_dim,
+  static RADIXRT_INLINE void score_rows(const Unit* queries, int stride, const S* const* keys, int64_t offset, int count, int head_dim,
                                         float* scores, FarPrefetcher& next) {
-    for (int key = 0; key < count; key += kWidth) {
-      const T* from[kWidth];
-      for (int i = 0; i < kWidth; ++i) from[i] = keys[key + i < count ? key + i : count - 1] + offset;
-      Floats sums[rows] = {};
-      for (int element = 0; element < head_dim; element += kElementsAtOnce) {
+    // The features are the outer loop: the sums of a vector of keys depend on one another, those of the next keys do not.
+    for (int element = 0; element < head_dim; element += kElementsAtOnce) {
+      const Unit* query = queries + element / Units::kElements;
+      const int left = head_dim - element;
+      for (int key = 0; key < count; key += kWidth) {
+        const S* const* from = keys + key;
+        const int last = count - key - 1;
         for (int row = 0; row < rows; ++row) next.step();
-        const Unit* query = queries + element / Units::kElements;
-        const int left = head_dim - element;
+        Floats sums[rows];
+        for (int row = 0; row < rows; ++row) sums[row] = element ? load(scores + row * kBlockKeys + key) : splat(0.0f);
         UInts units[kWidth];
-        if (left >= kElementsAtOnce) {
+        if (left >= kElementsAtOnce && last >= kWidth - 1) {
 #pragma GCC unroll 16
-          for (int i = 0; i < kWidth; ++i) units[i] = Units::load_units(from[i] + element, kElementsAtOnce);
+          for (int i = 0; i < kWidth; ++i) units[i] = Units::load_units(from[i] + offset + element, kElementsAtOnce);
           transpose(units);
 #pragma GCC unroll 16
           for (int unit = 0; unit < kWidth; ++unit)
             for (int row = 0; row < rows; ++row)
               sums[row] = Units::multiply_add(sums[row], query + row * stride + unit, units[unit]);
         } else {
-          for (int i = 0; i < kWidth; ++i) units[i] = Units::load_units(from[i] + element, left);
+          for (int i = 0; i < kWidth; ++i) units[i] = Units::load_units(from[i < last ? i : last] + offset + element, left);
           transpose(units);
-          for (int unit = 0; unit < (left + Units::kElements - 1) / Units::kElements; ++unit)
+          for (int unit = 0; unit < kWidth && unit * Units::kElements < left; ++unit)
             for (int row = 0; row < rows; ++row)
               sums[row] = Units::multiply_add(sums[row], query + row * stride + unit, units[unit]);
         }
+        for (int row = 0; row < rows; ++row) store(scores + row * kBlockKeys + key, sums[row]);
       }
-      for (int row = 0; row < rows; ++row) store(scores + row * kBlockKeys + key, sums[row]);
     }
   }
 
   template <int rows>
-  static RADIXRT_INLINE void add_vector(const Unit* weights, const T* const* values, int64_t offset, int count, int element,
+  static RADIXRT_INLINE void add_vector(const Unit* weights, const S* const* values, int64_t offset, int count, int element,
                                         int head_dim, const float* factors, float* output, int wide, FarPrefetcher& next) {
     constexpr int kVectors = Units::kElements;
     const int left = head_dim - element < kElementsAtOnce ? head_dim - element : kElementsAtOnce;

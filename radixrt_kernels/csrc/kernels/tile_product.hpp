@@ -53,7 +53,8 @@ struct FloatUnits {
   static RADIXRT_INLINE Floats multiply_add(Floats sum, const float* left, UInts right) { return sum + *left * (Floats)right; }
 
   // Converts `count` elements to units, padded with zeros.
-  static RADIXRT_INLINE void pack_row(const T* from, int count, float* to) {
+  template <class S>
+  static RADIXRT_INLINE void pack_row(const S* from, int count, float* to) {
     int i = 0;
     for (; i + kWidth <= count; i += kWidth) store(to + i, load(from + i));
     if (i < count) store(to + i, load_first(from + i, count - i));
@@ -61,18 +62,21 @@ struct FloatUnits {
 
   static RADIXRT_INLINE void pack_weights(Floats weights, int first, float* to) { store(to + first, weights); }
 
-  static RADIXRT_INLINE UInts load_units(const T* from, int count) {
+  template <class S>
+  static RADIXRT_INLINE UInts load_units(const S* from, int count) {
     return (UInts)(count >= kWidth ? load(from) : load_first(from, count));
   }
 
   // The elements `elements` of a value.
-  static RADIXRT_INLINE void load_values(const T* const* rows, int64_t offset, int count, int elements, UInts (&to)[1]) {
+  template <class S>
+  static RADIXRT_INLINE void load_values(const S* const* rows, int64_t offset, int count, int elements, UInts (&to)[1]) {
     (void)count;
     to[0] = load_units(rows[0] + offset, elements);
   }
 
   // Packs rows of values as the right operand [keys][padded head_dim].
-  static RADIXRT_INLINE void pack_values(const T* const* rows, int count, int head_dim, int padded, float* to, Prefetcher& next) {
+  template <class S>
+  static RADIXRT_INLINE void pack_values(const S* const* rows, int count, int head_dim, int padded, float* to, Prefetcher& next) {
     for (int key = 0; key < count; ++key) {
       next.step();
       pack_row(rows[key], head_dim, to + key * padded);
@@ -102,8 +106,16 @@ struct PairUnits {
     return (UInts)_mm512_maskz_loadu_epi16((__mmask32)((uint64_t{1} << count) - 1), from);
   }
 
+  static RADIXRT_INLINE UInts load_units(const int8_t* from, int count) {
+    __m256i bytes = _mm256_maskz_loadu_epi8(count >= 2 * kWidth ? ~__mmask32{0} : (__mmask32)((uint64_t{1} << count) - 1), from);
+    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    return (UInts)_mm512_cvtne2ps_pbh(high, low);
+  }
+
   // `elements` of two values, or of the last one and zeros, interleaved within lanes of 128 bits.
-  static RADIXRT_INLINE void load_values(const BFloat16* const* rows, int64_t offset, int count, int elements, UInts (&to)[2]) {
+  template <class S>
+  static RADIXRT_INLINE void load_values(const S* const* rows, int64_t offset, int count, int elements, UInts (&to)[2]) {
     auto first = (__m512i)load_units(rows[0] + offset, elements);
     auto second = count > 1 ? (__m512i)load_units(rows[1] + offset, elements) : __m512i{};
     to[0] = (UInts)_mm512_unpacklo_epi16(first, second);
@@ -117,12 +129,12 @@ struct PairUnits {
     store(sums + kWidth, pick<8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31>(low, high));
   }
 
-  static RADIXRT_INLINE void pack_values(const BFloat16* const* rows, int count, int head_dim, int padded, uint32_t* to,
-                                         Prefetcher& next) {
+  template <class S>
+  static RADIXRT_INLINE void pack_values(const S* const* rows, int count, int head_dim, int padded, uint32_t* to, Prefetcher& next) {
     for (int key = 0; key < count; key += 2) {
       next.steps(2);
-      const BFloat16* first = rows[key];
-      const BFloat16* second = key + 1 < count ? rows[key + 1] : nullptr;
+      const S* first = rows[key];
+      const S* second = key + 1 < count ? rows[key + 1] : nullptr;
       for (int i = 0; i < head_dim; i += kWidth) {
         UInts low = widened(first + i, head_dim - i);
         UInts high = second ? widened(second + i, head_dim - i) : UInts{};
@@ -136,6 +148,11 @@ struct PairUnits {
   static RADIXRT_INLINE UInts widened(const BFloat16* from, int count) {
     if (count >= kWidth) return __builtin_convertvector(load_bits(from), UInts);
     return (UInts)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), from));
+  }
+
+  static RADIXRT_INLINE UInts widened(const int8_t* from, int count) {
+    __m128i bytes = _mm_maskz_loadu_epi8(count >= kWidth ? (__mmask16)~0u : (__mmask16)((1u << count) - 1), from);
+    return (UInts)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)) >> 16;  // a small integer needs no lower bits
   }
 };
 #endif

@@ -8,7 +8,8 @@ from torch import Tensor
 from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.gemma import GemmaForCausalLM
+from radixrt.models.families.gemma import GemmaForCausalLM
+from radixrt.models.vision import language_model_only
 
 
 class Gemma3ForCausalLM(GemmaForCausalLM):
@@ -39,8 +40,4 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
         super().__init__(config.text_config, tp, context_length)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Strip the language model's prefix: ``language_model.model.`` or ``model.language_model.``"""
-        if "vision_tower." in name or "multi_modal_projector." in name:
-            return
-        name = name.replace("model.language_model.", "model.", 1)
-        yield name.removeprefix("language_model."), tensor
+        yield from language_model_only(name, tensor)

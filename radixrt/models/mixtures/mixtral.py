@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
-from radixrt.models.mistral import MistralForCausalLM
+from radixrt.models.families.mistral import MistralForCausalLM
 
 _PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 

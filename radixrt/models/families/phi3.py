@@ -6,7 +6,7 @@ from torch import Tensor
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
-from radixrt.models.mistral import MistralForCausalLM
+from radixrt.models.families.mistral import MistralForCausalLM
 
 
 class Phi3ForCausalLM(MistralForCausalLM):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
-from radixrt.models.qwen3 import Qwen3ForCausalLM
+from radixrt.models.families.qwen3 import Qwen3ForCausalLM
 
 
 class Qwen3MoeForCausalLM(Qwen3ForCausalLM):

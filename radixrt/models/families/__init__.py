@@ -1,0 +1,1 @@
+"""The dense architectures, one file a family."""

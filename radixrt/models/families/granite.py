@@ -1,0 +1,41 @@
+"""Granite 3 and 4 (dense): Llama, with factors on embeddings, scores, blocks and logits."""
+
+from typing import Any
+
+from torch import Tensor
+
+from radixrt.attention.backend import ForwardContext
+from radixrt.layers.parallel import TensorParallel
+from radixrt.models.decoder import DecoderLayer
+from radixrt.models.families.llama import LlamaForCausalLM
+
+
+class GraniteDecoderLayer(DecoderLayer):
+    """A block's output is multiplied before it joins the residual stream."""
+
+    def __init__(self, config: Any, *blocks: Any) -> None:
+        super().__init__(config, *blocks)
+        self.factor = config.residual_multiplier
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """See ``DecoderLayer.forward``."""
+        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
+        hidden = self.self_attn.forward(hidden, positions, context) * self.factor
+        hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
+        return self.mlp.forward(hidden) * self.factor, residual
+
+
+class GraniteForCausalLM(LlamaForCausalLM):
+    """The config has all four factors."""
+
+    layer_class = GraniteDecoderLayer
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config, tp, context_length)
+        self.embedding_scale = config.embedding_multiplier
+        self.logit_divisor = config.logits_scaling
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        return {**super().attention_options(index), "scale": self.config.attention_multiplier}

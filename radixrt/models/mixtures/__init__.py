@@ -1,0 +1,1 @@
+"""The architectures with a mixture of experts, one file a family."""
