@@ -224,14 +224,14 @@ def test_a_program_can_read_along(full: Any) -> None:
 
     state = body_of(program, full)
     assert state["whole of it"] == [state["whole"]]
-    assert len(state["pieces of it"]) > 3
+    assert len(state["pieces of it"]) >= 2  # drafts bring several tokens at once
     assert "".join(state["pieces of it"]) == state["pieces"]
 
 
 def test_text_streams_as_it_comes(full: Any) -> None:
     stream = ask.stream(backend=full)
     pieces = list(stream.text_iter("answer"))
-    assert len(pieces) > 3 and "".join(pieces) == "The owner of Vidur is Noval."
+    assert len(pieces) >= 2 and "".join(pieces) == "The owner of Vidur is Noval."
 
 
 @dataclasses.dataclass

@@ -65,7 +65,8 @@ def test_texts_sent_at_the_same_time_share_their_examples(base_url: str) -> None
 def test_the_offline_example_needs_no_server(long_checkpoint: Path) -> None:
     output = run_example("offline_batch.py", "--model-path", str(long_checkpoint))
     cached = [int(c) for c in re.findall(r"^ *(\d+) of \d+ cached", output, re.MULTILINE)]
-    assert len(cached) == 9 and min(cached[1:]) > 150
+    # The first prompt's chunk may end before its text does: all that was planned is shared.
+    assert len(cached) == 9 and min(cached[1:]) >= 128
 
 
 def test_with_hints_an_agent_finds_its_conversation_after_its_tool(long_checkpoint: Path) -> None:
