@@ -68,6 +68,9 @@ class Chat:
         self.process.send_signal(signal.SIGINT)
 
     def terminate(self) -> int:
+        time.sleep(
+            0.3
+        )  # readline waits for keys by now: a signal just before that is seen with the next key
         status = children.end(self.process)
         os.close(self._fd)
         return status
