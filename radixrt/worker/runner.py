@@ -354,12 +354,12 @@ class ModelRunner:
         if not drafts:
             return []
         counts = np.bincount(slots, minlength=max(drafts) + 1)
-        verified = []
+        verified: list[VerifiedDraft] = []
         for slot, tokens in drafts.items():
             num_accepted = max(0, int(counts[slot]) - 1)
             self._batch.reject(slot, len(tokens) - num_accepted)
             if counts[slot]:
-                verified.append(self._speculator.verified(slot, len(tokens), num_accepted))
+                verified += self._speculator.verified(slot, len(tokens), num_accepted)
         return verified
 
     @staticmethod

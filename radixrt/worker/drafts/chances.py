@@ -22,16 +22,16 @@ fourth step, so the number is odd."""
 
 MOST_CHANCE = 0.995
 
-Magnitude = tuple[int, int]
-"""A drafter, and the magnitude of the evidence."""
+Source = tuple[int, int]
+"""A drafter, and the kind of its evidence."""
 
 
 class Chances:
     """The chances of all drafters in all slots."""
 
     def __init__(self) -> None:
-        self._common: dict[Magnitude, _Rate] = {}
-        self._own: dict[int, dict[Magnitude, _Rate]] = {}
+        self._common: dict[Source, _Rate] = {}
+        self._own: dict[int, dict[Source, _Rate]] = {}
         """By slot."""
         self._declined: dict[int, int] = {}
         """By slot: proposals that did not pay since one was drafted."""
@@ -41,22 +41,18 @@ class Chances:
         self._own[slot] = {}
         self._declined[slot] = 0
 
-    def of(self, slot: int, drafter: int, evidence: int) -> float:
+    def of(self, slot: int, source: Source) -> float:
         """The chance of one more token to be accepted."""
-        magnitude = drafter, evidence.bit_length()
-        chance = self._common.get(magnitude, _NEVER).value(FIRST_CHANCE, _FIRST_WEIGHT)
-        own = self._own[slot].get(magnitude, _NEVER)
+        chance = self._common.get(source, _NEVER).value(FIRST_CHANCE, _FIRST_WEIGHT)
+        own = self._own[slot].get(source, _NEVER)
         return min(own.value(chance, _COMMON_WEIGHT), MOST_CHANCE)
 
-    def learn(
-        self, slot: int, drafter: int, evidence: int, num_drafted: int, num_accepted: int
-    ) -> None:
+    def learn(self, slot: int, source: Source, num_drafted: int, num_accepted: int) -> None:
         """Note the fate of a draft. The tokens behind the first that was rejected say nothing."""
         tried = min(num_accepted + 1, num_drafted)
         self._declined[slot] = 0
-        magnitude = drafter, evidence.bit_length()
         for rates in (self._common, self._own[slot]):
-            rates.setdefault(magnitude, _Rate()).observe(num_accepted, tried)
+            rates.setdefault(source, _Rate()).observe(num_accepted, tried)
 
     def decline(self, slot: int) -> bool:
         """Note that no draft pays in a slot; True if one token is to be drafted all the same."""
