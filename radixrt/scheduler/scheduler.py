@@ -33,7 +33,8 @@ from radixrt.messages.steps import (
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
-from radixrt.scheduler.draft_price import DraftPrice
+from radixrt.scheduler.drafts.price import DraftPrice
+from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -100,6 +101,7 @@ class Scheduler:
         self._in_flight = StepsInFlight()
         self.step_times = StepTimes(limits.max_step_ms)
         self.draft_price = DraftPrice()
+        self.draft_trials = DraftTrials()
         self.planner = Planner(
             limits,
             self.slots,
@@ -108,6 +110,7 @@ class Scheduler:
             self._in_flight,
             self.step_times,
             self.draft_price,
+            self.draft_trials,
             self.counters,
             clock,
         )
@@ -393,6 +396,11 @@ class Scheduler:
         accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
         shape = step.shape._replace(rows=tokens + drafted - accepted)
+        if not shape.tokens and self.step_times.is_known:
+            plain_s, forecast_s = map(self.step_times.seconds, (step.shape, shape))
+            self.draft_trials.observe(
+                step.shape.rows, tokens, plain_s, forecast_s, result.step_s, drafts=step.drafts
+            )
         self.step_times.observe(shape, result.step_s, tokens)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
             self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)

@@ -6,11 +6,15 @@ ranks draft alike; the chances depend on the tokens alone.
 """
 
 import math
+from collections.abc import Collection
 
 KEPT = 0.97
 """Weight of a draft for each draft after it."""
 
 FIRST_CHANCE = 0.5
+"""Of drafters that guess."""
+EXPECTED_CHANCE = 0.85
+"""Before a drafter is known whose text the answer is expected to follow."""
 _FIRST_WEIGHT = 2.0
 """Drafts for which the first chance counts."""
 _COMMON_WEIGHT = 4.0
@@ -27,9 +31,14 @@ Source = tuple[int, int]
 
 
 class Chances:
-    """The chances of all drafters in all slots."""
+    """The chances of all drafters in all slots.
 
-    def __init__(self) -> None:
+    Args:
+        expected: drafters whose texts the answers are expected to follow.
+    """
+
+    def __init__(self, expected: Collection[int] = ()) -> None:
+        self._expected = expected
         self._common: dict[Source, _Rate] = {}
         self._own: dict[int, dict[Source, _Rate]] = {}
         """By slot."""
@@ -43,7 +52,8 @@ class Chances:
 
     def of(self, slot: int, source: Source) -> float:
         """The chance of one more token to be accepted."""
-        chance = self._common.get(source, _NEVER).value(FIRST_CHANCE, _FIRST_WEIGHT)
+        first = EXPECTED_CHANCE if source[0] in self._expected else FIRST_CHANCE
+        chance = self._common.get(source, _NEVER).value(first, _FIRST_WEIGHT)
         own = self._own[slot].get(source, _NEVER)
         return min(own.value(chance, _COMMON_WEIGHT), MOST_CHANCE)
 

@@ -20,6 +20,9 @@ from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
 from radixrt.worker.drafts.reference import ReferenceDrafter
 
+EXPECTED = ("grammar", "tree", "prediction")
+"""Drafters whose texts the answers are expected to follow."""
+
 MOST_STRETCHES = 6
 """Of a draft. Each takes some 10 µs to find."""
 
@@ -80,7 +83,7 @@ class Speculator:
             "prediction": ReferenceDrafter(lambda sources: sources.prediction, begins_answer=True),
         }
         self._drafters = [by_name[name] for name in DRAFTERS]
-        self._chances = Chances()
+        self._chances = Chances([DRAFTERS.index(name) for name in EXPECTED])
         self._eos_token_ids = eos_token_ids
         self._allowed = allowed
         self._slots: dict[int, _Speculating] = {}
