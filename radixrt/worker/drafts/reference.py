@@ -11,7 +11,6 @@ from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.suffix_index import SuffixIndex
 
-
 _MOST_KIND = 3
 """Four tokens that agree and more are one kind of evidence."""
 
