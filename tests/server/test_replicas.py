@@ -3,20 +3,32 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from tests.server.conftest import Server
-from tests.server.test_takeover import REQUESTS, Stream, is_alive, until
+from tests.server.test_takeover import REQUESTS, Stream, is_alive, request, until
 from tests.servers import samples
 
-FLAGS = ("--dp", "2", "--dtype", "float32", "--page-size", "4", "--reasoning-parser", "deepseek-r1")
+FLAGS = ("--dp", "2", "--dtype", "float32", "--page-size", "4", "--reasoning-parser", "deepseek-r1", "--speculation", "auto")  # fmt: skip
 DEATHS = 20 if "RADIXRT_TORTURE" in os.environ else 1
 """Of replicas with open requests."""
 LONGEST_PAUSE_S = 20.0
 """Of the slowest test machine. The promise of docs/routing.md is measured by hand."""
+
+
+def drafted_requests(salt: str) -> list[dict[str, Any]]:
+    """With few tokens to choose from, so that many drafts are accepted and as many are not. Under a new salt, since an answer
+    that is in the tree would end before its engine dies."""
+    sampled = {"temperature": 1.0, "speculation": True, "cache_salt": salt}
+    return [
+        request(**sampled, seed=20, allowed_token_ids=[70, 71, 72]),
+        request(**sampled, seed=21, guided_regex="([ab]{1,3} ){100}", ignore_eos=False),
+        request(**sampled, seed=22, allowed_token_ids=[70, 71], presence_penalty=0.5, logprobs=1),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +36,9 @@ def server(start_server: Callable[..., Server]) -> Server:
     return start_server(*FLAGS)
 
 
-def workers(server: Server) -> dict[str, psutil.Process]:
-    """By the number of their replica."""
-    found = [p for p in server.family() if is_alive(p) and "radixrt.worker" in p.cmdline()]
+def processes(server: Server, name: str) -> dict[str, psutil.Process]:
+    """Those that live, by the number of their replica."""
+    found = [p for p in server.family() if is_alive(p) and name in p.cmdline()]
     return {p.cmdline()[p.cmdline().index("--replica") + 1]: p for p in found}
 
 
@@ -37,17 +49,24 @@ def of_replica(server: Server, name: str) -> dict[str, float]:
 
 
 def test_answers_of_a_killed_replica_go_on_with_the_same_tokens(server: Server) -> None:
-    with ThreadPoolExecutor(len(REQUESTS)) as threads:
-        undisturbed = list(threads.map(lambda body: Stream(server, body).run().texts, REQUESTS))
-        taken_over = 0
+    with ThreadPoolExecutor(len(REQUESTS) + 3) as threads:
+        bodies = [*drafted_requests("undisturbed"), *REQUESTS]
+        first = list(threads.map(lambda body: Stream(server, body).run(), bodies))
+        undisturbed, taken_over = [stream.texts for stream in first], 0
+        for stream in first[:3]:
+            details = stream.usage["completion_tokens_details"]
+            assert details["accepted_prediction_tokens"] > 50, details
+            assert details["rejected_prediction_tokens"] > 20, details
         while taken_over < DEATHS:
             until(lambda: sorted(of_replica(server, "radixrt_steps_total")) == ["0", "1"])
-            streams, lines_before = [Stream(server, body) for body in REQUESTS], len(server.log)
+            bodies = [*drafted_requests(f"death {taken_over}"), *REQUESTS]
+            streams, lines_before = [Stream(server, body) for body in bodies], len(server.log)
             running = [threads.submit(stream.run) for stream in streams]
-            for stream in streams[:5]:
+            for stream in streams[:8]:
                 stream.wait_for_events()
             busy = of_replica(server, "radixrt_running_requests")
-            workers(server)[max(busy, key=busy.__getitem__)].kill()
+            victim = "radixrt.scheduler" if taken_over % 2 else "radixrt.worker"
+            processes(server, victim)[max(busy, key=busy.__getitem__)].kill()
             done = [future.result(LONGEST_PAUSE_S) for future in running]
             assert [stream.texts for stream in done] == undisturbed
             assert all(stream.finish and not stream.error for stream in done)
