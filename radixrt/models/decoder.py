@@ -201,10 +201,9 @@ class CausalLM(KernelLayer):
         if self.embedding_scale != 1.0:
             hidden = hidden * self.embedding_scale
         residual = torch.zeros_like(hidden)
-        layers = self.model.layers
-        for index, layer in enumerate(layers):
+        for layer in self.model.layers:
             hidden, residual = layer.attend(hidden, residual, positions, context)
-            if rows is not None and index == len(layers) - 1:
+            if rows is not None and layer is self.model.layers[-1]:
                 hidden, residual = hidden[rows], residual[rows]
             hidden, residual = layer.feed_forward(hidden, residual)
         return self.model.norm.add_and_norm(hidden, residual)[0]
