@@ -44,6 +44,7 @@ ToolCallParserName = Literal[
     "pythonic",
     "olmo3",
     "functiongemma",
+    "gemma4",
 ]
 ReasoningParserName = Literal[
     "auto",
@@ -56,6 +57,7 @@ ReasoningParserName = Literal[
     "granite",
     "granite33",
     "mistral",
+    "gemma4",
 ]
 
 SECTIONS = (

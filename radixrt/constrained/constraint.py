@@ -63,7 +63,15 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
 
 
 ParameterStyle = Literal[
-    "qwen_xml", "seed_xml", "minimax_xml", "glm45", "glm47", "pythonic", "olmo3", "functiongemma"
+    "qwen_xml",
+    "seed_xml",
+    "minimax_xml",
+    "glm45",
+    "glm47",
+    "pythonic",
+    "olmo3",
+    "functiongemma",
+    "gemma4",
 ]
 """How a tool-call format writes each parameter by itself."""
 

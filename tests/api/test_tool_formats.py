@@ -18,6 +18,7 @@ TEMPLATES = {
     "mistral_v3": "[TOOL_CALLS] [",
     "pythonic": "[func_name1(params_name1=params_value1)]",
     "functiongemma": "<start_function_call>call:",
+    "gemma4": "<|tool_call>call: <|channel>thought <channel|>",
     "phi4_mini": "<|tool|>functools[",
     "seed_oss": "<seed:tool_call> <seed:think>",
     "minimax_m2": '<minimax:tool_call><invoke name="example"> </think>',
@@ -30,6 +31,7 @@ REASONING = {
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "minimax_m2": ("<think>", "</think>"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
 }
 OFFERED: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
@@ -41,7 +43,8 @@ def start(start_server: StartServer, folder: Path, form: str) -> RunningServer:
     """A server that has to recognise the format. The marks that are control tokens of some model are so here."""
     save_byte_level(folder, CHATML + "{# " + TEMPLATES[form] + " #}")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(sorted(CONTROL_MARKS.union(*REASONING.values())))
+    tags = {tag.removesuffix("thought\n") for pair in REASONING.values() for tag in pair}
+    tokenizer.add_special_tokens(sorted(CONTROL_MARKS | tags))
     tokenizer.save(str(folder / "tokenizer.json"))
     info = engine_info(context_length=4096, vocab_size=tokenizer.get_vocab_size())
     return start_server(info, folder, tool_call_parser="auto")

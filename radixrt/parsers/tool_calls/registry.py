@@ -1,7 +1,7 @@
 """The tool-call formats by the names that ``--tool-call-parser`` gives them."""
 
 from radixrt.parsers.tool_calls.format import ToolCallFormat
-from radixrt.parsers.tool_calls.functiongemma import FunctionGemma
+from radixrt.parsers.tool_calls.functiongemma import FunctionGemma, Gemma4
 from radixrt.parsers.tool_calls.hermes import Exaone4, Hermes
 from radixrt.parsers.tool_calls.hunyuan import Hunyuan
 from radixrt.parsers.tool_calls.json_lists import Granite, Phi4Mini
@@ -27,4 +27,5 @@ FORMATS: dict[str, ToolCallFormat] = {
     "pythonic": Pythonic(),
     "olmo3": Olmo3(),
     "functiongemma": FunctionGemma(),
+    "gemma4": Gemma4(),
 }
