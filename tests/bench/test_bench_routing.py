@@ -12,7 +12,7 @@ from radixrt.bench.cache.routing import RULES
 from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace
 from radixrt.cli.main import main
-from tests.bench.test_bench_cache import conversations, request
+from tests.bench.test_bench_cache import conversations, request, write_trace
 
 
 def hot_prefix(num_requests: int, per_second: float) -> Trace:
@@ -75,16 +75,7 @@ def test_conversations_stay_where_their_pages_are() -> None:
 
 def test_the_command_compares_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "traffic.jsonl"
-    lines = [
-        {
-            "timestamp": 1000 * r.arrival_s,
-            "input_length": r.input_tokens,
-            "output_length": r.output_tokens,
-            "hash_ids": r.blocks.tolist(),
-        }
-        for r in conversations(1, 60).requests
-    ]
-    trace.write_text("\n".join(map(json.dumps, lines)))
+    write_trace(trace, conversations(1, 60))
     out = tmp_path / "out.json"
     flags = ["--tokens", "1M", "--replicas", "1", "2", "--router", "radixrt", "dynamo"]
     flags += ["--plot", str(tmp_path / "rules.svg")]

@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import psutil
@@ -18,6 +19,7 @@ from tests.server.test_takeover import (
     Stream,
     is_alive,
     post,
+    request,
     until,
     wait_until_unready,
 )
@@ -44,9 +46,26 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
+def requests(salt: str) -> list[dict[str, Any]]:
+    """The first three with few tokens to choose from, so that many drafts are accepted and as many are not. Under a new salt, since an
+    answer that is in the tree would end before its engine does."""
+    sampled = {"temperature": 1.0, "speculation": True, "cache_salt": salt}
+    return [
+        request(**sampled, seed=20, allowed_token_ids=[70, 71, 72]),
+        request(**sampled, seed=21, guided_regex="([ab]{1,3} ){100}", ignore_eos=False),
+        request(**sampled, seed=22, allowed_token_ids=[70, 71], presence_penalty=0.5, logprobs=1),
+        *REQUESTS,
+    ]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(server: Server, threads: ThreadPoolExecutor) -> list[dict[int, str]]:
-    return list(threads.map(lambda body: Stream(server, body).run().texts, REQUESTS))
+    streams = list(threads.map(lambda body: Stream(server, body).run(), requests("undisturbed")))
+    for stream in streams[:3]:
+        details = stream.usage["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 50, details
+        assert details["rejected_prediction_tokens"] > 20, details
+    return [stream.texts for stream in streams]
 
 
 def processes(server: Server, name: str) -> dict[str, psutil.Process]:
@@ -81,10 +100,13 @@ def expect_to_move(
     log: str,
 ) -> str:
     """End a replica with running answers: they stay as they are. Returns its number."""
+    attempt = 0
     while True:
-        streams, lines_before = [Stream(server, body) for body in REQUESTS], len(server.log)
+        attempt += 1
+        bodies, lines_before = requests(f"{log} {attempt}"), len(server.log)
+        streams = [Stream(server, body) for body in bodies]
         running: list[Future[Stream]] = [threads.submit(stream.run) for stream in streams]
-        for stream in streams[:5]:
+        for stream in streams[:8]:
             stream.wait_for_events()
         suspend(server)  # so that no answer ends before its replica does
         busy = of_replica(server, "radixrt_running_requests")
@@ -143,11 +165,10 @@ def test_a_drain_moves_all_answers_at_once(
 def test_sigterm_under_fifty_streams_loses_none(
     server: Server, threads: ThreadPoolExecutor, undisturbed: list[dict[int, str]]
 ) -> None:
-    kinds = [number % len(REQUESTS) for number in range(NUM_STREAMS)]
-    streams = [Stream(server, REQUESTS[kind]) for kind in kinds]
-    suspend(
-        server
-    )  # so that all begin together, and none ends before the server is seen to be unready
+    bodies = requests("SIGTERM")
+    kinds = [number % len(bodies) for number in range(NUM_STREAMS)]
+    streams = [Stream(server, bodies[kind]) for kind in kinds]
+    suspend(server)  # all begin together, and none ends before the server is seen to be unready
     running = [threads.submit(stream.run) for stream in streams]
     until(lambda: in_schedulers(server) >= 0.8 * NUM_STREAMS, LONGEST_PAUSE_S)
     resume(server)
