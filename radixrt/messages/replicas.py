@@ -24,6 +24,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Of all running sequences; what several share counts for each."""
     held_tokens: int = 0
     """Of the pool, those that running sequences and leases hold."""
+    free_tokens: int = 0
+    """Of the pool, those without KV."""
     pool_tokens: int = 1
 
 

@@ -1,12 +1,12 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * context + ANSWER_PRICE_S * answers
+    cost = wait + (WEIGHT + EVICTION_WEIGHT * evicting) * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * context + ANSWER_PRICE_S * answers
 
 *wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
 prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
 ``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
-because a prompt that is computed delays the prompts after it and evicts others. A tier below the pool would make the
-prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
+because a prompt that is computed delays the prompts after it, and evicts others: *evicting* is the share of its tokens that find
+no free page. A tier below the pool would make the prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
 compute: its next prompts will wait, too, and a session stays where its first prompt went. *context* is that of the running
 sequences as a share of the pool: they compute beside the prompts, and their pages are not free. *answers* is the number of sequences
 that run, wait or were sent, so that short prompts, which cost nothing else, spread.
@@ -31,11 +31,11 @@ from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
-WEIGHT = 3.0
+WEIGHT = 1.5
 """Of the seconds of prefill, against seconds of wait."""
 
-PATIENCE_S = 1e9
-"""Delay of a prompt, wait and prefill together, whose second half costs twice its first (Van Mieghem, 1995: convex delay costs)."""
+EVICTION_WEIGHT = 1.5
+"""Added to it for the share of the tokens that replace others in a full pool."""
 
 BUSY_PRICE_S = 1.0
 """Cost of a replica that always computes prompts, against one that computes none."""
@@ -239,10 +239,11 @@ class Router:
         by_token = load.seconds_per_token or SECONDS_PER_TOKEN
         pairs = (tokens + cached) * (tokens - cached) / 2
         prefill_s = load.slowdown * (by_token * (tokens - cached) + load.seconds_per_pair * pairs)
-        delay_s = replica.wait_s(now) + prefill_s
+        free = load.free_tokens - replica.pending_tokens
+        evicting = 1 - min(1.0, max(0, free) / (tokens - cached))
         cost_s = (
-            delay_s * (1 + delay_s / PATIENCE_S)
-            + (WEIGHT - 1) * prefill_s
+            replica.wait_s(now)
+            + (WEIGHT + EVICTION_WEIGHT * evicting) * prefill_s
             + BUSY_PRICE_S * replica.busy(now)
             + ANSWER_PRICE_S * (load.running + load.waiting + len(replica.pending))
             + KV_PRICE_S * (load.context_tokens + replica.pending_tokens) / load.pool_tokens

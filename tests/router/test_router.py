@@ -43,13 +43,19 @@ class Fleet:
             self.report(replica)
 
     def report(
-        self, replica: int, queued_s: float = 0.0, received: int = 0, context: int = 0
+        self,
+        replica: int,
+        queued_s: float = 0.0,
+        received: int = 0,
+        context: int = 0,
+        free: int = 0,
     ) -> None:
         load = ReplicaLoad(
             received=received,
             queued_s=queued_s,
             seconds_per_token=RATE,
             context_tokens=context,
+            free_tokens=free,
             pool_tokens=POOL_TOKENS,
         )
         self.router.report(replica, load)
@@ -165,6 +171,15 @@ def test_a_wait_passes_with_the_time() -> None:
     fleet.report(1, queued_s=1.0)
     fleet.clock.now += 1.0
     assert fleet.choose(tokens(41)) == 1
+
+
+def test_a_prompt_waits_longer_for_its_prefix_where_computing_it_evicts_others() -> None:
+    for free, expected in ((0, 1), (POOL_TOKENS, 0)):
+        fleet = Fleet(2)
+        fleet.cache(1, tokens(40))
+        fleet.report(0, free=free)
+        fleet.report(1, queued_s=0.09, free=free)
+        assert fleet.choose(tokens(41)) == expected
 
 
 def test_running_sequences_have_a_price() -> None:
