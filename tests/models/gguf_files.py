@@ -18,6 +18,8 @@ from tests.kernels.test_blockwise import random_blocks
 _ARCHITECTURES = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "olmo3": "olmo2",
     "hunyuan_v1_dense": "hunyuan-dense",
     "ministral3": "mistral3",
@@ -57,6 +59,8 @@ def write_gguf(
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tensors = sorted(_stacked(load_file(checkpoint / "model.safetensors")).items())
     for name, tensor in tensors[part[0] :: part[1]]:
+        if name.endswith("layer_scalar"):
+            name += ".weight"
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
@@ -97,7 +101,7 @@ def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Te
             if f"{part}." in name:
                 halves = tensor.unflatten(0, (config[count], 2, -1))
                 return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+    if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
     return tensor
 
@@ -144,6 +148,9 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if config["model_type"] == "minimax_m2":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     rope = config["rope_parameters"]
+    if config["model_type"].startswith("gemma4"):
+        _add_gemma4(writer, config)
+        return
     if config["model_type"] in ("olmo3", "exaone4"):
         writer.add_sliding_window_pattern([t == "sliding_attention" for t in config["layer_types"]])
     elif "full_attention" in rope:
@@ -158,6 +165,37 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(rotated)
     _add_rope_scaling(writer, config, rope, rotated)
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Sizes by layer, and the rotated frequencies as divisors of 1 and of 1e30."""
+    kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = [config["per_layer_config"].get(str(index), {}) for index in range(len(kinds))]
+    full = own[kinds.index(False)]
+    local, heads = config["head_dim"], config["num_key_value_heads"]
+    shared, size = config["num_kv_shared_layers"], config["intermediate_size"]
+    twice = [config["use_double_wide_mlp"] and i >= len(kinds) - shared for i in range(len(kinds))]
+    writer.add_sliding_window_pattern(kinds)
+    writer.add_shared_kv_layers(shared)
+    for key, value in (
+        ("key_length", full["head_dim"]),
+        ("value_length", full["head_dim"]),
+        ("key_length_swa", local),
+        ("value_length_swa", local),
+        ("head_count_kv", [one.get("num_key_value_heads", heads) for one in own]),
+        ("feed_forward_length", [size * (1 + double) for double in twice]),
+        ("embedding_length_per_layer_input", config.get("hidden_size_per_layer_input", 0)),
+        ("rope_freq_base", config["rope_parameters"]["full_attention"]["rope_theta"]),
+        ("rope_freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        ("rope_dimension_count", full["head_dim"]),
+    ):
+        writer.kv_data[0].pop(f"gemma4.attention.{key}", None)
+        writer.kv_data[0].pop(f"gemma4.{key}", None)
+        getattr(writer, f"add_{key}")(value)
+    factor = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    rotated = int(full["head_dim"] * factor / 2)
+    divisors = [1.0] * rotated + [1e30] * (full["head_dim"] // 2 - rotated)
+    writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
 
 
 def _add_rope_scaling(

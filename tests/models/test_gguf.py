@@ -67,6 +67,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "qwen3": ("qwen3", {}, 0),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 24}, 0),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 24}, 0),
+    "gemma4": ("gemma4", {}, 0),
+    "gemma4_e": ("gemma4_e", {}, 0),
     "phi3": ("phi3", {}, 0),
     "phi3_long": ("phi3_long", {}, 1e-5),
     # which layers of SmolLM 3 do not rotate is not in the file: every fourth

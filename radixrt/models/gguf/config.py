@@ -6,9 +6,9 @@ from typing import Any
 from radixrt.base.errors import ConfigError
 from radixrt.models.gguf.file import GGUFFile
 
-_ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>"}  # fmt: skip
-"""Control tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
-_CONTROL = 3
+_ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<turn|>", "<|tool_response>"}  # fmt: skip
+"""Tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
+_CONTROL, _USER_DEFINED = 3, 4
 
 
 _POOLING_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -31,7 +31,7 @@ class _Metadata:
             raise ConfigError(
                 f"{self.file.files[0]} has no {self.architecture}.{key} in its metadata."
             )
-        if isinstance(value, list):
+        if isinstance(value, list) and self.architecture not in _BY_LAYER:
             raise ConfigError(f"Layers of different shapes ({self.architecture}.{key}) are not supported.")  # fmt: skip
         return value
 
@@ -113,7 +113,8 @@ def _end_ids(file: GGUFFile) -> list[int]:
     tokenizer = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
     named = (tokenizer.get(f"{name}_token_id") for name in ("eos", "eot", "eom"))
     kinds = zip(tokenizer.get("tokens", ()), tokenizer.get("token_type", ()), strict=False)
-    found = {i for i, (t, kind) in enumerate(kinds) if kind == _CONTROL and t in _ENDS_OF_TURN}
+    added = (_CONTROL, _USER_DEFINED)
+    found = {i for i, (t, kind) in enumerate(kinds) if kind in added and t in _ENDS_OF_TURN}
     return sorted(found | {i for i in named if i is not None})
 
 
@@ -211,6 +212,41 @@ def _gemma3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": meta.get("rope.freq_base_swa", 10000.0)}
     rope = {"full_attention": config["rope_parameters"], "sliding_attention": local}
     return {**_gemma(meta, config), "rope_parameters": rope}
+
+
+def _gemma4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes that differ by layer are lists; the plain ones of heads are those of layers without a window."""
+    layers = config["num_hidden_layers"]
+    has_window = meta.need("attention.sliding_window_pattern")
+    full = has_window.index(False)
+    kv_heads, widths = (
+        value if isinstance(value, list) else [value] * layers
+        for value in (config["num_key_value_heads"], config["intermediate_size"])
+    )
+    rope = config["rope_parameters"]
+    rotated = rope["short_factor"].count(1.0) / len(rope["short_factor"])
+    theta = meta.need("rope.freq_base")
+    table = meta.file.tensors.get("per_layer_token_embd.weight")
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [f"{'sliding' if w else 'full'}_attention" for w in has_window],
+        "sliding_window": meta.need("attention.sliding_window"),
+        "head_dim": meta.need("attention.key_length_swa"),
+        "global_head_dim": config["head_dim"],
+        "num_key_value_heads": kv_heads[has_window.index(True)],
+        "num_global_key_value_heads": kv_heads[full],
+        "attention_k_eq_v": not meta.has(f"blk.{full}.attn_v.weight"),
+        "num_kv_shared_layers": meta.get("attention.shared_kv_layers", 0),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[0] != widths[-1],
+        "hidden_size_per_layer_input": meta.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": table.shape[0] if table else config["vocab_size"],
+        "final_logit_softcapping": meta.get("final_logit_softcapping"),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": rotated},
+            "sliding_attention": {"rope_type": "default", "rope_theta": meta.get("rope.freq_base_swa", 10000.0)},
+        },
+    }  # fmt: skip
 
 
 def _smollm3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
@@ -320,6 +356,8 @@ def _qwen3_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 _MIXTURES = {"qwen3moe", "glm4moe", "minimax-m2"}
 """Architectures with experts."""
+_BY_LAYER = {"gemma4"}
+"""Architectures whose sizes may differ by layer."""
 
 _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
     "llama": (_llama, "LlamaForCausalLM", "llama"),
@@ -327,6 +365,7 @@ _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]]
     "qwen3": (_qwen, "Qwen3ForCausalLM", "qwen3"),
     "gemma2": (_gemma, "Gemma2ForCausalLM", "gemma2"),
     "gemma3": (_gemma3, "Gemma3ForCausalLM", "gemma3_text"),
+    "gemma4": (_gemma4, "Gemma4ForCausalLM", "gemma4_text"),
     "phi3": (_phi3, "Phi3ForCausalLM", "phi3"),
     "smollm3": (_smollm3, "SmolLM3ForCausalLM", "smollm3"),
     "olmo2": (_olmo2, "Olmo2ForCausalLM", "olmo2"),

@@ -76,10 +76,10 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         if key.startswith("tokenizer.ggml.")
     }
     kind = meta.get("model")
-    if kind not in ("gpt2", "llama") or not meta.get("tokens"):
+    if kind not in ("gpt2", "llama", "gemma4") or not meta.get("tokens"):
         raise ConfigError(
-            f"{file.files[0]} has a tokenizer of the kind {kind!r}; supported: 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece)."
+            f"{file.files[0]} has a tokenizer of the kind {kind!r}; supported: 'gpt2' (byte-level BPE), 'llama' "
+            "(SentencePiece) and 'gemma4'."
         )
     tokenizer = _byte_level(meta) if kind == "gpt2" else _sentencepiece(meta)
     _add_tokens(tokenizer, meta)
@@ -128,24 +128,21 @@ def byte_level_splitter(name: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _sentencepiece(meta: dict[str, Any]) -> Tokenizer:
-    """Llama 2's and Gemma's kind: the order of the merges follows from the scores of the tokens they make."""
+    """Llama 2's and Gemma's kind. In the files of Gemma 4 are the merges."""
     kinds = meta.get("token_type") or [_NORMAL] * len(meta["tokens"])
-    scores = meta.get("scores") or [0.0] * len(meta["tokens"])
     vocab = {token: i for i, token in enumerate(meta["tokens"])}
     pieces = {t for t, kind in zip(meta["tokens"], kinds, strict=True) if kind == _NORMAL}
-    merges = [
-        (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
-        for token in pieces
-        for cut in range(1, len(token))
-        if token[:cut] in pieces and token[cut:] in pieces
-    ]
+    if "merges" in meta:
+        merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
+    else:
+        merges = _merges_by_scores(vocab, pieces, meta.get("scores"))
     unknown = next((t for t, k in zip(meta["tokens"], kinds, strict=True) if k == _UNKNOWN), None)
     if "unknown_token_id" in meta:
         unknown = meta["tokens"][meta["unknown_token_id"]]
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
-            merges=[(left, right) for *_, left, right in sorted(merges)],
+            merges=merges,
             byte_fallback=True,
             unk_token=unknown,
             fuse_unk=True,
@@ -159,6 +156,20 @@ def _sentencepiece(meta: dict[str, Any]) -> Tokenizer:
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer
+
+
+def _merges_by_scores(
+    vocab: dict[str, int], pieces: set[str], scores: list[float] | None
+) -> list[tuple[str, str]]:
+    """The merges into each of the pieces, in the order of the scores of the tokens that they make."""
+    scores = scores or [0.0] * len(vocab)
+    merges = [
+        (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
+        for token in pieces
+        for cut in range(1, len(token))
+        if token[:cut] in pieces and token[cut:] in pieces
+    ]
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
@@ -176,7 +187,7 @@ def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
 def _add_ends(tokenizer: Tokenizer, meta: dict[str, Any], is_embedder: bool) -> None:
     """Let a text begin with the beginning-of-sequence token if the file says so, and in an embedding model end with the
     end-of-sequence token. A text to be continued has no end."""
-    default = meta["model"] == "llama" or meta.get("pre") in _BEGINS
+    default = meta["model"] != "gpt2" or meta.get("pre") in _BEGINS
     wanted = {
         "bos": meta.get("add_bos_token", default),
         "eos": is_embedder and meta.get("add_eos_token", False),
