@@ -29,15 +29,36 @@ ToolCallParserName = Literal[
     "auto",
     "none",
     "hermes",
+    "exaone4",
     "llama3_json",
     "qwen3_coder",
+    "seed_oss",
+    "minimax_m2",
+    "glm45",
+    "glm47",
     "mistral",
     "mistral_v3",
-    "pythonic",
-    "functiongemma",
+    "granite",
     "phi4_mini",
+    "hunyuan",
+    "pythonic",
+    "olmo3",
+    "functiongemma",
+    "gemma4",
 ]
-ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral"]
+ReasoningParserName = Literal[
+    "auto",
+    "none",
+    "deepseek-r1",
+    "qwen3",
+    "seed_oss",
+    "hunyuan",
+    "ernie45",
+    "granite",
+    "granite33",
+    "mistral",
+    "gemma4",
+]
 
 SECTIONS = (
     "Model", "HTTP server", "Device", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
@@ -345,12 +366,28 @@ class ServerConfig(SchedulerSettings):
         "auto",
         "Format of the model's tool calls (docs/tools.md); auto recognises it by the chat template and the vocabulary, none "
         "refuses requests with tools.",
+        aliases={
+            "qwen25": "hermes",
+            "granite4": "hermes",
+            "ernie45": "hermes",
+            "llama3": "llama3_json",
+            "qwen3_xml": "qwen3_coder",
+            "minimax-m2": "minimax_m2",
+            "phi4_mini_json": "phi4_mini",
+        },
     )
     reasoning_parser: ReasoningParserName = _structured(
         "auto",
-        "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
-        "it), qwen3 (it is optional) or mistral (in [THINK] tags); auto recognises it by the chat template, none leaves the "
-        "reasoning in the answer.",
+        "Format of the model's reasoning, which is returned apart from the answer (docs/tools.md); auto recognises it by the "
+        "chat template, none leaves the reasoning in the answer.",
+        aliases={
+            "deepseek_r1": "deepseek-r1",
+            "glm45": "qwen3",
+            "glm47": "qwen3",
+            "minimax_m2": "qwen3",
+            "olmo3": "qwen3",
+            "hunyuan_a13b": "hunyuan",
+        },
     )
 
     debug_disable_cascade: bool = _debug(

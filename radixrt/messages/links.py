@@ -6,7 +6,13 @@ api ── tokenizer ── scheduler ── worker
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import Call, SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
-from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport, RequestsLost
+from radixrt.messages.replicas import (
+    EventsReplayed,
+    ReplayEvents,
+    ReplicaDrained,
+    ReplicaReport,
+    RequestsLost,
+)
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
@@ -20,7 +26,9 @@ ToScheduler = (
     LoadGrammar | DropGrammar | SequenceRequest | ReleaseSequences | SchedulerCall | ReplayEvents
 )
 
-ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed
+ToTokenizerFromScheduler = (
+    EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
+)
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 

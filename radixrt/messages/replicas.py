@@ -1,4 +1,4 @@
-"""The messages about replicas: their load and the changes of their caches, for the router; their deaths, for the api."""
+"""The messages about replicas: their load and the changes of their caches, for the router; their ends, for the api."""
 
 import msgspec
 
@@ -24,6 +24,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Of all running sequences; what several share counts for each."""
     held_tokens: int = 0
     """Of the pool, those that running sequences and leases hold."""
+    free_tokens: int = 0
+    """Of the pool, those without KV."""
     pool_tokens: int = 1
 
 
@@ -53,9 +55,15 @@ class EventsReplayed(Message, frozen=True):
     """An encoded list of :class:`radixrt.kv.events.EventBatch`."""
 
 
+class ReplicaDrained(Message, frozen=True):
+    """A replica's last message before it ends, as it was told to."""
+
+
 class RequestsLost(Message, frozen=True, kw_only=True):
-    """A replica has died. The api sends its open requests again, with the tokens that their clients have."""
+    """A replica has died or drained. The api sends its open requests again, with the tokens that their clients have."""
 
     request_ids: list[str]
     leases: list[str]
     """Ids of the leases of the replica."""
+    has_drained: bool = False
+    """No request can be the cause."""

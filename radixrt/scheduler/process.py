@@ -3,6 +3,7 @@
 import argparse
 import gc
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -10,13 +11,14 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.ipc import Channels, Inbox, Outbox, Poller, close_all
 from radixrt.kv.events import ReplayRequest
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
+    DrainReplicaCall,
     FlushCacheCall,
     MatchTokensCall,
     PinTokensCall,
@@ -27,7 +29,12 @@ from radixrt.messages.calls import (
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
-from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport
+from radixrt.messages.replicas import (
+    EventsReplayed,
+    ReplayEvents,
+    ReplicaDrained,
+    ReplicaReport,
+)
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
@@ -48,6 +55,10 @@ from radixrt.scheduler.scheduler import Scheduler
 MAX_STEPS_IN_FLIGHT = 2
 
 
+class _DrainReplica(Exception):
+    """This process has been told to end."""
+
+
 class SchedulerProcess:
     """Connects a :class:`Scheduler` with the tokenizer process and the workers."""
 
@@ -59,6 +70,7 @@ class SchedulerProcess:
             channels.address("tokenizer", "scheduler"), ToScheduler
         )
         self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
+        self._channels = channels
         self._to_workers = [
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
@@ -113,6 +125,12 @@ class SchedulerProcess:
                 batch = self._kv_events.publish()  # last: the workers have their next step by now
                 if self._is_routed:
                     self._report(self._kv_events.stream, batch)
+
+    def say_goodbye(self) -> None:
+        """Let the requests go on in other replicas, unless another process of this one has died: a request may be the cause."""
+        if self._channels.is_alive:
+            self._to_tokenizer.send(ReplicaDrained())
+            close_all()
 
     def _report(self, stream: EventStream, batch: bytes | None) -> None:
         """Tell the router the load, and the changes of the cache."""
@@ -201,6 +219,10 @@ class SchedulerProcess:
                 self._to_tokenizer.send(EventsReplayed(self._kv_events.stream.replay(request)))
             case StatsCall():
                 self._to_tokenizer.send(self._stats(message))
+            case DrainReplicaCall():
+                self._channels.drained_file.touch()
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=True))
+                raise _DrainReplica
             case TenantStatsCall():
                 stats = self.scheduler.tenant_stats(message.tenant)
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=stats))
@@ -244,4 +266,14 @@ def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.
     """Entry point of ``python -m radixrt.scheduler``."""
     process = SchedulerProcess(config, channels)
     gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
-    process.run()
+    if config.dp > 1:
+        signal.signal(signal.SIGTERM, _drain)
+    try:
+        process.run()
+    except _DrainReplica:
+        process.say_goodbye()
+
+
+def _drain(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _DrainReplica

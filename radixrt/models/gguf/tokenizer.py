@@ -27,16 +27,41 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{_REST}"
-BYTE_LEVEL_SPLITS = {
-    "default": None,
-    "gpt-2": None,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = _O200K.replace(_CONTRACTIONS + "?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+_SEED = _QWEN2.replace(r"]+[\r\n]*", r"\r\n]+")
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL_SPLITS: dict[str, tuple[str | None, ...]] = {
+    "default": (None,),
+    "gpt-2": (None,),
+    "exaone4": (None,),
+    "refact": (r"\p{N}", None),
+    "llama-bpe": (_LLAMA3,),
+    "llama3": (_LLAMA3,),
+    "llama-v3": (_LLAMA3,),
+    "smaug-bpe": (_LLAMA3,),
+    "dbrx": (_LLAMA3,),
+    "glm4": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+    "deepseek-r1-qwen": (_QWEN2,),
+    "seed-coder": (_SEED,),
+    "hunyuan-dense": (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3),
+    "tekken": (_TEKKEN,),
+    "minimax-m2": (_O200K,),
 }
-"""Regular expressions that cut a text before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
+"""Regular expressions that cut a text, one after the other, before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
+_WITHOUT_MERGES = {"llama-bpe", "llama3", "llama-v3", "glm4", "tekken"}
+"""A piece that is a token is not merged."""
+_BEGINS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+"""A text begins with the beginning-of-sequence token, if the file does not say otherwise."""
 
 
 def write_tokenizer(file: GGUFFile, folder: Path) -> None:
@@ -80,24 +105,26 @@ def _byte_level(meta: dict[str, Any]) -> Tokenizer:
         raise ConfigError(
             f"The tokenizer's pre-tokenizer {name!r} is not supported in GGUF files; supported: {', '.join(BYTE_LEVEL_SPLITS)}."
         )
-    split = BYTE_LEVEL_SPLITS[name]
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: i for i, token in enumerate(meta["tokens"])},
             merges=[tuple(merge.split(" ", 1)) for merge in meta.get("merges", ())],
-            ignore_merges=split == _LLAMA3,
+            ignore_merges=name in _WITHOUT_MERGES,
         )
     )
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
-    if split is None:
-        tokenizer.pre_tokenizer = byte_level
-    else:
-        pieces = pre_tokenizers.Split(Regex(split), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, byte_level])
-    if split == _QWEN2:
+    tokenizer.pre_tokenizer = byte_level_splitter(name)
+    if _QWEN2 in BYTE_LEVEL_SPLITS[name]:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def byte_level_splitter(name: str) -> pre_tokenizers.PreTokenizer:
+    """Cuts a text as a pre-tokenizer of ``BYTE_LEVEL_SPLITS`` does, into pieces of bytes."""
+    *others, last = BYTE_LEVEL_SPLITS[name]
+    parts = [pre_tokenizers.Split(Regex(each), "isolated") for each in (*others, last) if each]
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=last is None)
+    return pre_tokenizers.Sequence([*parts, bytes_only]) if parts else bytes_only
 
 
 def _sentencepiece(meta: dict[str, Any]) -> Tokenizer:
@@ -149,7 +176,7 @@ def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
 def _add_ends(tokenizer: Tokenizer, meta: dict[str, Any], is_embedder: bool) -> None:
     """Let a text begin with the beginning-of-sequence token if the file says so, and in an embedding model end with the
     end-of-sequence token. A text to be continued has no end."""
-    default = meta["model"] == "llama" or BYTE_LEVEL_SPLITS[meta.get("pre", "default")] == _LLAMA3
+    default = meta["model"] == "llama" or meta.get("pre") in _BEGINS
     wanted = {
         "bos": meta.get("add_bos_token", default),
         "eos": is_embedder and meta.get("add_eos_token", False),
