@@ -1,7 +1,7 @@
 """Typed one-way channels between processes: ZeroMQ sockets that carry msgspec messages.
 
 A link between two processes is two channels, one in each direction. The receiver binds. Addresses are ``ipc://`` files in
-a directory that only this user can enter. Nothing is ever unpickled.
+a directory that only this user can enter; :mod:`radixrt.joining` has the links between machines. Nothing is ever unpickled.
 """
 
 import logging
@@ -91,6 +91,11 @@ class Channels:
     def tokenizer_file(self) -> Path:
         """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
         return self.run_dir / str(self.engine) / "tokenizer.json"
+
+    @property
+    def joined_file(self) -> Path:
+        """Exists while the scheduler of these channels belongs to an ingress on another machine."""
+        return self.folder / "joined"
 
     @property
     def farewell_file(self) -> Path:
@@ -233,6 +238,10 @@ class Poller:
     def add(self, socket: zmq.Socket) -> None:
         """Also wait for messages on a raw socket."""
         self._poller.register(socket, zmq.POLLIN)
+
+    def remove(self, socket: zmq.Socket) -> None:
+        """Do not wait for messages on a socket any more."""
+        self._poller.unregister(socket)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until a message arrives or the time is over (LONGEST_WAIT_S at most); True if one has arrived."""

@@ -11,6 +11,8 @@ import msgspec
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.joining.engine_end import IngressLink
+from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.kv.events import ReplayRequest
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
@@ -55,14 +57,20 @@ class SchedulerProcess:
         self._from_worker: Inbox[ToSchedulerFromWorker] = Inbox(
             channels.address("worker", "scheduler"), ToSchedulerFromWorker
         )
-        self._from_tokenizer: Inbox[ToScheduler] = Inbox(
-            channels.address("tokenizer", "scheduler"), ToScheduler
-        )
-        self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
+        self._poller = Poller(self._from_worker)
+        self._from_tokenizer: Inbox[ToScheduler] | IngressLink
+        self._to_tokenizer: Outbox | IngressLink
+        if config.join is None:
+            self._from_tokenizer = Inbox(channels.address("tokenizer", "scheduler"), ToScheduler)
+            self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
+            self._poller.add(self._from_tokenizer.socket)
+        else:
+            model = model_fingerprint(config)
+            ingress = IngressLink(config, channels, model, self._poller, self._forget_ingress)
+            self._from_tokenizer = self._to_tokenizer = ingress
         self._to_workers = [
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
-        self._poller = Poller(self._from_tokenizer, self._from_worker)
         self._heartbeat = Heartbeat(channels.heartbeat_file("scheduler"))
         self._step_timeout_s = config.step_timeout or math.inf
         self._new_tokens = 0
@@ -82,12 +90,15 @@ class SchedulerProcess:
             self.scheduler.limits.num_pages,
             channels.replica or 0,
         )
-        self._is_routed = config.dp > 1
+        self._is_routed = config.is_routed
         self._received = 0
         """Sequences from the tokenizer process."""
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
-        self._to_tokenizer.send(info)
+        if isinstance(self._to_tokenizer, IngressLink):
+            self._to_tokenizer.join(info)
+        else:
+            self._to_tokenizer.send(info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -113,6 +124,12 @@ class SchedulerProcess:
                 batch = self._kv_events.publish()  # last: the workers have their next step by now
                 if self._is_routed:
                     self._report(self._kv_events.stream, batch)
+
+    def _forget_ingress(self) -> None:
+        """The ingress is lost, and its sequences go on elsewhere."""
+        self.scheduler.forget_all()
+        self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
+        self._received = 0
 
     def _report(self, stream: EventStream, batch: bytes | None) -> None:
         """Tell the router the load, and the changes of the cache."""
@@ -214,7 +231,8 @@ class SchedulerProcess:
                 return CallReply(call_id=call.call_id, error=failed)
         malformed = call.malformed_frames
         malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
-        stats = self.scheduler.stats(malformed)
+        queued_s = replica_load(self.scheduler, self._received).queued_s
+        stats = msgspec.structs.replace(self.scheduler.stats(malformed), queued_prefill_s=queued_s)
         if self._kv_events is not None:
             stats = self._kv_events.add_stats(stats)
         if self._log is not None:

@@ -262,6 +262,14 @@ class Scheduler:
                 self.counters.aborted += 1
             self._remove(sequence)
 
+    def forget_all(self) -> None:
+        """Drop all that a tokenizer process has sent, since it is gone: sequences, grammars and leases. Cached KV stays."""
+        self.release(np.array(list(self._sequences), dtype=np.int32))
+        self.grammars.drop_all()
+        for lease in self.kv.leases.all():
+            self.kv.leases.end(lease)
+        self.recent_facts = RecentFacts()
+
     def drop_expired(self, now: float) -> dict[int, AnswerReport]:
         """Drop sequences whose deadline has passed, and end expired leases; ``now`` is Unix time.
 
