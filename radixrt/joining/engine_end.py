@@ -21,6 +21,10 @@ SILENCE_S = 5.0
 """Longest time without a message of the ingress, which sends four a second. After it, the engine joins anew."""
 
 
+WARNING_PAUSE_S = 60.0
+"""Between two warnings that no ingress answers."""
+
+
 class IngressLink(Decoder[ToJoinedEngine]):
     """Joins an ingress, and joins it again whenever the connection is lost.
 
@@ -56,6 +60,7 @@ class IngressLink(Decoder[ToJoinedEngine]):
         """Time of ``time.monotonic()`` at which the next attempt begins, if the ingress stays silent."""
         self._was_answered = False
         """In this attempt."""
+        self._warn_at = 0.0
 
     def join(self, info: EngineInfo) -> None:
         """Join the ingress, as soon as it answers."""
@@ -90,12 +95,17 @@ class IngressLink(Decoder[ToJoinedEngine]):
         if self._join is not None and time.monotonic() > self._retry_at:
             received.clear()
             if not self._was_answered:
-                log.warning(
-                    "The ingress at %s does not answer. If it runs: do --join and --join-token-file fit it?",
-                    self._address,
-                )
+                self._warn()
             self._connect()
         return received
+
+    def _warn(self) -> None:
+        if time.monotonic() > self._warn_at:
+            self._warn_at = time.monotonic() + WARNING_PAUSE_S
+            log.warning(
+                "The ingress at %s does not answer. If it runs: do --join and --join-token-file fit it?",
+                self._address,
+            )
 
     def close(self) -> None:
         if self._socket is not None:

@@ -18,6 +18,7 @@ from tests.server.test_replicas import LONGEST_PAUSE_S, of_replica
 from tests.server.test_takeover import REQUESTS, Stream, is_alive, process_of, until
 
 FLAGS = REPLICA_FLAGS[2:]
+ATTEMPTS = 5
 pytestmark = pytest.mark.skipif(
     "RADIXRT_TORTURE" not in os.environ, reason="starts many processes; part of make torture"
 )
@@ -70,22 +71,26 @@ def undisturbed(cluster: Cluster) -> list[dict[int, str]]:
         return list(threads.map(lambda body: Stream(cluster.ingress, body).run().texts, REQUESTS))
 
 
-def interrupt(cluster: Cluster, harm: Callable[[Server], None]) -> list[Stream]:
-    """All streams, with a harm to the busiest engine."""
-    cluster.complete()
-    streams = [Stream(cluster.ingress, body) for body in REQUESTS]
-    with ThreadPoolExecutor(len(REQUESTS)) as threads:
-        running = [threads.submit(stream.run) for stream in streams]
-        for stream in streams[:5]:
-            stream.wait_for_events()
-        harm(cluster.busiest())
-        return [future.result(LONGEST_PAUSE_S) for future in running]
-
-
-def expect_equal(cluster: Cluster, done: list[Stream], undisturbed: list[dict[int, str]]) -> None:
-    assert [stream.texts for stream in done] == undisturbed
-    assert all(stream.finish and not stream.error for stream in done)
-    assert cluster.ingress.info(check_invariants=True)["invariants"] == "ok"
+def interrupt(
+    cluster: Cluster, undisturbed: list[dict[int, str]], harm: Callable[[Server], None]
+) -> None:
+    """Harm the busiest engine while it works: all answers are equal to those of an undisturbed run."""
+    for _ in range(ATTEMPTS):
+        cluster.complete()
+        streams, lines_before = [Stream(cluster.ingress, b) for b in REQUESTS], len(cluster.ingress.log)  # fmt: skip
+        with ThreadPoolExecutor(len(REQUESTS)) as threads:
+            running = [threads.submit(stream.run) for stream in streams]
+            for stream in streams[:5]:
+                stream.wait_for_events()
+            harm(cluster.busiest())
+            done = [future.result(LONGEST_PAUSE_S) for future in running]
+        assert [stream.texts for stream in done] == undisturbed
+        assert all(stream.finish and not stream.error for stream in done)
+        assert cluster.ingress.info(check_invariants=True)["invariants"] == "ok"
+        log = "".join(cluster.ingress.log[lines_before:])
+        if any(map(int, re.findall(r"(?:has died|goes on) with (\d+) requests", log))):
+            return
+    raise AssertionError(f"all answers had ended before the harm, {ATTEMPTS} times")
 
 
 @pytest.mark.parametrize("harm", ["suspend", "kill"])
@@ -95,16 +100,22 @@ def test_an_engine_that_hangs_or_is_killed_joins_again(
     harmed: list[psutil.Process] = []
 
     def harm_scheduler(engine: Server) -> None:
+        resume(harmed)
         harmed.append(process_of(engine, "scheduler"))
-        getattr(harmed[0], harm)()
+        getattr(harmed[-1], harm)()
 
-    expect_equal(cluster, interrupt(cluster, harm_scheduler), undisturbed)
-    if harm == "suspend":
-        harmed[0].resume()
+    interrupt(cluster, undisturbed, harm_scheduler)
+    resume(harmed)
     cluster.complete()
     assert all(httpx.get(f"{engine.url}/ready").status_code == 200 for engine in cluster.engines)
     if harm == "kill":
         assert 0 in of_replica(cluster.ingress, "radixrt_kv_pages_cached").values()
+
+
+def resume(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        if process.is_running():
+            process.resume()
 
 
 def test_the_death_of_the_tokenizer_process_loses_no_answer(
@@ -114,12 +125,11 @@ def test_the_death_of_the_tokenizer_process_loses_no_answer(
     cluster.complete()
     schedulers = [process_of(engine, "scheduler") for engine in cluster.engines]
     times_joined = [len(joined_as(engine)) for engine in cluster.engines]
-    for _ in range(2):
-        done = interrupt(cluster, lambda _: process_of(cluster.ingress, "tokenizer").kill())
-        expect_equal(cluster, done, undisturbed)
+    interrupt(cluster, undisturbed, lambda _: process_of(cluster.ingress, "tokenizer").kill())
     cluster.complete()
-    assert [len(joined_as(engine)) - 2 for engine in cluster.engines] == times_joined
     assert all(map(is_alive, schedulers))
+    for engine, before in zip(cluster.engines, times_joined, strict=True):
+        assert len(joined_as(engine)) > before
 
 
 def test_an_engine_that_is_stopped_hands_its_answers_over(
@@ -130,10 +140,10 @@ def test_an_engine_that_is_stopped_hands_its_answers_over(
     def stop(engine: Server) -> None:
         engine.process.terminate()
         stopped.append(engine)
+        cluster.engines.remove(engine)
 
-    expect_equal(cluster, interrupt(cluster, stop), undisturbed)
-    assert stopped[0].process.wait(20) == 0
-    cluster.engines.remove(stopped[0])
+    interrupt(cluster, undisturbed, stop)
+    assert all(engine.process.wait(20) == 0 for engine in stopped)
 
 
 def test_answers_of_a_killed_engine_go_on_with_the_same_tokens(
@@ -141,16 +151,14 @@ def test_answers_of_a_killed_engine_go_on_with_the_same_tokens(
 ) -> None:
     """kill -9 of all its processes."""
     killed: list[psutil.Process] = []
-    lines_before = len(cluster.ingress.log)
 
     def kill(engine: Server) -> None:
-        killed.extend([psutil.Process(engine.process.pid), *engine.family()])
         cluster.engines.remove(engine)
-        for process in killed:
+        family = [psutil.Process(engine.process.pid), *engine.family()]
+        for process in family:
             process.kill()
+        killed.extend(family)
 
-    expect_equal(cluster, interrupt(cluster, kill), undisturbed)
-    [death] = [line for line in cluster.ingress.log[lines_before:] if "has died with" in line]
-    assert "with 0 requests" not in death
+    interrupt(cluster, undisturbed, kill)
     assert httpx.get(f"{cluster.ingress.url}/ready").status_code == 200
     until(lambda: not any(map(is_alive, killed)))
