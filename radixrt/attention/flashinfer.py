@@ -92,7 +92,12 @@ class FlashInferBackend:
             layers.plan(step)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)
@@ -307,7 +312,12 @@ class _GraphBackend:
                 decode.plan(step.decodes)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)

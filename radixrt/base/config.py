@@ -35,9 +35,10 @@ ToolCallParserName = Literal[
     "mistral_v3",
     "pythonic",
     "functiongemma",
+    "gemma4",
     "phi4_mini",
 ]
-ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral"]
+ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral", "gemma4"]
 
 SECTIONS = (
     "Model", "HTTP server", "Device", "Replicas", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
@@ -369,8 +370,8 @@ class ServerConfig(SchedulerSettings):
     reasoning_parser: ReasoningParserName = _structured(
         "auto",
         "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
-        "it), qwen3 (it is optional) or mistral (in [THINK] tags); auto recognises it by the chat template, none leaves the "
-        "reasoning in the answer.",
+        "it), qwen3 (it is optional), mistral (in [THINK] tags) or gemma4 (in a channel); auto recognises it by the chat "
+        "template, none leaves the reasoning in the answer.",
     )
 
     debug_disable_cascade: bool = _debug(

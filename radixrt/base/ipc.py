@@ -29,6 +29,9 @@ LONGEST_WAIT_S = 1.0
 LONGEST_RUN_DIR = 76
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
 
+LINGER_MS = 500
+"""For which a process that ends waits until its last messages have left."""
+
 MAX_FRAME_BYTES = 512 << 20
 """A larger frame is an error of the sender; ZeroMQ drops the connection."""
 
@@ -86,6 +89,11 @@ class Channels:
     def is_alive(self) -> bool:
         """The supervisor has not noticed the death of this engine, or replica."""
         return self.folder.is_dir()
+
+    @property
+    def drained_file(self) -> Path:
+        """While it is there, this replica is not started: an admin has drained it."""
+        return self.run_dir / f"drained-{self.replica}"
 
     @property
     def tokenizer_file(self) -> Path:
@@ -159,10 +167,15 @@ def _bind(context: zmq.Context, address: str) -> zmq.Socket:
 def _connect(context: zmq.Context, address: str) -> zmq.Socket:
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)  # queues are bounded by --max-queued-requests, not here
-    socket.setsockopt(zmq.LINGER, 500)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, 10)  # milliseconds: the other side may still be starting
     socket.connect(address)
     return socket
+
+
+def close_all() -> None:
+    """Close all channels of this process that have no event loop; returns when their messages have left, or after LINGER_MS."""
+    zmq.Context.instance().destroy(LINGER_MS)
 
 
 class Inbox(Decoder[Received]):

@@ -29,6 +29,7 @@ from radixrt.messages.calls import (
     Call,
     CompileCall,
     DetokenizeCall,
+    DrainReplicaCall,
     ExplainCacheCall,
     FlushCacheCall,
     MatchCall,
@@ -260,6 +261,28 @@ class EngineClient:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
         return await self._call(FlushCacheCall, int)
 
+    async def drain_replica(self, replica: int) -> None:
+        """Move the running answers of a replica to others, and end its processes.
+
+        Raises:
+            RequestError: there is no such replica, it does not run, or no other one does.
+        """
+        self._check_replicas()
+        await self._call(DrainReplicaCall, bool, replica=replica)
+
+    def start_replica(self, replica: int) -> None:
+        """Let the supervisor start a drained replica; one that runs is left alone.
+
+        Raises:
+            RequestError: there are no replicas.
+        """
+        self._check_replicas()
+        self._channels.of_replica(replica, 0).drained_file.unlink(missing_ok=True)
+
+    def _check_replicas(self) -> None:
+        if self._info.result().replicas == 1:
+            raise RequestError("This server has no replicas: --dp is 1.", status=404)
+
     async def pin(
         self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant = NO_TENANT
     ) -> LeaseGranted:
@@ -488,7 +511,7 @@ class EngineClient:
                 else:
                     call.reply.set_result(message.value)
             case RequestsLost():
-                self._open.take_over(message.request_ids)
+                self._open.take_over(message.request_ids, by_death=not message.has_drained)
                 self._leases.restore(message.leases)
             case EngineInfo():
                 if not self._info.done():

@@ -62,7 +62,7 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
     """Most tokens. Only without ``excludes``, and where the answer ends or a control token follows."""
 
 
-ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
+ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma", "gemma4"]
 """How a tool-call format writes each parameter by itself."""
 
 

@@ -88,6 +88,15 @@ STYLES: dict[ParameterStyle, Style] = {
         words={None: "null"},
         names="[A-Za-z_][A-Za-z0-9_.-]*",
     ),
+    "gemma4": Style(
+        opening=("", ":"),
+        closing="",
+        separator=",",
+        quote='<|"|>',
+        stop=r'"<|\"|>"',
+        words={None: "null"},
+        names="[A-Za-z_][A-Za-z0-9_.-]*",
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from radixrt.messages.replicas import (
     JoinRefused,
     Ping,
     ReplayEvents,
+    ReplicaDrained,
     ReplicaReport,
     RequestsLost,
 )
@@ -31,7 +32,9 @@ ToScheduler = (
 
 ToJoinedEngine = Joined | JoinRefused | JoinAgain | Ping | ToScheduler
 
-ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed
+ToTokenizerFromScheduler = (
+    EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
+)
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 

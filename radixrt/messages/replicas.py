@@ -1,5 +1,5 @@
-"""The messages about replicas: their load and the changes of their caches, for the router; their deaths, for the api; the way in
-for engines on other machines."""
+"""The messages about replicas: their load and the changes of their caches, for the router; their ends, for the api; the way
+in for engines on other machines."""
 
 import msgspec
 
@@ -55,12 +55,18 @@ class EventsReplayed(Message, frozen=True):
     """An encoded list of :class:`radixrt.kv.events.EventBatch`."""
 
 
+class ReplicaDrained(Message, frozen=True):
+    """A replica's last message before it ends, as it was told to."""
+
+
 class RequestsLost(Message, frozen=True, kw_only=True):
-    """A replica has died. The api sends its open requests again, with the tokens that their clients have."""
+    """A replica has died or drained. The api sends its open requests again, with the tokens that their clients have."""
 
     request_ids: list[str]
     leases: list[str]
     """Ids of the leases of the replica."""
+    has_drained: bool = False
+    """No request can be the cause."""
 
 
 class Join(Message, frozen=True, kw_only=True):

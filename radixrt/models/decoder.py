@@ -94,6 +94,8 @@ class CausalLM(KernelLayer):
     """Of the whole model, not of this rank's shards alone; set by the loader."""
     layer_class: Callable[[Any, AttentionBlock, nn.Module], nn.Module] = DecoderLayer
     """Makes a layer of (config, attention, MLP)."""
+    decoder_class: Callable[..., DecoderModel] = DecoderModel
+    """Makes embedding, layers and final norm, as ``DecoderModel`` does."""
     embedding_scale: float = 1.0
     """Embeddings are multiplied by it (Gemma)."""
     logit_divisor: float = 1.0
@@ -122,7 +124,7 @@ class CausalLM(KernelLayer):
             for kind in set(kinds)
         }
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
-        self.model = DecoderModel(config, tp, layers, self.norm(config.hidden_size))
+        self.model = type(self).decoder_class(config, tp, layers, self.norm(config.hidden_size))
         self.score: nn.Linear | None = None
         self.lm_head = None
         if not config.tie_word_embeddings:

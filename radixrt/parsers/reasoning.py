@@ -19,6 +19,14 @@ class ReasoningFormat:
     """The answer begins with the reasoning, with or without the opening tag."""
     families: tuple[str, ...] = ()
     """Marks in the chat template of models that write so; without: of all other models whose template has one of the tags."""
+    label: str = ""
+    """Behind the opening tag; no part of the reasoning."""
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """Texts that are dropped from the content: a closing tag alone, and an opening with its label."""
+        opening = f"{self.opening}{self.label}\n"
+        return (self.closing, opening) if self.label else (self.closing,)
 
     def recognises(self, marks: ModelMarks) -> bool:
         """Whether the chat template is of a model that writes so."""
@@ -39,6 +47,7 @@ FORMATS: dict[str, ReasoningFormat] = {
     ),
     "qwen3": ReasoningFormat("<think>", "</think>", begins_inside=False),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", begins_inside=False),
+    "gemma4": ReasoningFormat("<|channel>", "<channel|>", begins_inside=False, label="thought"),
 }
 """By the name that ``--reasoning-parser`` gives them."""
 
@@ -81,8 +90,10 @@ class ReasoningParser:
         self._undecided = ""
         self._num_decided = 0
         end = prompt_end.rstrip()
-        self._may_open = not end.endswith((written.opening, written.closing))
-        self._inside = written.begins_inside or end.endswith(written.opening)
+        labelled = bool(written.label) and end.endswith(written.opening + written.label)
+        self._label = "" if labelled else written.label
+        self._may_open = not (labelled or end.endswith((written.opening, written.closing)))
+        self._inside = written.begins_inside or labelled or end.endswith(written.opening)
         if end.endswith(written.closing):
             self._inside = False
         self.is_optional = held and opens_with_token and self._may_open and not self._inside
@@ -109,6 +120,8 @@ class ReasoningParser:
         if not self._inside:
             self.end = self.end or 0
             return "", self._trimmed_content(self._take(len(self._undecided)))
+        if not self._take_label():
+            return "", ""
         end = self._reasoning_end()
         if end is None:
             return self._trimmed_reasoning(self._take(self._num_certain())), ""
@@ -141,6 +154,16 @@ class ReasoningParser:
             self._take(len(self._undecided) - len(begun) + len(tag))
         elif self._held:
             self._inside = True  # reasoning without a tag: the grammar has not begun
+        return True
+
+    def _take_label(self) -> bool:
+        """Take the label behind the opening tag, if there is one. False: more text is needed to decide."""
+        label = self._label
+        if len(self._undecided) < len(label) and label.startswith(self._undecided):
+            return False
+        self._label = ""
+        if self._undecided.startswith(label):
+            self._take(len(label))
         return True
 
     def _reasoning_end(self) -> int | None:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv.block_hash import prompt_hashes
 from radixrt.kv.events import EventBatch, ReplayRequest
 from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
@@ -33,6 +33,9 @@ from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
 WEIGHT = 3.0
 """Of the seconds of prefill, against seconds of wait."""
+
+PATIENCE_S = 1e9
+"""Delay of a prompt, wait and prefill together, whose second half costs twice its first (Van Mieghem, 1995: convex delay costs)."""
 
 BUSY_PRICE_S = 1.0
 """Cost of a replica that always computes prompts, against one that computes none."""
@@ -63,8 +66,8 @@ class RoutedPrompt:
 
     @staticmethod
     def of(token_ids: PackedIds, salt: str, page_size: int) -> "RoutedPrompt":
-        packed = block_hashes(namespace_hash(salt), token_ids, page_size)
-        return RoutedPrompt(num_ids(token_ids), unpack_hashes(packed))
+        hashes = unpack_hashes(prompt_hashes(salt, token_ids, page_size))
+        return RoutedPrompt(num_ids(token_ids), hashes)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class _Replica:
     sent_at: float = 0.0
     young: set[BlockHash] = field(default_factory=set)
     old: set[BlockHash] = field(default_factory=set)
-    """Blocks of the prompts that were sent to it, in two generations."""
+    """Blocks of the prompts that were sent to it and are not in the mirror, in two generations."""
 
     def has(self, block: BlockHash) -> bool:
         return block in self.mirror.hashes or block in self.young or block in self.old
@@ -125,6 +128,11 @@ class _Replica:
 
     def wait_s(self, now: float) -> float:
         return max(0.0, self.load.queued_s - (now - self.reported_at)) + self.pending_s
+
+
+def _leading(hashes: list[BlockHash], known: set[BlockHash]) -> int:
+    """Leading blocks that are known."""
+    return bisect_left(hashes, True, key=lambda block: block not in known)
 
 
 class Router:
@@ -217,7 +225,7 @@ class Router:
         replica.pending.append(_Pending(number, chosen.prefill_s, prompt.num_tokens, forget_at))
         replica.pending_s += chosen.prefill_s
         replica.pending_tokens += prompt.num_tokens
-        replica.young.update(prompt.hashes)
+        replica.young.update(prompt.hashes[_leading(prompt.hashes, replica.mirror.hashes) :])
 
     def owner(self, prompt: RoutedPrompt) -> int:
         """The replica that has most of a prompt."""
@@ -231,9 +239,10 @@ class Router:
         by_token = load.seconds_per_token or SECONDS_PER_TOKEN
         pairs = (tokens + cached) * (tokens - cached) / 2
         prefill_s = load.slowdown * (by_token * (tokens - cached) + load.seconds_per_pair * pairs)
+        delay_s = replica.wait_s(now) + prefill_s
         cost_s = (
-            replica.wait_s(now)
-            + WEIGHT * prefill_s
+            delay_s * (1 + delay_s / PATIENCE_S)
+            + (WEIGHT - 1) * prefill_s
             + BUSY_PRICE_S * replica.busy(now)
             + ANSWER_PRICE_S * (load.running + load.waiting + len(replica.pending))
             + KV_PRICE_S * (load.context_tokens + replica.pending_tokens) / load.pool_tokens

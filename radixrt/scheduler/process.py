@@ -3,6 +3,7 @@
 import argparse
 import gc
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.ipc import Channels, Inbox, Outbox, Poller, close_all
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.kv.events import ReplayRequest
@@ -19,6 +20,7 @@ from radixrt.messages.calls import (
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
+    DrainReplicaCall,
     FlushCacheCall,
     MatchTokensCall,
     PinTokensCall,
@@ -29,7 +31,12 @@ from radixrt.messages.calls import (
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
-from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport
+from radixrt.messages.replicas import (
+    EventsReplayed,
+    ReplayEvents,
+    ReplicaDrained,
+    ReplicaReport,
+)
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
@@ -50,6 +57,10 @@ from radixrt.scheduler.scheduler import Scheduler
 MAX_STEPS_IN_FLIGHT = 2
 
 
+class _DrainReplica(Exception):
+    """This process has been told to end."""
+
+
 class SchedulerProcess:
     """Connects a :class:`Scheduler` with the tokenizer process and the workers."""
 
@@ -57,6 +68,7 @@ class SchedulerProcess:
         self._from_worker: Inbox[ToSchedulerFromWorker] = Inbox(
             channels.address("worker", "scheduler"), ToSchedulerFromWorker
         )
+        self._channels = channels
         self._poller = Poller(self._from_worker)
         self._from_tokenizer: Inbox[ToScheduler] | IngressLink
         self._to_tokenizer: Outbox | IngressLink
@@ -124,6 +136,12 @@ class SchedulerProcess:
                 batch = self._kv_events.publish()  # last: the workers have their next step by now
                 if self._is_routed:
                     self._report(self._kv_events.stream, batch)
+
+    def say_goodbye(self) -> None:
+        """Let the requests go on in other replicas, unless another process of this one has died: a request may be the cause."""
+        if self._channels.is_alive:
+            self._to_tokenizer.send(ReplicaDrained())
+            close_all()
 
     def _forget_ingress(self) -> None:
         """The ingress is lost, and its sequences go on elsewhere."""
@@ -218,6 +236,10 @@ class SchedulerProcess:
                 self._to_tokenizer.send(EventsReplayed(self._kv_events.stream.replay(request)))
             case StatsCall():
                 self._to_tokenizer.send(self._stats(message))
+            case DrainReplicaCall():
+                self._channels.drained_file.touch()
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=True))
+                raise _DrainReplica
             case TenantStatsCall():
                 stats = self.scheduler.tenant_stats(message.tenant)
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=stats))
@@ -262,4 +284,14 @@ def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.
     """Entry point of ``python -m radixrt.scheduler``."""
     process = SchedulerProcess(config, channels)
     gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
-    process.run()
+    if config.is_routed:
+        signal.signal(signal.SIGTERM, _drain)
+    try:
+        process.run()
+    except _DrainReplica:
+        process.say_goodbye()
+
+
+def _drain(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _DrainReplica

@@ -382,14 +382,15 @@ class TokenizerProcess:
             case CallReply():
                 self._replica_calls.absorb(scheduler, message)
 
-    def _lose(self, scheduler: SchedulerLink) -> None:
-        """A replica has died: the api sends its requests again, to others."""
+    def _lose(self, scheduler: SchedulerLink, has_drained: bool) -> None:
+        """A replica has ended: the api sends its requests again, to others."""
         if not self._is_ready:
             return  # it had none
         lost = self._in_flight.lose(scheduler)
         leases = self._replica_calls.lose(scheduler)
-        log.warning("Replica %d has died with %d requests.", scheduler.replica, len(lost))
-        self._to_api.send(RequestsLost(request_ids=lost, leases=leases))
+        how = "drained" if has_drained else "died"
+        log.warning("Replica %d has %s with %d requests.", scheduler.replica, how, len(lost))
+        self._to_api.send(RequestsLost(request_ids=lost, leases=leases, has_drained=has_drained))
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")

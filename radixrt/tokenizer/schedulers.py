@@ -16,7 +16,12 @@ from radixrt.joining.sockets import JoinKeys
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.links import ToTokenizerFromScheduler
-from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport
+from radixrt.messages.replicas import (
+    EventsReplayed,
+    ReplayEvents,
+    ReplicaDrained,
+    ReplicaReport,
+)
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.router.router import RoutedPrompt, Router
@@ -66,7 +71,8 @@ class SchedulerLink:
 
 
 Absorb = Callable[[SchedulerLink, TokenBatch | CallReply], None]
-Lose = Callable[[SchedulerLink], None]
+Lose = Callable[[SchedulerLink, bool], None]
+"""Takes the link to a replica that has ended; True: it was told to."""
 
 
 class Schedulers:
@@ -135,7 +141,7 @@ class Schedulers:
         """Hand on what the schedulers send.
 
         Args:
-            lose: called after the death of a replica.
+            lose: called after the end of a replica.
         """
         if not self._is_routed:
             self._first = await self.links[0].info()
@@ -177,7 +183,7 @@ class Schedulers:
             await self._serve_link(SchedulerLink(channels), absorb, lose)
 
     async def _serve_link(self, link: SchedulerLink, absorb: Absorb, lose: Lose) -> None:
-        """Serve a replica until its death."""
+        """Serve a replica until its end."""
         reading = asyncio.create_task(self._join(link, absorb))
         try:
             while link.channels.is_alive and not reading.done():
@@ -185,7 +191,8 @@ class Schedulers:
         finally:
             reading.cancel()
         await asyncio.wait([reading])
-        self._leave(link, lose)
+        has_drained = not reading.cancelled() and reading.exception() is None
+        self._leave(link, lose, has_drained)
         with contextlib.suppress(asyncio.CancelledError):
             await reading  # raises if it has ended by an error
 
@@ -193,7 +200,8 @@ class Schedulers:
         found = self._channels.replicas()
         return next((c for c in found if c.replica == replica and c.start > after), None)
 
-    async def _join(self, link: SchedulerLink, absorb: Absorb) -> None:
+    async def _join(self, link: SchedulerLink, absorb: Absorb) -> bool:
+        """Serve a replica until it has drained, which returns True."""
         info = await link.info()
         if self._router is None:
             self._router = Router(info.page_size)
@@ -203,20 +211,23 @@ class Schedulers:
         self._first = self._first or info
         if self._port is not None:
             self._port.compare_with(self._first)
-        if len(self.links) >= self._num_replicas:
+        if all(n in self.links or self._is_drained(n) for n in range(self._num_replicas)):
             self._ready.set()
-        await self._read(link, absorb)
+        return await self._read(link, absorb)
 
-    def _leave(self, link: SchedulerLink, lose: Lose) -> None:
+    def _is_drained(self, replica: int) -> bool:
+        return self._channels.of_replica(replica, 0).drained_file.exists()
+
+    def _leave(self, link: SchedulerLink, lose: Lose, has_drained: bool) -> None:
         self._dropped_frames += link.inbox.malformed_frames
         if self.links.pop(link.replica, None) is not None:
             self._router_of_all().leave(link.replica)
-            lose(link)
+            lose(link, has_drained)
         if not self.links:
             self._joined.clear()
         link.close()
 
-    async def _read(self, link: SchedulerLink, absorb: Absorb) -> None:
+    async def _read(self, link: SchedulerLink, absorb: Absorb) -> bool:
         while True:
             message = await link.inbox.receive()
             match message:
@@ -227,6 +238,8 @@ class Schedulers:
                 case EventsReplayed():
                     batches = msgspec.msgpack.decode(message.events, type=list[msgspec.Raw])
                     self._router_of_all().take_events(link.replica, map(bytes, batches))
+                case ReplicaDrained():
+                    return True
                 case EngineInfo():
                     log.warning("Ignored a second EngineInfo.")
 

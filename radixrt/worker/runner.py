@@ -19,7 +19,14 @@ from radixrt.attention.backend import ForwardContext
 from radixrt.device.device import Mark
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
-from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult, VerifiedDraft
+from radixrt.messages.steps import (
+    GRAMMAR_FAILED,
+    NO_DRAFTS,
+    Admit,
+    StepPlan,
+    StepResult,
+    VerifiedDraft,
+)
 from radixrt.worker.batch import (
     NO_SLOTS,
     PersistentBatch,
@@ -337,6 +344,8 @@ class ModelRunner:
     def _propose(self, price: float) -> dict[int, TokenIds]:
         """Draft tokens for the next step, by slot."""
         drafts: dict[int, TokenIds] = {}
+        if price >= NO_DRAFTS:
+            return drafts
         for slot in self._speculator.slots_of(np.flatnonzero(self._batch.is_decoding)):
             room = self._batch.room_for_drafts(slot)
             if tokens := self._speculator.propose(slot, room, price):
@@ -354,12 +363,12 @@ class ModelRunner:
         if not drafts:
             return []
         counts = np.bincount(slots, minlength=max(drafts) + 1)
-        verified = []
+        verified: list[VerifiedDraft] = []
         for slot, tokens in drafts.items():
             num_accepted = max(0, int(counts[slot]) - 1)
             self._batch.reject(slot, len(tokens) - num_accepted)
             if counts[slot]:
-                verified.append(self._speculator.verified(slot, len(tokens), num_accepted))
+                verified += self._speculator.verified(slot, len(tokens), num_accepted)
         return verified
 
     @staticmethod

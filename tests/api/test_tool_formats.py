@@ -18,10 +18,15 @@ TEMPLATES = {
     "mistral_v3": "[TOOL_CALLS] [",
     "pythonic": "[func_name1(params_name1=params_value1)]",
     "functiongemma": "<start_function_call>call:",
+    "gemma4": "<|tool_call>call: <|channel>thought <channel|>",
     "phi4_mini": "<|tool|>functools[",
 }
 """The marks by which each is recognised."""
-REASONING = {"qwen3_coder": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+REASONING = {
+    "qwen3_coder": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
+}
 OFFERED: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
     for name, schema in TOOLS.items()
@@ -32,9 +37,8 @@ def start(start_server: StartServer, folder: Path, form: str) -> RunningServer:
     """A server that has to recognise the format. The marks that are control tokens of some model are so here."""
     save_byte_level(folder, CHATML + "{# " + TEMPLATES[form] + " #}")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(
-        [*sorted(CONTROL_MARKS), "<think>", "</think>", "[THINK]", "[/THINK]"]
-    )
+    tags = [tag.removesuffix("thought\n") for pair in REASONING.values() for tag in pair]
+    tokenizer.add_special_tokens([*sorted(CONTROL_MARKS), *tags])
     tokenizer.save(str(folder / "tokenizer.json"))
     info = engine_info(context_length=4096, vocab_size=tokenizer.get_vocab_size())
     return start_server(info, folder, tool_call_parser="auto")

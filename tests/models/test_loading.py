@@ -68,7 +68,7 @@ def test_shards_load_like_a_single_file(checkpoint: Callable[[str], Path], tmp_p
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma2", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma2", "gemma3", "gemma4_e"])
 def test_half_precision_checkpoints_agree_with_transformers(
     checkpoint: Callable[[str], Path], tmp_path: Path, architecture: str, dtype: str
 ) -> None:
@@ -175,6 +175,7 @@ def test_every_architecture_states_its_attention(
     assert len(specs) == len(model.model.layers)
     windows = [spec.sliding_window for spec in specs]
     expected = {"gemma2": [8, None, 8, None], "gemma3": [8, 8, None, 8], "qwen2": [None, 7, 7]}
+    expected |= {"gemma4": [8, None, 8, None], "gemma4_e": [8, 8, None, 8, 8, None]}
     expected["olmo3"] = expected["exaone4"] = [9, None, 9]
     assert windows == expected.get(architecture, windows)
 

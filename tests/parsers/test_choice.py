@@ -25,6 +25,7 @@ CODER = (
 )
 LLAMA = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '\"parameters\": ' }}"
 DEEPSEEK = "{{'<\uff5cAssistant\uff5c>'}}{% set content = content.split('</think>')[-1] %}"
+GEMMA4 = """{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '<|channel>thought\\n' + text + '\\n<channel|>' -}}"""
 GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
 
 
@@ -44,6 +45,7 @@ GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
         ("{{- '<start_function_call>call:' ~ name }}", "functiongemma", "none"),
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "none", "none"),
         ("{{ '<|tool|>' }} formatted as functools[{...}]", "phi4_mini", "none"),
+        (GEMMA4, "gemma4", "gemma4"),
         (GLM + THINKS, "none", "qwen3"),
         (None, "none", "none"),
     ],

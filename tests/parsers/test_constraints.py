@@ -20,7 +20,7 @@ from radixrt.parsers.tool_calls.registry import FORMATS
 from tests.constrained.test_route import takes
 from tests.parsers.test_formats import TOOLS, parsed_calls, with_marks
 
-FORMS = ("qwen3_coder", "pythonic", "functiongemma")
+FORMS = ("qwen3_coder", "pythonic", "functiongemma", "gemma4")
 SCHEMAS: list[dict[str, Any]] = [
     TOOLS["get_weather"],
     {
@@ -149,7 +149,9 @@ def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, requ
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_check_that_would_need_more_than_one_json_value_is_refused(form: str) -> None:
-    null = {"functiongemma": ["null"], "pythonic": ["null", "boolean"]}.get(form)
+    null = {"functiongemma": ["null"], "gemma4": ["null"], "pythonic": ["null", "boolean"]}.get(
+        form
+    )
     schemas: list[tuple[dict[str, Any], str]] = [
         ({"dependentRequired": {"a": ["b"]}}, "dependentRequired")
     ]
@@ -198,6 +200,7 @@ ONE_CALL = {
     "phi4_mini": 'functools[{"name": "f", "arguments": {"a": [1, 1]}}]',
     "pythonic": "[f(a=[1, 1])]",
     "functiongemma": "<start_function_call>call:f{a:[1, 1]}<end_function_call>",
+    "gemma4": "<|tool_call>call:f{a:[1, 1]}<tool_call|>",
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n[1, 1]\n</parameter>\n</function>\n</tool_call>",
 }
 

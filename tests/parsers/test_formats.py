@@ -171,6 +171,31 @@ FUNCTIONGEMMA = [
         ],
     ),
 ]
+GEMMA4 = [
+    Output(
+        'I look.<|tool_call>call:get_weather{location:<|"|>San Francisco<|"|>,unit:<|"|>celsius<|"|>}<tool_call|>'
+        "<|tool_call>call:now{}<tool_call|>",
+        "I look.",
+        [("get_weather", {"location": "San Francisco", "unit": "celsius"}), ("now", {})],
+    ),
+    Output(
+        '<|tool_call>call:get_weather{location:<|"|>"Tokyo", {Japan}<|"|>,days:3,places:["a","b"],exact:false,note:null}'
+        "<tool_call|>",
+        "",
+        [
+            (
+                "get_weather",
+                {
+                    "location": '"Tokyo", {Japan}',
+                    "days": 3,
+                    "places": ["a", "b"],
+                    "exact": False,
+                    "note": None,
+                },
+            )
+        ],
+    ),
+]
 PHI4_MINI = [
     Output(
         f'<|tool_call|>[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}]<|/tool_call|>',
@@ -189,6 +214,7 @@ OUTPUTS = {
     "mistral_v3": MISTRAL_V3,
     "pythonic": PYTHONIC,
     "functiongemma": FUNCTIONGEMMA,
+    "gemma4": GEMMA4,
     "phi4_mini": PHI4_MINI,
 }
 OTHER_SPELLINGS = {
@@ -213,6 +239,17 @@ OTHER_SPELLINGS = {
             "<start_function_call>call:f{a:{x:<escape>1<escape>,y:[<escape>[<escape>,2]}}<end_function_call>",
             [("f", {"a": {"x": "1", "y": ["[", 2]}})],
         )
+    ],
+    "gemma4": [  # as llama.cpp's tests of this model have them
+        (
+            '<|tool_call>call:set_config{config:{theme:<|"|>dark<|"|>,count:3}}<tool_call|>',
+            [("set_config", {"config": {"theme": "dark", "count": 3}})],
+        ),
+        (
+            '<|tool_call>call:todo_list{todos:[<|"|>buy milk<|"|>,<|"|>walk dog<|"|>]}<tool_call|>',
+            [("todo_list", {"todos": ["buy milk", "walk dog"]})],
+        ),
+        ("<|tool_call>call:amount{orig:1.5e10}<tool_call|>", [("amount", {"orig": 1.5e10})]),
     ],
     "qwen3_coder": [
         (
@@ -281,7 +318,7 @@ CONTROL_MARKS = {
     mark
     for syntax in FORMATS.values()
     for mark in syntax.marks
-    if re.fullmatch(r"<.*(call|escape).*>|\[[A-Z_]+\]", mark)
+    if re.fullmatch(r'<.*(call|escape|").*>|\[[A-Z_]+\]', mark)
 }
 
 
@@ -355,6 +392,7 @@ CUSTOM = {
     "mistral_v3": '[TOOL_CALLS] [{"name": "edit", "arguments": {"input": "{}"}}]',
     "pythonic": '[edit(input="{}")]',
     "functiongemma": "<start_function_call>call:edit{input:<escape>{}<escape>}<end_function_call>",
+    "gemma4": '<|tool_call>call:edit{input:<|"|>{}<|"|>}<tool_call|>',
     "phi4_mini": 'functools[{"name": "edit", "arguments": {"input": "{}"}}]',
 }
 
@@ -378,6 +416,7 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar_in_each_format(form: 
         ("qwen3_coder", QWEN_CODER[1].text.partition("San")[0], "\n</parameter>\n</function>\n</tool_call>", "</parameter>"),
         ("functiongemma", "<start_function_call>call:get_weather{location:<escape>", "<escape>}<end_function_call>", "<escape>"),
         ("pythonic", "[get_weather(location='", "')]", "'"),
+        ("gemma4", '<|tool_call>call:get_weather{location:<|"|>', '<|"|>}<tool_call|>', '<|"|>'),
     ],
 )  # fmt: skip
 def test_a_string_can_not_hold_what_ends_it(form: str, before: str, after: str, stop: str) -> None:

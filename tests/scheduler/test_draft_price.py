@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from radixrt.scheduler.draft_price import FIRST_PRICE, DraftPrice
+from radixrt.scheduler.drafts.price import FIRST_PRICE, DraftPrice
 
 STEP_S, ROW_S = 0.020, 0.001
 

@@ -88,7 +88,7 @@ def interrupt(
         assert all(stream.finish and not stream.error for stream in done)
         assert cluster.ingress.info(check_invariants=True)["invariants"] == "ok"
         log = "".join(cluster.ingress.log[lines_before:])
-        if any(map(int, re.findall(r"(?:has died|goes on) with (\d+) requests", log))):
+        if any(map(int, re.findall(r"(?:has died|has drained|goes on) with (\d+) requests", log))):
             return
     raise AssertionError(f"all answers had ended before the harm, {ATTEMPTS} times")
 

@@ -1,7 +1,7 @@
 """The tool-call formats by the names that ``--tool-call-parser`` gives them."""
 
 from radixrt.parsers.tool_calls.format import ToolCallFormat
-from radixrt.parsers.tool_calls.functiongemma import FunctionGemma
+from radixrt.parsers.tool_calls.functiongemma import FunctionGemma, Gemma4
 from radixrt.parsers.tool_calls.hermes import Hermes
 from radixrt.parsers.tool_calls.llama3_json import Llama3Json
 from radixrt.parsers.tool_calls.mistral import Mistral, MistralV3
@@ -17,5 +17,6 @@ FORMATS: dict[str, ToolCallFormat] = {
     "mistral_v3": MistralV3(),
     "pythonic": Pythonic(),
     "functiongemma": FunctionGemma(),
+    "gemma4": Gemma4(),
     "phi4_mini": Phi4Mini(),
 }

@@ -65,7 +65,7 @@ class OutputParser:
                 TOOL_CALL_FORMATS.get(request.parse_tool_calls),
                 in_pieces=held is not None,
                 calls_alone=held is not None and not held.free_text,
-                stray_marks=(reasoning.closing,) if reasoning is not None and is_free else (),
+                stray_marks=reasoning.strays if reasoning is not None and is_free else (),
                 tools=_tool_schemas(request),
             )
         if reasoning is None:

@@ -41,6 +41,11 @@ def gemma_norm(config: Any, size: int) -> RMSNorm:
     return RMSNorm(size, config.rms_norm_eps, unit_offset=True)
 
 
+def rounded(number: float) -> float:
+    """A factor of embeddings, rounded to the model's dtype as in Gemma's training; while the model is made."""
+    return torch.tensor(number, device="cpu").item()
+
+
 class GemmaForCausalLM(CausalLM):
     """Scores are scaled by ``query_pre_attn_scalar``, which need not be the head dimension."""
 
@@ -48,8 +53,7 @@ class GemmaForCausalLM(CausalLM):
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         super().__init__(config, tp, context_length)
-        # rounded to the dtype, as Gemma was trained
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, device="cpu").item()
+        self.embedding_scale = rounded(config.hidden_size**0.5)
 
     def attention_options(self, index: int) -> dict[str, Any]:
         config = self.config

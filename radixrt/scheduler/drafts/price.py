@@ -10,7 +10,7 @@ from radixrt.scheduler.step_times import RecentRatio
 FIRST_PRICE = 0.2
 """Before times are known."""
 
-LEAST_PRICE, MOST_PRICE = 0.02, 1.0
+LEAST_PRICE, MOST_PRICE = 0.02, 0.99
 
 STEPS_KNOWN = 8
 """Steps with another number of drafts than the ones before, until the slope counts."""
