@@ -218,6 +218,20 @@ class Inbox(Decoder[Received]):
         self.socket.close()
 
 
+def encode(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytes:
+    """A message as a frame.
+
+    Raises:
+        FrameTooLargeError: it exceeds the receiver's limit.
+    """
+    frame = encoder.encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise FrameTooLargeError(
+            f"A message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
+        )
+    return frame
+
+
 class Outbox:
     """The sending end of a channel. Sending never waits."""
 
@@ -229,12 +243,7 @@ class Outbox:
         """Raises:
         FrameTooLargeError: the message exceeds the receiver's limit.
         """
-        frame = self._encoder.encode(message)
-        if len(frame) > MAX_FRAME_BYTES:
-            raise FrameTooLargeError(
-                f"A message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
-            )
-        self.socket.send(frame, copy=False)
+        self.socket.send(encode(self._encoder, message), copy=False)
 
     def close(self) -> None:
         self.socket.close()

@@ -9,7 +9,7 @@ import zmq
 
 from radixrt import __version__
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Channels, Decoder, Poller
+from radixrt.base.ipc import Channels, Decoder, Poller, encode
 from radixrt.joining.sockets import JoinKeys, engine_socket
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToJoinedEngine, ToScheduler
@@ -147,7 +147,7 @@ class IngressLink(Decoder[ToJoinedEngine]):
 
     def _send(self, message: msgspec.Struct) -> None:
         assert self._socket is not None
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK, copy=False)
+        self._socket.send(encode(self._encoder, message), zmq.NOBLOCK, copy=False)
 
     def _next_frame(self) -> bytes | None:
         if self._socket is None:

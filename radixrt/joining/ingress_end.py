@@ -21,7 +21,7 @@ from radixrt import __version__
 from radixrt.base.config import MAX_REPLICAS
 from radixrt.base.errors import ConfigError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import MAX_FRAME_BYTES, Channels, Decoder, FrameTooLargeError
+from radixrt.base.ipc import Channels, Decoder, encode
 from radixrt.joining.sockets import ZAP_DOMAIN, JoinKeys, ingress_socket
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToTokenizerFromScheduler
@@ -78,12 +78,7 @@ class JoinedEngine(Decoder[ToTokenizerFromScheduler]):
         Raises:
             FrameTooLargeError: the message exceeds the receiver's limit.
         """
-        frame = self._encoder.encode(message)
-        if len(frame) > MAX_FRAME_BYTES:
-            raise FrameTooLargeError(
-                f"A message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
-            )
-        self.send_frame(frame)
+        self.send_frame(encode(self._encoder, message))
 
     def close(self) -> None:
         """Forget the engine; its requests go on elsewhere."""

@@ -145,7 +145,9 @@ class SchedulerProcess:
 
     def _forget_ingress(self) -> None:
         """The ingress is lost, and its sequences go on elsewhere."""
-        self.scheduler.forget_all()
+        for seq_id in self.scheduler.forget_all():
+            if self._log is not None:
+                self._log.ended(seq_id)
         self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
         self._received = 0
 
