@@ -43,9 +43,9 @@ class SuffixIndex:
 
     >>> text = [5, 1, 2, 3, 9, 1, 2, 3, 7, 1, 2]
     >>> SuffixIndex(text).find(text)
-    SuffixMatch(place=7, length=2)
+    SuffixMatch(place=7, length=2, followed=0)
     >>> SuffixIndex(text).find([5, 1, 2])
-    SuffixMatch(place=3, length=3)
+    SuffixMatch(place=3, length=3, followed=0)
     >>> SuffixIndex(text).find([2, 9])
     SuffixMatch(place=5, length=1, followed=0)
     >>> SuffixIndex(text).find([2, 8]) is None
