@@ -69,6 +69,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 24}, 0),
     "gemma4": ("gemma4", {}, 0),
     "gemma4_e": ("gemma4_e", {}, 0),
+    "gemma4_moe": ("gemma4_moe", {}, 0),
     "phi3": ("phi3", {}, 0),
     "phi3_long": ("phi3_long", {}, 1e-5),
     # which layers of SmolLM 3 do not rotate is not in the file: every fourth
