@@ -201,6 +201,7 @@ class CausalLM(KernelLayer):
         if self.embedding_scale != 1.0:
             hidden = hidden * self.embedding_scale
         residual = torch.zeros_like(hidden)
+        layer: Any  # has the methods of DecoderLayer
         for layer in self.model.layers:
             hidden, residual = layer.attend(hidden, residual, positions, context)
             if rows is not None and layer is self.model.layers[-1]:

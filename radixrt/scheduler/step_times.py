@@ -242,7 +242,7 @@ class RecentRatio:
         self._kept = kept
         self._seconds = self._count = 0.0
 
-    def observe(self, seconds: float, count: int) -> None:
+    def observe(self, seconds: float, count: float) -> None:
         self._seconds = self._kept * self._seconds + seconds
         self._count = self._kept * self._count + count
 

@@ -14,7 +14,7 @@ MOST_TOKENS = 64
 """In larger steps the kernels take much longer than the Python between them. A tape takes about a megabyte, and some
 kilobytes per token."""
 
-COMPUTED_BEFORE = 3
+COMPUTED_BEFORE = 1
 """Recording takes as long as ten replays save. Sizes of decode steps recur, those of prompts rarely do."""
 
 

@@ -57,6 +57,16 @@ MINISTRAL_ROPE = {
     "original_max_position_embeddings": 32,
     "llama_4_scaling_beta": 0.5,
 }
+OLMO_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "attention_factor": 1.25,
+        "original_max_position_embeddings": 64,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     # llama.cpp keeps no window for Mistral and Qwen 2; the converter rounds Llama 3's and LongRoPE's factors to float32
     "llama": ("llama", {}, 1e-5),
@@ -75,7 +85,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     # which layers of SmolLM 3 do not rotate is not in the file: every fourth
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, 0),
     "olmo2": ("olmo2", {}, 0),
-    "olmo3": ("olmo3", {}, 0),
+    "olmo3": ("olmo3", {"rope_parameters": OLMO_ROPE}, 0),
     "granite": ("granite", {}, 0),
     "seed_oss": ("seed_oss", {}, 0),
     "ernie4_5": ("ernie4_5", {}, 0),

@@ -200,6 +200,7 @@ class Gemma4ForCausalLM(CausalLM):
     ) -> Tensor:
         hidden = self.model.embed_tokens.forward(input_ids) * self.embedding_scale
         inputs = self.model.layer_inputs(input_ids, hidden)
+        layer: Any  # Gemma4DecoderLayer
         for layer, layer_input in zip(self.model.layers, inputs, strict=True):
             attended = layer.attend(hidden, positions, context)
             if rows is not None and layer is self.model.layers[-1]:
