@@ -48,6 +48,7 @@ def write_gguf(
         metadata: further keys of the tokenizer, such as ``pre``.
     """
     config = json.loads((checkpoint / "config.json").read_text())
+    config = config.get("text_config", config)
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, config)
@@ -59,9 +60,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     tensors = sorted(_stacked(load_file(checkpoint / "model.safetensors")).items())
     for name, tensor in tensors[part[0] :: part[1]]:
-        if name.endswith("layer_scalar"):
-            name += ".weight"
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        theirs = _own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
         of = kind(name) if callable(kind) else kind
@@ -78,12 +77,28 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors as llama.cpp's converter takes them: those of all experts in one, and each bias with a suffix."""
     stacks: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
+        if "_vision." in name or "vision_tower." in name:
+            continue
+        name = name.replace("model.language_model.", "model.")
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         stacks.setdefault(re.sub(r"(\.experts)\.\d+\.", r"\1.", name), []).append(tensor)
     return {
-        name: torch.stack(stack) if ".experts." in name else stack[0]
-        for name, stack in stacks.items()
+        name: torch.stack(stack) if len(stack) > 1 else stack[0] for name, stack in stacks.items()
     }
+
+
+def _own_name(name: str) -> str | None:
+    """The name of a tensor of Gemma 4 that the package has none for; None: it has one."""
+    layer, _, part = name.removeprefix("model.layers.").partition(".")
+    own = {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "router.proj.weight": "ffn_gate_inp.weight",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+    return f"blk.{layer}.{own[part]}" if part in own else None
 
 
 def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
@@ -117,6 +132,7 @@ _KEYS = {
     "num_local_experts": "expert_count",
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "top_k_experts": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",

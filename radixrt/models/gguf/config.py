@@ -52,7 +52,7 @@ def transformers_config(
     """
     meta = _Metadata(file)
     has_experts = bool(meta.get("expert_count", 0))
-    if meta.architecture not in _FAMILIES or has_experts != (meta.architecture in _MIXTURES):
+    if meta.architecture not in _FAMILIES or (has_experts and meta.architecture not in _MIXTURES):
         name = meta.architecture + (" with experts" if has_experts else "")
         raise ConfigError(
             f"{file.files[0]} has the architecture {name!r}, which is not served from GGUF files; "
@@ -242,6 +242,10 @@ def _gemma4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
         "hidden_size_per_layer_input": meta.get("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": table.shape[0] if table else config["vocab_size"],
         "final_logit_softcapping": meta.get("final_logit_softcapping"),
+        "enable_moe_block": bool(meta.get("expert_count", 0)),
+        "num_experts": meta.get("expert_count"),
+        "top_k_experts": meta.get("expert_used_count"),
+        "moe_intermediate_size": meta.get("expert_feed_forward_length"),
         "rope_parameters": {
             "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": rotated},
             "sliding_attention": {"rope_type": "default", "rope_theta": meta.get("rope.freq_base_swa", 10000.0)},
@@ -354,8 +358,8 @@ def _qwen3_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_MIXTURES = {"qwen3moe", "glm4moe", "minimax-m2"}
-"""Architectures with experts."""
+_MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2"}
+"""Architectures with experts; some models of Gemma 4 have none."""
 _BY_LAYER = {"gemma4"}
 """Architectures whose sizes may differ by layer."""
 

@@ -59,10 +59,29 @@ _LAYER = {
     "post_norm": "post_per_layer_input_norm",
 }
 _GEMMA = {"ffn_norm": "pre_feedforward_layernorm"}
-_PHI3 = {"ffn_up": "mlp.gate_up_proj"}
+_GEMMA4 = {
+    **_GEMMA,
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps": "experts.down_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
+_SPECIAL = {"gemma2": _GEMMA, "gemma3": _GEMMA, "gemma4": _GEMMA4, "phi3": {"ffn_up": "mlp.gate_up_proj"}}  # fmt: skip
+"""Other names in layers, by family."""
+_WHOLE = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+"""Tensors of layers that have another end of their name, too."""
 _PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3"}
 """Families whose queries and keys llama.cpp's converter stores in the order of its own rotation."""
-_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
 _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 """Tensors that are part of the config."""
 
@@ -169,11 +188,9 @@ def _name(name: str, family: str) -> str:
     if (found := _LAYER_NAME.fullmatch(name)) is None:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
-    special = _GEMMA if family.startswith("gemma") else _PHI3 if family == "phi3" else {}
-    if found[2] == "layer_output_scale":
-        return f"model.layers.{found[1]}.layer_scalar"
-    if found[2] == "exp_probs_b":
-        return f"model.layers.{found[1]}.mlp.gate.e_score_correction_bias"
+    if whole := _WHOLE.get(f"{found[2]}.{found[3]}"):
+        return f"model.layers.{found[1]}.{whole}"
+    special = _SPECIAL.get(family, {})
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
     return f"model.layers.{found[1]}.{part}.{found[3]}"
 
