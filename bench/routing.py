@@ -63,7 +63,9 @@ def _row(arguments: argparse.Namespace, num_tokens: int) -> dict[str, str]:
         filler = random.integers(0, VOCABULARY, arguments.pool)
         _store(router, replica, 1, pack_ids(filler))
     sequences = [1] * arguments.replicas
-    first, hashing, next_turn = [], [], []
+    first: list[float] = []
+    hashing: list[float] = []
+    next_turn: list[float] = []
     for number in range(arguments.decisions):
         packed = pack_ids(random.integers(0, VOCABULARY, num_tokens))
         replica = int(random.integers(arguments.replicas))

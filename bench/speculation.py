@@ -81,7 +81,7 @@ class Steps:
         stats = httpx.get(f"{url}/get_server_info").raise_for_status().json()["stats"]
         return Steps(
             stats["steps"],
-            stats["step_seconds"]["sum"],
+            stats["step_seconds"]["total"],
             stats["output_tokens"],
             stats["drafted_tokens"],
             stats["accepted_draft_tokens"],

@@ -310,6 +310,10 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
         for weight in model.parameters():
             if weight.ndim == 1:  # norms and biases: random as well, or a forgotten one goes unseen
                 weight.add_(torch.randn_like(weight) * 0.2)
+        if architecture.startswith("gemma4"):  # its scores have no factor
+            for name, weight in model.named_parameters():
+                if name.endswith("q_norm.weight"):
+                    weight.mul_(0.2)
         for name, tensor in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)

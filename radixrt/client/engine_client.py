@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.heartbeat import is_well
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
@@ -427,9 +427,9 @@ class EngineClient:
         """An engine takes requests, and none of its processes hangs."""
         if not self._info.done() or self._died is not None:
             return False
-        if self._info.result().replicas > 1 and not any(map(_is_well, self._channels.replicas())):
+        if self._info.result().replicas != 1 and not any(map(is_well, self._channels.replicas())):
             return False
-        return _is_well(self._channels)
+        return is_well(self._channels)
 
     async def drain(self, grace_s: float, reason: str) -> None:
         """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""
@@ -545,12 +545,3 @@ class EngineClient:
                     retry_after_s=RETRY_AFTER_S,
                 )
             )
-
-
-def _is_well(channels: Channels) -> bool:
-    """The processes of an engine, or of a replica, are there, and none of them hangs."""
-    try:
-        records = [Heartbeat(file) for file in channels.heartbeat_files()]
-    except FileNotFoundError:  # the supervisor has just removed the files of a dead one
-        return False
-    return bool(records) and not any(record.is_overdue() for record in records)

@@ -8,6 +8,10 @@ from radixrt.messages.calls import Call, SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.replicas import (
     EventsReplayed,
+    JoinAgain,
+    Joined,
+    JoinRefused,
+    Ping,
     ReplayEvents,
     ReplicaDrained,
     ReplicaReport,
@@ -25,6 +29,8 @@ ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply | RequestsLost
 ToScheduler = (
     LoadGrammar | DropGrammar | SequenceRequest | ReleaseSequences | SchedulerCall | ReplayEvents
 )
+
+ToJoinedEngine = Joined | JoinRefused | JoinAgain | Ping | ToScheduler
 
 ToTokenizerFromScheduler = (
     EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained

@@ -1,6 +1,7 @@
 """The served architectures and their classes. Imports no torch, since the supervisor reads the table too."""
 
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,10 +76,20 @@ def check_architecture(config: Mapping[str, Any]) -> str:
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURES:
             return name
+    asked = ", ".join(map(str, names))
+    if others := [name for name in ARCHITECTURES if _family(name) == _family(asked)]:
+        raise ConfigError(
+            f"The architecture {asked} is not supported; of this family: {', '.join(others)}."
+        )
+    families = sorted(set(map(_family, ARCHITECTURES)))
     raise ConfigError(
-        f"The architecture {', '.join(map(str, names))} is not supported; supported are: "
-        f"{', '.join(sorted(ARCHITECTURES))}."
+        f"The architecture {asked} is not supported; the families that are: {', '.join(families)}."
     )
+
+
+def _family(name: str) -> str:
+    """The family of an architecture: ``Qwen3`` of ``Qwen3ForCausalLM``."""
+    return re.sub(r"(For[A-Z]\w*|(Text)?Model)$", "", name)
 
 
 def is_encoder(architecture: str) -> bool:

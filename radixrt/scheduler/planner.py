@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
 from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.drafts.price import DraftPrice
+from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice
 from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
@@ -399,14 +399,19 @@ class Planner:
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        price = self._draft_price(draft.shape.rows)
+        price = self._draft_price(draft.shape)
         step_id = self._in_flight.send(self._slots.sequences, draft.shape, drafts=price < NO_DRAFTS)
         return draft.seal(step_id, released, price)
 
-    def _draft_price(self, rows: int) -> float:
-        """That of a step with this number of decoding sequences."""
-        wanted = rows and bool((self._slots.is_decoding & self._slots.speculates).any())
-        return self._price.value if wanted and self._trials.plan(rows) else NO_DRAFTS
+    def _draft_price(self, shape: StepShape) -> float:
+        """That of a step with these decoding sequences and prompts."""
+        wanted = shape.rows and bool((self._slots.is_decoding & self._slots.speculates).any())
+        if not wanted or not self._trials.plan(shape.rows):
+            return NO_DRAFTS
+        price = self._price.value
+        if shape.tokens:  # a row computes as long as a prompt token
+            price = min(max(price, self._times.prompt_token_price(shape)), MOST_PRICE)
+        return price
 
     def _free_pages(self) -> None:
         """Retract a sequence; if only one runs, break a lease instead.

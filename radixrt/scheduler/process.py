@@ -12,6 +12,8 @@ import msgspec
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller, close_all
+from radixrt.joining.engine_end import IngressLink
+from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.kv.events import ReplayRequest
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
@@ -66,15 +68,21 @@ class SchedulerProcess:
         self._from_worker: Inbox[ToSchedulerFromWorker] = Inbox(
             channels.address("worker", "scheduler"), ToSchedulerFromWorker
         )
-        self._from_tokenizer: Inbox[ToScheduler] = Inbox(
-            channels.address("tokenizer", "scheduler"), ToScheduler
-        )
-        self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
         self._channels = channels
+        self._poller = Poller(self._from_worker)
+        self._from_tokenizer: Inbox[ToScheduler] | IngressLink
+        self._to_tokenizer: Outbox | IngressLink
+        if config.join is None:
+            self._from_tokenizer = Inbox(channels.address("tokenizer", "scheduler"), ToScheduler)
+            self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
+            self._poller.add(self._from_tokenizer.socket)
+        else:
+            model = model_fingerprint(config)
+            ingress = IngressLink(config, channels, model, self._poller, self._forget_ingress)
+            self._from_tokenizer = self._to_tokenizer = ingress
         self._to_workers = [
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
-        self._poller = Poller(self._from_tokenizer, self._from_worker)
         self._heartbeat = Heartbeat(channels.heartbeat_file("scheduler"))
         self._step_timeout_s = config.step_timeout or math.inf
         self._new_tokens = 0
@@ -94,12 +102,15 @@ class SchedulerProcess:
             self.scheduler.limits.num_pages,
             channels.replica or 0,
         )
-        self._is_routed = config.dp > 1
+        self._is_routed = config.is_routed
         self._received = 0
         """Sequences from the tokenizer process."""
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
-        self._to_tokenizer.send(info)
+        if isinstance(self._to_tokenizer, IngressLink):
+            self._to_tokenizer.join(info)
+        else:
+            self._to_tokenizer.send(info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -131,6 +142,14 @@ class SchedulerProcess:
         if self._channels.is_alive:
             self._to_tokenizer.send(ReplicaDrained())
             close_all()
+
+    def _forget_ingress(self) -> None:
+        """The ingress is lost, and its sequences go on elsewhere."""
+        for seq_id in self.scheduler.forget_all():
+            if self._log is not None:
+                self._log.ended(seq_id)
+        self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
+        self._received = 0
 
     def _report(self, stream: EventStream, batch: bytes | None) -> None:
         """Tell the router the load, and the changes of the cache."""
@@ -236,7 +255,8 @@ class SchedulerProcess:
                 return CallReply(call_id=call.call_id, error=failed)
         malformed = call.malformed_frames
         malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
-        stats = self.scheduler.stats(malformed)
+        queued_s = replica_load(self.scheduler, self._received).queued_s
+        stats = msgspec.structs.replace(self.scheduler.stats(malformed), queued_prefill_s=queued_s)
         if self._kv_events is not None:
             stats = self._kv_events.add_stats(stats)
         if self._log is not None:
@@ -266,7 +286,7 @@ def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.
     """Entry point of ``python -m radixrt.scheduler``."""
     process = SchedulerProcess(config, channels)
     gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
-    if config.dp > 1:
+    if config.is_routed:
         signal.signal(signal.SIGTERM, _drain)
     try:
         process.run()

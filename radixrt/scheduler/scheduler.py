@@ -265,6 +265,20 @@ class Scheduler:
                 self.counters.aborted += 1
             self._remove(sequence)
 
+    def forget_all(self) -> list[int]:
+        """Drop all that a tokenizer process has sent, since it is gone: sequences, grammars and leases. Cached KV stays.
+
+        Returns:
+            the ids of the sequences
+        """
+        seq_ids = list(self._sequences)
+        self.release(np.array(seq_ids, dtype=np.int32))
+        self.grammars.drop_all()
+        for lease in self.kv.leases.all():
+            self.kv.leases.end(lease)
+        self.recent_facts = RecentFacts()
+        return seq_ids
+
     def drop_expired(self, now: float) -> dict[int, AnswerReport]:
         """Drop sequences whose deadline has passed, and end expired leases; ``now`` is Unix time.
 

@@ -272,7 +272,7 @@ class Supervisor:
         return [*self._engine, *([self._api] if self._api else [])]
 
     def _start_engine(self) -> None:
-        if self._config.dp == 1:
+        if not self._config.is_routed:
             self._start_replica(self.channels)
         else:
             numbers = range(self._config.dp)
@@ -280,7 +280,8 @@ class Supervisor:
                 _Replica(self.channels.of_replica(n, 0), restart_at=0.0) for n in numbers
             ]
             self._start_due_replicas()
-        self._engine.append(self._start("tokenizer", self.channels))
+        if self._config.join is None:
+            self._engine.append(self._start("tokenizer", self.channels))
 
     def _start_replica(self, channels: Channels) -> None:
         """Start a scheduler and its workers."""
@@ -401,6 +402,7 @@ class Supervisor:
         others_live = any(
             other.restart_at == math.inf for other in self._replicas if other is not replica
         )
+        others_live |= self._config.replica_listen is not None  # or may join
         if replica.deaths.count >= self._max_deaths and not others_live:
             raise death
         log.error("%s\nThe replica is started again; its open requests go on in others.", death)

@@ -66,7 +66,7 @@ class ReplicaCalls:
     """The calls to several replicas.
 
     Args:
-        num_replicas: that live if none has died.
+        num_replicas: the most that may live at a time.
         pass_on: takes the merged reply.
     """
 

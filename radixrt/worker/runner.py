@@ -237,7 +237,8 @@ class ModelRunner:
     # ------------------------------------------------------------ on the device
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [num_tokens, hidden_size], and logits [rows, vocab] of the rows that sample."""
+        """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all tokens [num_tokens,
+        hidden_size] where prompts are scored or pooled."""
         if not len(inputs.token_ids):  # all slots are held
             hidden = torch.empty(0, device=inputs.token_ids.device)
             return hidden, hidden.new_empty(0, self._model.vocab_size)
@@ -245,11 +246,13 @@ class ModelRunner:
             hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
             return hidden, self._model.logits(hidden)
         self._backend.plan(inputs.attention)
+        everything = bool(inputs.prompt_spans or inputs.pooled)
+        rows = None if everything else inputs.sampling_rows
         if self._tapes is not None:
-            hidden = self._tapes.forward(inputs.token_ids, inputs.positions)
+            hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
         else:
-            hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
-        return hidden, self._model.logits(hidden[inputs.sampling_rows])
+            hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)
+        return hidden, self._model.logits(hidden[inputs.sampling_rows] if everything else hidden)
 
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool

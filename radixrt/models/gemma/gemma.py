@@ -26,14 +26,18 @@ class GemmaDecoderLayer(nn.Module):
         self.pre_feedforward_layernorm = gemma_norm(config, config.hidden_size)
         self.post_feedforward_layernorm = gemma_norm(config, config.hidden_size)
 
-    def forward(
+    def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.forward``."""
+        """See ``DecoderLayer.attend``."""
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.post_attention_layernorm(self.self_attn(hidden, positions, context))
-        hidden, residual = self.pre_feedforward_layernorm.add_and_norm(hidden, residual)
-        return self.post_feedforward_layernorm(self.mlp(hidden)), residual
+        return self.self_attn.forward(hidden, positions, context), residual
+
+    def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DecoderLayer.feed_forward``."""
+        attended = self.post_attention_layernorm.forward(hidden)
+        hidden, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
+        return self.post_feedforward_layernorm.forward(self.mlp.forward(hidden)), residual
 
 
 def gemma_norm(config: Any, size: int) -> RMSNorm:

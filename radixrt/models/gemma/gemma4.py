@@ -76,24 +76,27 @@ class Gemma4DecoderLayer(KernelLayer):
             self.per_layer_projection = ColumnParallelLinear(size, [projection], False)
             self.post_per_layer_input_norm = norm()
 
-    def forward(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        context: ForwardContext,
-        layer_input: Tensor | None,
-    ) -> Tensor:
-        """
-        Args:
-            hidden: the residual stream [num_tokens, hidden_size]; may be overwritten.
-            positions: [num_tokens]
-            layer_input: [num_tokens, size] of the models that have one.
+    def attend(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """The attention's output [num_tokens, hidden_size].
 
-        Returns:
-            [num_tokens, hidden_size]
+        Args:
+            hidden: the residual stream [num_tokens, hidden_size]
+            positions: [num_tokens]
         """
         normed = self.input_layernorm.forward(hidden)
-        attended = self.self_attn.forward(normed, positions, context)
+        return self.self_attn.forward(normed, positions, context)
+
+    def feed_forward(self, attended: Tensor, hidden: Tensor, layer_input: Tensor | None) -> Tensor:
+        """The rest of the layer, row by row.
+
+        Args:
+            attended: [rows, hidden_size], some or all rows of :meth:`attend`'s
+            hidden: the residual stream [rows, hidden_size]; may be overwritten.
+            layer_input: [rows, size] of the models that have one.
+
+        Returns:
+            the residual stream [rows, hidden_size]
+        """
         normed, hidden = self.pre_feedforward_layernorm.add_and_norm(
             self.post_attention_layernorm.forward(attended), hidden
         )
@@ -188,11 +191,22 @@ class Gemma4ForCausalLM(CausalLM):
         return self.config.layer_types[index]
 
     @torch.inference_mode()
-    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         hidden = self.model.embed_tokens.forward(input_ids) * self.embedding_scale
         inputs = self.model.layer_inputs(input_ids, hidden)
+        layer: Any  # Gemma4DecoderLayer
         for layer, layer_input in zip(self.model.layers, inputs, strict=True):
-            hidden = layer.forward(hidden, positions, context, layer_input)
+            attended = layer.attend(hidden, positions, context)
+            if rows is not None and layer is self.model.layers[-1]:
+                attended, hidden = attended[rows], hidden[rows]
+                layer_input = layer_input if layer_input is None else layer_input[rows]
+            hidden = layer.feed_forward(attended, hidden, layer_input)
         return self.model.norm.forward(hidden)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

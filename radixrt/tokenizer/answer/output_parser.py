@@ -11,7 +11,12 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.answers import ToolCall
 from radixrt.messages.requests import ChatPrompt, GenerateRequest
-from radixrt.parsers.reasoning import FORMATS, PROMPT_END_TOKENS, ReasoningParser
+from radixrt.parsers.reasoning import (
+    FORMATS,
+    PROMPT_BEGIN_TOKENS,
+    PROMPT_END_TOKENS,
+    ReasoningParser,
+)
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS as TOOL_CALL_FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -118,7 +123,7 @@ class OutputParser:
             tags |= TOOL_CALL_FORMATS[request.parse_tool_calls].marks
         if request.parse_reasoning:
             marks = FORMATS[request.parse_reasoning]
-            tags |= {marks.opening, marks.closing}
+            tags |= {marks.opening, *(mark.strip() for mark in marks.strays)}
         return {i for i, token in vocabulary.special_tokens.items() if token.content in tags}
 
     def watch(self, text: str, token_id: int | None) -> None:
@@ -192,9 +197,11 @@ def _reasoning_parser(
 ) -> ReasoningParser:
     marks = FORMATS[request.parse_reasoning]
     opening = vocabulary.encode(marks.opening, add_special_tokens=False)
+    begin = vocabulary.decode(prompt_ids[:PROMPT_BEGIN_TOKENS]) if marks.asked_by else ""
     return ReasoningParser(
         marks,
         vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:]),
+        is_asked=marks.asked_by in begin,
         held=request.constraint is not None,
         opens_with_token=len(opening) == 1,
     )
