@@ -4,9 +4,9 @@
 
 *wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
 prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
-``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
-because a prompt that is computed delays the prompts after it, and evicts others: *evicting* is the share of its tokens that find
-no free page. A tier below the pool would make the prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
+``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times
+where it evicts others: *evicting* is the share of its tokens that find no free page. A tier below the pool would make the
+prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
 compute: its next prompts will wait, too, and a session stays where its first prompt went. *context* is that of the running
 sequences as a share of the pool: they compute beside the prompts, and their pages are not free. *answers* is the number of sequences
 that run, wait or were sent, so that short prompts, which cost nothing else, spread.
@@ -31,10 +31,10 @@ from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
-WEIGHT = 1.5
+WEIGHT = 1.0
 """Of the seconds of prefill, against seconds of wait."""
 
-EVICTION_WEIGHT = 1.5
+EVICTION_WEIGHT = 3.0
 """Added to it for the share of the tokens that replace others in a full pool."""
 
 BUSY_PRICE_S = 1.0
