@@ -33,7 +33,13 @@ class AttentionBackend(Protocol):
         """Prepare for one step; called once before the layers run. Host work only."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write the step's keys and values into the cache, then attend over it.
 
@@ -43,6 +49,8 @@ class AttentionBackend(Protocol):
             value: [num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
                 ``v_head_dim`` features of the keys (a latent cache).
             kv_cache: of this layer.
+            sinks: float32 [num_heads], for each head a score that takes part in the softmax of every query and has no value
+                (Xiao et al., 2023; gpt-oss); None: there are none.
 
         Returns:
             [num_tokens, num_heads, v_head_dim]

@@ -55,7 +55,13 @@ class CpuBackend:
         )
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         output = torch.empty(query.shape, dtype=query.dtype)
@@ -69,6 +75,7 @@ class CpuBackend:
             spec.scale,
             spec.sliding_window or 0,
             spec.soft_cap or 0.0,
+            *(() if sinks is None else (sinks,)),
         )
         return output
 
