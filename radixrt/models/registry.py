@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "Gemma3ForConditionalGeneration": "radixrt.models.families.gemma3:Gemma3ForConditionalGeneration",
     "Gemma3TextModel": "radixrt.models.encoders.gemma3:Gemma3TextModel",
     "Glm4MoeForCausalLM": "radixrt.models.mixtures.glm4_moe:Glm4MoeForCausalLM",
+    "GptOssForCausalLM": "radixrt.models.mixtures.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "radixrt.models.families.granite:GraniteForCausalLM",
     "HunYuanDenseV1ForCausalLM": "radixrt.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
     "LlamaForCausalLM": "radixrt.models.families.llama:LlamaForCausalLM",

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from tests.kernels.test_blockwise import random_blocks
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gpt_oss": "gpt-oss"}
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 
 
@@ -44,13 +44,18 @@ def write_gguf(
         writer.add_uint16("split.count", part[1])
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    tensors = sorted(load_file(checkpoint / "model.safetensors").items())
+    tensors = sorted(
+        pair
+        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+        for pair in _pieces(config, name, tensor)
+    )
     for name, tensor in tensors[part[0] :: part[1]]:
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
         of = kind(name) if callable(kind) else kind
-        of = of if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        is_matrix = values.ndim > 1 and name.endswith("weight")
+        of = of if is_matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(theirs, _quantized(values, of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -65,6 +70,26 @@ def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarra
     blocks = random_blocks(kind.name, *values.shape, largest=1.0)
     rms = float(gguf.dequantize(blocks.numpy(), kind).std())
     return random_blocks(kind.name, *values.shape, largest=float(values.std()) / rms).numpy()
+
+
+def _pieces(
+    config: dict[str, Any], name: str, tensor: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that llama.cpp's converter makes of one."""
+    if config["model_type"] != "gpt_oss":
+        return [(name, tensor)]
+    name += ".weight" if name.endswith(".sinks") else ""
+    path, is_experts, last = name.partition(".mlp.experts.")
+    if not is_experts:
+        return [(name, tensor)]
+    projection = last.removesuffix("_bias")
+    end = "bias" if last.endswith("_bias") else "weight"
+    tensor = tensor if end == "bias" else tensor.transpose(1, 2)
+    names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+    return [
+        (f"{path}.mlp.experts.{each}.{end}", tensor[:, first :: len(names)].contiguous())
+        for first, each in enumerate(names)
+    ]
 
 
 def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -91,6 +116,10 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if experts := config.get("num_local_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     for key, add in (

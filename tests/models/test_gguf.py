@@ -59,6 +59,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 24}, 0),
     "phi3": ("phi3", {}, 0),
     "phi3_long": ("phi3_long", {}, 1e-5),
+    "gpt_oss": ("gpt_oss", {}, 0),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of a logit."""
 

@@ -8,6 +8,8 @@ from radixrt.models.gguf.file import GGUFFile
 
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>"}  # fmt: skip
 """Control tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
+_HARMONY_ENDS = {"<|return|>", "<|call|>", "<|endoftext|>"}
+"""Of vocabularies that have all of them (gpt-oss): there ``<|end|>`` ends a message, and others follow."""
 _CONTROL = 3
 
 
@@ -51,8 +53,9 @@ def transformers_config(
         ConfigError: an architecture that is not served, or metadata are missing.
     """
     meta = _Metadata(file)
-    if meta.architecture not in _FAMILIES or meta.get("expert_count", 0):
-        name = meta.architecture + (" with experts" if meta.get("expert_count", 0) else "")
+    has_experts = bool(meta.get("expert_count", 0))
+    if meta.architecture not in _FAMILIES or has_experts != (meta.architecture in _MIXTURES):
+        name = meta.architecture + (" with experts" if has_experts else "")
         raise ConfigError(
             f"{file.files[0]} has the architecture {name!r}, which is not served from GGUF files; "
             f"served: {', '.join(_FAMILIES)}."
@@ -112,7 +115,10 @@ def _end_ids(file: GGUFFile) -> list[int]:
     tokenizer = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
     named = (tokenizer.get(f"{name}_token_id") for name in ("eos", "eot", "eom"))
     kinds = zip(tokenizer.get("tokens", ()), tokenizer.get("token_type", ()), strict=False)
-    found = {i for i, (t, kind) in enumerate(kinds) if kind == _CONTROL and t in _ENDS_OF_TURN}
+    control = {t: i for i, (t, kind) in enumerate(kinds) if kind == _CONTROL}
+    if control.keys() >= _HARMONY_ENDS:
+        return sorted(control[end] for end in _HARMONY_ENDS)
+    found = {i for token, i in control.items() if token in _ENDS_OF_TURN}
     return sorted(found | {i for i in named if i is not None})
 
 
@@ -200,6 +206,21 @@ def _gemma3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {**_gemma(meta, config), "rope_parameters": rope}
 
 
+def _gpt_oss(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    layers = range(config["num_hidden_layers"])
+    return {
+        "intermediate_size": meta.need("expert_feed_forward_length"),
+        "num_local_experts": meta.need("expert_count"),
+        "num_experts_per_tok": meta.need("expert_used_count"),
+        "sliding_window": meta.need("attention.sliding_window"),
+        "layer_types": ["full_attention" if i % 2 else "sliding_attention" for i in layers],
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+    }
+
+
+_MIXTURES = {"gpt-oss"}
+"""Architectures with experts."""
+
 _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
     "llama": (_llama, "LlamaForCausalLM", "llama"),
     "qwen2": (_qwen, "Qwen2ForCausalLM", "qwen2"),
@@ -207,5 +228,6 @@ _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]]
     "gemma2": (_gemma, "Gemma2ForCausalLM", "gemma2"),
     "gemma3": (_gemma3, "Gemma3ForCausalLM", "gemma3_text"),
     "phi3": (_phi3, "Phi3ForCausalLM", "phi3"),
+    "gpt-oss": (_gpt_oss, "GptOssForCausalLM", "gpt_oss"),
 }
 """llama.cpp's name of an architecture: its own settings, the class in config.json, and transformers' model type."""

@@ -27,6 +27,12 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BYTE_LEVEL_SPLITS = {
     "default": None,
     "gpt-2": None,
@@ -35,6 +41,7 @@ BYTE_LEVEL_SPLITS = {
     "llama-v3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "gpt-4o": _O200K,
 }
 """Regular expressions that cut a text before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
 
