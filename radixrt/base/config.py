@@ -36,8 +36,9 @@ ToolCallParserName = Literal[
     "pythonic",
     "functiongemma",
     "phi4_mini",
+    "harmony",
 ]
-ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral"]
+ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral", "harmony"]
 
 SECTIONS = (
     "Model", "HTTP server", "Device", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
@@ -349,7 +350,7 @@ class ServerConfig(SchedulerSettings):
     reasoning_parser: ReasoningParserName = _structured(
         "auto",
         "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
-        "it), qwen3 (it is optional) or mistral (in [THINK] tags); auto recognises it by the chat template, none leaves the "
+        "it), qwen3 (it is optional), mistral (in [THINK] tags) or harmony (gpt-oss); auto recognises it by the chat template, none leaves the "
         "reasoning in the answer.",
     )
 

@@ -39,6 +39,12 @@ FORMATS: dict[str, ReasoningFormat] = {
     ),
     "qwen3": ReasoningFormat("<think>", "</think>", begins_inside=False),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", begins_inside=False),
+    "harmony": ReasoningFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        begins_inside=False,
+        families=("<|channel|>analysis<|message|>",),
+    ),
 }
 """By the name that ``--reasoning-parser`` gives them."""
 

@@ -25,6 +25,10 @@ CODER = (
 )
 LLAMA = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '\"parameters\": ' }}"
 DEEPSEEK = "{{'<\uff5cAssistant\uff5c>'}}{% set content = content.split('</think>')[-1] %}"
+HARMONY = (
+    "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+    "{{- '<|start|>assistant to=functions.' + name + '<|channel|>commentary json<|message|>' }}{{- '<|call|>' }}"
+)
 GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
 
 
@@ -45,6 +49,7 @@ GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "none", "none"),
         ("{{ '<|tool|>' }} formatted as functools[{...}]", "phi4_mini", "none"),
         (GLM + THINKS, "none", "qwen3"),
+        (HARMONY, "harmony", "harmony"),
         (None, "none", "none"),
     ],
 )

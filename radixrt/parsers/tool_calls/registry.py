@@ -2,6 +2,7 @@
 
 from radixrt.parsers.tool_calls.format import ToolCallFormat
 from radixrt.parsers.tool_calls.functiongemma import FunctionGemma
+from radixrt.parsers.tool_calls.harmony import Harmony
 from radixrt.parsers.tool_calls.hermes import Hermes
 from radixrt.parsers.tool_calls.llama3_json import Llama3Json
 from radixrt.parsers.tool_calls.mistral import Mistral, MistralV3
@@ -18,4 +19,5 @@ FORMATS: dict[str, ToolCallFormat] = {
     "pythonic": Pythonic(),
     "functiongemma": FunctionGemma(),
     "phi4_mini": Phi4Mini(),
+    "harmony": Harmony(),
 }
