@@ -86,8 +86,8 @@ class AttentionPlan:
     def attend(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         scale: float,
@@ -99,7 +99,8 @@ class AttentionPlan:
 
         Args:
             query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim must be even
-            key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be views of one projection
+            key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be views of one projection. Both None:
+                they are in the cache already, which an earlier layer shares with this one
             key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same dtype, or coded heads:
                 int8 [num_pages, page_size, num_kv_heads, head_dim + SCALE_BYTES]
             scale: factor of the scores, usually ``head_dim ** -0.5``
@@ -128,7 +129,7 @@ class AttentionPlan:
         )
         return output
 
-    def attend_into(self, *arguments: torch.Tensor | float) -> None:
+    def attend_into(self, *arguments: torch.Tensor | float | None) -> None:
         """Same as :meth:`attend` with positional arguments: query, key, value, key cache, value cache, output, scale, window,
         soft cap, and sinks if there are any. 0 disables the window or the soft cap."""
         self._plan.attend(*arguments)

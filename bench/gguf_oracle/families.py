@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import (  # fmt: skip
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
@@ -55,6 +54,21 @@ FAMILIES = {
     "gemma3": Family("gemma3", None, {"query_pre_attn_scalar": 64, "head_dim": 64, "num_hidden_layers": 7, "sliding_window_pattern": 6}),
     "phi3": Family("phi3", None, {"rope_parameters": _ROPE | {
         "rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": _FACTORS, "long_factor": _FACTORS}}),
+    "smollm3": Family("smollm3", "smaug-bpe", {"head_dim": 64, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+    "olmo2": Family("olmo2", "dbrx", {"attention_bias": False}),
+    "olmo3": Family("olmo3", "dbrx", {}),
+    "granite": Family("granite", "refact", {}),
+    "seed-oss": Family("seed_oss", "seed-coder", {"head_dim": 64, "attention_out_bias": False}),
+    "ernie 4.5": Family("ernie4_5", None, {"head_dim": 64, "use_bias": False}),
+    "exaone 4": Family("exaone4", "exaone4", {}),
+    # the converter knows the context of the stretched base alone
+    "hunyuan": Family("hunyuan", "hunyuan-dense", {"head_dim": 64, "attention_bias": False, "max_position_embeddings": 32768}),
+    "ministral 3": Family("ministral3", "tekken", {"head_dim": 64, "rope_parameters": _ROPE | {
+        "rope_type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}}),
+    "qwen3 moe": Family("qwen3_moe", "qwen2", {"head_dim": 64, "moe_intermediate_size": 256, "mlp_only_layers": []}),
+    "glm 4.5": Family("glm4_moe", "glm4", {"head_dim": 64, "moe_intermediate_size": 256}),
+    "minimax m2": Family("minimax_m2", "minimax-m2", {"head_dim": 64, "rotary_dim": 32}),
 }  # fmt: skip
 
 
@@ -137,17 +151,16 @@ def _train_sentencepiece(llama: LlamaCpp, folder: Path, corpus: Path) -> None:
 
 
 def _train_byte_level(folder: Path, corpus: Path, pre: str) -> None:
-    from radixrt.models.gguf.tokenizer import BYTE_LEVEL_SPLITS
+    from radixrt.models.gguf.tokenizer import byte_level_splitter
 
     tokenizer = Tokenizer(models.BPE())
-    pieces = pre_tokenizers.Split(Regex(BYTE_LEVEL_SPLITS[pre] or ""), "isolated")
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_only])
+    tokenizer.pre_tokenizer = byte_level_splitter(pre)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    of_glm = ["[gMASK]", "<|user|>", "<|observation|>"]  # its converter looks them up
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - 32,  # transformers adds tokens of a family that are not there
-        special_tokens=special,
+        special_tokens=special + of_glm,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

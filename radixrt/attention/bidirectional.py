@@ -68,14 +68,15 @@ class BidirectionalAttention:
     def attend(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``; there is no cache, and there are no sinks. In a layer with a sliding window a token sees those at a smaller
         distance, on both sides."""
+        assert key is not None and value is not None, "no layer of an encoder reads another's cache"
         if spec.sliding_window not in self._masks:
             masks = [_mask(group, spec.sliding_window) for group in self._groups]
             self._masks[spec.sliding_window] = masks

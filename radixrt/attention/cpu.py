@@ -57,8 +57,8 @@ class CpuBackend:
     def attend(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
         sinks: Tensor | None = None,
@@ -79,7 +79,7 @@ class CpuBackend:
         )
         return output
 
-    def _attend_by_plan(self, *arguments: Tensor | float) -> None:
+    def _attend_by_plan(self, *arguments: Tensor | float | None) -> None:
         """Use the plan of the current step: a tape repeats this call, and the plan has changed by then."""
         assert self._plan is not None, "plan() comes before attend()"
         self._plan.attend_into(*arguments)

@@ -100,8 +100,8 @@ class FlashInferBackend:
     def attend(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
         sinks: Tensor | None = None,
@@ -323,8 +323,8 @@ class _GraphBackend:
     def attend(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
         sinks: Tensor | None = None,

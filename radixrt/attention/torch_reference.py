@@ -94,19 +94,21 @@ class TorchReferenceBackend:
     def attend(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
-        width = value.shape[-1]
         # each [locations, heads, features]
         caches = [cache.view(-1, *cache.shape[2:]) for cache in kv_cache]
-        for cache, states in zip(caches, (key, value), strict=False):
-            _write(cache, self._metadata.kv_locations, states)
+        width = caches[-1].shape[-1]
+        if key is not None and value is not None:
+            width = value.shape[-1]
+            for cache, states in zip(caches, (key, value), strict=False):
+                _write(cache, self._metadata.kv_locations, states)
         if spec.sliding_window not in self._blocks:
             groups = _group(_spans(self._metadata, spec.sliding_window))
             self._blocks[spec.sliding_window] = [
@@ -133,6 +135,8 @@ class TorchReferenceBackend:
 
 def _reads(spec: AttentionSpec, kept: KVSpec) -> bool:
     """Whether a KV cache is floating-point keys, and values with as many heads or none."""
+    if not kept.tensors:  # another layer's is read
+        return True
     keys, *values = kept.tensors
     return (
         keys.shape == (spec.num_kv_heads, spec.head_dim)

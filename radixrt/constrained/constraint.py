@@ -62,7 +62,17 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
     """Most tokens. Only without ``excludes``, and where the answer ends or a control token follows."""
 
 
-ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
+ParameterStyle = Literal[
+    "qwen_xml",
+    "seed_xml",
+    "minimax_xml",
+    "glm45",
+    "glm47",
+    "pythonic",
+    "olmo3",
+    "functiongemma",
+    "gemma4",
+]
 """How a tool-call format writes each parameter by itself."""
 
 

@@ -105,6 +105,8 @@ class MatrixLayer(nn.Module):
     """A layer whose weight is one matrix. The matrix is made later, since the checkpoint decides its format."""
 
     matrix: Weights
+    packs = True
+    """False: the matrix is used in the form in which it was loaded."""
 
     def __init__(self, rows: int, columns: int) -> None:
         """

@@ -182,17 +182,18 @@ def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor
     """Split the experts that a checkpoint keeps in one tensor into those that ``Experts`` loads.
 
     Args:
-        name: of ``...experts.gate_up_proj`` [experts, 2 * size, hidden_size] or ``...experts.down_proj``
-            [experts, hidden_size, size]; any other tensor passes unchanged.
+        name: of ``...experts.gate_up_proj`` [experts, 2 * size, hidden_size], ``...experts.gate_proj`` and ``...experts.up_proj``
+            [experts, size, hidden_size], or ``...experts.down_proj`` [experts, hidden_size, size], perhaps with ``.weight``
+            behind; any other tensor passes unchanged.
     """
-    prefix, _, projection = name.rpartition(".")
-    if not prefix.endswith(".experts") or projection not in ("gate_up_proj", "down_proj"):
+    prefix, _, projection = name.removesuffix(".weight").rpartition(".")
+    if not prefix.endswith(".experts"):
         yield name, tensor
         return
     for expert, weight in enumerate(tensor):
-        if projection == "down_proj":
-            yield f"{prefix}.{expert}.down_proj.weight", weight
-        else:
+        if projection == "gate_up_proj":
             gate, up = weight.chunk(2)
             yield f"{prefix}.{expert}.gate_proj.weight", gate
             yield f"{prefix}.{expert}.up_proj.weight", up
+        else:
+            yield f"{prefix}.{expert}.{projection}.weight", weight

@@ -22,8 +22,9 @@ class Step:
     key_cache: torch.Tensor
     value_cache: torch.Tensor
     query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
+    key: torch.Tensor | None
+    value: torch.Tensor | None
+    """None, as the keys: they are in the caches."""
     sequences: list[tuple[torch.Tensor, torch.Tensor]]
     """All keys and values of each sequence: [kv_len, num_kv_heads, head_dim]."""
     sinks: torch.Tensor | None = None

@@ -150,6 +150,19 @@ def test_the_cache_holds_what_the_reference_writes() -> None:
     torch.testing.assert_close(*caches, equal_nan=True, rtol=0, atol=0)
 
 
+def test_a_layer_reads_what_an_earlier_one_has_written() -> None:
+    step = make_step([(1, 9), (5, 11)], 4, PLAIN, torch.float32)
+    reads = replace(PLAIN, num_heads=2, sliding_window=3)
+    backend = FlashInferBackend(setup_for(step, PLAIN, reads), FakeFlashInfer())
+    backend.plan(step.metadata)
+    caches = step.key_cache, step.value_cache
+    backend.attend(step.query, step.key, step.value, caches, PLAIN)
+    query = step.query[:, ::2].contiguous()
+    result = backend.attend(query, None, None, caches, reads)
+    expected = written_out(replace(step, query=query), reads)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
 # ---------------------------------------------------------------- shared prefixes
 
 

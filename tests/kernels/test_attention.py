@@ -101,7 +101,7 @@ def test_any_mix_of_prefill_and_decode_is_the_definition(
 
 
 @pytest.mark.parametrize("dtype", list(ATOL), ids=str)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_long_sequences_of_every_head_dim_are_the_definition(
     isa: str, head_dim: int, dtype: torch.dtype
 ) -> None:

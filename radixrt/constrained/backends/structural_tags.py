@@ -49,6 +49,7 @@ from radixrt.constrained.grammar import (
     Unenforced,
 )
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.parameters import STYLES
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.structural_tags import is_endless
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
@@ -99,7 +100,7 @@ def check_triggers(constraint: StructuralTag) -> None:
     if constraint.min_tags < 0 or (most is not None and most < max(constraint.min_tags, 1)):
         raise CannotCompile(f"From {constraint.min_tags} to {most} tags are no number of tags.")
     begins = sorted(
-        {tag.begin for tag in constraint.tags if not _is_told_from_others(tag, constraint)}
+        {_certain(tag) for tag in constraint.tags if not _is_told_from_others(tag, constraint)}
     )
     for begin, following in itertools.pairwise(begins):
         if following.startswith(begin):
@@ -116,6 +117,15 @@ def check_triggers(constraint: StructuralTag) -> None:
             raise CannotCompile(
                 f"The tag that begins with {tag.begin!r} must begin with one trigger, and does with {count}."
             )
+
+
+def _certain(tag: Tag) -> str:
+    """The text with which every occurrence of a tag begins."""
+    if not isinstance(tag.content, Parameters):
+        return tag.begin
+    next_marks = zip(STYLES[tag.content.style].opening[0], tag.end, strict=False)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], next_marks)
+    return tag.begin + "".join(character for character, _ in same)
 
 
 def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:

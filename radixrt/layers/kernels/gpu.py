@@ -93,6 +93,7 @@ class FlashInferLayers:
         head_dim = query.shape[-1]
         return (
             head_dim in ROTATED_HEAD_DIMS
+            and key.shape[1] > 0
             and query.stride(1) == key.stride(1) == head_dim  # so that heads flatten without a copy
             and cos_sin.shape[1] // 2 % VECTOR_ELEMENTS == 0
             and self.takes_rows(query, key)

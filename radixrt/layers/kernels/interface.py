@@ -61,7 +61,7 @@ class LayerKernels:
 
         Args:
             positions: [num_tokens] int64
-            query, key: [num_tokens, heads, head_dim], or views of one merged projection
+            query, key: [num_tokens, heads, head_dim], or views of one merged projection; the key may have no heads
             cos_sin: [context_length, rotary_dim] float32, cosines then sines
         """
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]

@@ -27,6 +27,7 @@ _FORMATS: dict[str, Callable[..., LoadableMatrix]] = {
 }
 """By method: of rows, columns and scheme."""
 _EMBEDDING = "embed_tokens"
+_LAYER_INPUTS = "embed_tokens_per_layer"
 _HEAD = "lm_head"
 
 
@@ -44,7 +45,7 @@ def matrix_formats(
         if scheme is None or (scheme.experts_only and not scheme.covers(path)):
             return DenseMatrix
         last = path.rpartition(".")[2]
-        if last == _HEAD or (last == _EMBEDDING and tied_head):
+        if last in (_HEAD, _LAYER_INPUTS) or (last == _EMBEDDING and tied_head):
             return _head_format(scheme, last)
         if last == _EMBEDDING or not scheme.covers(path, projections):
             return DenseMatrix

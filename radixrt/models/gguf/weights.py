@@ -25,7 +25,14 @@ log = logging.getLogger(__name__)
 _CHUNK = 1 << 22
 """Weights that are dequantized at once: 16 MiB of float32."""
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -43,19 +50,21 @@ _LAYER = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
 }
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The projections of each expert, by the stack that holds them."""
-_GEMMA = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+_GEMMA = {"ffn_norm": "pre_feedforward_layernorm"}
 _PHI3 = {"ffn_up": "mlp.gate_up_proj"}
-_GPT_OSS = {"post_attention_norm": "post_attention_layernorm"}
-_UNSUFFIXED = {"attn_sinks": "self_attn.sinks"}
-"""Parameters that are no layers' weights in a checkpoint."""
-_SPECIAL = {"phi3": _PHI3, "gpt_oss": _GPT_OSS}
+_PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3"}
+"""Families whose queries and keys llama.cpp's converter stores in the order of its own rotation."""
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 """Tensors that are part of the config."""
@@ -141,11 +150,11 @@ def read_weights(
 def _as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Tensor:
     """Undo the changes that llama.cpp's converter makes."""
     family = _family(config)
-    if family == "llama" and ".attn_q." in name:
+    if family in _PERMUTED and ".attn_q." in name:
         return _unpermuted(tensor, config["num_attention_heads"])
-    if family == "llama" and ".attn_k." in name:
+    if family in _PERMUTED and ".attn_k." in name:
         return _unpermuted(tensor, config["num_key_value_heads"])
-    if family.startswith("gemma") and name.endswith("norm.weight"):
+    if family in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return tensor.float() - 1
     return tensor
 
@@ -177,9 +186,13 @@ def _name(name: str, family: str) -> str:
     if (found := _LAYER_NAME.fullmatch(name)) is None:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
-    special = _GEMMA if family.startswith("gemma") else _SPECIAL.get(family, {})
-    if found[2] in _UNSUFFIXED:
-        return f"model.layers.{found[1]}.{_UNSUFFIXED[found[2]]}"
+    special = _GEMMA if family.startswith("gemma") else _PHI3 if family == "phi3" else {}
+    if found[2] == "layer_output_scale":
+        return f"model.layers.{found[1]}.layer_scalar"
+    if found[2] == "attn_sinks":
+        return f"model.layers.{found[1]}.self_attn.sinks"
+    if found[2] == "exp_probs_b":
+        return f"model.layers.{found[1]}.mlp.gate.e_score_correction_bias"
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
     return f"model.layers.{found[1]}.{part}.{found[3]}"
 

@@ -12,7 +12,12 @@ from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.answers import ToolCall
 from radixrt.messages.requests import ChatPrompt, GenerateRequest
 from radixrt.parsers.harmony import ASSISTANT, FINAL, MARKS, MESSAGE, HarmonyParser
-from radixrt.parsers.reasoning import FORMATS, PROMPT_END_TOKENS, ReasoningParser
+from radixrt.parsers.reasoning import (
+    FORMATS,
+    PROMPT_BEGIN_TOKENS,
+    PROMPT_END_TOKENS,
+    ReasoningParser,
+)
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS as TOOL_CALL_FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -78,7 +83,7 @@ class OutputParser:
                 TOOL_CALL_FORMATS.get(request.parse_tool_calls),
                 in_pieces=held is not None,
                 calls_alone=held is not None and not held.free_text,
-                stray_marks=(reasoning.closing,) if reasoning is not None and is_free else (),
+                stray_marks=reasoning.strays if reasoning is not None and is_free else (),
                 tools=_tool_schemas(request),
             )
         if reasoning is None:
@@ -134,7 +139,7 @@ class OutputParser:
             tags |= TOOL_CALL_FORMATS[request.parse_tool_calls].marks
         if request.parse_reasoning:
             marks = FORMATS[request.parse_reasoning]
-            tags |= {marks.opening, marks.closing}
+            tags |= {marks.opening, *(mark.strip() for mark in marks.strays)}
         if request.parse_reasoning == HARMONY:
             tags.update(MARKS)
         return {i for i, token in vocabulary.special_tokens.items() if token.content in tags}
@@ -249,9 +254,11 @@ def _reasoning_parser(
 ) -> ReasoningParser:
     marks = FORMATS[request.parse_reasoning]
     opening = vocabulary.encode(marks.opening, add_special_tokens=False)
+    begin = vocabulary.decode(prompt_ids[:PROMPT_BEGIN_TOKENS]) if marks.asked_by else ""
     return ReasoningParser(
         marks,
         vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:]),
+        is_asked=marks.asked_by in begin,
         held=request.constraint is not None,
         opens_with_token=len(opening) == 1,
     )

@@ -102,6 +102,7 @@ class CheckedSequence:
         held = self._news
         self._started = news.started or self._started
         held.cache_facts = news.cache_facts or held.cache_facts
+        held.drafts = news.drafts or held.drafts
         held.prompt_logprobs += news.prompt_logprobs
         held.token_ids += news.token_ids
         held.logprobs += news.logprobs
@@ -161,6 +162,7 @@ class CheckedSequence:
             started=self._with_checks(self._started),
             finished=self._with_checks(held.finished) if settled else None,
             cache_facts=held.cache_facts,
+            drafts=held.drafts,
         )
         self._news = SequenceNews(
             token_ids=held.token_ids[confirmed:],

@@ -6,11 +6,15 @@ ranks draft alike; the chances depend on the tokens alone.
 """
 
 import math
+from collections.abc import Collection
 
 KEPT = 0.97
 """Weight of a draft for each draft after it."""
 
 FIRST_CHANCE = 0.5
+"""Of drafters that guess."""
+EXPECTED_CHANCE = 0.85
+"""Before a drafter is known whose text the answer is expected to follow."""
 _FIRST_WEIGHT = 2.0
 """Drafts for which the first chance counts."""
 _COMMON_WEIGHT = 4.0
@@ -22,16 +26,21 @@ fourth step, so the number is odd."""
 
 MOST_CHANCE = 0.995
 
-Magnitude = tuple[int, int]
-"""A drafter, and the magnitude of the evidence."""
+Source = tuple[int, int]
+"""A drafter, and the kind of its evidence."""
 
 
 class Chances:
-    """The chances of all drafters in all slots."""
+    """The chances of all drafters in all slots.
 
-    def __init__(self) -> None:
-        self._common: dict[Magnitude, _Rate] = {}
-        self._own: dict[int, dict[Magnitude, _Rate]] = {}
+    Args:
+        expected: drafters whose texts the answers are expected to follow.
+    """
+
+    def __init__(self, expected: Collection[int] = ()) -> None:
+        self._expected = expected
+        self._common: dict[Source, _Rate] = {}
+        self._own: dict[int, dict[Source, _Rate]] = {}
         """By slot."""
         self._declined: dict[int, int] = {}
         """By slot: proposals that did not pay since one was drafted."""
@@ -41,22 +50,19 @@ class Chances:
         self._own[slot] = {}
         self._declined[slot] = 0
 
-    def of(self, slot: int, drafter: int, evidence: int) -> float:
+    def of(self, slot: int, source: Source) -> float:
         """The chance of one more token to be accepted."""
-        magnitude = drafter, evidence.bit_length()
-        chance = self._common.get(magnitude, _NEVER).value(FIRST_CHANCE, _FIRST_WEIGHT)
-        own = self._own[slot].get(magnitude, _NEVER)
+        first = EXPECTED_CHANCE if source[0] in self._expected else FIRST_CHANCE
+        chance = self._common.get(source, _NEVER).value(first, _FIRST_WEIGHT)
+        own = self._own[slot].get(source, _NEVER)
         return min(own.value(chance, _COMMON_WEIGHT), MOST_CHANCE)
 
-    def learn(
-        self, slot: int, drafter: int, evidence: int, num_drafted: int, num_accepted: int
-    ) -> None:
+    def learn(self, slot: int, source: Source, num_drafted: int, num_accepted: int) -> None:
         """Note the fate of a draft. The tokens behind the first that was rejected say nothing."""
         tried = min(num_accepted + 1, num_drafted)
         self._declined[slot] = 0
-        magnitude = drafter, evidence.bit_length()
         for rates in (self._common, self._own[slot]):
-            rates.setdefault(magnitude, _Rate()).observe(num_accepted, tried)
+            rates.setdefault(source, _Rate()).observe(num_accepted, tried)
 
     def decline(self, slot: int) -> bool:
         """Note that no draft pays in a slot; True if one token is to be drafted all the same."""
