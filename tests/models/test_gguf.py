@@ -96,6 +96,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": []}, 0),
     "glm4_moe": ("glm4_moe", {}, 0),
     "minimax_m2": ("minimax_m2", {}, 0),
+    "gpt_oss": ("gpt_oss", {}, 0),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of a logit."""
 
