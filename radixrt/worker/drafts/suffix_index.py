@@ -11,7 +11,7 @@ from typing import NamedTuple
 LONGEST_MATCH = 32
 """Tokens that are compared at most."""
 
-CANDIDATES = 16
+CANDIDATES = 8
 """Places that are compared at most: the last ones."""
 
 SEPARATOR = -1
