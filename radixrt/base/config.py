@@ -45,6 +45,7 @@ ToolCallParserName = Literal[
     "olmo3",
     "functiongemma",
     "gemma4",
+    "harmony",
 ]
 ReasoningParserName = Literal[
     "auto",
@@ -58,6 +59,7 @@ ReasoningParserName = Literal[
     "granite33",
     "mistral",
     "gemma4",
+    "harmony",
 ]
 
 SECTIONS = (
@@ -394,6 +396,8 @@ class ServerConfig(SchedulerSettings):
             "qwen3_xml": "qwen3_coder",
             "minimax-m2": "minimax_m2",
             "phi4_mini_json": "phi4_mini",
+            "openai": "harmony",
+            "gpt-oss": "harmony",
         },
     )
     reasoning_parser: ReasoningParserName = _structured(
@@ -407,6 +411,8 @@ class ServerConfig(SchedulerSettings):
             "minimax_m2": "qwen3",
             "olmo3": "qwen3",
             "hunyuan_a13b": "hunyuan",
+            "openai_gptoss": "harmony",
+            "gpt-oss": "harmony",
         },
     )
 
