@@ -2,7 +2,8 @@
 
 import argparse
 import logging
-from typing import get_args
+from dataclasses import Field, fields
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -69,10 +70,29 @@ def test_a_renamed_value_still_works_and_warns(
     assert old in caplog.text and new in caplog.text
 
 
-def test_outlines_is_an_alias_of_fsm(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("name", "alias", "value"),
+    [
+        ("grammar_backend", "outlines", "fsm"),
+        ("tool_call_parser", "granite4", "hermes"),
+        ("reasoning_parser", "glm45", "qwen3"),
+    ],
+)
+def test_an_alias_of_a_value_is_silent(
+    name: str, alias: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        assert parse("--grammar-backend", "outlines").grammar_backend == "fsm"
+        assert getattr(parse(flag_of(name), alias), name) == value
     assert not caplog.text
+
+
+@pytest.mark.parametrize("setting", [s for s in fields(ServerConfig) if "aliases" in s.metadata])
+def test_an_alias_is_no_name_itself_and_stands_for_one(setting: Field[Any]) -> None:
+    names, aliases = (
+        get_args(get_type_hints(ServerConfig)[setting.name]),
+        setting.metadata["aliases"],
+    )
+    assert not aliases.keys() & {*names} and {*aliases.values()} <= {*names}
 
 
 def test_names_of_this_release_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:

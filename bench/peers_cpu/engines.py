@@ -15,6 +15,14 @@ MAX_LENGTH = 4096
 MAX_RUNNING = 16
 """Sequences at a time: the greatest concurrency of the workloads."""
 STEP_TOKENS = 2048
+NO_DRAFTS = ("--speculation", "off")
+LLAMA_CPP_DRAFTS = "--spec-default"
+"""Its n-gram drafter with its own settings; off unless asked for."""
+VLLM_DRAFTS = (
+    *("--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens", "5"),
+    *("--speculative-config.prompt_lookup_min", "2", "--speculative-config.prompt_lookup_max", "4"),
+)
+"""The values of its documentation."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,9 @@ def _openvino() -> Engine:
     )
 
 
-def _llama_cpp(name: str, model_format: ModelFormat, workloads: str = "abcdef") -> Engine:
+def _llama_cpp(
+    name: str, *flags: str, model_format: ModelFormat, workloads: str = "abcdef"
+) -> Engine:
     serve = (
         "{environment}/bin/llama-server --model {model} --host 127.0.0.1 --port {port} --alias model "
         f"--ctx-size {KV_TOKENS} --parallel {MAX_RUNNING} --kv-unified --threads 2 --threads-batch 2 "
@@ -114,7 +124,7 @@ def _llama_cpp(name: str, model_format: ModelFormat, workloads: str = "abcdef") 
     )
     return Engine(
         name,
-        tuple(serve.split()),
+        (*serve.split(), *flags),
         "llama.cpp",
         model_format=model_format,
         workloads=workloads,
@@ -145,16 +155,21 @@ ENGINES = {
     for engine in (
         _radixrt("radixrt"),
         _radixrt("radixrt-no-cache", "--disable-radix-cache"),
+        _radixrt("radixrt-no-drafts", *NO_DRAFTS),
         _vllm("vllm"),
         _vllm("vllm-block-32", "--block-size", "32"),
+        _vllm("vllm-ngram", *VLLM_DRAFTS),
         _openvino(),
-        _llama_cpp("llama.cpp", "gguf-bf16"),
+        _llama_cpp("llama.cpp", model_format="gguf-bf16"),
+        _llama_cpp("llama.cpp-ngram", LLAMA_CPP_DRAFTS, model_format="gguf-bf16"),
         _transformers(),
         _radixrt("radixrt-q4_k_m", model_format="gguf-q4_k_m"),
-        _llama_cpp("llama.cpp-q4_k_m", "gguf-q4_k_m"),
+        _radixrt("radixrt-q4_k_m-no-drafts", *NO_DRAFTS, model_format="gguf-q4_k_m"),
+        _llama_cpp("llama.cpp-q4_k_m", model_format="gguf-q4_k_m"),
+        _llama_cpp("llama.cpp-q4_k_m-ngram", LLAMA_CPP_DRAFTS, model_format="gguf-q4_k_m"),
         # how other quantized weights compare is asked of the one stream only
         _radixrt("radixrt-int8", "--quantization", "int8", workloads="d"),
         _radixrt("radixrt-int4", "--quantization", "int4", workloads="d"),
-        _llama_cpp("llama.cpp-q8_0", "gguf-q8_0", workloads="d"),
+        _llama_cpp("llama.cpp-q8_0", model_format="gguf-q8_0", workloads="d"),
     )
 }

@@ -33,16 +33,25 @@ class AttentionBackend(Protocol):
         """Prepare for one step; called once before the layers run. Host work only."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write the step's keys and values into the cache, then attend over it.
 
         Args:
             query: [num_tokens, num_heads, head_dim]
-            key: [num_tokens, num_kv_heads, head_dim], of the step's tokens.
+            key: [num_tokens, num_kv_heads, head_dim], of the step's tokens; None, and so is ``value``: the cache is that of an
+                earlier layer, which has written them.
             value: [num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
                 ``v_head_dim`` features of the keys (a latent cache).
-            kv_cache: of this layer.
+            kv_cache: of this layer, or of the earlier one.
+            sinks: float32 [num_heads], for each head a score that takes part in the softmax of every query and has no value
+                (Xiao et al., 2023; gpt-oss); None: there are none.
 
         Returns:
             [num_tokens, num_heads, v_head_dim]
@@ -70,4 +79,4 @@ class ForwardContext:
 
     backend: AttentionBackend
     kv_caches: list[LayerKV]
-    """One a layer."""
+    """One a layer; empty for a layer that reads an earlier one's."""

@@ -55,7 +55,13 @@ class CpuBackend:
         )
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         output = torch.empty(query.shape, dtype=query.dtype)
@@ -69,10 +75,11 @@ class CpuBackend:
             spec.scale,
             spec.sliding_window or 0,
             spec.soft_cap or 0.0,
+            *(() if sinks is None else (sinks,)),
         )
         return output
 
-    def _attend_by_plan(self, *arguments: Tensor | float) -> None:
+    def _attend_by_plan(self, *arguments: Tensor | float | None) -> None:
         """Use the plan of the current step: a tape repeats this call, and the plan has changed by then."""
         assert self._plan is not None, "plan() comes before attend()"
         self._plan.attend_into(*arguments)

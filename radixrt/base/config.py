@@ -29,18 +29,41 @@ ToolCallParserName = Literal[
     "auto",
     "none",
     "hermes",
+    "exaone4",
     "llama3_json",
     "qwen3_coder",
+    "seed_oss",
+    "minimax_m2",
+    "glm45",
+    "glm47",
     "mistral",
     "mistral_v3",
-    "pythonic",
-    "functiongemma",
+    "granite",
     "phi4_mini",
+    "hunyuan",
+    "pythonic",
+    "olmo3",
+    "functiongemma",
+    "gemma4",
+    "harmony",
 ]
-ReasoningParserName = Literal["auto", "none", "deepseek-r1", "qwen3", "mistral"]
+ReasoningParserName = Literal[
+    "auto",
+    "none",
+    "deepseek-r1",
+    "qwen3",
+    "seed_oss",
+    "hunyuan",
+    "ernie45",
+    "granite",
+    "granite33",
+    "mistral",
+    "gemma4",
+    "harmony",
+]
 
 SECTIONS = (
-    "Model", "HTTP server", "Device", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
+    "Model", "HTTP server", "Device", "Replicas", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
 )  # fmt: skip
 """In the order of the docs."""
 
@@ -59,9 +82,12 @@ def _section(name: str) -> Callable[..., Any]:
 
 LEAST_STEP_TIMEOUT_S = 2.0
 
+MAX_REPLICAS = 64
+
 _model = _section("Model")
 _http = _section("HTTP server")
 _device = _section("Device")
+_replicas = _section("Replicas")
 _memory = _section("Memory")
 _cache = _section("KV cache")
 _scheduling = _section("Scheduling")
@@ -240,13 +266,6 @@ class ServerConfig(SchedulerSettings):
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", at_least=1)
-    dp: int = _device(
-        1,
-        "Replicas: engines with a KV cache of their own behind one router (docs/routing.md). They share the threads and the memory that they "
-        "would take by default; --kernel-threads and --max-total-tokens are of each.",
-        at_least=1,
-        at_most=64,
-    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
@@ -270,6 +289,30 @@ class ServerConfig(SchedulerSettings):
         at_least=1,
         at_most=4096,
     )
+    dp: int = _replicas(
+        1,
+        "Replicas: engines with a KV cache of their own behind one router (docs/routing.md). They share the threads and the memory that they "
+        "would take by default; --kernel-threads and --max-total-tokens are of each. 0: all replicas are on other machines (--replica-listen).",
+        at_least=0,
+        at_most=MAX_REPLICAS,
+    )
+    replica_listen: str | None = _replicas(
+        None,
+        "ZeroMQ address at which engines on other machines join as replicas, such as tcp://0.0.0.0:30100; needs --join-token-file.",
+        metavar="ADDRESS",
+    )
+    join: str | None = _replicas(
+        None,
+        "Join the server whose --replica-listen is at this address, such as tcp://10.0.0.1:30100, as a replica; --host and --port then have "
+        "/health and /ready alone. Needs --join-token-file.",
+        metavar="ADDRESS",
+    )
+    join_token_file: str | None = _replicas(
+        None,
+        "File with the secret of the links between machines, of at least 32 random characters, the same on each; make it with: openssl rand -hex 32.",
+        metavar="FILE",
+    )
+
     mem_fraction_static: float = _memory(
         0.85,
         "Share of the device's memory for weights, the largest step and the KV pool; on a CPU, share of half of the "
@@ -345,12 +388,32 @@ class ServerConfig(SchedulerSettings):
         "auto",
         "Format of the model's tool calls (docs/tools.md); auto recognises it by the chat template and the vocabulary, none "
         "refuses requests with tools.",
+        aliases={
+            "qwen25": "hermes",
+            "granite4": "hermes",
+            "ernie45": "hermes",
+            "llama3": "llama3_json",
+            "qwen3_xml": "qwen3_coder",
+            "minimax-m2": "minimax_m2",
+            "phi4_mini_json": "phi4_mini",
+            "openai": "harmony",
+            "gpt-oss": "harmony",
+        },
     )
     reasoning_parser: ReasoningParserName = _structured(
         "auto",
-        "Format of the model's reasoning, which is returned apart from the answer: deepseek-r1 (the answer begins with "
-        "it), qwen3 (it is optional) or mistral (in [THINK] tags); auto recognises it by the chat template, none leaves the "
-        "reasoning in the answer.",
+        "Format of the model's reasoning, which is returned apart from the answer (docs/tools.md); auto recognises it by the "
+        "chat template, none leaves the reasoning in the answer.",
+        aliases={
+            "deepseek_r1": "deepseek-r1",
+            "glm45": "qwen3",
+            "glm47": "qwen3",
+            "minimax_m2": "qwen3",
+            "olmo3": "qwen3",
+            "hunyuan_a13b": "hunyuan",
+            "openai_gptoss": "harmony",
+            "gpt-oss": "harmony",
+        },
     )
 
     debug_disable_cascade: bool = _debug(
@@ -414,6 +477,7 @@ class ServerConfig(SchedulerSettings):
                 f"second: set 0 or at least {LEAST_STEP_TIMEOUT_S:g}."
             )
         self._validate_kv_events()
+        self._validate_replicas()
         return self
 
     def _validate_origins(self) -> None:
@@ -423,6 +487,19 @@ class ServerConfig(SchedulerSettings):
                     f"--cors-origins {origin} is no origin: write it as https://chat.example.com or "
                     "http://localhost:3000, in small letters and without a path."
                 )
+
+    def _validate_replicas(self) -> None:
+        for name in ("join", "replica_listen"):
+            address = getattr(self, name)
+            if address is not None and not re.fullmatch(r"tcp://[^/\s]+:\d+", address):
+                raise ConfigError(f"{flag_of(name)} {address}: write tcp://HOST:PORT.")
+        if self.join is not None and self.replica_listen is not None:
+            raise ConfigError("--join and --replica-listen are for different machines: leave one out.")  # fmt: skip
+        is_linked = self.join is not None or self.replica_listen is not None
+        if is_linked != (self.join_token_file is not None):
+            raise ConfigError("--join-token-file goes with --join or --replica-listen, which need it.")  # fmt: skip
+        if self.dp == 0 and self.replica_listen is None:
+            raise ConfigError("--dp 0 starts no engine, so others must join: set --replica-listen.")
 
     def _validate_kv_events(self) -> None:
         for name in ("kv_events", "kv_events_replay"):
@@ -452,6 +529,16 @@ class ServerConfig(SchedulerSettings):
             raise ConfigError(
                 "--kv-events publishes nothing with --disable-radix-cache: leave one out."
             )
+
+    @property
+    def is_routed(self) -> bool:
+        """The engine has several replicas, or may have, so a router needs to know their load and their caches."""
+        return self.dp != 1 or self.join is not None or self.replica_listen is not None
+
+    @property
+    def most_replicas(self) -> int:
+        """With those that may join."""
+        return self.dp if self.replica_listen is None else MAX_REPLICAS
 
     @property
     def model_name(self) -> str:

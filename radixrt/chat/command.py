@@ -6,6 +6,8 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
+import time
 from typing import Any
 
 from radixrt.base.config import ServerConfig
@@ -24,7 +26,7 @@ def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
             wanted = arguments.model or _given_model(arguments, config)
             model = model_served_at(client, wanted)
             if model is None:
-                signal.signal(signal.SIGTERM, _end)  # so that the server ends with the chat
+                end_at_sigterm()  # so that the server ends with the chat
                 config = stack.enter_context(started(_with_model(config, arguments.model)))
                 client = client_of(config)
                 model = config.model_name
@@ -48,9 +50,40 @@ def run_remote(arguments: argparse.Namespace) -> int:
         return 1
 
 
+REPEAT_S = 0.05
+"""Between two signals, until the main thread has seen one."""
+
+
+def end_at_sigterm() -> None:
+    """Let SIGTERM end the program by a SystemExit in the main thread, which calls this.
+
+    Python runs handlers between two operations of the main thread. A signal that comes just before readline waits for keys does
+    not interrupt this wait, and readline has no limit of its time. So a thread repeats the signal until the handler has run.
+    """
+    arrived, sent = os.pipe()
+    os.set_blocking(sent, False)
+    signal.signal(signal.SIGTERM, _end)
+    signal.set_wakeup_fd(sent)
+    threading.Thread(target=_repeat_sigterm, args=(arrived,), daemon=True).start()
+
+
 def _end(signum: int, frame: object) -> None:
-    """SIGTERM ends the program, as a Ctrl-C does not."""
+    """Once: another signal must not leave half of the processes behind."""
+    signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)
+
+
+def _repeat_sigterm(arrived: int) -> None:
+    """Args:
+    arrived: pipe with a byte for each signal, its number.
+    """
+    while os.read(arrived, 1) != bytes([signal.SIGTERM]):
+        pass
+    main = threading.main_thread().ident
+    assert main is not None
+    while signal.getsignal(signal.SIGTERM) is _end:
+        time.sleep(REPEAT_S)
+        signal.pthread_kill(main, signal.SIGTERM)
 
 
 def _given_model(arguments: argparse.Namespace, config: ServerConfig) -> str | None:

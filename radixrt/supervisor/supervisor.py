@@ -3,7 +3,8 @@
 The state of an engine is spread over its worker, scheduler and tokenizer processes, so the death of one is the end of the
 engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
 and hands them to the next engine (:mod:`radixrt.client.engine_client`). With ``--dp``, an engine has several replicas, each a
-scheduler and its workers. The death of one of these is the end of its replica only, which is started again.
+scheduler and its workers. The death of one of these is the end of its replica only, which is started again. A scheduler that is
+told to end (SIGTERM, or by an admin) lets its replica's requests go on in others first, and ends with status 0.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ MAX_DEATHS = 3
 FIRST_DELAY_S = 0.5
 """Before the second restart in a row; each further one waits twice as long."""
 LONGEST_DELAY_S = 30.0
-"""Before a restart of a replica, while others live."""
+"""Before any restart. An engine ends the server sooner; a replica is started again as long as others live."""
 HEALTHY_S = 600.0
 """An engine that has lived so long has not died of its start, though nobody has asked it for a token."""
 
@@ -116,16 +117,39 @@ class _Child:
         )
 
 
+@dataclass
+class _Deaths:
+    """The deaths of an engine or of a replica since its last token."""
+
+    count: int = 0
+
+    def add(self, dead: _Child, members: list[_Child]) -> None:
+        """
+        Args:
+            dead: the process that has ended.
+            members: the processes that end with it.
+        """
+        tokens = sum(child.heartbeat.done for child in members if child.name == "scheduler")
+        is_healthy = tokens or time.monotonic() - dead.started_at > HEALTHY_S
+        self.count = 1 if is_healthy else self.count + 1
+
+    @property
+    def delay_s(self) -> float:
+        """The time until the next start, in seconds."""
+        return (
+            min(FIRST_DELAY_S * 2 ** (self.count - 2), LONGEST_DELAY_S) if self.count > 1 else 0.0
+        )
+
+
 @dataclass(eq=False)
 class _Replica:
     """A scheduler and its workers."""
 
     channels: Channels
     """Of its last start."""
-    deaths: int = 0
-    """Since its last token."""
+    deaths: _Deaths = field(default_factory=_Deaths)
     restart_at: float = math.inf
-    """Time of ``time.monotonic()`` at which it is started again; infinity: it lives."""
+    """Time of ``time.monotonic()`` from which on it is started, unless it is drained; infinity: it lives."""
 
 
 def _to_stderr(line: str) -> None:
@@ -155,10 +179,7 @@ class Supervisor:
         self._config = config
         self._max_deaths = max_deaths
         self._show_log = show_log
-        self._deaths = 0
-        """Since the last token."""
-        self._started_at = 0.0
-        """Time of ``time.monotonic()`` at which the engine was started."""
+        self._deaths = _Deaths()
         self._start_limit_s: float | None = None
         """Longest time in which an engine starts; None: the first one has not started yet."""
         self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
@@ -251,15 +272,16 @@ class Supervisor:
         return [*self._engine, *([self._api] if self._api else [])]
 
     def _start_engine(self) -> None:
-        self._started_at = time.monotonic()
-        if self._config.dp == 1:
+        if not self._config.is_routed:
             self._start_replica(self.channels)
         else:
             numbers = range(self._config.dp)
-            self._replicas = [_Replica(self.channels.of_replica(n, 0)) for n in numbers]
-            for replica in self._replicas:
-                self._start_replica(replica.channels)
-        self._engine.append(self._start("tokenizer", self.channels))
+            self._replicas = [
+                _Replica(self.channels.of_replica(n, 0), restart_at=0.0) for n in numbers
+            ]
+            self._start_due_replicas()
+        if self._config.join is None:
+            self._engine.append(self._start("tokenizer", self.channels))
 
     def _start_replica(self, channels: Channels) -> None:
         """Start a scheduler and its workers."""
@@ -322,8 +344,8 @@ class Supervisor:
     def _look_at_heartbeats(self) -> None:
         """Kill a process that hangs."""
         now = time.monotonic()
-        age_s = now - self._started_at
         if self._start_limit_s is None and all(c.heartbeat.has_begun for c in self._engine):
+            age_s = now - min((child.started_at for child in self._engine), default=now)
             self._start_limit_s = max(START_PATIENCE * age_s, self._config.step_timeout)
         limit_s = self._start_limit_s if self._config.step_timeout else None
         for child in self._engine:
@@ -335,54 +357,60 @@ class Supervisor:
         Raises:
             EngineDiedError: too many engines have ended.
         """
-        tokens = sum(child.heartbeat.done for child in self._engine if child.name == "scheduler")
-        is_healthy = tokens or time.monotonic() - self._started_at > HEALTHY_S
-        self._deaths = 1 if is_healthy else self._deaths + 1
+        self._deaths.add(dead, self._engine)
         death = dead.death()
-        if self._deaths >= self._max_deaths:
+        if self._deaths.count >= self._max_deaths:
             raise death
         log.error("%s\nA new engine is started; open requests go on in it.", death)
         self.channels.next_engine()  # first: from here on, the server is not ready
-        _end(self._engine)
-        for child in self._engine:
-            child.heartbeat.close()
-        self._engine = []
-        if self._deaths > 1:
-            time.sleep(FIRST_DELAY_S * 2 ** (self._deaths - 2))
+        self._end_members(self._engine)
+        time.sleep(self._deaths.delay_s)
         self._start_engine()
 
     def _end_replica(self, dead: _Child, replica: _Replica) -> None:
         """End the other processes of a replica, and start it again: at once, or after a pause if it died soon after its last start.
+        One that an admin has drained waits.
 
         Raises:
             EngineDiedError: it has died too often, and no other replica lives.
         """
         members = [child for child in self._engine if child.replica == dead.replica]
-        tokens = sum(child.heartbeat.done for child in members if child.name == "scheduler")
-        is_healthy = tokens or time.monotonic() - dead.started_at > HEALTHY_S
-        replica.deaths = 1 if is_healthy else replica.deaths + 1
-        death = dead.death()
-        others_live = any(
-            other.restart_at == math.inf for other in self._replicas if other is not replica
-        )
-        if replica.deaths >= self._max_deaths and not others_live:
-            raise death
-        log.error("%s\nThe replica is started again; its open requests go on in others.", death)
+        if dead.name == "scheduler" and dead.process.returncode == 0:
+            log.warning("Replica %d has drained.", dead.replica)
+        else:
+            self._count_death(dead, replica, members)
         shutil.rmtree(replica.channels.folder, ignore_errors=True)  # first: its requests go on now
+        self._end_members(members)
+        replica.channels = self.channels.of_replica(
+            replica.channels.replica or 0, replica.channels.start + 1
+        )
+        replica.restart_at = time.monotonic() + replica.deaths.delay_s
+        self._start_due_replicas()
+
+    def _end_members(self, members: list[_Child]) -> None:
         _end(members)
         for child in members:
             child.heartbeat.close()
         self._engine = [child for child in self._engine if child not in members]
-        replica.channels = self.channels.of_replica(
-            replica.channels.replica or 0, replica.channels.start + 1
+
+    def _count_death(self, dead: _Child, replica: _Replica, members: list[_Child]) -> None:
+        """Raises:
+        EngineDiedError: it has died too often, and no other replica lives.
+        """
+        replica.deaths.add(dead, members)
+        death = dead.death()
+        others_live = any(
+            other.restart_at == math.inf for other in self._replicas if other is not replica
         )
-        delay_s = FIRST_DELAY_S * 2 ** (replica.deaths - 2) if replica.deaths > 1 else 0.0
-        replica.restart_at = time.monotonic() + min(delay_s, LONGEST_DELAY_S)
-        self._start_due_replicas()
+        others_live |= self._config.replica_listen is not None  # or may join
+        if replica.deaths.count >= self._max_deaths and not others_live:
+            raise death
+        log.error("%s\nThe replica is started again; its open requests go on in others.", death)
 
     def _start_due_replicas(self) -> None:
         for replica in self._replicas:
-            if replica.restart_at <= time.monotonic():
+            is_drained = replica.channels.drained_file.exists()
+            if replica.restart_at <= time.monotonic() and not is_drained:
                 replica.restart_at = math.inf
                 self._start_replica(replica.channels)
 

@@ -218,10 +218,8 @@ def test_what_is_no_trace_is_refused_with_its_line(
 # ------------------------------------------------------------ the command
 
 
-def test_the_command_writes_table_json_and_plot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "small.jsonl"
+def write_trace(file: Path, trace: Trace) -> None:
+    """As :func:`read_trace` reads it."""
     rows = [
         {
             "timestamp": 1e3 * r.arrival_s,
@@ -229,9 +227,16 @@ def test_the_command_writes_table_json_and_plot(
             "output_length": r.output_tokens,
             "hash_ids": r.blocks.tolist(),
         }
-        for r in conversations(1, 200).requests
+        for r in trace.requests
     ]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    file.write_text("\n".join(map(json.dumps, rows)))
+
+
+def test_the_command_writes_table_json_and_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "small.jsonl"
+    write_trace(path, conversations(1, 200))
     arguments = ["bench", "cache", str(path), "--tokens", "64K", "0.5M", "--policy", "lru", "fifo"]
     files = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png")]
     with pytest.raises(SystemExit) as exit_:

@@ -12,7 +12,7 @@ from radixrt.bench.cache.routing import RULES
 from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace
 from radixrt.cli.main import main
-from tests.bench.test_bench_cache import conversations, request
+from tests.bench.test_bench_cache import conversations, request, write_trace
 
 
 def hot_prefix(num_requests: int, per_second: float) -> Trace:
@@ -45,6 +45,7 @@ def test_a_prefix_of_most_requests_overloads_no_replica(per_second: float) -> No
     run = routed(hot_prefix(1200, per_second), "radixrt", symbol=16)
     requests = np.bincount(run.replica_of, minlength=8)
     assert requests.max() <= 1.3 * requests.mean()
+    assert max(run.computed_tokens) <= 1.3 * np.mean(run.computed_tokens)
     assert sum(run.cached_tokens) > 0.9 * 0.9 * 1200 * 78 * BLOCK_TOKENS
 
 
@@ -74,18 +75,10 @@ def test_conversations_stay_where_their_pages_are() -> None:
 
 def test_the_command_compares_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "traffic.jsonl"
-    lines = [
-        {
-            "timestamp": 1000 * r.arrival_s,
-            "input_length": r.input_tokens,
-            "output_length": r.output_tokens,
-            "hash_ids": r.blocks.tolist(),
-        }
-        for r in conversations(1, 60).requests
-    ]
-    trace.write_text("\n".join(map(json.dumps, lines)))
+    write_trace(trace, conversations(1, 60))
     out = tmp_path / "out.json"
     flags = ["--tokens", "1M", "--replicas", "1", "2", "--router", "radixrt", "dynamo"]
+    flags += ["--plot", str(tmp_path / "rules.svg")]
     with pytest.raises(SystemExit, match="0"):
         main(["bench", "cache", str(trace), *flags, "--json", str(out)])
     rows = json.loads(out.read_text())
@@ -96,3 +89,5 @@ def test_the_command_compares_rules(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
     printed = capsys.readouterr().out
     assert "Mean of all cells" in printed and "dynamo" in printed
+    drawn = (tmp_path / "rules.svg").read_text()
+    assert "2 replicas" in drawn and "dynamo" in drawn

@@ -68,9 +68,6 @@ class Chat:
         self.process.send_signal(signal.SIGINT)
 
     def terminate(self) -> int:
-        time.sleep(
-            0.3
-        )  # readline waits for keys by now: a signal just before that is seen with the next key
         status = children.end(self.process)
         os.close(self._fd)
         return status
@@ -194,6 +191,19 @@ def test_run_starts_a_server_that_ends_with_the_chat(tmp_path: Path) -> None:
     assert chat.terminate() == 128 + signal.SIGTERM
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
+
+
+def test_a_sigterm_that_interrupts_no_wait_ends_the_chat_all_the_same() -> None:
+    """As one does that comes just before readline waits for keys: here another thread gets it."""
+    code = """
+import signal, sys, threading
+from radixrt.chat.command import end_at_sigterm
+end_at_sigterm()
+threading.Timer(0.2, signal.raise_signal, [signal.SIGTERM]).start()
+sys.stdin.read()
+"""
+    with children.running([sys.executable, "-c", code], stdin=subprocess.PIPE) as chat:
+        assert chat.wait(60) == 128 + signal.SIGTERM
 
 
 def test_a_model_is_known_by_the_folder_that_it_is_served_from(

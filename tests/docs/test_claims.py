@@ -1,4 +1,4 @@
-"""Files, links, flags, commands, targets and environment variables that the pages name exist."""
+"""Files, tests, links, flags, commands, targets and environment variables that the pages name exist."""
 
 import argparse
 import importlib.util
@@ -64,6 +64,18 @@ def test_files_and_folders_that_are_named_exist(page: Path) -> None:
         if looks_like_a_path(span) and span not in NOT_THERE:
             ends = (f"/{span.rstrip('/')}", f"/{span}.py")
             assert any(path.endswith(ends) for path in paths), f"{page.name} names {span}"
+
+
+@each_page
+def test_tests_that_are_named_exist(page: Path) -> None:
+    """As ``file.py::test_name``, or as the name alone."""
+    for span in spans(page):
+        if (named := re.fullmatch(r"([\w/]+\.py::)?(test_\w+)", span)) is None:
+            continue
+        end = (named[1] or "").removesuffix("::")
+        files = [path for path in repository() if path.startswith("tests/") and path.endswith(end)]
+        sources = ((ROOT / path).read_text() for path in files if path.endswith(".py"))
+        assert any(f"def {named[2]}(" in source for source in sources), f"{page.name} names {span}"
 
 
 @each_page

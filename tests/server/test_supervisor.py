@@ -12,7 +12,7 @@ import pytest
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.supervisor.supervisor import START_PATIENCE, Supervisor, _Child, _environment
+from radixrt.supervisor.supervisor import START_PATIENCE, Supervisor, _Child, _Deaths, _environment
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -32,8 +32,14 @@ def children(tmp_path: Path) -> Iterator[list[_Child]]:
 def supervisor(engine: list[_Child], age_s: float, step_timeout: float = 4.0) -> Supervisor:
     made = object.__new__(Supervisor)
     made._config = ServerConfig(step_timeout=step_timeout)
-    made._engine, made._started_at, made._start_limit_s = engine, time.monotonic() - age_s, None
+    made._engine, made._start_limit_s = engine, None
+    set_age(engine, age_s)
     return made
+
+
+def set_age(engine: list[_Child], age_s: float) -> None:
+    for child in engine:
+        child.started_at = time.monotonic() - age_s
 
 
 def test_a_further_engine_may_take_some_times_as_long_to_start_as_the_first(
@@ -42,7 +48,7 @@ def test_a_further_engine_may_take_some_times_as_long_to_start_as_the_first(
     one = supervisor(children, age_s=3600.0)
     one._look_at_heartbeats()
     assert not any(child.hung for child in children)  # the first may load a large model
-    one._started_at = time.monotonic() - 2.0
+    set_age(children, 2.0)
     for child in children:
         child.heartbeat.promise(60.0)
     one._look_at_heartbeats()
@@ -55,8 +61,7 @@ def test_a_process_that_hangs_at_its_start_is_killed(children: list[_Child]) -> 
     children[1].heartbeat.promise(60.0)
     one._look_at_heartbeats()
     assert not children[0].hung
-    for child in children:
-        child.started_at -= 21.0
+    set_age(children, 21.0)
     one._look_at_heartbeats()
     assert children[0].hung and children[0].process.wait(10) < 0
     assert not children[1].hung
@@ -69,7 +74,7 @@ def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_cou
     children: list[_Child], tokens: int, age_s: float, is_the_end: bool
 ) -> None:
     one = supervisor(children, age_s)
-    one._max_deaths, one._deaths = 3, 2
+    one._max_deaths, one._deaths = 3, _Deaths(2)
     one.channels = SimpleNamespace(next_engine=lambda: None)  # type: ignore[assignment]
     one._start_engine = lambda: None  # type: ignore[method-assign]
     children[0].name = "scheduler"
@@ -81,7 +86,7 @@ def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_cou
             one._replace_engine(children[1])
     else:
         one._replace_engine(children[1])
-        assert one._deaths == 1
+        assert one._deaths.count == 1
 
 
 def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> None:
