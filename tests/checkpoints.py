@@ -53,6 +53,16 @@ _GEMMA3: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 8,
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 0.5,
+    "tie_word_embeddings": True,
+}
 _TINY_VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -128,6 +138,32 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("Gemma3TextConfig", _GEMMA3),
     "gemma3_vision": ("Gemma3Config", _GEMMA3),
+    "gemma4": (
+        "Gemma4UnifiedTextConfig",
+        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "gemma4_moe": (
+        "Gemma4Config",
+        {
+            **_GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
+    "gemma4_e": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
     "phi3": (
         "Phi3Config",
         {
@@ -175,6 +211,24 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": (
         "MiniMaxM2Config",
         {**_EXPERTS, "num_local_experts": 6, "head_dim": 32, "rotary_dim": 16},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_EXPERTS,
+            "head_dim": 24,
+            "num_local_experts": 6,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
     ),
     "granite": (
         "GraniteConfig",
@@ -251,6 +305,9 @@ def _config(architecture: str, overrides: dict[str, Any]) -> Any:
         return transformers.Gemma3Config(
             text_config=settings, vision_config=_TINY_VISION, mm_tokens_per_image=4
         )
+    if class_name == "Gemma4Config":
+        vision = {**_TINY_VISION, "num_key_value_heads": 2, "head_dim": 8}
+        return transformers.Gemma4Config(text_config=settings, vision_config=vision)
     return getattr(transformers, class_name)(**settings)
 
 
@@ -268,11 +325,18 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:  # norms and biases: random as well, or a forgotten one goes unseen
+        for name, weight in model.named_parameters():
+            # norms and biases: random as well, or a forgotten one goes unseen
+            if weight.ndim == 1 or name.endswith("_bias"):
                 weight.add_(torch.randn_like(weight) * 0.2)
+            if name.endswith("gate_up_proj_bias"):  # some are beyond the bounds of the activation
+                weight[:, [0, 3, 5]] += torch.tensor([7.0, 7.0, -7.0])
+        if architecture.startswith("gemma4"):  # its scores have no factor
+            for name, weight in model.named_parameters():
+                if name.endswith("q_norm.weight"):
+                    weight.mul_(0.2)
         for name, tensor in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
         if config.get_text_config().tie_word_embeddings:  # or the model repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)

@@ -7,7 +7,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.joining.engine_end import IngressLink
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.cache_tree import (
@@ -29,6 +31,7 @@ from radixrt.messages.calls import (
 )
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
+from radixrt.messages.replicas import ReplicaLoad, ReplicaReport
 from radixrt.messages.replies import CallReply, LeaseGranted
 from radixrt.messages.sequences import (
     ReleaseSequences,
@@ -88,11 +91,28 @@ class FakeScheduler:
         cache_calls: all calls about the KV cache that came in.
     """
 
-    def __init__(self, channels: Channels, info: EngineInfo, step_s: float = 0.0) -> None:
-        self._inbox: Inbox[ToScheduler] = Inbox(
-            channels.address("tokenizer", "scheduler"), ToScheduler
-        )
-        self._outbox = Outbox(channels.address("scheduler", "tokenizer"))
+    def __init__(
+        self,
+        channels: Channels,
+        info: EngineInfo,
+        step_s: float = 0.0,
+        join: ServerConfig | None = None,
+    ) -> None:
+        """
+        Args:
+            join: settings of an engine that joins an ingress; None: the tokenizer process is on this machine.
+        """
+        self._poller = Poller()
+        self._inbox: Inbox[ToScheduler] | IngressLink
+        self._outbox: Outbox | IngressLink
+        if join is None:
+            self._inbox = Inbox(channels.address("tokenizer", "scheduler"), ToScheduler)
+            self._outbox = Outbox(channels.address("scheduler", "tokenizer"))
+            self._poller.add(self._inbox.socket)
+        else:
+            self._inbox = self._outbox = IngressLink(
+                join, channels, "a model", self._poller, lambda: self._running.clear()
+            )
         self._info = info
         self.step_s = step_s
         self.script: Script = lambda request: unpack_ids(request.token_ids).tolist()
@@ -120,10 +140,14 @@ class FakeScheduler:
         self._outbox.close()
 
     def _run(self) -> None:
-        self._outbox.send(self._info)
-        poller = Poller(self._inbox)
+        if isinstance(self._outbox, IngressLink):
+            self._outbox.join(self._info)
+        else:
+            self._outbox.send(self._info)
         while not self._stop.is_set():
-            poller.wait(0.0 if self._running else 0.01)
+            self._poller.wait(0.0 if self._running else 0.01)
+            if isinstance(self._outbox, IngressLink):
+                self._outbox.send(ReplicaReport(load=ReplicaLoad(), stream="", sequence=0))
             for message in self._inbox.receive_waiting():
                 self._handle(message)
             if self._running and not self.paused.is_set():

@@ -118,7 +118,7 @@ def _outcomes_of_file(
         base = reference(write_dequantized(file, arguments.work_dir / "float32", torch.float32))
         bos = next(iter(tokenizer.encode("").ids), None)
         d = compare_divergence(llama, file, model, base, bos, text, arguments.pages)
-        line = f"ours {d.ours:.6f} ± {d.ours_error:.6f}, llama.cpp {d.llama_cpp:.6f} ± {d.llama_cpp_error:.6f} over {d.positions} tokens"
+        line = f"ours {d.ours:.6f} ± {d.ours_error:.6f}, llama.cpp {d.llama_cpp:.6f} ± {d.llama_cpp_error:.6f} over {d.positions} tokens; likeliest token of float32: {d.ours_agrees:.4f}, {d.llama_cpp_agrees:.4f}"
         yield "divergence", line, d.ours <= d.llama_cpp
 
 

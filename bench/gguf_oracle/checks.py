@@ -32,13 +32,16 @@ class Greedy(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """Mean Kullback-Leibler divergence of next-token distributions from the reference, in nats, and its standard error."""
+    """Mean Kullback-Leibler divergence of next-token distributions from the reference, in nats, its standard error, and the share of
+    positions whose likeliest token is the reference's."""
 
     positions: int
     ours: float
     llama_cpp: float
     ours_error: float
     llama_cpp_error: float
+    ours_agrees: float
+    llama_cpp_agrees: float
 
 
 def served(folder: Path) -> CausalLM:
@@ -84,17 +87,25 @@ def compare_divergence(
         length: tokens of a page.
     """
     theirs = llama.log_probabilities(file, text, length, pages)
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[tuple[Tensor, ...]] = []
     for page, tokens in enumerate(theirs.tokens.tolist()):
         if bos is not None:
             tokens[0] = bos
         # of the tokens after positions length // 2 ... length - 2
         exact = reference(torch.tensor([tokens])).logits[0, length // 2 : -1]
         base = _cut_off(exact)
-        ours = _cut_off(logits(model, tokens)[length // 2 : -1])
-        other = _cut_off(torch.from_numpy(theirs.log_probabilities(page, exact.shape[1])))
-        found.append((_divergence(base, ours), _divergence(base, other)))
-    ours, other = (torch.cat(column) for column in zip(*found, strict=True))
+        both = (
+            _cut_off(logits(model, tokens)[length // 2 : -1]),
+            _cut_off(torch.from_numpy(theirs.log_probabilities(page, exact.shape[1]))),
+        )
+        likeliest = base.argmax(-1)
+        found.append(
+            (
+                *(_divergence(base, rows) for rows in both),
+                *((rows.argmax(-1) == likeliest).float() for rows in both),
+            )
+        )
+    ours, other, *agree = (torch.cat(column) for column in zip(*found, strict=True))
     error = len(ours) ** -0.5
     return Divergence(
         len(ours),
@@ -102,6 +113,7 @@ def compare_divergence(
         float(other.mean()),
         float(ours.std()) * error,
         float(other.std()) * error,
+        *(float(column.mean()) for column in agree),
     )
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import (  # fmt: skip
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
@@ -36,13 +35,14 @@ class Family(NamedTuple):
     architecture: str
     """Key of ``tests.checkpoints.CONFIGS``."""
     pre: str | None
-    """llama.cpp's name of the byte-level pre-tokenizer; None: SentencePiece."""
+    """llama.cpp's name of the byte-level pre-tokenizer; None: SentencePiece, but Gemma 4's kind in its families."""
     settings: dict[str, Any]
     """What GGUF can say in place of what it cannot."""
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FACTORS = [1 + i / 16 for i in range(24)]
+_GEMMA4 = {"head_dim": 64, "global_head_dim": 128}
 FAMILIES = {
     "llama 2": Family("llama", None, {"rope_parameters": _ROPE}),
     # the converter reads the original length from elsewhere, so it must be its default
@@ -53,8 +53,26 @@ FAMILIES = {
     "qwen3": Family("qwen3", "qwen2", {"head_dim": 64}),
     "gemma2": Family("gemma2", None, {"query_pre_attn_scalar": 64, "head_dim": 64}),
     "gemma3": Family("gemma3", None, {"query_pre_attn_scalar": 64, "head_dim": 64, "num_hidden_layers": 7, "sliding_window_pattern": 6}),
+    "gemma4": Family("gemma4", None, _GEMMA4),
+    "gemma4 moe": Family("gemma4_moe", None, _GEMMA4 | {"moe_intermediate_size": 256}),
+    "gemma4 e": Family("gemma4_e", None, _GEMMA4 | {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": VOCABULARY}),
     "phi3": Family("phi3", None, {"rope_parameters": _ROPE | {
         "rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": _FACTORS, "long_factor": _FACTORS}}),
+    "smollm3": Family("smollm3", "smaug-bpe", {"head_dim": 64, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+    "olmo2": Family("olmo2", "dbrx", {"attention_bias": False}),
+    "olmo3": Family("olmo3", "dbrx", {}),
+    "granite": Family("granite", "refact", {}),
+    "seed-oss": Family("seed_oss", "seed-coder", {"head_dim": 64, "attention_out_bias": False}),
+    "ernie 4.5": Family("ernie4_5", None, {"head_dim": 64, "use_bias": False}),
+    "exaone 4": Family("exaone4", "exaone4", {}),
+    # the converter knows the context of the stretched base alone
+    "hunyuan": Family("hunyuan", "hunyuan-dense", {"head_dim": 64, "attention_bias": False, "max_position_embeddings": 32768}),
+    "ministral 3": Family("ministral3", "tekken", {"head_dim": 64, "rope_parameters": _ROPE | {
+        "rope_type": "yarn", "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}}),
+    "qwen3 moe": Family("qwen3_moe", "qwen2", {"head_dim": 64, "moe_intermediate_size": 256, "mlp_only_layers": []}),
+    "glm 4.5": Family("glm4_moe", "glm4", {"head_dim": 64, "moe_intermediate_size": 256}),
+    "minimax m2": Family("minimax_m2", "minimax-m2", {"head_dim": 64, "rotary_dim": 32}),
 }  # fmt: skip
 
 
@@ -83,7 +101,9 @@ def compare_families(
     for name, family in FAMILIES.items():
         root = folder / name.replace(" ", "")
         checkpoint = make_checkpoint(family.architecture, root / "hf", **SIZES, **family.settings)
-        if family.pre is None:
+        if family.architecture.startswith("gemma4"):
+            _train_gemma4(checkpoint, corpus)
+        elif family.pre is None:
             _train_sentencepiece(llama, checkpoint, corpus)
         else:
             _train_byte_level(checkpoint, corpus, family.pre)
@@ -136,18 +156,42 @@ def _train_sentencepiece(llama: LlamaCpp, folder: Path, corpus: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def _train_gemma4(folder: Path, corpus: Path) -> None:
+    """BPE on characters with byte fallback, whose words begin with their spaces."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 32,
+        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=200,
+        show_progress=False,
+    )
+    tokenizer.train([str(corpus)], trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] in special]
+    content["pre_tokenizer"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def _train_byte_level(folder: Path, corpus: Path, pre: str) -> None:
-    from radixrt.models.gguf.tokenizer import BYTE_LEVEL_SPLITS
+    from radixrt.models.gguf.tokenizer import byte_level_splitter
 
     tokenizer = Tokenizer(models.BPE())
-    pieces = pre_tokenizers.Split(Regex(BYTE_LEVEL_SPLITS[pre] or ""), "isolated")
-    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_only])
+    tokenizer.pre_tokenizer = byte_level_splitter(pre)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    of_glm = ["[gMASK]", "<|user|>", "<|observation|>"]  # its converter looks them up
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - 32,  # transformers adds tokens of a family that are not there
-        special_tokens=special,
+        special_tokens=special + of_glm,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

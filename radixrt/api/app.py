@@ -20,6 +20,7 @@ from radixrt.api.native.cache_match import match_routes
 from radixrt.api.native.generate import native_routes
 from radixrt.api.native.infill import infill_routes
 from radixrt.api.native.live import live_routes
+from radixrt.api.native.replicas import replica_routes
 from radixrt.api.native.scoring import scoring_routes
 from radixrt.api.native.tokenize import tokenizer_routes
 from radixrt.api.ollama.routes import ERRORS as OLLAMA_ERRORS
@@ -29,11 +30,11 @@ from radixrt.api.openai.completions import completion_routes
 from radixrt.api.openai_responses.responses import response_routes
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import TraceRequests, Tracing
-from radixrt.base.config import listed
+from radixrt.base.settings.setting import listed
 
 _ROUTES = (
     chat_routes, completion_routes, message_routes, ollama_routes, response_routes, conversation_routes, native_routes, infill_routes, scoring_routes, tokenizer_routes,
-    embedding_routes, rerank_routes, score_routes, cache_routes, match_routes, live_routes, about_routes,
+    embedding_routes, rerank_routes, score_routes, cache_routes, match_routes, live_routes, replica_routes, about_routes,
 )  # fmt: skip
 
 

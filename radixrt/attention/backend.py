@@ -1,7 +1,7 @@
 """The interface between a model's attention layers and the kernels that compute attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -33,16 +33,25 @@ class AttentionBackend(Protocol):
         """Prepare for one step; called once before the layers run. Host work only."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write the step's keys and values into the cache, then attend over it.
 
         Args:
             query: [num_tokens, num_heads, head_dim]
-            key: [num_tokens, num_kv_heads, head_dim], of the step's tokens.
+            key: [num_tokens, num_kv_heads, head_dim], of the step's tokens; None, and so is ``value``: the cache is that of an
+                earlier layer, which has written them.
             value: [num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
                 ``v_head_dim`` features of the keys (a latent cache).
-            kv_cache: of this layer.
+            kv_cache: of this layer, or of the earlier one.
+            sinks: float32 [num_heads], for each head a score that takes part in the softmax of every query and has no value
+                (Xiao et al., 2023; gpt-oss); None: there are none.
 
         Returns:
             [num_tokens, num_heads, v_head_dim]
@@ -64,10 +73,26 @@ class CapturableBackend(AttentionBackend, Protocol):
         in place the tables that a replay reads."""
 
 
+@runtime_checkable
+class NarrowingBackend(AttentionBackend, Protocol):
+    """A backend that can attend for some rows of a step."""
+
+    def for_rows(self, rows: Tensor) -> AttentionBackend | None:
+        """A backend that is planned for these rows [n] int64 of the step alone, for layers that write nothing into a cache; None:
+        it computes no such selection."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """The inputs of a model's layers beside the hidden states. Passed as an argument, never global."""
 
     backend: AttentionBackend
     kv_caches: list[LayerKV]
-    """One a layer."""
+    """One a layer; empty for a layer that reads an earlier one's."""
+
+    def narrowed(self, rows: Tensor) -> "ForwardContext | None":
+        """The context of these rows of the step alone, see ``NarrowingBackend``; None: the backend needs all of them."""
+        if not isinstance(self.backend, NarrowingBackend):
+            return None
+        backend = self.backend.for_rows(rows)
+        return None if backend is None else replace(self, backend=backend)

@@ -66,10 +66,17 @@ class BidirectionalAttention:
         self._masks = {}
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, kv_cache: LayerKV, spec: AttentionSpec
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        kv_cache: LayerKV,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See ``AttentionBackend.attend``; there is no cache. In a layer with a sliding window a token sees those at a smaller
+        """See ``AttentionBackend.attend``; there is no cache, and there are no sinks. In a layer with a sliding window a token sees those at a smaller
         distance, on both sides."""
+        assert key is not None and value is not None, "no layer of an encoder reads another's cache"
         if spec.sliding_window not in self._masks:
             masks = [_mask(group, spec.sliding_window) for group in self._groups]
             self._masks[spec.sliding_window] = masks

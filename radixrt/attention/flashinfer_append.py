@@ -41,8 +41,10 @@ class Append:
         if self._sequence is None or len(self._sequence) != len(self._locations):
             self._sequence = torch.zeros_like(self._locations)  # all tokens are of the only one
 
-    def run(self, key: Tensor, value: Tensor, kv_cache: LayerKV) -> None:
-        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]."""
+    def run(self, key: Tensor | None, value: Tensor | None, kv_cache: LayerKV) -> None:
+        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]; None: an earlier layer has written them."""
+        if key is None or value is None:
+            return
         assert self._locations is not None, "plan() comes before attend()"
         table = self._shared.whole_cache(kv_cache[0].shape[0])
         self._functions.append_paged_kv_cache(

@@ -39,7 +39,8 @@ class KVSpec:
     """
 
     tensors: tuple[CachedTensor, ...]
-    """In the order of :data:`LayerKV`: keys and values, with their scales behind each head where they have any; or one latent."""
+    """In the order of :data:`LayerKV`: keys and values, with their scales behind each head where they have any; or one latent; or
+    nothing, if the layer reads the cache of an earlier one (Gemma 4)."""
 
     @staticmethod
     def keys_and_values(
@@ -61,7 +62,9 @@ class KVSpec:
         return KVSpec(tuple(CachedTensor(shape, dtype) for shape in shapes))
 
     def is_plain(self, dtype: torch.dtype) -> bool:
-        """Whether it is keys and values of one shape in ``dtype``, and nothing else, as most kernels need."""
+        """Whether it is keys and values of one shape in ``dtype`` or nothing, as most kernels need."""
+        if not self.tensors:
+            return True
         first = CachedTensor(self.tensors[0].shape, dtype)
         return self.tensors == (first, first)
 

@@ -10,6 +10,8 @@ import struct
 import time
 from pathlib import Path
 
+from radixrt.base.ipc import Channels
+
 PATIENCE = 20
 """Limit of the duration of a piece of work, in multiples of the longest before it."""
 
@@ -81,3 +83,12 @@ class Heartbeat:
     def done(self) -> int:
         """Units of work that the process has finished since it began."""
         return int(_RECORD.unpack_from(self._record)[1])
+
+
+def is_well(channels: Channels) -> bool:
+    """The processes of an engine, or of a replica, are there, and none of them hangs."""
+    try:
+        records = [Heartbeat(file) for file in channels.heartbeat_files()]
+    except FileNotFoundError:  # the supervisor has just removed the files of a dead one
+        return False
+    return bool(records) and not any(record.is_overdue() for record in records)

@@ -1,7 +1,7 @@
 """Typed one-way channels between processes: ZeroMQ sockets that carry msgspec messages.
 
 A link between two processes is two channels, one in each direction. The receiver binds. Addresses are ``ipc://`` files in
-a directory that only this user can enter. Nothing is ever unpickled.
+a directory that only this user can enter; :mod:`radixrt.joining` has the links between machines. Nothing is ever unpickled.
 """
 
 import logging
@@ -28,6 +28,9 @@ LONGEST_WAIT_S = 1.0
 
 LONGEST_RUN_DIR = 76
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
+
+LINGER_MS = 500
+"""For which a process that ends waits until its last messages have left."""
 
 MAX_FRAME_BYTES = 512 << 20
 """A larger frame is an error of the sender; ZeroMQ drops the connection."""
@@ -88,9 +91,19 @@ class Channels:
         return self.folder.is_dir()
 
     @property
+    def drained_file(self) -> Path:
+        """While it is there, this replica is not started: an admin has drained it."""
+        return self.run_dir / f"drained-{self.replica}"
+
+    @property
     def tokenizer_file(self) -> Path:
         """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
         return self.run_dir / str(self.engine) / "tokenizer.json"
+
+    @property
+    def joined_file(self) -> Path:
+        """Exists while the scheduler of these channels belongs to an ingress on another machine."""
+        return self.folder / "joined"
 
     @property
     def farewell_file(self) -> Path:
@@ -154,10 +167,15 @@ def _bind(context: zmq.Context, address: str) -> zmq.Socket:
 def _connect(context: zmq.Context, address: str) -> zmq.Socket:
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.SNDHWM, 0)  # queues are bounded by --max-queued-requests, not here
-    socket.setsockopt(zmq.LINGER, 500)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, 10)  # milliseconds: the other side may still be starting
     socket.connect(address)
     return socket
+
+
+def close_all() -> None:
+    """Close all channels of this process that have no event loop; returns when their messages have left, or after LINGER_MS."""
+    zmq.Context.instance().destroy(LINGER_MS)
 
 
 class Inbox(Decoder[Received]):
@@ -200,6 +218,20 @@ class Inbox(Decoder[Received]):
         self.socket.close()
 
 
+def encode(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytes:
+    """A message as a frame.
+
+    Raises:
+        FrameTooLargeError: it exceeds the receiver's limit.
+    """
+    frame = encoder.encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise FrameTooLargeError(
+            f"A message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
+        )
+    return frame
+
+
 class Outbox:
     """The sending end of a channel. Sending never waits."""
 
@@ -211,12 +243,7 @@ class Outbox:
         """Raises:
         FrameTooLargeError: the message exceeds the receiver's limit.
         """
-        frame = self._encoder.encode(message)
-        if len(frame) > MAX_FRAME_BYTES:
-            raise FrameTooLargeError(
-                f"A message of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}."
-            )
-        self.socket.send(frame, copy=False)
+        self.socket.send(encode(self._encoder, message), copy=False)
 
     def close(self) -> None:
         self.socket.close()
@@ -233,6 +260,10 @@ class Poller:
     def add(self, socket: zmq.Socket) -> None:
         """Also wait for messages on a raw socket."""
         self._poller.register(socket, zmq.POLLIN)
+
+    def remove(self, socket: zmq.Socket) -> None:
+        """Do not wait for messages on a socket any more."""
+        self._poller.unregister(socket)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until a message arrives or the time is over (LONGEST_WAIT_S at most); True if one has arrived."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.heartbeat import is_well
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
@@ -29,6 +29,7 @@ from radixrt.messages.calls import (
     Call,
     CompileCall,
     DetokenizeCall,
+    DrainReplicaCall,
     ExplainCacheCall,
     FlushCacheCall,
     MatchCall,
@@ -209,9 +210,11 @@ class EngineClient:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def run(self, requests: list[GenerateRequest]) -> list[AnswerChunk]:
+    async def run(
+        self, requests: list[GenerateRequest], at_once: int = 1 << 31
+    ) -> list[AnswerChunk]:
         """As :meth:`answers`, for requests of one answer each that do not stream: the one chunk of each."""
-        return [chunk for (chunk,) in await self.answers(requests)]
+        return [chunk for (chunk,) in await self.answers(requests, at_once)]
 
     def abort(self, request_id: str, tenant: Tenant = NO_TENANT) -> None:
         """Drop a tenant's request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""
@@ -259,6 +262,28 @@ class EngineClient:
     async def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
         return await self._call(FlushCacheCall, int)
+
+    async def drain_replica(self, replica: int) -> None:
+        """Move the running answers of a replica to others, and end its processes.
+
+        Raises:
+            RequestError: there is no such replica, it does not run, or no other one does.
+        """
+        self._check_replicas()
+        await self._call(DrainReplicaCall, bool, replica=replica)
+
+    def start_replica(self, replica: int) -> None:
+        """Let the supervisor start a drained replica; one that runs is left alone.
+
+        Raises:
+            RequestError: there are no replicas.
+        """
+        self._check_replicas()
+        self._channels.of_replica(replica, 0).drained_file.unlink(missing_ok=True)
+
+    def _check_replicas(self) -> None:
+        if self._info.result().replicas == 1:
+            raise RequestError("This server has no replicas: --dp is 1.", status=404)
 
     async def pin(
         self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant = NO_TENANT
@@ -404,9 +429,9 @@ class EngineClient:
         """An engine takes requests, and none of its processes hangs."""
         if not self._info.done() or self._died is not None:
             return False
-        if self._info.result().replicas > 1 and not any(map(_is_well, self._channels.replicas())):
+        if self._info.result().replicas != 1 and not any(map(is_well, self._channels.replicas())):
             return False
-        return _is_well(self._channels)
+        return is_well(self._channels)
 
     async def drain(self, grace_s: float, reason: str) -> None:
         """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""
@@ -488,7 +513,7 @@ class EngineClient:
                 else:
                     call.reply.set_result(message.value)
             case RequestsLost():
-                self._open.take_over(message.request_ids)
+                self._open.take_over(message.request_ids, by_death=not message.has_drained)
                 self._leases.restore(message.leases)
             case EngineInfo():
                 if not self._info.done():
@@ -522,12 +547,3 @@ class EngineClient:
                     retry_after_s=RETRY_AFTER_S,
                 )
             )
-
-
-def _is_well(channels: Channels) -> bool:
-    """The processes of an engine, or of a replica, are there, and none of them hangs."""
-    try:
-        records = [Heartbeat(file) for file in channels.heartbeat_files()]
-    except FileNotFoundError:  # the supervisor has just removed the files of a dead one
-        return False
-    return bool(records) and not any(record.is_overdue() for record in records)

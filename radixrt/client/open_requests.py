@@ -93,10 +93,10 @@ class OpenRequest:
             return True  # the reader gets the answer whole
         return self.arrivals.put(chunk)
 
-    def engine_died(self) -> None:
-        """Its engine has died."""
+    def engine_ended(self, by_death: bool) -> None:
+        """Its engine has died, or its replica has drained."""
         self.wire_id = ""
-        self.deaths += 1
+        self.deaths += by_death
         self.of_first_engine = {**self.reports, **self.of_first_engine}
 
     def abort(self) -> None:
@@ -213,24 +213,25 @@ class OpenRequests:
                 waiting.remove(open_request)
         self._go_on()
 
-    def take_over(self, lost: Collection[str] | None = None) -> None:
+    def take_over(self, lost: Collection[str] | None = None, *, by_death: bool = True) -> None:
         """Send the open requests of a dead engine to a new engine.
 
         Args:
-            lost: their ids on the wire, if a replica has died and others go on; None: all.
+            lost: their ids on the wire, if a replica has ended and others go on; None: all.
+            by_death: False: it has drained, so no request can be the cause.
         """
         wire_ids = set(self._by_wire_id if lost is None else lost)
         alone = self._alone
         if alone is not None and alone.wire_id in wire_ids:
             self._alone = None
-            if alone.deaths >= SUSPECT_AFTER:  # no chunk since it runs alone
+            if by_death and alone.deaths >= SUSPECT_AFTER:  # no chunk since it runs alone
                 self._remember(alone)
                 alone.arrivals.put(_deadly())
                 alone.wire_id = ""
         for open_request in self:
             if open_request.wire_id not in wire_ids:
                 continue  # held, refused, or in a replica that lives
-            open_request.engine_died()
+            open_request.engine_ended(by_death)
             if open_request.is_aborted:
                 open_request.abort()
                 continue

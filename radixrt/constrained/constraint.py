@@ -62,7 +62,17 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
     """Most tokens. Only without ``excludes``, and where the answer ends or a control token follows."""
 
 
-ParameterStyle = Literal["qwen_xml", "pythonic", "functiongemma"]
+ParameterStyle = Literal[
+    "qwen_xml",
+    "seed_xml",
+    "minimax_xml",
+    "glm45",
+    "glm47",
+    "pythonic",
+    "olmo3",
+    "functiongemma",
+    "gemma4",
+]
 """How a tool-call format writes each parameter by itself."""
 
 
@@ -138,6 +148,8 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     not_text: str = ""
     """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not begin as this regular
     expression says."""
+    before: tuple[Tag, ...] = ()
+    """Any number of these may stand before the other tags. Only without ``free_text`` and ``lists``."""
 
 
 Compound = Series | Either | Repeated | Tokens

@@ -59,32 +59,59 @@ class Style:
     """Strings may be JSON, too."""
 
 
+_QWEN = Style(
+    opening=("<parameter=", ">\n"),
+    closing="\n</parameter>\n",
+    separator="",
+    quote="",
+    stop='"</parameter>"',
+    words={},
+    names="[^<>\\n]+",
+)
+_SEED = dataclasses.replace(_QWEN, opening=("<parameter=", ">"), closing="</parameter>\n")
+_GLM45 = dataclasses.replace(
+    _QWEN,
+    opening=("<arg_key>", "</arg_key>\n<arg_value>"),
+    closing="</arg_value>\n",
+    stop='"</arg_value>"',
+)
+_PYTHONIC = Style(
+    opening=("", "="),
+    closing="",
+    separator=", ",
+    quote="'",
+    stop=r"/['\\\x00-\x1f]/",
+    takes_json=True,
+    words={True: "True", False: "False", None: "None"},
+    names="[A-Za-z_][A-Za-z0-9_]*",
+)
 STYLES: dict[ParameterStyle, Style] = {
-    "qwen_xml": Style(
-        opening=("<parameter=", ">\n"),
-        closing="\n</parameter>\n",
-        separator="",
-        quote="",
-        stop='"</parameter>"',
-        words={},
-        names="[^<>\\n]+",
+    "qwen_xml": _QWEN,
+    "seed_xml": _SEED,
+    "minimax_xml": dataclasses.replace(
+        _SEED, opening=('<parameter name="', '">'), names='[^<>"\\n]+'
     ),
-    "pythonic": Style(
-        opening=("", "="),
-        closing="",
-        separator=", ",
-        quote="'",
-        stop=r"/['\\\x00-\x1f]/",
-        takes_json=True,
-        words={True: "True", False: "False", None: "None"},
-        names="[A-Za-z_][A-Za-z0-9_]*",
+    "glm45": _GLM45,
+    "glm47": dataclasses.replace(
+        _GLM45, opening=("<arg_key>", "</arg_key><arg_value>"), closing="</arg_value>"
     ),
+    "pythonic": _PYTHONIC,
+    "olmo3": dataclasses.replace(_PYTHONIC, words={}),
     "functiongemma": Style(
         opening=("", ":"),
         closing="",
         separator=",",
         quote="<escape>",
         stop='"<escape>"',
+        words={None: "null"},
+        names="[A-Za-z_][A-Za-z0-9_.-]*",
+    ),
+    "gemma4": Style(
+        opening=("", ":"),
+        closing="",
+        separator=",",
+        quote='<|"|>',
+        stop=r'"<|\"|>"',
         words={None: "null"},
         names="[A-Za-z_][A-Za-z0-9_.-]*",
     ),

@@ -41,3 +41,9 @@ class VocabParallelEmbedding(MatrixLayer):
         start = min(self.first, self.vocab_size)
         size = (self.vocab_size, self.columns)
         yield from self.loadable.slots(Placement(path, size, slice(0, real_rows), 0, start))
+
+
+class LookUpTable(VocabParallelEmbedding):
+    """An embedding by which nothing is multiplied; it may be larger than all other weights (Gemma 4's inputs of each layer)."""
+
+    packs = False

@@ -31,6 +31,11 @@ class Projection:
         rows = tp.share(size, f"{name} size")
         return Projection(name, size, tp.rank * rows, rows)
 
+    @staticmethod
+    def whole(name: str, size: int) -> "Projection":
+        """Each rank computes all of it: a small one, whose sum over ranks would take longer."""
+        return Projection(name, size, 0, size)
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -159,6 +164,8 @@ def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.loadable.finish()
+            if not module.packs:
+                continue
             if isinstance(module, MatrixStack):
                 module.matrix = kernels.pack_stack(module.loadable, module.count)
             else:

@@ -11,18 +11,29 @@ from radixrt.layers.weights import WeightSlot
 
 
 class RMSNorm(KernelLayer):
-    """``x / rms(x) * weight``, computed in float32; Gemma stores ``weight - 1`` (``unit_offset``).
+    """``x / rms(x) * weight``, computed in float32; Gemma 2 and 3 store ``weight - 1`` (``unit_offset``).
 
     The two variants also round differently: Llama rounds to the activations' dtype before it multiplies
     by the weight, Gemma after. In bfloat16 the results differ, so both are kept.
     """
 
-    def __init__(self, size: int, eps: float, unit_offset: bool = False) -> None:
+    weight: Tensor
+
+    def __init__(
+        self, size: int, eps: float, unit_offset: bool = False, learned: bool = True
+    ) -> None:
+        """
+        Args:
+            learned: False: the weight is 1 and not in the checkpoint.
+        """
         super().__init__()
         self.eps = eps
         self.unit_offset = unit_offset
         initial = torch.zeros(size) if unit_offset else torch.ones(size)
-        self.weight = nn.Parameter(initial, requires_grad=False)
+        if learned:
+            self.weight = nn.Parameter(initial, requires_grad=False)
+        else:
+            self.register_buffer("weight", initial, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., size] -> [..., size]"""

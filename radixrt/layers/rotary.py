@@ -58,7 +58,8 @@ class RotaryEmbedding(KernelLayer):
         # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's kernel
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten.
+        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten. The key
+        may have no heads.
 
         Interleaved heads are returned in the order of halves: scores do not depend on an order that queries and keys share.
         """
@@ -74,6 +75,8 @@ def _in_halves(heads: Tensor) -> Tensor:
 
 def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tuple[Tensor, float]:
     """Radians per position of each rotated pair [rotary_dim / 2], and the factor of cos and sin."""
+    if getattr(config, "is_heterogeneous", False):  # heads of other sizes in layers of other types
+        config = config.per_layer_config[layer_type]
     parameters = (
         config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     )

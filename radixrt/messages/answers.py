@@ -179,7 +179,7 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     engine: int = 0
     """Number of the engine, counted from the start of the server; set by the tokenizer process."""
     replicas: int = 1
-    """Of which the other fields are true; set by the tokenizer process."""
+    """Of which the other fields are true, if they are always there; 0: engines join and leave. Set by the tokenizer process."""
     context_length: int
     """Longest prompt plus answer."""
     vocab_size: int

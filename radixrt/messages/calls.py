@@ -119,6 +119,13 @@ class TenantStatsCall(Message, frozen=True):
     tenant: Tenant
 
 
+class DrainReplicaCall(Message, frozen=True):
+    """Let a replica go: its requests go on in others. Answered by a CallReply whose value is true."""
+
+    call_id: int
+    replica: int
+
+
 class ExplainCacheCall(Message, frozen=True, kw_only=True):
     """Explain the cache misses of one of the tenant's last requests. Answered by a CallReply whose value is a CacheExplanation, or
     whose error is that the request is unknown."""
@@ -177,6 +184,7 @@ Call = (
     | CacheNodeCall
     | StatsCall
     | TenantStatsCall
+    | DrainReplicaCall
     | ExplainCacheCall
 )
 """A call of the api, which the tokenizer process answers or hands on."""
@@ -191,5 +199,6 @@ SchedulerCall = (
     | CacheNodeCall
     | StatsCall
     | TenantStatsCall
+    | DrainReplicaCall
 )
 """A call that the scheduler answers."""

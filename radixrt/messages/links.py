@@ -6,7 +6,17 @@ api ── tokenizer ── scheduler ── worker
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import Call, SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
-from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport, RequestsLost
+from radixrt.messages.replicas import (
+    EventsReplayed,
+    JoinAgain,
+    Joined,
+    JoinRefused,
+    Ping,
+    ReplayEvents,
+    ReplicaDrained,
+    ReplicaReport,
+    RequestsLost,
+)
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
@@ -20,7 +30,11 @@ ToScheduler = (
     LoadGrammar | DropGrammar | SequenceRequest | ReleaseSequences | SchedulerCall | ReplayEvents
 )
 
-ToTokenizerFromScheduler = EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed
+ToJoinedEngine = Joined | JoinRefused | JoinAgain | Ping | ToScheduler
+
+ToTokenizerFromScheduler = (
+    EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
+)
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 

@@ -1,7 +1,9 @@
-"""The messages about replicas: their load and the changes of their caches, for the router; their deaths, for the api."""
+"""The messages about replicas: their load and the changes of their caches, for the router; their ends, for the api; the way
+in for engines on other machines."""
 
 import msgspec
 
+from radixrt.messages.answers import EngineInfo
 from radixrt.messages.message import Message
 
 
@@ -24,6 +26,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Of all running sequences; what several share counts for each."""
     held_tokens: int = 0
     """Of the pool, those that running sequences and leases hold."""
+    free_tokens: int = 0
+    """Of the pool, those without KV."""
     pool_tokens: int = 1
 
 
@@ -53,9 +57,48 @@ class EventsReplayed(Message, frozen=True):
     """An encoded list of :class:`radixrt.kv.events.EventBatch`."""
 
 
+class ReplicaDrained(Message, frozen=True):
+    """A replica's last message before it ends, as it was told to."""
+
+
 class RequestsLost(Message, frozen=True, kw_only=True):
-    """A replica has died. The api sends its open requests again, with the tokens that their clients have."""
+    """A replica has died or drained. The api sends its open requests again, with the tokens that their clients have."""
 
     request_ids: list[str]
     leases: list[str]
     """Ids of the leases of the replica."""
+    has_drained: bool = False
+    """No request can be the cause."""
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """An engine on another machine asks to become a replica: the first message of its connection."""
+
+    version: str
+    """Of radixrt: both ends must speak the same messages."""
+    model: str
+    """Fingerprint of the checkpoint and the types that it is computed in."""
+    info: EngineInfo
+
+
+class Joined(Message, frozen=True):
+    """The engine is a replica of the ingress now."""
+
+    replica: int
+    tokenizer_json: bytes
+    """The model's tokenizer.json, for the processes that load grammars."""
+
+
+class JoinRefused(Message, frozen=True, kw_only=True):
+    """The engine cannot be a replica of this ingress, or not yet."""
+
+    reason: str
+    retry_after_s: float
+
+
+class JoinAgain(Message, frozen=True):
+    """The ingress does not know the connection any more: what the engine has of it is void."""
+
+
+class Ping(Message, frozen=True):
+    """The ingress lives."""

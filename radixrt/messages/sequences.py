@@ -70,6 +70,9 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """One a new token, in order, of the sequences with ``logprobs``."""
     prompt_logprobs: list[SequenceLogprobs] = []
     """In order of position, from the prompt's second token on."""
+    drafts: dict[int, tuple[int, int]] = {}
+    """By sequence id, of the sequences with stop strings of which a draft was verified: draft tokens so far, and of these those
+    that were accepted. The tokenizer process finds the end of their answers, and reports them."""
     vectors: dict[int, bytes] = {}
     """By sequence id, with the end of a sequence that asks for numbers: as 32-bit floats."""
     refused: list["SequenceRefused"] = []

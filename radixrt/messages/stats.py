@@ -197,6 +197,13 @@ class SchedulerStats(Counters, kw_only=True):
 
     running: Annotated[int, gauge("Sequences in the running batch.", "running_requests")]
     waiting: Annotated[int, gauge("Sequences in the waiting queue.", "queued_requests")]
+    queued_prefill_s: Annotated[
+        float,
+        gauge(
+            "Seconds until all prompts so far are computed, by forecast.", "queued_prefill_seconds"
+        ),
+    ] = 0.0
+    """As the router gets it; autoscalers go by it."""
     evicted_pages: Annotated[int, counter("Pages evicted from the radix tree.")]
     pages_total: Annotated[int, gauge("Pages of the KV pool.", "kv_pages_capacity")]
     pages_owned: Annotated[int, gauge("Pages held by running sequences alone.", "kv_pages_used")]

@@ -32,12 +32,15 @@ _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def resolve_model_path(path_or_hub_id: str, flag: str = "--model-path") -> Path:
+def resolve_model_path(
+    path_or_hub_id: str, flag: str = "--model-path", *, with_weights: bool = True
+) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF file, here or on the hub,
     gets a folder.
 
     Args:
         flag: the setting that errors name.
+        with_weights: download the weights of a hub id, too.
 
     Raises:
         ConfigError: neither a folder nor a GGUF file that can be served, nor a hub id that can be downloaded.
@@ -55,10 +58,10 @@ def resolve_model_path(path_or_hub_id: str, flag: str = "--model-path") -> Path:
         raise ConfigError(f"{flag} {path_or_hub_id} is a file; give the folder that holds it.")
     if path_or_hub_id.startswith((".", "/", "~")) or path_or_hub_id.count("/") != 1:
         raise ConfigError(f"{flag} {path_or_hub_id}: there is no such folder.")
-    return _download(path_or_hub_id, flag)
+    return _download(path_or_hub_id, flag, [] if with_weights else ["*.safetensors"])
 
 
-def _download(hub_id: str, flag: str) -> Path:
+def _download(hub_id: str, flag: str, ignored: list[str]) -> Path:
     failure = f"{flag} {hub_id} is neither a folder here nor a hub id that can be downloaded"
     try:
         from huggingface_hub import snapshot_download
@@ -66,7 +69,9 @@ def _download(hub_id: str, flag: str) -> Path:
         raise ConfigError(f"{failure} (huggingface_hub is not installed).") from None
     try:
         return Path(
-            snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_FROM_HUB)
+            snapshot_download(
+                hub_id, allow_patterns=_HUB_FILES, ignore_patterns=[*_NOT_FROM_HUB, *ignored]
+            )
         )
     except Exception as error:  # any failure of the network, the hub or the id
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
@@ -270,9 +275,8 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 
 def _check_tensors(file: Path, scheme: QuantizationScheme | None) -> None:
-    served = _PLAIN_DTYPES | (
-        {"F8_E4M3"} if scheme is not None and scheme.method == "fp8" else set()
-    )
+    method = "" if scheme is None else scheme.method
+    served = _PLAIN_DTYPES | {"fp8": {"F8_E4M3"}, "mxfp4": {"U8"}}.get(method, set())
     packed = {name: dtype for name, dtype in tensor_dtypes(file).items() if dtype not in served}
     if packed:
         raise ConfigError(

@@ -25,9 +25,9 @@ from radixrt.layers.weights import load_into, weight_slots
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream: Llama's layer.
 
-    Layers call one another's ``forward``: torch's own call looks for hooks, which costs the host as much as a launch.
+    Layers call one another's methods: torch's own call looks for hooks, which costs the host as much as a launch.
 
-    An architecture with another order of norms and blocks has a class of its own with this ``forward``.
+    An architecture with another order of norms and blocks has a class of its own with these two methods.
     """
 
     def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
@@ -37,20 +37,30 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
+    def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """Compute one layer. The last block's output and the residual stream are added in the next norm.
+        """Compute the attention. The last block's output and the residual stream are added in the next norm.
 
         Args:
-            hidden, residual: [num_tokens, hidden_size]
+            hidden, residual: [num_tokens, hidden_size], of the layer before
             positions: [num_tokens]
+
+        Returns:
+            (hidden, residual) for :meth:`feed_forward`
+        """
+        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
+        return self.self_attn.forward(hidden, positions, context), residual
+
+    def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the MLP, row by row.
+
+        Args:
+            hidden, residual: [rows, hidden_size], some or all rows of :meth:`attend`'s
 
         Returns:
             (hidden, residual) for the next layer
         """
-        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.self_attn.forward(hidden, positions, context)
         hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
         return self.mlp.forward(hidden), residual
 
@@ -65,13 +75,16 @@ class PostNormDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(
+    def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.forward``."""
+        """See :meth:`DecoderLayer.attend`."""
         residual = residual + hidden
-        attended = self.self_attn.forward(residual, positions, context)
-        residual = residual + self.post_attention_layernorm.forward(attended)
+        return self.self_attn.forward(residual, positions, context), residual
+
+    def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`DecoderLayer.feed_forward`."""
+        residual = residual + self.post_attention_layernorm.forward(hidden)
         return self.post_feedforward_layernorm.forward(self.mlp.forward(residual)), residual
 
 
@@ -94,6 +107,8 @@ class CausalLM(KernelLayer):
     """Of the whole model, not of this rank's shards alone; set by the loader."""
     layer_class: Callable[[Any, AttentionBlock, nn.Module], nn.Module] = DecoderLayer
     """Makes a layer of (config, attention, MLP)."""
+    decoder_class: Callable[..., DecoderModel] = DecoderModel
+    """Makes embedding, layers and final norm, as ``DecoderModel`` does."""
     embedding_scale: float = 1.0
     """Embeddings are multiplied by it (Gemma)."""
     logit_divisor: float = 1.0
@@ -122,7 +137,7 @@ class CausalLM(KernelLayer):
             for kind in set(kinds)
         }
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
-        self.model = DecoderModel(config, tp, layers, self.norm(config.hidden_size))
+        self.model = type(self).decoder_class(config, tp, layers, self.norm(config.hidden_size))
         self.score: nn.Linear | None = None
         self.lm_head = None
         if not config.tie_word_embeddings:
@@ -164,22 +179,34 @@ class CausalLM(KernelLayer):
         return type(self).layer_class(self.config, attention, self.mlp(index))
 
     @torch.inference_mode()
-    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        rows: Tensor | None = None,
+    ) -> Tensor:
         """Compute one step; the backend of ``context`` is planned for it.
 
         Args:
             input_ids: [num_tokens] of all sequences of the step, flat.
             positions: [num_tokens] of each token in its sequence.
+            rows: int64, the tokens whose hidden states are wanted; None: all. After the last attention, nothing is
+                computed for the others.
 
         Returns:
-            hidden states [num_tokens, hidden_size], for ``logits``
+            hidden states [num_tokens or len(rows), hidden_size], for ``logits``
         """
         hidden = self.model.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             hidden = hidden * self.embedding_scale
         residual = torch.zeros_like(hidden)
+        layer: Any  # has the methods of DecoderLayer
         for layer in self.model.layers:
-            hidden, residual = layer.forward(hidden, residual, positions, context)
+            hidden, residual = layer.attend(hidden, residual, positions, context)
+            if rows is not None and layer is self.model.layers[-1]:
+                hidden, residual = hidden[rows], residual[rows]
+            hidden, residual = layer.feed_forward(hidden, residual)
         return self.model.norm.add_and_norm(hidden, residual)[0]
 
     @torch.inference_mode()

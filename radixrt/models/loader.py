@@ -26,6 +26,8 @@ from radixrt.models.loading_progress import LoadingProgress
 from radixrt.models.pooling import read_pooling
 from radixrt.models.registry import check_architecture, model_class
 
+log = logging.getLogger(__name__)
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -85,6 +87,8 @@ def load_model(
     model.num_parameters = num_weights(model)
     is_first = tp is None or tp.rank == 0
     progress_level = logging.INFO if is_first else logging.DEBUG
+    if is_first and checkpoint.text_config(raw_config) is not raw_config:
+        log.info("The language model alone is loaded: images and audio are not served.")
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     elif entries is None:

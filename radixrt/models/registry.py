@@ -1,6 +1,7 @@
 """The served architectures and their classes. Imports no torch, since the supervisor reads the table too."""
 
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,16 @@ ARCHITECTURES = {
     "BertModel": "radixrt.models.encoders.bert:BertModel",
     "Ernie4_5ForCausalLM": "radixrt.models.families.ernie4_5:Ernie4_5ForCausalLM",
     "Exaone4ForCausalLM": "radixrt.models.families.exaone4:Exaone4ForCausalLM",
-    "Gemma2ForCausalLM": "radixrt.models.families.gemma2:Gemma2ForCausalLM",
-    "Gemma3ForCausalLM": "radixrt.models.families.gemma3:Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration": "radixrt.models.families.gemma3:Gemma3ForConditionalGeneration",
+    "Gemma2ForCausalLM": "radixrt.models.gemma.gemma2:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "radixrt.models.gemma.gemma3:Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration": "radixrt.models.gemma.gemma3:Gemma3ForConditionalGeneration",
     "Gemma3TextModel": "radixrt.models.encoders.gemma3:Gemma3TextModel",
+    "Gemma4ForCausalLM": "radixrt.models.gemma.gemma4:Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration": "radixrt.models.gemma.gemma4:Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForCausalLM": "radixrt.models.gemma.gemma4:Gemma4UnifiedForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "radixrt.models.gemma.gemma4:Gemma4UnifiedForConditionalGeneration",
     "Glm4MoeForCausalLM": "radixrt.models.mixtures.glm4_moe:Glm4MoeForCausalLM",
+    "GptOssForCausalLM": "radixrt.models.mixtures.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "radixrt.models.families.granite:GraniteForCausalLM",
     "HunYuanDenseV1ForCausalLM": "radixrt.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
     "LlamaForCausalLM": "radixrt.models.families.llama:LlamaForCausalLM",
@@ -71,10 +77,20 @@ def check_architecture(config: Mapping[str, Any]) -> str:
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURES:
             return name
+    asked = ", ".join(map(str, names))
+    if others := [name for name in ARCHITECTURES if _family(name) == _family(asked)]:
+        raise ConfigError(
+            f"The architecture {asked} is not supported; of this family: {', '.join(others)}."
+        )
+    families = sorted(set(map(_family, ARCHITECTURES)))
     raise ConfigError(
-        f"The architecture {', '.join(map(str, names))} is not supported; supported are: "
-        f"{', '.join(sorted(ARCHITECTURES))}."
+        f"The architecture {asked} is not supported; the families that are: {', '.join(families)}."
     )
+
+
+def _family(name: str) -> str:
+    """The family of an architecture: ``Qwen3`` of ``Qwen3ForCausalLM``."""
+    return re.sub(r"(For[A-Z]\w*|(Text)?Model)$", "", name)
 
 
 def is_encoder(architecture: str) -> bool:

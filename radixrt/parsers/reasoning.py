@@ -7,6 +7,8 @@ from radixrt.parsers.scanner import length_of_begun
 
 PROMPT_END_TOKENS = 32
 """More than a template writes after an opening or a closing tag."""
+PROMPT_BEGIN_TOKENS = 512
+"""More than a template's own system prompt has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +21,18 @@ class ReasoningFormat:
     """The answer begins with the reasoning, with or without the opening tag."""
     families: tuple[str, ...] = ()
     """Marks in the chat template of models that write so; without: of all other models whose template has one of the tags."""
+    answer_marks: tuple[str, ...] = ()
+    """Around the content; they are dropped from it, unless a grammar governs it."""
+    label: str = ""
+    """Behind the opening tag; no part of the reasoning."""
+    asked_by: str = ""
+    """The beginning of a prompt has this text if the model is to reason; "": it may always."""
+
+    @property
+    def strays(self) -> tuple[str, ...]:
+        """Texts that are dropped from the content: a closing tag alone, an opening with its label, marks around the answer."""
+        labelled = (f"{self.opening}{self.label}\n",) if self.label else ()
+        return self.closing, *labelled, *self.answer_marks
 
     def recognises(self, marks: ModelMarks) -> bool:
         """Whether the chat template is of a model that writes so."""
@@ -38,7 +52,43 @@ FORMATS: dict[str, ReasoningFormat] = {
         "<think>", "</think>", begins_inside=True, families=("<\uff5cAssistant\uff5c>",)
     ),
     "qwen3": ReasoningFormat("<think>", "</think>", begins_inside=False),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=False),
+    "hunyuan": ReasoningFormat(
+        "<think>",
+        "</think>",
+        begins_inside=False,
+        families=("<\uff5chy_Assistant\uff5c>", "<|extra_0|>"),
+        answer_marks=("<answer>\n", "\n</answer>"),
+    ),
+    "ernie45": ReasoningFormat(
+        "<think>",
+        "</think>",
+        begins_inside=True,
+        families=("<response>\\n", "<response>\n"),
+        answer_marks=("<response>\n", "\n</response>"),
+    ),
+    "granite": ReasoningFormat(
+        "Here is my thought process:",
+        "Here is my response:",
+        begins_inside=False,
+        asked_by="Write your thoughts",
+    ),
+    "granite33": ReasoningFormat(
+        "<think>",
+        "</think>",
+        begins_inside=False,
+        families=("<response></response>",),
+        answer_marks=("<response>", "</response>"),
+        asked_by="Write your thoughts",
+    ),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", begins_inside=False),
+    "harmony": ReasoningFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        begins_inside=False,
+        families=("<|channel|>analysis<|message|>",),
+    ),
+    "gemma4": ReasoningFormat("<|channel>", "<channel|>", begins_inside=False, label="thought"),
 }
 """By the name that ``--reasoning-parser`` gives them."""
 
@@ -55,6 +105,7 @@ class ReasoningParser:
     Args:
         written: the tags of this model.
         prompt_end: the last characters of the prompt, which may hold an opening or a closing tag.
+        is_asked: the prompt lets the model reason.
         held: a grammar governs the content. The reasoning then ends where the grammar begins, at
             ``reasoning_length``, which the caller sets as soon as it is known, and the content is not trimmed.
         opens_with_token: the opening tag is one token. A held answer that may open its reasoning then does so with its
@@ -71,6 +122,7 @@ class ReasoningParser:
         written: ReasoningFormat,
         prompt_end: str = "",
         *,
+        is_asked: bool = True,
         held: bool = False,
         opens_with_token: bool = False,
     ) -> None:
@@ -81,8 +133,11 @@ class ReasoningParser:
         self._undecided = ""
         self._num_decided = 0
         end = prompt_end.rstrip()
-        self._may_open = not end.endswith((written.opening, written.closing))
-        self._inside = written.begins_inside or end.endswith(written.opening)
+        labelled = bool(written.label) and end.endswith(written.opening + written.label)
+        self._label = "" if labelled else written.label
+        is_decided = labelled or end.endswith((written.opening, written.closing))
+        self._may_open = is_asked and not is_decided
+        self._inside = written.begins_inside or labelled or end.endswith(written.opening)
         if end.endswith(written.closing):
             self._inside = False
         self.is_optional = held and opens_with_token and self._may_open and not self._inside
@@ -109,6 +164,8 @@ class ReasoningParser:
         if not self._inside:
             self.end = self.end or 0
             return "", self._trimmed_content(self._take(len(self._undecided)))
+        if not self._take_label():
+            return "", ""
         end = self._reasoning_end()
         if end is None:
             return self._trimmed_reasoning(self._take(self._num_certain())), ""
@@ -141,6 +198,16 @@ class ReasoningParser:
             self._take(len(self._undecided) - len(begun) + len(tag))
         elif self._held:
             self._inside = True  # reasoning without a tag: the grammar has not begun
+        return True
+
+    def _take_label(self) -> bool:
+        """Take the label behind the opening tag, if there is one. False: more text is needed to decide."""
+        label = self._label
+        if len(self._undecided) < len(label) and label.startswith(self._undecided):
+            return False
+        self._label = ""
+        if self._undecided.startswith(label):
+            self._take(len(label))
         return True
 
     def _reasoning_end(self) -> int | None:

@@ -57,6 +57,8 @@ class Scanner:
     def give_back(self, text: str) -> None:
         """Make a text that was read unread again."""
         self.unread = text + self.unread
+        if self._recorded is not None:
+            self._recorded = ["".join(self._recorded).removesuffix(text)]
 
     def need(self, length: int = 1) -> Reading[bool]:
         """Wait for so many unread characters. False: the text ends before them."""

@@ -1,11 +1,11 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + WEIGHT * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * context + ANSWER_PRICE_S * answers
+    cost = wait + (WEIGHT + EVICTION_WEIGHT * evicting) * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * context + ANSWER_PRICE_S * answers
 
 *wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
 prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
-``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
-because a prompt that is computed delays the prompts after it and evicts others. A tier below the pool would make the
+``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times
+where it evicts others: *evicting* is the share of its tokens that find no free page. A tier below the pool would make the
 prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
 compute: its next prompts will wait, too, and a session stays where its first prompt went. *context* is that of the running
 sequences as a share of the pool: they compute beside the prompts, and their pages are not free. *answers* is the number of sequences
@@ -25,14 +25,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv.block_hash import prompt_hashes
 from radixrt.kv.events import EventBatch, ReplayRequest
 from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
-WEIGHT = 3.0
+WEIGHT = 1.0
 """Of the seconds of prefill, against seconds of wait."""
+
+EVICTION_WEIGHT = 3.0
+"""Added to it for the share of the tokens that replace others in a full pool."""
 
 BUSY_PRICE_S = 1.0
 """Cost of a replica that always computes prompts, against one that computes none."""
@@ -63,12 +66,11 @@ class RoutedPrompt:
 
     @staticmethod
     def of(token_ids: PackedIds, salt: str, page_size: int) -> "RoutedPrompt":
-        packed = block_hashes(namespace_hash(salt), token_ids, page_size)
-        return RoutedPrompt(num_ids(token_ids), unpack_hashes(packed))
+        hashes = unpack_hashes(prompt_hashes(salt, token_ids, page_size))
+        return RoutedPrompt(num_ids(token_ids), hashes)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A replica for a prompt."""
 
     replica: int
@@ -106,14 +108,21 @@ class _Replica:
     sent_at: float = 0.0
     young: set[BlockHash] = field(default_factory=set)
     old: set[BlockHash] = field(default_factory=set)
-    """Blocks of the prompts that were sent to it, in two generations."""
-
-    def has(self, block: BlockHash) -> bool:
-        return block in self.mirror.hashes or block in self.young or block in self.old
+    """Blocks of the prompts that were sent to it and are not in the mirror, in two generations."""
 
     def matched_blocks(self, hashes: list[BlockHash]) -> int:
         """Leading blocks that it has. Its tree has the prefix of each block, so a binary search finds the last one."""
-        return bisect_left(hashes, True, key=lambda block: not self.has(block))
+        cached, young, old = self.mirror.hashes, self.young, self.old
+        return bisect_left(
+            hashes,
+            True,
+            key=lambda block: block not in cached and block not in young and block not in old,
+        )
+
+    def expect(self, hashes: list[BlockHash]) -> None:
+        """The blocks of a prompt will be cached."""
+        cached = self.mirror.hashes
+        self.young.update(hashes[bisect_left(hashes, True, key=lambda b: b not in cached) :])
 
     def busy(self, now: float) -> float:
         """Seconds of prefill in a second, over the last seconds."""
@@ -217,7 +226,7 @@ class Router:
         replica.pending.append(_Pending(number, chosen.prefill_s, prompt.num_tokens, forget_at))
         replica.pending_s += chosen.prefill_s
         replica.pending_tokens += prompt.num_tokens
-        replica.young.update(prompt.hashes)
+        replica.expect(prompt.hashes)
 
     def owner(self, prompt: RoutedPrompt) -> int:
         """The replica that has most of a prompt."""
@@ -231,9 +240,11 @@ class Router:
         by_token = load.seconds_per_token or SECONDS_PER_TOKEN
         pairs = (tokens + cached) * (tokens - cached) / 2
         prefill_s = load.slowdown * (by_token * (tokens - cached) + load.seconds_per_pair * pairs)
+        free = load.free_tokens - replica.pending_tokens
+        evicting = 1 - min(1.0, max(0, free) / (tokens - cached))
         cost_s = (
             replica.wait_s(now)
-            + WEIGHT * prefill_s
+            + (WEIGHT + EVICTION_WEIGHT * evicting) * prefill_s
             + BUSY_PRICE_S * replica.busy(now)
             + ANSWER_PRICE_S * (load.running + load.waiting + len(replica.pending))
             + KV_PRICE_S * (load.context_tokens + replica.pending_tokens) / load.pool_tokens

@@ -22,6 +22,7 @@ class BatchDraft:
     cache_facts: dict[int, CacheFacts] = field(default_factory=dict)
     logprobs: list[SequenceLogprobs] = field(default_factory=list)
     prompt_logprobs: list[SequenceLogprobs] = field(default_factory=list)
+    drafts: dict[int, tuple[int, int]] = field(default_factory=dict)
     vectors: dict[int, bytes] = field(default_factory=dict)
 
     def add_logprobs(self, result: StepResult, step: StepInFlight) -> None:
@@ -52,6 +53,7 @@ class BatchDraft:
             cache_facts=self.cache_facts,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            drafts=self.drafts,
             vectors=self.vectors,
             refused=self.refused,
         )

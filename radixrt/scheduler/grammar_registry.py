@@ -68,6 +68,11 @@ class GrammarRegistry:
         if not entry.ranks_to_load:
             self._forget(message.key)
 
+    def drop_all(self) -> None:
+        """Forget all grammars: the tokenizer process that has sent them is gone, and no sequence names one any more."""
+        for key in list(self._entries):
+            self.drop(DropGrammar(key))
+
     def loaded(self, message: GrammarLoaded) -> list[Sequence]:
         """Note the answer of one rank. Returns the sequences that have waited, when all ranks have answered."""
         entry = self._entries[message.key]

@@ -36,5 +36,6 @@ def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
         context_tokens=int(np.maximum(slots.planned, slots.known)[running].sum()),
         held_tokens=page_size
         * (kv.allocator.num_pages - kv.allocator.num_free - tree.num_evictable_pages),
+        free_tokens=page_size * kv.allocator.num_free,
         pool_tokens=page_size * kv.allocator.num_pages,
     )

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
 from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.draft_price import DraftPrice
+from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice
+from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
@@ -130,6 +131,7 @@ class Planner:
         in_flight: StepsInFlight,
         times: StepTimes,
         price: DraftPrice,
+        trials: DraftTrials,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -141,6 +143,7 @@ class Planner:
         self._in_flight = in_flight
         self._times = times
         self._price = price
+        self._trials = trials
         self._counters = counters
         self._clock = clock
         self._prefilling: dict[int, Sequence] = {}
@@ -306,6 +309,8 @@ class Planner:
         if drafts is not None:
             expected = num_ids(drafts.continuation) + num_ids(drafts.prediction)
             self._slots.expect_drafts(sequence, expected)
+            if expected:
+                self._trials.encourage()
         self._prefilling[sequence.seq_id] = sequence
         sequence.account.running += 1
         sequence.group.has_begun = True
@@ -394,9 +399,19 @@ class Planner:
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        step_id = self._in_flight.send(self._slots.sequences, draft.shape)
-        price = self._price.value if self._limits.speculates else NO_DRAFTS
+        price = self._draft_price(draft.shape)
+        step_id = self._in_flight.send(self._slots.sequences, draft.shape, drafts=price < NO_DRAFTS)
         return draft.seal(step_id, released, price)
+
+    def _draft_price(self, shape: StepShape) -> float:
+        """That of a step with these decoding sequences and prompts."""
+        wanted = shape.rows and bool((self._slots.is_decoding & self._slots.speculates).any())
+        if not wanted or not self._trials.plan(shape.rows):
+            return NO_DRAFTS
+        price = self._price.value
+        if shape.tokens:  # a row computes as long as a prompt token
+            price = min(max(price, self._times.prompt_token_price(shape)), MOST_PRICE)
+        return price
 
     def _free_pages(self) -> None:
         """Retract a sequence; if only one runs, break a lease instead.

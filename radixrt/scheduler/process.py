@@ -3,6 +3,7 @@
 import argparse
 import gc
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.ipc import Channels, Inbox, Outbox, Poller, close_all
+from radixrt.joining.engine_end import IngressLink
+from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.kv.events import ReplayRequest
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
+    DrainReplicaCall,
     FlushCacheCall,
     MatchTokensCall,
     PinTokensCall,
@@ -27,7 +31,12 @@ from radixrt.messages.calls import (
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
-from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport
+from radixrt.messages.replicas import (
+    EventsReplayed,
+    ReplayEvents,
+    ReplicaDrained,
+    ReplicaReport,
+)
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
@@ -48,6 +57,10 @@ from radixrt.scheduler.scheduler import Scheduler
 MAX_STEPS_IN_FLIGHT = 2
 
 
+class _DrainReplica(Exception):
+    """This process has been told to end."""
+
+
 class SchedulerProcess:
     """Connects a :class:`Scheduler` with the tokenizer process and the workers."""
 
@@ -55,14 +68,21 @@ class SchedulerProcess:
         self._from_worker: Inbox[ToSchedulerFromWorker] = Inbox(
             channels.address("worker", "scheduler"), ToSchedulerFromWorker
         )
-        self._from_tokenizer: Inbox[ToScheduler] = Inbox(
-            channels.address("tokenizer", "scheduler"), ToScheduler
-        )
-        self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
+        self._channels = channels
+        self._poller = Poller(self._from_worker)
+        self._from_tokenizer: Inbox[ToScheduler] | IngressLink
+        self._to_tokenizer: Outbox | IngressLink
+        if config.join is None:
+            self._from_tokenizer = Inbox(channels.address("tokenizer", "scheduler"), ToScheduler)
+            self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
+            self._poller.add(self._from_tokenizer.socket)
+        else:
+            model = model_fingerprint(config)
+            ingress = IngressLink(config, channels, model, self._poller, self._forget_ingress)
+            self._from_tokenizer = self._to_tokenizer = ingress
         self._to_workers = [
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
-        self._poller = Poller(self._from_tokenizer, self._from_worker)
         self._heartbeat = Heartbeat(channels.heartbeat_file("scheduler"))
         self._step_timeout_s = config.step_timeout or math.inf
         self._new_tokens = 0
@@ -82,12 +102,15 @@ class SchedulerProcess:
             self.scheduler.limits.num_pages,
             channels.replica or 0,
         )
-        self._is_routed = config.dp > 1
+        self._is_routed = config.is_routed
         self._received = 0
         """Sequences from the tokenizer process."""
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
-        self._to_tokenizer.send(info)
+        if isinstance(self._to_tokenizer, IngressLink):
+            self._to_tokenizer.join(info)
+        else:
+            self._to_tokenizer.send(info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -113,6 +136,20 @@ class SchedulerProcess:
                 batch = self._kv_events.publish()  # last: the workers have their next step by now
                 if self._is_routed:
                     self._report(self._kv_events.stream, batch)
+
+    def say_goodbye(self) -> None:
+        """Let the requests go on in other replicas, unless another process of this one has died: a request may be the cause."""
+        if self._channels.is_alive:
+            self._to_tokenizer.send(ReplicaDrained())
+            close_all()
+
+    def _forget_ingress(self) -> None:
+        """The ingress is lost, and its sequences go on elsewhere."""
+        for seq_id in self.scheduler.forget_all():
+            if self._log is not None:
+                self._log.ended(seq_id)
+        self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
+        self._received = 0
 
     def _report(self, stream: EventStream, batch: bytes | None) -> None:
         """Tell the router the load, and the changes of the cache."""
@@ -201,6 +238,10 @@ class SchedulerProcess:
                 self._to_tokenizer.send(EventsReplayed(self._kv_events.stream.replay(request)))
             case StatsCall():
                 self._to_tokenizer.send(self._stats(message))
+            case DrainReplicaCall():
+                self._channels.drained_file.touch()
+                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=True))
+                raise _DrainReplica
             case TenantStatsCall():
                 stats = self.scheduler.tenant_stats(message.tenant)
                 self._to_tokenizer.send(CallReply(call_id=message.call_id, value=stats))
@@ -214,7 +255,8 @@ class SchedulerProcess:
                 return CallReply(call_id=call.call_id, error=failed)
         malformed = call.malformed_frames
         malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
-        stats = self.scheduler.stats(malformed)
+        queued_s = replica_load(self.scheduler, self._received).queued_s
+        stats = msgspec.structs.replace(self.scheduler.stats(malformed), queued_prefill_s=queued_s)
         if self._kv_events is not None:
             stats = self._kv_events.add_stats(stats)
         if self._log is not None:
@@ -244,4 +286,14 @@ def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.
     """Entry point of ``python -m radixrt.scheduler``."""
     process = SchedulerProcess(config, channels)
     gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
-    process.run()
+    if config.is_routed:
+        signal.signal(signal.SIGTERM, _drain)
+    try:
+        process.run()
+    except _DrainReplica:
+        process.say_goodbye()
+
+
+def _drain(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _DrainReplica

@@ -33,7 +33,8 @@ from radixrt.messages.steps import (
     StepResult,
 )
 from radixrt.scheduler.batch_draft import BatchDraft
-from radixrt.scheduler.draft_price import DraftPrice
+from radixrt.scheduler.drafts.price import DraftPrice
+from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -100,6 +101,7 @@ class Scheduler:
         self._in_flight = StepsInFlight()
         self.step_times = StepTimes(limits.max_step_ms)
         self.draft_price = DraftPrice()
+        self.draft_trials = DraftTrials()
         self.planner = Planner(
             limits,
             self.slots,
@@ -108,6 +110,7 @@ class Scheduler:
             self._in_flight,
             self.step_times,
             self.draft_price,
+            self.draft_trials,
             self.counters,
             clock,
         )
@@ -262,6 +265,20 @@ class Scheduler:
                 self.counters.aborted += 1
             self._remove(sequence)
 
+    def forget_all(self) -> list[int]:
+        """Drop all that a tokenizer process has sent, since it is gone: sequences, grammars and leases. Cached KV stays.
+
+        Returns:
+            the ids of the sequences
+        """
+        seq_ids = list(self._sequences)
+        self.release(np.array(seq_ids, dtype=np.int32))
+        self.grammars.drop_all()
+        for lease in self.kv.leases.all():
+            self.kv.leases.end(lease)
+        self.recent_facts = RecentFacts()
+        return seq_ids
+
     def drop_expired(self, now: float) -> dict[int, AnswerReport]:
         """Drop sequences whose deadline has passed, and end expired leases; ``now`` is Unix time.
 
@@ -316,6 +333,7 @@ class Scheduler:
         step, draft = self._in_flight.take(result), BatchDraft()
         self._count_step(result, step)
         draft.add_logprobs(result, step)
+        self._absorb_drafts(result, step, draft)
         self._absorb_jumps(result, step)
         self._absorb_held(result, step)
         for slot, token in zip(
@@ -392,6 +410,11 @@ class Scheduler:
         accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
         shape = step.shape._replace(rows=tokens + drafted - accepted)
+        if self.limits.speculates and not shape.tokens and self.step_times.is_known:
+            plain_s, forecast_s = map(self.step_times.seconds, (step.shape, shape))
+            self.draft_trials.observe(
+                step.shape.rows, tokens, plain_s, forecast_s, result.step_s, drafts=step.drafts
+            )
         self.step_times.observe(shape, result.step_s, tokens)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
             self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)
@@ -401,15 +424,15 @@ class Scheduler:
 
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
         """Advance the sequences that got more tokens than planned: forced by a grammar, or drafted and accepted."""
-        self._absorb_drafts(result, step)
         jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
         for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):
             if step.sequences[slot] is not None:
                 self.slots.planned[slot] += num_tokens
                 self.counters.forced_tokens += num_tokens
 
-    def _absorb_drafts(self, result: StepResult, step: StepInFlight) -> None:
+    def _absorb_drafts(self, result: StepResult, step: StepInFlight, batch: BatchDraft) -> None:
         """Count the drafts of a step, and expect as many accepted tokens in the next."""
+        accepted: dict[int, int] = {}
         for draft in result.drafts:
             name, num_accepted = DRAFTERS[draft.drafter], draft.num_accepted
             self.counters.drafted_tokens[name] += draft.num_drafted
@@ -418,7 +441,13 @@ class Scheduler:
                 self.counters.forced_tokens -= num_accepted  # they are in jump_tokens too
                 sequence.drafted_tokens += draft.num_drafted
                 sequence.accepted_tokens += num_accepted
-                self.slots.expect_drafts(sequence, num_accepted)
+                accepted[draft.slot] = accepted.get(draft.slot, 0) + num_accepted
+        for slot, num_accepted in accepted.items():
+            sequence = step.sequences[slot]
+            assert sequence is not None
+            self.slots.expect_drafts(sequence, num_accepted)
+            if sequence.sampling.stop:
+                batch.drafts[sequence.seq_id] = sequence.drafted_tokens, sequence.accepted_tokens
 
     def _absorb_held(self, result: StepResult, step: StepInFlight) -> None:
         """Note the sequences that wait for their masks."""

@@ -18,6 +18,8 @@ class StepInFlight:
     shape: StepShape
     follows: bool
     """It was sent while another step was in flight, so a worker that waited for it waited for the scheduler."""
+    drafts: bool
+    """The worker may draft tokens."""
 
 
 class StepsInFlight:
@@ -30,11 +32,13 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def send(self, sequences: list[Sequence | None], shape: StepShape) -> int:
+    def send(
+        self, sequences: list[Sequence | None], shape: StepShape, *, drafts: bool = False
+    ) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
         step_id = self._next_id
         self._next_id += 1
-        step = StepInFlight(step_id, sequences.copy(), shape, follows=bool(self._steps))
+        step = StepInFlight(step_id, sequences.copy(), shape, bool(self._steps), drafts)
         self._steps.append(step)
         return step_id
 

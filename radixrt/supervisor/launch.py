@@ -12,6 +12,7 @@ from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.tls import server_context
+from radixrt.joining.sockets import JoinKeys
 from radixrt.models.checkpoint import (
     check_checkpoint,
     check_ranks,
@@ -21,6 +22,7 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
+from radixrt.supervisor.probes import answering_probes
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,11 @@ def prepare(config: ServerConfig) -> ServerConfig:
         ConfigError: says what to change.
     """
     config.validate()
-    model_dir = resolve_model_path(config.model_path)
-    model_config = check_checkpoint(model_dir, config.load_format, config.quantization)
+    has_engine = config.dp > 0  # otherwise no weights are needed
+    model_dir = resolve_model_path(config.model_path, with_weights=has_engine)
+    model_config = check_checkpoint(
+        model_dir, config.load_format if has_engine else "dummy", config.quantization
+    )
     pooling = read_pooling(model_dir, model_config)
     served_context_length(model_config, config.context_length)
     check_ranks(model_config, config.tp)
@@ -99,6 +104,10 @@ def serve(config: ServerConfig) -> int:
             server_context(config.tls_cert, config.tls_key)  # before a model is loaded in vain
         if keys.file is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also in the processes that start now
+        if config.join_token_file is not None:
+            JoinKeys.read(config.join_token_file)  # for its errors
+        if config.join is not None:
+            return _serve_joined(config)
         with (
             bind(config.host, config.port) as listener,
             Supervisor(config, listener, MAX_DEATHS) as supervisor,
@@ -112,6 +121,17 @@ def serve(config: ServerConfig) -> int:
     except (ConfigError, EngineDiedError) as error:
         print(f"radixrt: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _serve_joined(config: ServerConfig) -> int:
+    """Run an engine that joins an ingress. SIGTERM ends it at once: the ingress continues its answers in other engines."""
+    with (
+        bind(config.host, config.port) as listener,
+        Supervisor(config, None, MAX_DEATHS) as supervisor,
+        answering_probes(listener, supervisor.channels),
+    ):
+        supervisor.wait()
     return 0
 
 

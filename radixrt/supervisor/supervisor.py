@@ -3,7 +3,8 @@
 The state of an engine is spread over its worker, scheduler and tokenizer processes, so the death of one is the end of the
 engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
 and hands them to the next engine (:mod:`radixrt.client.engine_client`). With ``--dp``, an engine has several replicas, each a
-scheduler and its workers. The death of one of these is the end of its replica only, which is started again.
+scheduler and its workers. The death of one of these is the end of its replica only, which is started again. A scheduler that is
+told to end (SIGTERM, or by an admin) lets its replica's requests go on in others first, and ends with status 0.
 """
 
 import contextlib
@@ -148,7 +149,7 @@ class _Replica:
     """Of its last start."""
     deaths: _Deaths = field(default_factory=_Deaths)
     restart_at: float = math.inf
-    """Time of ``time.monotonic()`` at which it is started again; infinity: it lives."""
+    """Time of ``time.monotonic()`` from which on it is started, unless it is drained; infinity: it lives."""
 
 
 def _to_stderr(line: str) -> None:
@@ -271,14 +272,16 @@ class Supervisor:
         return [*self._engine, *([self._api] if self._api else [])]
 
     def _start_engine(self) -> None:
-        if self._config.dp == 1:
+        if not self._config.is_routed:
             self._start_replica(self.channels)
         else:
             numbers = range(self._config.dp)
-            self._replicas = [_Replica(self.channels.of_replica(n, 0)) for n in numbers]
-            for replica in self._replicas:
-                self._start_replica(replica.channels)
-        self._engine.append(self._start("tokenizer", self.channels))
+            self._replicas = [
+                _Replica(self.channels.of_replica(n, 0), restart_at=0.0) for n in numbers
+            ]
+            self._start_due_replicas()
+        if self._config.join is None:
+            self._engine.append(self._start("tokenizer", self.channels))
 
     def _start_replica(self, channels: Channels) -> None:
         """Start a scheduler and its workers."""
@@ -366,19 +369,16 @@ class Supervisor:
 
     def _end_replica(self, dead: _Child, replica: _Replica) -> None:
         """End the other processes of a replica, and start it again: at once, or after a pause if it died soon after its last start.
+        One that an admin has drained waits.
 
         Raises:
             EngineDiedError: it has died too often, and no other replica lives.
         """
         members = [child for child in self._engine if child.replica == dead.replica]
-        replica.deaths.add(dead, members)
-        death = dead.death()
-        others_live = any(
-            other.restart_at == math.inf for other in self._replicas if other is not replica
-        )
-        if replica.deaths.count >= self._max_deaths and not others_live:
-            raise death
-        log.error("%s\nThe replica is started again; its open requests go on in others.", death)
+        if dead.name == "scheduler" and dead.process.returncode == 0:
+            log.warning("Replica %d has drained.", dead.replica)
+        else:
+            self._count_death(dead, replica, members)
         shutil.rmtree(replica.channels.folder, ignore_errors=True)  # first: its requests go on now
         self._end_members(members)
         replica.channels = self.channels.of_replica(
@@ -393,9 +393,24 @@ class Supervisor:
             child.heartbeat.close()
         self._engine = [child for child in self._engine if child not in members]
 
+    def _count_death(self, dead: _Child, replica: _Replica, members: list[_Child]) -> None:
+        """Raises:
+        EngineDiedError: it has died too often, and no other replica lives.
+        """
+        replica.deaths.add(dead, members)
+        death = dead.death()
+        others_live = any(
+            other.restart_at == math.inf for other in self._replicas if other is not replica
+        )
+        others_live |= self._config.replica_listen is not None  # or may join
+        if replica.deaths.count >= self._max_deaths and not others_live:
+            raise death
+        log.error("%s\nThe replica is started again; its open requests go on in others.", death)
+
     def _start_due_replicas(self) -> None:
         for replica in self._replicas:
-            if replica.restart_at <= time.monotonic():
+            is_drained = replica.channels.drained_file.exists()
+            if replica.restart_at <= time.monotonic() and not is_drained:
                 replica.restart_at = math.inf
                 self._start_replica(replica.channels)
 

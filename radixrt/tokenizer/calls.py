@@ -17,6 +17,7 @@ from radixrt.messages.calls import (
     Call,
     CompileCall,
     DetokenizeCall,
+    DrainReplicaCall,
     ExplainCacheCall,
     FlushCacheCall,
     MatchCall,
@@ -91,7 +92,7 @@ class Calls:
                 self._spawn(self._reply(call.call_id, self._pin(call)))
             case MatchCall():
                 self._spawn(self._reply(call.call_id, self._match(call)))
-            case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall():
+            case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall() | DrainReplicaCall():
                 self.to_scheduler(call)
             case CacheTreeCall() | CacheNodeCall() | StatsCall():
                 self._passed_on[call.call_id] = call

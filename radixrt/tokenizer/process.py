@@ -92,14 +92,18 @@ class TokenizerProcess:
         self._from_api: AsyncInbox[ToTokenizerFromApi] = AsyncInbox(
             channels.address("api", "tokenizer"), ToTokenizerFromApi
         )
+        if config.replica_listen is not None:  # engines that join need it
+            channels.tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
         self._schedulers = Schedulers(config, channels)
         self._to_api = Outbox(channels.address("tokenizer", "api"))
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait in the queue."""
         self._queue = FairQueue()
+        self._is_ready = False
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message is its :class:`EngineInfo`."""
+        beating = asyncio.create_task(self._beat())  # the first engine may join much later
         learning = asyncio.create_task(asyncio.to_thread(self._vocabulary.learn_token_bytes))
         serving = asyncio.create_task(self._schedulers.serve(self._absorb, self._lose))
         getting_ready = asyncio.create_task(self._schedulers.info())
@@ -110,7 +114,8 @@ class TokenizerProcess:
         await learning
         self._info = info
         self._limits = Limits.of(info)
-        kept_bytes = KEPT_BYTES_PER_TOKEN * self._config.dp * info.kv_pool_tokens
+        pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
+        kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
@@ -135,18 +140,21 @@ class TokenizerProcess:
             to_api=self._to_api.send,
             to_scheduler=self._send_call,
         )
-        self._replica_calls = ReplicaCalls(self._schedulers, self._config.dp, self._calls.pass_on)
+        self._replica_calls = ReplicaCalls(
+            self._schedulers, self._config.most_replicas, self._calls.pass_on
+        )
         score_tokens = info.score_tokens or self._vocabulary.single_tokens("yes", "no")
+        self._is_ready = True
         self._to_api.send(
             replace(
                 info,
                 engine=self._channels.engine,
-                replicas=self._config.dp,
+                replicas=0 if self._config.replica_listen else self._config.dp,
                 score_tokens=score_tokens,
             )
         )
         try:
-            await asyncio.gather(serving, self._serve_api(), self._queue.serve(), self._beat())
+            await asyncio.gather(serving, self._serve_api(), self._queue.serve(), beating)
         finally:
             await self._constraints.close()
 
@@ -364,7 +372,7 @@ class TokenizerProcess:
     # ------------------------------------------------------------ to and from the schedulers
 
     def _send_call(self, call: SchedulerCall) -> None:
-        if self._config.dp == 1:
+        if not self._config.is_routed:
             self._schedulers.links[0].send(call)
         else:
             self._replica_calls.send(call)
@@ -373,17 +381,20 @@ class TokenizerProcess:
         match message:
             case TokenBatch():
                 self._in_flight.absorb(message)
-            case CallReply() if self._config.dp == 1:
+            case CallReply() if not self._config.is_routed:
                 self._calls.pass_on(message)
             case CallReply():
                 self._replica_calls.absorb(scheduler, message)
 
-    def _lose(self, scheduler: SchedulerLink) -> None:
-        """A replica has died: the api sends its requests again, to others."""
+    def _lose(self, scheduler: SchedulerLink, has_drained: bool) -> None:
+        """A replica has ended: the api sends its requests again, to others."""
+        if not self._is_ready:
+            return  # it had none
         lost = self._in_flight.lose(scheduler)
         leases = self._replica_calls.lose(scheduler)
-        log.warning("Replica %d has died with %d requests.", scheduler.replica, len(lost))
-        self._to_api.send(RequestsLost(request_ids=lost, leases=leases))
+        how = "drained" if has_drained else "died"
+        log.warning("Replica %d has %s with %d requests.", scheduler.replica, how, len(lost))
+        self._to_api.send(RequestsLost(request_ids=lost, leases=leases, has_drained=has_drained))
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")

@@ -17,6 +17,7 @@ from radixrt.messages.answers import RequestFailed
 from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
+    DrainReplicaCall,
     FlushCacheCall,
     MatchTokensCall,
     PinTokensCall,
@@ -38,6 +39,18 @@ _LOST = RequestFailed.of(
 )
 
 
+_UNKNOWN = RequestFailed.of(RequestError("There is no such replica.", status=404, param="replica"))
+_LAST = RequestFailed.of(
+    RequestError(
+        "No other replica runs, to which the answers could go; start one first.", status=409
+    )
+)
+
+
+_Order = tuple[SchedulerLink, SchedulerCall]
+"""A call for one replica."""
+
+
 @dataclass(eq=False)
 class _Open:
     """A call without replies of all replicas that have it."""
@@ -53,7 +66,7 @@ class ReplicaCalls:
     """The calls to several replicas.
 
     Args:
-        num_replicas: that live if none has died.
+        num_replicas: the most that may live at a time.
         pass_on: takes the merged reply.
     """
 
@@ -70,8 +83,8 @@ class ReplicaCalls:
     def send(self, call: SchedulerCall) -> None:
         """Send a call to the replicas that it concerns."""
         orders = self._orders(call)
-        if not orders:
-            self._pass_on(CallReply(call_id=call.call_id, error=_LOST))
+        if (error := self._refusal(call, orders)) is not None:
+            self._pass_on(CallReply(call_id=call.call_id, error=error))
             return
         self._open[call.call_id] = _Open(call, {link for link, _ in orders})
         for link, order in orders:
@@ -90,7 +103,7 @@ class ReplicaCalls:
         self._close_complete(reply.call_id, opened)
 
     def lose(self, link: SchedulerLink) -> list[str]:
-        """A replica has died: do not wait for its replies; returns its leases."""
+        """A replica has ended: do not wait for its replies; returns its leases."""
         for call_id, opened in list(self._open.items()):
             if link in opened.waiting:
                 opened.waiting.discard(link)
@@ -99,7 +112,16 @@ class ReplicaCalls:
         lost = [lease for lease, (replica, _) in self._leases.items() if replica == link.replica]
         return [lease for lease in lost if self._leases.pop(lease)[1] > now]
 
-    def _orders(self, call: SchedulerCall) -> list[tuple[SchedulerLink, SchedulerCall]]:
+    def _refusal(self, call: SchedulerCall, orders: list[_Order]) -> RequestFailed | None:
+        if isinstance(call, DrainReplicaCall):
+            if call.replica >= self._num_replicas:
+                return _UNKNOWN
+            draining = sum(isinstance(o.call, DrainReplicaCall) for o in self._open.values())
+            if orders and len(self._schedulers.links) - draining < 2:
+                return _LAST
+        return None if orders else _LOST
+
+    def _orders(self, call: SchedulerCall) -> list[_Order]:
         links = self._schedulers.links
         match call:
             case CacheNodeCall():
@@ -108,6 +130,8 @@ class ReplicaCalls:
             case CacheTreeCall() if call.below is not None:
                 below, replica = divmod(call.below, self._num_replicas)
                 return [(links[replica], replace(call, below=below))] if replica in links else []
+            case DrainReplicaCall():
+                return [(links[call.replica], call)] if call.replica in links else []
             case PinTokensCall() if links:
                 return [(self._schedulers.owner(call.token_ids, call.cache_salt), call)]
             case StatsCall():

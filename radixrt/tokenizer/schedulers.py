@@ -1,4 +1,5 @@
-"""The schedulers behind the tokenizer process: one, or one of each replica, with the router that chooses between them."""
+"""The schedulers behind the tokenizer process: one, or one of each replica here and on other machines, with the router that
+chooses between them."""
 
 import asyncio
 import contextlib
@@ -9,10 +10,18 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.joining.fingerprint import model_fingerprint
+from radixrt.joining.ingress_end import JoinedEngine, JoinPort
+from radixrt.joining.sockets import JoinKeys
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.links import ToTokenizerFromScheduler
-from radixrt.messages.replicas import EventsReplayed, ReplayEvents, ReplicaReport
+from radixrt.messages.replicas import (
+    EventsReplayed,
+    ReplayEvents,
+    ReplicaDrained,
+    ReplicaReport,
+)
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.router.router import RoutedPrompt, Router
@@ -25,14 +34,18 @@ LOOK_S = 0.05
 
 
 class SchedulerLink:
-    """The link to one scheduler, and the grammars that it has."""
+    """The link to one scheduler, and the grammars that it has.
 
-    def __init__(self, channels: Channels) -> None:
+    Args:
+        joined: the connection, if the scheduler is on another machine.
+    """
+
+    def __init__(self, channels: Channels, joined: JoinedEngine | None = None) -> None:
         self.channels = channels
-        self.inbox: AsyncInbox[ToTokenizerFromScheduler] = AsyncInbox(
+        self.inbox: AsyncInbox[ToTokenizerFromScheduler] | JoinedEngine = joined or AsyncInbox(
             channels.address("scheduler", "tokenizer"), ToTokenizerFromScheduler
         )
-        self._outbox = Outbox(channels.address("tokenizer", "scheduler"))
+        self._outbox = joined or Outbox(channels.address("tokenizer", "scheduler"))
         self.grammars = SentGrammars(self.send)
         self.num_sequences = 0
         """Sent."""
@@ -58,7 +71,8 @@ class SchedulerLink:
 
 
 Absorb = Callable[[SchedulerLink, TokenBatch | CallReply], None]
-Lose = Callable[[SchedulerLink], None]
+Lose = Callable[[SchedulerLink, bool], None]
+"""Takes the link to a replica that has ended; True: it was told to."""
 
 
 class Schedulers:
@@ -71,9 +85,16 @@ class Schedulers:
     def __init__(self, config: ServerConfig, channels: Channels) -> None:
         self._channels = channels
         self._num_replicas = config.dp
+        """On this machine."""
+        self._is_routed = config.is_routed
+        self._port: JoinPort | None = None
+        if config.replica_listen is not None:
+            keys = JoinKeys.read(config.join_token_file or "")
+            model = model_fingerprint(config) if config.dp else ""
+            self._port = JoinPort(config.replica_listen, keys, channels, config.dp, model)
         self.links: dict[int, SchedulerLink] = {}
         """By replica."""
-        if config.dp == 1:
+        if not config.is_routed:
             self.links[0] = SchedulerLink(channels)
         self._router: Router | None = None
         self._first: EngineInfo | None = None
@@ -88,7 +109,7 @@ class Schedulers:
         )
 
     async def info(self) -> EngineInfo:
-        """Wait until all schedulers are ready, while :meth:`serve` runs."""
+        """Wait until all schedulers of this machine are ready, or the first that joins, while :meth:`serve` runs."""
         await self._ready.wait()
         assert self._first is not None
         return self._first
@@ -100,7 +121,7 @@ class Schedulers:
 
     def choose(self, token_ids: PackedIds, salt: str) -> SchedulerLink:
         """The scheduler for the answers of a request. One must live."""
-        if self._num_replicas == 1:
+        if not self._is_routed:
             return self.links[0]
         router = self._router_of_all()
         prompt = RoutedPrompt.of(token_ids, salt, router.page_size)
@@ -111,7 +132,7 @@ class Schedulers:
 
     def owner(self, token_ids: PackedIds, salt: str) -> SchedulerLink:
         """The scheduler that has most of a prompt cached. One must live."""
-        if self._num_replicas == 1:
+        if not self._is_routed:
             return self.links[0]
         router = self._router_of_all()
         return self.links[router.owner(RoutedPrompt.of(token_ids, salt, router.page_size))]
@@ -120,19 +141,29 @@ class Schedulers:
         """Hand on what the schedulers send.
 
         Args:
-            lose: called after the death of a replica.
+            lose: called after the end of a replica.
         """
-        if self._num_replicas == 1:
+        if not self._is_routed:
             self._first = await self.links[0].info()
             self._ready.set()
             await self._read(self.links[0], absorb)
         async with asyncio.TaskGroup() as group:
             for replica in range(self._num_replicas):
                 group.create_task(self._follow(replica, absorb, lose))
+            if self._port is not None:
+                group.create_task(
+                    self._port.serve(
+                        lambda engine: self._serve_link(
+                            SchedulerLink(engine.channels, engine), absorb, lose
+                        )
+                    )
+                )
 
     def close(self) -> None:
         for link in self.links.values():
             link.close()
+        if self._port is not None:
+            self._port.close()
 
     # ------------------------------------------------------------ replicas
 
@@ -149,22 +180,28 @@ class Schedulers:
                 await asyncio.sleep(LOOK_S)
                 continue
             last_start = channels.start
-            link = SchedulerLink(channels)
-            reading = asyncio.create_task(self._join(link, absorb))
-            try:
-                while channels.is_alive and not reading.done():
-                    await asyncio.wait([reading], timeout=LOOK_S)
-            finally:
-                reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reading  # raises if it has ended by an error
-            self._leave(link, lose)
+            await self._serve_link(SchedulerLink(channels), absorb, lose)
+
+    async def _serve_link(self, link: SchedulerLink, absorb: Absorb, lose: Lose) -> None:
+        """Serve a replica until its end."""
+        reading = asyncio.create_task(self._join(link, absorb))
+        try:
+            while link.channels.is_alive and not reading.done():
+                await asyncio.wait([reading], timeout=LOOK_S)
+        finally:
+            reading.cancel()
+        await asyncio.wait([reading])
+        has_drained = not reading.cancelled() and reading.exception() is None
+        self._leave(link, lose, has_drained)
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading  # raises if it has ended by an error
 
     def _started(self, replica: int, after: int) -> Channels | None:
         found = self._channels.replicas()
         return next((c for c in found if c.replica == replica and c.start > after), None)
 
-    async def _join(self, link: SchedulerLink, absorb: Absorb) -> None:
+    async def _join(self, link: SchedulerLink, absorb: Absorb) -> bool:
+        """Serve a replica until it has drained, which returns True."""
         info = await link.info()
         if self._router is None:
             self._router = Router(info.page_size)
@@ -172,20 +209,25 @@ class Schedulers:
         self.links[link.replica] = link
         self._joined.set()
         self._first = self._first or info
-        if len(self.links) == self._num_replicas:
+        if self._port is not None:
+            self._port.compare_with(self._first)
+        if all(n in self.links or self._is_drained(n) for n in range(self._num_replicas)):
             self._ready.set()
-        await self._read(link, absorb)
+        return await self._read(link, absorb)
 
-    def _leave(self, link: SchedulerLink, lose: Lose) -> None:
+    def _is_drained(self, replica: int) -> bool:
+        return self._channels.of_replica(replica, 0).drained_file.exists()
+
+    def _leave(self, link: SchedulerLink, lose: Lose, has_drained: bool) -> None:
         self._dropped_frames += link.inbox.malformed_frames
         if self.links.pop(link.replica, None) is not None:
             self._router_of_all().leave(link.replica)
-            lose(link)
+            lose(link, has_drained)
         if not self.links:
             self._joined.clear()
         link.close()
 
-    async def _read(self, link: SchedulerLink, absorb: Absorb) -> None:
+    async def _read(self, link: SchedulerLink, absorb: Absorb) -> bool:
         while True:
             message = await link.inbox.receive()
             match message:
@@ -196,6 +238,8 @@ class Schedulers:
                 case EventsReplayed():
                     batches = msgspec.msgpack.decode(message.events, type=list[msgspec.Raw])
                     self._router_of_all().take_events(link.replica, map(bytes, batches))
+                case ReplicaDrained():
+                    return True
                 case EngineInfo():
                     log.warning("Ignored a second EngineInfo.")
 

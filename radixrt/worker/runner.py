@@ -19,7 +19,14 @@ from radixrt.attention.backend import ForwardContext
 from radixrt.device.device import Mark
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
-from radixrt.messages.steps import GRAMMAR_FAILED, Admit, StepPlan, StepResult, VerifiedDraft
+from radixrt.messages.steps import (
+    GRAMMAR_FAILED,
+    NO_DRAFTS,
+    Admit,
+    StepPlan,
+    StepResult,
+    VerifiedDraft,
+)
 from radixrt.worker.batch import (
     NO_SLOTS,
     PersistentBatch,
@@ -230,7 +237,8 @@ class ModelRunner:
     # ------------------------------------------------------------ on the device
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [num_tokens, hidden_size], and logits [rows, vocab] of the rows that sample."""
+        """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all tokens [num_tokens,
+        hidden_size] where prompts are scored or pooled."""
         if not len(inputs.token_ids):  # all slots are held
             hidden = torch.empty(0, device=inputs.token_ids.device)
             return hidden, hidden.new_empty(0, self._model.vocab_size)
@@ -238,11 +246,13 @@ class ModelRunner:
             hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
             return hidden, self._model.logits(hidden)
         self._backend.plan(inputs.attention)
+        everything = bool(inputs.prompt_spans or inputs.pooled)
+        rows = None if everything else inputs.sampling_rows
         if self._tapes is not None:
-            hidden = self._tapes.forward(inputs.token_ids, inputs.positions)
+            hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
         else:
-            hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context)
-        return hidden, self._model.logits(hidden[inputs.sampling_rows])
+            hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)
+        return hidden, self._model.logits(hidden[inputs.sampling_rows] if everything else hidden)
 
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool
@@ -337,6 +347,8 @@ class ModelRunner:
     def _propose(self, price: float) -> dict[int, TokenIds]:
         """Draft tokens for the next step, by slot."""
         drafts: dict[int, TokenIds] = {}
+        if price >= NO_DRAFTS:
+            return drafts
         for slot in self._speculator.slots_of(np.flatnonzero(self._batch.is_decoding)):
             room = self._batch.room_for_drafts(slot)
             if tokens := self._speculator.propose(slot, room, price):
@@ -354,12 +366,12 @@ class ModelRunner:
         if not drafts:
             return []
         counts = np.bincount(slots, minlength=max(drafts) + 1)
-        verified = []
+        verified: list[VerifiedDraft] = []
         for slot, tokens in drafts.items():
             num_accepted = max(0, int(counts[slot]) - 1)
             self._batch.reject(slot, len(tokens) - num_accepted)
             if counts[slot]:
-                verified.append(self._speculator.verified(slot, len(tokens), num_accepted))
+                verified += self._speculator.verified(slot, len(tokens), num_accepted)
         return verified
 
     @staticmethod

@@ -14,7 +14,7 @@ MOST_TOKENS = 64
 """In larger steps the kernels take much longer than the Python between them. A tape takes about a megabyte, and some
 kilobytes per token."""
 
-COMPUTED_BEFORE = 3
+COMPUTED_BEFORE = 1
 """Recording takes as long as ten replays save. Sizes of decode steps recur, those of prompts rarely do."""
 
 
@@ -33,11 +33,18 @@ class StepTapes:
         """By number of tokens."""
         self._recordable = True
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The result of the model's ``forward``, [num_tokens, hidden_size]; the next step overwrites it."""
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next step may overwrite it."""
         count = len(token_ids)
         if count > MOST_TOKENS or not self._recordable:
-            return self._compute(token_ids, positions)
+            return self._model.forward(token_ids, positions, self._context, rows)
+        hidden = self._of_every_row(token_ids, positions)
+        return hidden if rows is None else hidden[rows]
+
+    def _of_every_row(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        count = len(token_ids)
         if count in self._tapes:
             return self._tapes[count].replay(token_ids, positions)
         self._times_computed[count] += 1

@@ -28,6 +28,7 @@ TOOL = {
 WRONG, RIGHT = '{"name": "x", "tags": [4, 4]}', '{"name": "x", "tags": [4, 5]}'
 ONE_BY_ONE = {
     "qwen3_coder": "<parameter=name>\nx\n</parameter>\n<parameter=tags>\n{}\n</parameter>\n",
+    "minimax_m2": '<parameter name="name">x</parameter>\n<parameter name="tags">{}</parameter>\n',
     "pythonic": "name='x', tags={}",
     "functiongemma": "name:<escape>x<escape>,tags:{}",
 }

@@ -81,6 +81,19 @@ def test_a_request_that_kills_replicas_runs_alone_and_is_refused_then() -> None:
     assert isinstance(error, RequestError) and error.code == "request_kills_engine"
 
 
+def test_a_drain_makes_no_suspects() -> None:
+    engine = Engine()
+    moved, other = engine.ask("moved"), engine.ask("other")
+    for _ in range(5):
+        engine.open.take_over([moved.wire_id], by_death=False)
+    assert moved.wire_id and other.wire_id, "both run, side by side"
+    for _ in range(2):
+        engine.open.take_over([moved.wire_id])
+    engine.open.remove(other)
+    engine.open.take_over([moved.wire_id], by_death=False)
+    assert moved.wire_id and not arrivals(moved), "it runs alone, and no death was on it alone"
+
+
 def chunk(opened: OpenRequest, tokens: list[int], index: int = 0, **report: Any) -> AnswerChunk:
     return AnswerChunk(
         request_id=opened.wire_id,

@@ -45,6 +45,7 @@ def test_each_api_bounds_the_reasoning(reasoning_server: RunningServer, name: st
         ("hi\n", "qwen3", AnyJson(), "", "</think>"),
         ("hi\n<think>\n", "qwen3", None, "", "</think>"),
         ("hi\n<think>\n\n</think>\n\n", "qwen3", None, None, None),
+        ("hi\n", "granite", None, None, None),
     ],
 )
 def test_the_answer_may_begin_before_inside_or_behind_the_reasoning(

@@ -18,10 +18,21 @@ TEMPLATES = {
     "mistral_v3": "[TOOL_CALLS] [",
     "pythonic": "[func_name1(params_name1=params_value1)]",
     "functiongemma": "<start_function_call>call:",
+    "gemma4": "<|tool_call>call: <|channel>thought <channel|>",
     "phi4_mini": "<|tool|>functools[",
+    "seed_oss": "<seed:tool_call> <seed:think>",
+    "minimax_m2": '<minimax:tool_call><invoke name="example"> </think>',
+    "glm47": "<tool_call>{example}<arg_key>a</arg_key>",
+    "olmo3": "<functions></functions><function_calls>",
 }
-"""The marks by which each is recognised."""
-REASONING = {"qwen3_coder": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+"""The marks by which each is recognised, of formats that differ in more than marks."""
+REASONING = {
+    "qwen3_coder": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "minimax_m2": ("<think>", "</think>"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
+}
 OFFERED: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
     for name, schema in TOOLS.items()
@@ -32,15 +43,14 @@ def start(start_server: StartServer, folder: Path, form: str) -> RunningServer:
     """A server that has to recognise the format. The marks that are control tokens of some model are so here."""
     save_byte_level(folder, CHATML + "{# " + TEMPLATES[form] + " #}")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens(
-        [*sorted(CONTROL_MARKS), "<think>", "</think>", "[THINK]", "[/THINK]"]
-    )
+    tags = {tag.removesuffix("thought\n") for pair in REASONING.values() for tag in pair}
+    tokenizer.add_special_tokens(sorted(CONTROL_MARKS | tags))
     tokenizer.save(str(folder / "tokenizer.json"))
     info = engine_info(context_length=4096, vocab_size=tokenizer.get_vocab_size())
     return start_server(info, folder, tool_call_parser="auto")
 
 
-@pytest.mark.parametrize("form", OUTPUTS)
+@pytest.mark.parametrize("form", TEMPLATES)
 def test_a_stream_has_the_calls_of_the_format(
     start_server: StartServer, tmp_path: Path, form: str
 ) -> None:

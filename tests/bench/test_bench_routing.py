@@ -45,6 +45,7 @@ def test_a_prefix_of_most_requests_overloads_no_replica(per_second: float) -> No
     run = routed(hot_prefix(1200, per_second), "radixrt", symbol=16)
     requests = np.bincount(run.replica_of, minlength=8)
     assert requests.max() <= 1.3 * requests.mean()
+    assert max(run.computed_tokens) <= 1.3 * np.mean(run.computed_tokens)
     assert sum(run.cached_tokens) > 0.9 * 0.9 * 1200 * 78 * BLOCK_TOKENS
 
 
@@ -77,6 +78,7 @@ def test_the_command_compares_rules(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_trace(trace, conversations(1, 60))
     out = tmp_path / "out.json"
     flags = ["--tokens", "1M", "--replicas", "1", "2", "--router", "radixrt", "dynamo"]
+    flags += ["--plot", str(tmp_path / "rules.svg")]
     with pytest.raises(SystemExit, match="0"):
         main(["bench", "cache", str(trace), *flags, "--json", str(out)])
     rows = json.loads(out.read_text())
@@ -87,3 +89,5 @@ def test_the_command_compares_rules(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
     printed = capsys.readouterr().out
     assert "Mean of all cells" in printed and "dynamo" in printed
+    drawn = (tmp_path / "rules.svg").read_text()
+    assert "2 replicas" in drawn and "dynamo" in drawn

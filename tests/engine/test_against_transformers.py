@@ -19,7 +19,7 @@ from tests.scheduler.engine_model import expect_nothing
 # Families that compute each token as others do, but for factors, biases and norms, are left to tests/models too.
 ELSEWHERE = {
     "phi3_long",
-    *("olmo2", "granite", "seed_oss", "ernie4_5", "exaone4", "hunyuan", "minimax_m2"),
+    *("olmo2", "granite", "seed_oss", "ernie4_5", "exaone4", "hunyuan", "minimax_m2", "gemma4_moe"),
 }
 ARCHITECTURES = [name for name in CONFIGS if name not in ELSEWHERE]
 PAGE_CHUNK_AND_BACKEND = [
@@ -99,7 +99,7 @@ def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
             )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gemma4_e", "gpt_oss"])
 def test_tokens_are_the_same_after_retraction_and_under_eviction(
     architecture: str, checkpoint: Callable[[str], Path], transformers_greedy: Oracle
 ) -> None:

@@ -108,6 +108,24 @@ def test_pool_and_accounting_follow_the_model(
     assert engine.generate(prompts, ANSWER) == engine.generate(prompts, ANSWER)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kept"),
+    [
+        ("gemma4", [[(2, 24)] * 2, [(1, 40)] * 2] * 2),
+        ("gemma4_e", [*[[(2, 24)] * 2] * 2, [(2, 40)] * 2, [(2, 24)] * 2, [], []]),
+    ],
+)
+def test_layers_have_sizes_of_their_own_and_those_that_share_kv_no_pages(
+    architecture: str, kept: list[list[tuple[int, int]]], checkpoint: Callable[[str], Path]
+) -> None:
+    engine = InProcessEngine(checkpoint(architecture), page_size=8)
+    caches = engine.runner._context.kv_caches
+    assert [[tuple(tensor.shape[2:]) for tensor in layer] for layer in caches] == kept
+    numbers = sum(math.prod(shape) for layer in kept for shape in layer)
+    assert engine.info.kv_bytes_per_token == 4 * numbers
+    assert engine.info.attention_backend == "cpu"
+
+
 def test_kernels_of_plain_keys_and_values_refuse_and_name_what_to_use(
     model: Callable[[str], Model], caplog: pytest.LogCaptureFixture
 ) -> None:

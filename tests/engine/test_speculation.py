@@ -14,7 +14,8 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CpuDevice
-from radixrt.scheduler.draft_price import DraftPrice
+from radixrt.scheduler.drafts.price import DraftPrice
+from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import END_OF_TURN
 from tests.engine.in_process import InProcessEngine
@@ -32,6 +33,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that does not depend on the machine: many drafts, and some that are not worth it."""
     monkeypatch.setattr(DraftPrice, "value", 0.05)
+    monkeypatch.setattr(DraftTrials, "plan", lambda self, rows: True)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,16 @@ LIKE_SERVED = {
 }
 """Heads as FlashInfer has kernels for."""
 
-OWN_SHAPE = ("phi3", "phi3_long", "gemma3_vision", "qwen2", "qwen2_yarn")
+OWN_SHAPE = (
+    "phi3",
+    "phi3_long",
+    "gemma3_vision",
+    "gemma4",
+    "gemma4_moe",
+    "gemma4_e",
+    "qwen2",
+    "qwen2_yarn",
+)
 """Their heads follow from other settings; they are served by the reference's attention."""
 
 ANSWER = 24

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,20 @@ from tokenizers import Tokenizer
 
 from tests.kernels.test_blockwise import random_blocks
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
+    "olmo3": "olmo2",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ministral3": "mistral3",
+    "qwen3_moe": "qwen3moe",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
+    "gpt_oss": "gpt-oss",
+}
+_PERMUTED = ("llama", "mistral", "ministral3", "granite", "smollm3")
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 
 
@@ -35,6 +49,7 @@ def write_gguf(
         metadata: further keys of the tokenizer, such as ``pre``.
     """
     config = json.loads((checkpoint / "config.json").read_text())
+    config = config.get("text_config", config)
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, config)
@@ -44,19 +59,53 @@ def write_gguf(
         writer.add_uint16("split.count", part[1])
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    tensors = sorted(load_file(checkpoint / "model.safetensors").items())
+    pieces = (
+        piece
+        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+        for piece in _pieces(config, name, tensor)
+    )
+    tensors = sorted(_stacked(dict(pieces)).items())
     for name, tensor in tensors[part[0] :: part[1]]:
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        theirs = _own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
         of = kind(name) if callable(kind) else kind
-        of = of if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        is_matrix = values.ndim > 1 and name.endswith("weight")
+        of = of if is_matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(theirs, _quantized(values, of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as llama.cpp's converter takes them: those of all experts in one, and each bias with a suffix."""
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        if "_vision." in name or "vision_tower." in name:
+            continue
+        name = name.replace("model.language_model.", "model.")
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        stacks.setdefault(re.sub(r"(\.experts)\.\d+\.", r"\1.", name), []).append(tensor)
+    return {
+        name: torch.stack(stack) if len(stack) > 1 else stack[0] for name, stack in stacks.items()
+    }
+
+
+def _own_name(name: str) -> str | None:
+    """The name of a tensor of Gemma 4 that the package has none for; None: it has one."""
+    layer, _, part = name.removeprefix("model.layers.").partition(".")
+    own = {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "router.proj.weight": "ffn_gate_inp.weight",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+    return f"blk.{layer}.{own[part]}" if part in own else None
 
 
 def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
@@ -67,16 +116,59 @@ def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarra
     return random_blocks(kind.name, *values.shape, largest=float(values.std()) / rms).numpy()
 
 
+def _pieces(
+    config: dict[str, Any], name: str, tensor: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that llama.cpp's converter makes of one."""
+    if config["model_type"] != "gpt_oss":
+        return [(name, tensor)]
+    name += ".weight" if name.endswith(".sinks") else ""
+    path, is_experts, last = name.partition(".mlp.experts.")
+    if not is_experts:
+        return [(name, tensor)]
+    projection = last.removesuffix("_bias")
+    end = "bias" if last.endswith("_bias") else "weight"
+    tensor = tensor if end == "bias" else tensor.transpose(1, 2)
+    names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+    return [
+        (f"{path}.mlp.experts.{each}.{end}", tensor[:, first :: len(names)].contiguous())
+        for first, each in enumerate(names)
+    ]
+
+
 def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as llama.cpp's converter stores it."""
-    if config["model_type"] in ("llama", "mistral"):
+    if config["model_type"] in _PERMUTED:
         for part, count in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if f"{part}." in name:
                 halves = tensor.unflatten(0, (config[count], 2, -1))
                 return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+    if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1
     return tensor
+
+
+_KEYS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "top_k_experts": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+"""Settings of a checkpoint, and the writer's methods for them."""
 
 
 def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -93,21 +185,60 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    for key, add in (
-        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
-        ("final_logit_softcapping", writer.add_final_logit_softcapping),
-    ):
-        if config.get(key):
-            add(config[key])
+    for key, add in _KEYS.items():
+        if config.get(key) is not None:
+            getattr(writer, f"add_{add}")(config[key])
+    if config["model_type"] in ("minimax_m2", "gpt_oss"):
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     rope = config["rope_parameters"]
+    if config["model_type"].startswith("gemma4"):
+        _add_gemma4(writer, config)
+        return
+    if config["model_type"] in ("olmo3", "exaone4"):
+        writer.add_sliding_window_pattern([t == "sliding_attention" for t in config["layer_types"]])
+    elif "full_attention" in rope:
+        writer.add_sliding_window_pattern(config["layer_types"].index("full_attention") + 1)
     if "full_attention" in rope:
-        pattern = config["layer_types"].index("full_attention") + 1
-        writer.add_sliding_window_pattern(pattern)
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
-    writer.add_rope_freq_base(rope["rope_theta"])
+    stretch = rope.get("alpha", 1.0) ** (head_dim / (head_dim - 2))
+    writer.add_rope_freq_base(rope["rope_theta"] * stretch)
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(rotated)
     _add_rope_scaling(writer, config, rope, rotated)
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Sizes by layer, and the rotated frequencies as divisors of 1 and of 1e30."""
+    kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = [config["per_layer_config"].get(str(index), {}) for index in range(len(kinds))]
+    full = own[kinds.index(False)]
+    local, heads = config["head_dim"], config["num_key_value_heads"]
+    shared, size = config["num_kv_shared_layers"], config["intermediate_size"]
+    twice = [config["use_double_wide_mlp"] and i >= len(kinds) - shared for i in range(len(kinds))]
+    writer.add_sliding_window_pattern(kinds)
+    writer.add_shared_kv_layers(shared)
+    for key, value in (
+        ("key_length", full["head_dim"]),
+        ("value_length", full["head_dim"]),
+        ("key_length_swa", local),
+        ("value_length_swa", local),
+        ("head_count_kv", [one.get("num_key_value_heads", heads) for one in own]),
+        ("feed_forward_length", [size * (1 + double) for double in twice]),
+        ("embedding_length_per_layer_input", config.get("hidden_size_per_layer_input", 0)),
+        ("rope_freq_base", config["rope_parameters"]["full_attention"]["rope_theta"]),
+        ("rope_freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"]),
+        ("rope_dimension_count", full["head_dim"]),
+    ):
+        writer.kv_data[0].pop(f"gemma4.attention.{key}", None)
+        writer.kv_data[0].pop(f"gemma4.{key}", None)
+        getattr(writer, f"add_{key}")(value)
+    factor = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    rotated = int(full["head_dim"] * factor / 2)
+    divisors = [1.0] * rotated + [1e30] * (full["head_dim"] // 2 - rotated)
+    writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
 
 
 def _add_rope_scaling(
@@ -119,6 +250,13 @@ def _add_rope_scaling(
         writer.add_rope_scaling_factor(rope["factor"])
         if kind == "yarn":
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            for key, add in (
+                ("attention_factor", writer.add_rope_scaling_yarn_attn_factor),
+                ("beta_fast", writer.add_rope_scaling_yarn_beta_fast),
+                ("mscale_all_dim", writer.add_rope_scaling_yarn_log_mul),
+            ):
+                if key in rope:
+                    add(rope[key])
     elif kind == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, rotated))
     elif kind == "longrope":

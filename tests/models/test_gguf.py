@@ -47,6 +47,26 @@ gguf = pytest.importorskip("gguf")
 
 torch.set_num_threads(1)
 
+MINISTRAL_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "beta_fast": 20.0,
+    "mscale": 0.5,
+    "mscale_all_dim": 0.5,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.5,
+}
+OLMO_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "attention_factor": 1.25,
+        "original_max_position_embeddings": 64,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     # llama.cpp keeps no window for Mistral and Qwen 2; the converter rounds Llama 3's and LongRoPE's factors to float32
     "llama": ("llama", {}, 1e-5),
@@ -57,8 +77,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "qwen3": ("qwen3", {}, 0),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 24}, 0),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 24}, 0),
+    "gemma4": ("gemma4", {}, 0),
+    "gemma4_e": ("gemma4_e", {}, 0),
+    "gemma4_moe": ("gemma4_moe", {}, 0),
     "phi3": ("phi3", {}, 0),
     "phi3_long": ("phi3_long", {}, 1e-5),
+    # which layers of SmolLM 3 do not rotate is not in the file: every fourth
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}, 0),
+    "olmo2": ("olmo2", {}, 0),
+    "olmo3": ("olmo3", {"rope_parameters": OLMO_ROPE}, 0),
+    "granite": ("granite", {}, 0),
+    "seed_oss": ("seed_oss", {}, 0),
+    "ernie4_5": ("ernie4_5", {}, 0),
+    "exaone4": ("exaone4", {}, 0),
+    # the converter works out the stretched base, which the file holds in float32
+    "hunyuan": ("hunyuan", {}, 1e-5),
+    "ministral3": ("ministral3", {"rope_parameters": MINISTRAL_ROPE}, 0),
+    "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": []}, 0),
+    "glm4_moe": ("glm4_moe", {}, 0),
+    "minimax_m2": ("minimax_m2", {}, 0),
+    "gpt_oss": ("gpt_oss", {}, 0),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of a logit."""
 
@@ -145,6 +183,11 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "qwen3, small blocks": ("qwen3", {}, small),
     "phi3, Q4_0": ("phi3", {}, lambda name: gguf.GGMLQuantizationType.Q4_0),
     "gemma3, Q8_0": ("gemma3", {"head_dim": 32}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "gemma4 e, Q8_0": (
+        "gemma4_e",
+        {"head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 32},
+        lambda name: gguf.GGMLQuantizationType.Q8_0,
+    ),
 }
 """Architecture, overrides of its config, and the kind of each matrix. Rows are of 64 or 256, and of 96 or 512 in down_proj."""
 

@@ -68,7 +68,7 @@ def test_shards_load_like_a_single_file(checkpoint: Callable[[str], Path], tmp_p
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma2", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe", "gemma2", "gemma3", "gemma4_e"])
 def test_half_precision_checkpoints_agree_with_transformers(
     checkpoint: Callable[[str], Path], tmp_path: Path, architecture: str, dtype: str
 ) -> None:
@@ -175,6 +175,7 @@ def test_every_architecture_states_its_attention(
     assert len(specs) == len(model.model.layers)
     windows = [spec.sliding_window for spec in specs]
     expected = {"gemma2": [8, None, 8, None], "gemma3": [8, 8, None, 8], "qwen2": [None, 7, 7]}
+    expected |= {"gemma4": [8, None, 8, None], "gemma4_e": [8, 8, None, 8, 8, None]}
     expected["olmo3"] = expected["exaone4"] = [9, None, 9]
     assert windows == expected.get(architecture, windows)
 
@@ -230,8 +231,12 @@ def test_longrope_follows_the_served_context_length(checkpoint: Callable[[str], 
 
 
 def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> None:
-    with pytest.raises(ConfigError, match=r"T5Model is not supported.*LlamaForCausalLM"):
+    with pytest.raises(
+        ConfigError, match=r"T5Model is not supported; .* Glm4Moe, .*, Llama, MiniM"
+    ):
         check_architecture({"architectures": ["T5Model"]})
+    with pytest.raises(ConfigError, match=r"not supported; of this family: Gemma2ForCausalLM\.$"):
+        check_architecture({"architectures": ["Gemma2ForSequenceClassification"]})
     with pytest.raises(ConfigError, match="names no architecture"):
         check_architecture({})
 

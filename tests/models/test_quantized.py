@@ -290,7 +290,9 @@ def test_rounding_moves_no_weight_by_more_than_half_a_step(
     assert compared == 4 * 3 + 1  # four matrices a layer, and the head
 
 
-@pytest.mark.parametrize("architecture", ["llama", "llama_biased_tied", "phi3", "gemma3_vision"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "llama_biased_tied", "phi3", "gemma3_vision", "gemma4_e"]
+)
 def test_int8_keeps_the_logits(checkpoint: Callable[[str], Path], architecture: str) -> None:
     plain = logits(checkpoint(architecture))
     rounded = logits(checkpoint(architecture), quantization="int8")

@@ -25,7 +25,27 @@ CODER = (
 )
 LLAMA = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '\"parameters\": ' }}"
 DEEPSEEK = "{{'<\uff5cAssistant\uff5c>'}}{% set content = content.split('</think>')[-1] %}"
+HARMONY = (
+    "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+    "{{- '<|start|>assistant to=functions.' + name + '<|channel|>commentary json<|message|>' }}{{- '<|call|>' }}"
+)
+GEMMA4 = """{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '<|channel>thought\\n' + text + '\\n<channel|>' -}}"""
 GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
+MINIMAX = '<minimax:tool_call>\\n<invoke name="tool-name-1">'
+SEED = "{%- set think_end_token = '</seed:think>' -%}<seed:tool_call>\\n<function=example_function_name>"
+HUNYUAN = (
+    "{{- '<\uff5chy_Assistant\uff5c>' }}<tool_calls><tool_call>function_name\\n```json\\n"
+    "function_arguments_in_json_format\\n```</tool_call>"
+)
+ROLES = "{{- '<|start_of_role|>' + message.role + '<|end_of_role|>' }}"
+GRANITE = ROLES + " respond only with <|tool_call|> followed by a JSON list of tools used."
+IN_LETTERS = "Write your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'"
+IN_TAGS = (
+    "Write your thoughts between <think></think> and your response between <response></response>"
+)
+EXAONE = "{%- set end = '[|endofturn|]' %}<tool_call>{\\\"name\\\": function_1_name}</tool_call>"
+OLMO = "within <functions></functions>. Output any function calls within <function_calls></function_calls>"
+MINISTRAL = "{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}{{- '[THINK]' + thinking + '[/THINK]' }}"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +64,22 @@ GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
         ("{{- '<start_function_call>call:' ~ name }}", "functiongemma", "none"),
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "none", "none"),
         ("{{ '<|tool|>' }} formatted as functools[{...}]", "phi4_mini", "none"),
-        (GLM + THINKS, "none", "qwen3"),
+        (GEMMA4, "gemma4", "gemma4"),
+        (HARMONY, "harmony", "harmony"),
+        (GLM + THINKS, "glm45", "qwen3"),
+        (GLM.replace("\\n", "") + THINKS, "glm47", "qwen3"),
+        (MINIMAX + THINKS, "minimax_m2", "qwen3"),
+        (SEED, "seed_oss", "seed_oss"),
+        (HUNYUAN + THINKS, "hunyuan", "hunyuan"),
+        (GRANITE, "granite", "none"),
+        (GRANITE + IN_LETTERS, "granite", "granite"),
+        (GRANITE + IN_TAGS, "granite", "granite33"),
+        (ROLES + QWEN, "hermes", "none"),
+        (EXAONE + THINKS, "exaone4", "qwen3"),
+        (CHATML + OLMO, "olmo3", "none"),
+        (CHATML + OLMO + THINKS, "olmo3", "qwen3"),
+        (MINISTRAL, "mistral", "mistral"),
+        (QWEN + THINKS + "{{ '<response>\\n' }}", "hermes", "ernie45"),
         (None, "none", "none"),
     ],
 )

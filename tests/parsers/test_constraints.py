@@ -20,7 +20,7 @@ from radixrt.parsers.tool_calls.registry import FORMATS
 from tests.constrained.test_route import takes
 from tests.parsers.test_formats import TOOLS, parsed_calls, with_marks
 
-FORMS = ("qwen3_coder", "pythonic", "functiongemma")
+FORMS = ("qwen3_coder", "minimax_m2", "glm47", "pythonic", "olmo3", "functiongemma", "gemma4")
 SCHEMAS: list[dict[str, Any]] = [
     TOOLS["get_weather"],
     {
@@ -74,7 +74,7 @@ def random_answer(matcher: Matcher, rng: random.Random) -> str | None:
     facts = matcher.facts
     names = {token: name.encode() for name, token in facts.special_names.items()}
     row, text = np.zeros_like(facts.eos_mask), b""
-    for _ in range(200):
+    for _ in range(400):
         matcher.fill_mask(row)
         bits = np.unpackbits(row.view(np.uint8), bitorder="little", count=facts.vocab_size)
         allowed = np.flatnonzero(bits).tolist()
@@ -111,7 +111,7 @@ CHECKED: dict[str, Any] = {
 @pytest.mark.parametrize("required", [True, False])
 def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, required: bool) -> None:
     rng, facts, num_found = random.Random(form), with_marks(), 0
-    tools = [tool_calls.Tool.of(name, CHECKED, True, "p") for name in ("f_x", "g")]
+    tools = [tool_calls.Tool.of(name, CHECKED, True, "p") for name in ("f", "f_x")]
     tools.append(tool_calls.Tool.of("any", {"additionalProperties": {"type": "string"}}, True, "p"))
     begin = "I look: " if not required and form != "pythonic" else ""
 
@@ -129,7 +129,7 @@ def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, requ
         tracker, text = TagTracker(checks), begin + text
         found = [span for character in text for span in tracker.push(character)] + tracker.finish()
         _, calls = parsed_calls(
-            form, [text], {"f_x": CHECKED, "g": CHECKED, "any": {}}, in_pieces=False
+            form, [text], {"f": CHECKED, "f_x": CHECKED, "any": {}}, in_pieces=False
         )
         wanted = []
         for name, arguments in calls:
@@ -140,7 +140,8 @@ def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, requ
                     ("/properties/o/properties/m", values["o"]["m"]),
                 ]
         assert [(s.check.pointer, json.loads(text[s.start : s.end])) for s in found] == wanted, text
-        num_found += len(found)
+        if (num_found := num_found + len(found)) >= 30:
+            break
     assert num_found >= 20
     if not required:
         plain = TagTracker(checks)
@@ -149,7 +150,9 @@ def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, requ
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_check_that_would_need_more_than_one_json_value_is_refused(form: str) -> None:
-    null = {"functiongemma": ["null"], "pythonic": ["null", "boolean"]}.get(form)
+    null = {"functiongemma": ["null"], "gemma4": ["null"], "pythonic": ["null", "boolean"]}.get(
+        form
+    )
     schemas: list[tuple[dict[str, Any], str]] = [
         ({"dependentRequired": {"a": ["b"]}}, "dependentRequired")
     ]
@@ -198,7 +201,16 @@ ONE_CALL = {
     "phi4_mini": 'functools[{"name": "f", "arguments": {"a": [1, 1]}}]',
     "pythonic": "[f(a=[1, 1])]",
     "functiongemma": "<start_function_call>call:f{a:[1, 1]}<end_function_call>",
+    "gemma4": "<|tool_call>call:f{a:[1, 1]}<tool_call|>",
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n[1, 1]\n</parameter>\n</function>\n</tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=a>[1, 1]</parameter>\n</function>\n</seed:tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">[1, 1]</parameter>\n</invoke>\n</minimax:tool_call>',
+    "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>[1, 1]</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>f<arg_key>a</arg_key><arg_value>[1, 1]</arg_value></tool_call>",
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"a": [1, 1]}}]',
+    "hunyuan": '<tool_calls><tool_call>f\n```json\n{"a": [1, 1]}\n```</tool_call></tool_calls>',
+    "exaone4": '<tool_call>{"name": "f", "arguments": {"a": [1, 1]}}</tool_call>',
+    "olmo3": "<function_calls>f(a=[1, 1])</function_calls>",
 }
 
 

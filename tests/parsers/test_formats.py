@@ -171,6 +171,31 @@ FUNCTIONGEMMA = [
         ],
     ),
 ]
+GEMMA4 = [
+    Output(
+        'I look.<|tool_call>call:get_weather{location:<|"|>San Francisco<|"|>,unit:<|"|>celsius<|"|>}<tool_call|>'
+        "<|tool_call>call:now{}<tool_call|>",
+        "I look.",
+        [("get_weather", {"location": "San Francisco", "unit": "celsius"}), ("now", {})],
+    ),
+    Output(
+        '<|tool_call>call:get_weather{location:<|"|>"Tokyo", {Japan}<|"|>,days:3,places:["a","b"],exact:false,note:null}'
+        "<tool_call|>",
+        "",
+        [
+            (
+                "get_weather",
+                {
+                    "location": '"Tokyo", {Japan}',
+                    "days": 3,
+                    "places": ["a", "b"],
+                    "exact": False,
+                    "note": None,
+                },
+            )
+        ],
+    ),
+]
 PHI4_MINI = [
     Output(
         f'<|tool_call|>[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}]<|/tool_call|>',
@@ -183,12 +208,133 @@ PHI4_MINI = [
         [PARIS, ("now", {})],
     ),
 ]
+EVERY_KIND = {
+    "location": 'a\n"b" </ c\n',
+    "days": 3,
+    "places": ["a", "b"],
+    "exact": True,
+    "note": None,
+}
+SEED_OSS = [
+    Output(
+        "I look.\n\n<seed:tool_call>\n<function=get_weather>\n<parameter=location>Oslo</parameter>\n"
+        "<parameter=unit>celsius</parameter>\n</function>\n</seed:tool_call>",
+        "I look.\n\n",
+        [("get_weather", {"location": "Oslo", "unit": "celsius"})],
+    ),
+    Output(
+        '<seed:tool_call>\n<function=get_weather>\n<parameter=location>a\n"b" </ c\n</parameter>\n<parameter=days>3</parameter>\n'
+        '<parameter=places>["a", "b"]</parameter>\n<parameter=exact>true</parameter>\n<parameter=note>null</parameter>\n'
+        "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+        "",
+        [("get_weather", EVERY_KIND), ("now", {})],
+    ),
+]
+MINIMAX_M2 = [
+    Output(
+        'I look.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="location">Oslo</parameter>\n'
+        '<parameter name="unit">celsius</parameter>\n</invoke>\n</minimax:tool_call>',
+        "I look.\n",
+        [("get_weather", {"location": "Oslo", "unit": "celsius"})],
+    ),
+    Output(
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="location">a\n"b" </ c\n</parameter>\n'
+        '<parameter name="days">3</parameter>\n<parameter name="places">["a", "b"]</parameter>\n'
+        '<parameter name="exact">true</parameter>\n<parameter name="note">null</parameter>\n</invoke>\n'
+        '<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+        "",
+        [("get_weather", EVERY_KIND), ("now", {})],
+    ),
+]
+GLM45 = [
+    Output(
+        "I look.\n<tool_call>get_weather\n<arg_key>location</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>unit</arg_key>\n"
+        "<arg_value>celsius</arg_value>\n</tool_call>",
+        "I look.\n",
+        [("get_weather", {"location": "Oslo", "unit": "celsius"})],
+    ),
+    Output(
+        '<tool_call>get_weather\n<arg_key>location</arg_key>\n<arg_value>a\n"b" </ c\n</arg_value>\n<arg_key>days</arg_key>\n'
+        '<arg_value>3</arg_value>\n<arg_key>places</arg_key>\n<arg_value>["a", "b"]</arg_value>\n<arg_key>exact</arg_key>\n'
+        "<arg_value>true</arg_value>\n<arg_key>note</arg_key>\n<arg_value>null</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        "",
+        [("get_weather", EVERY_KIND), ("now", {})],
+    ),
+]
+GLM47 = [
+    Output(
+        "I look.<tool_call>get_weather<arg_key>location</arg_key><arg_value>Oslo</arg_value><arg_key>unit</arg_key>"
+        "<arg_value>celsius</arg_value></tool_call>",
+        "I look.",
+        [("get_weather", {"location": "Oslo", "unit": "celsius"})],
+    ),
+    Output(
+        '<tool_call>get_weather<arg_key>location</arg_key><arg_value>a\n"b" </ c\n</arg_value><arg_key>days</arg_key>'
+        '<arg_value>3</arg_value><arg_key>places</arg_key><arg_value>["a", "b"]</arg_value><arg_key>exact</arg_key>'
+        "<arg_value>true</arg_value><arg_key>note</arg_key><arg_value>null</arg_value></tool_call><tool_call>now</tool_call>",
+        "",
+        [("get_weather", EVERY_KIND), ("now", {})],
+    ),
+]
+GRANITE = [
+    Output(
+        f'<|tool_call|>[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}]', "", [PARIS]
+    ),
+    Output(
+        f'I look.<tool_call>[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+]
+HUNYUAN = [
+    Output(
+        f"<tool_calls><tool_call>get_current_weather\n```json\n{ARGUMENTS}\n```</tool_call></tool_calls>",
+        "",
+        [PARIS],
+    ),
+    Output(
+        f"I look.<tool_calls><tool_call>get_current_weather\n```json\n{ARGUMENTS}\n```</tool_call>\n<tool_call>now\n```json\n{{}}\n"
+        "```</tool_call></tool_calls>",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+]
+EXAONE4 = [
+    Output(
+        f'I look.\n<tool_call>{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}</tool_call>\n'
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        "I look.\n",
+        [PARIS, ("now", {})],
+    ),
+]
+OLMO3 = [
+    Output(
+        'I look.<function_calls>get_weather(location="Oslo", unit="celsius")</function_calls>',
+        "I look.",
+        [("get_weather", {"location": "Oslo", "unit": "celsius"})],
+    ),
+    Output(
+        '<function_calls>get_weather(location="a\\n\\"b\\" </ c\\n", days=3, places=["a", "b"], exact=true, note=null)\nnow()'
+        "</function_calls>",
+        "",
+        [("get_weather", EVERY_KIND), ("now", {})],
+    ),
+]
 OUTPUTS = {
     "qwen3_coder": QWEN_CODER,
+    "seed_oss": SEED_OSS,
+    "minimax_m2": MINIMAX_M2,
+    "glm45": GLM45,
+    "glm47": GLM47,
+    "granite": GRANITE,
+    "hunyuan": HUNYUAN,
+    "exaone4": EXAONE4,
+    "olmo3": OLMO3,
     "mistral": MISTRAL,
     "mistral_v3": MISTRAL_V3,
     "pythonic": PYTHONIC,
     "functiongemma": FUNCTIONGEMMA,
+    "gemma4": GEMMA4,
     "phi4_mini": PHI4_MINI,
 }
 OTHER_SPELLINGS = {
@@ -214,11 +360,64 @@ OTHER_SPELLINGS = {
             [("f", {"a": {"x": "1", "y": ["[", 2]}})],
         )
     ],
+    "gemma4": [  # as llama.cpp's tests of this model have them
+        (
+            '<|tool_call>call:set_config{config:{theme:<|"|>dark<|"|>,count:3}}<tool_call|>',
+            [("set_config", {"config": {"theme": "dark", "count": 3}})],
+        ),
+        (
+            '<|tool_call>call:todo_list{todos:[<|"|>buy milk<|"|>,<|"|>walk dog<|"|>]}<tool_call|>',
+            [("todo_list", {"todos": ["buy milk", "walk dog"]})],
+        ),
+        ("<|tool_call>call:amount{orig:1.5e10}<tool_call|>", [("amount", {"orig": 1.5e10})]),
+    ],
     "qwen3_coder": [
         (
             "<tool_call><function=get_weather><parameter=location>Oslo</parameter><parameter=exact>\nTrue\n</parameter>"
             "<parameter=more>\nnot JSON\n</parameter></function></tool_call>",
             [("get_weather", {"location": "Oslo", "exact": True, "more": "not JSON"})],
+        )
+    ],
+    "seed_oss": [
+        (
+            "<seed:tool_call><function=get_weather><parameter=location>['a']</parameter><parameter=places>['a', \"b\"]</parameter>"
+            "<parameter=exact>False</parameter><parameter=more>[a b</parameter></function></seed:tool_call>",
+            [
+                (
+                    "get_weather",
+                    {"location": "['a']", "places": ["a", "b"], "exact": False, "more": "[a b"},
+                )
+            ],
+        )
+    ],
+    "minimax_m2": [
+        (
+            '<minimax:tool_call><invoke name="now"></invoke></minimax:tool_call>\n<minimax:tool_call><invoke name="now"></invoke>',
+            [("now", {}), ("now", {})],
+        )
+    ],
+    "glm45": [
+        (
+            "<tool_call>get_weather<arg_key>location</arg_key>\n\n<arg_value> a</arg_value></tool_call>\n<tool_call>now</tool_call>",
+            [("get_weather", {"location": " a"}), ("now", {})],
+        )
+    ],
+    "granite": [
+        (
+            f'<|tool_call|> [{{"arguments": {ARGUMENTS}, "name": "get_current_weather"}}]',
+            [PARIS],
+        )
+    ],
+    "hunyuan": [
+        (
+            f"<tool_calls>\n<tool_call>get_current_weather\n```json\n{ARGUMENTS}```\n</tool_call>\n</tool_calls>",
+            [PARIS],
+        )
+    ],
+    "olmo3": [
+        (
+            "<function_calls>\nget_weather(location='it\\'s', exact=True)\nnow()\n</function_calls>",
+            [("get_weather", {"location": "it's", "exact": True}), ("now", {})],
         )
     ],
 }
@@ -261,6 +460,13 @@ def test_other_spellings_are_read_where_no_grammar_holds_the_answer(form: str) -
         assert parsed(form, [*text]) == ("", calls)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_only_begins_as_a_call_does_stays_content(form: str) -> None:
+    for opening, rest in itertools.product(FORMATS[form].openings, ("oops", ' f{"a', "[ARGS", "")):
+        for pieces in ([opening + rest], [*opening, *rest]):
+            assert parsed(form, pieces) == (opening + rest, [])
+
+
 @given(data=st.data())
 @pytest.mark.parametrize("form", OUTPUTS)
 def test_any_text_gives_the_same_deltas_joined_in_any_partition(
@@ -281,7 +487,7 @@ CONTROL_MARKS = {
     mark
     for syntax in FORMATS.values()
     for mark in syntax.marks
-    if re.fullmatch(r"<.*(call|escape).*>|\[[A-Z_]+\]", mark)
+    if re.fullmatch(r'<.*(call|escape|arg_|").*>|\[[A-Z_]+\]', mark)
 }
 
 
@@ -304,7 +510,7 @@ def test_the_constraint_takes_what_the_documentation_shows(form: str, output: Ou
         (facts_of("byte_level_json"), with_marks()), (False, True)
     ):
         held = tool_calls.calls(offered, FORMATS[form], required=required, most=None)
-        is_bare = "<function=" in output.text and "<tool_call>" not in output.text
+        is_bare = form == "qwen3_coder" and "<tool_call>" not in output.text
         if is_bare and (required or facts is with_marks()):
             continue  # only free text may leave a tag out; control tokens are no text
         text = output.text.removeprefix(output.content) if required else output.text
@@ -319,8 +525,11 @@ def test_calls_begin_as_the_format_says(form: str) -> None:
     names = ["a", 'quo"te' if syntax.names is None else "quote"]
     tools = [tool_calls.Tool.of(name, None, True, "p") for name in names]
     held = tool_calls.calls(tools, syntax, required=False, most=None)
-    assert held.free_text and held.min_tags == 0 and held.max_tags is None
-    if not held.lists:
+    if syntax.before:  # the content is a message too
+        assert (held.free_text, held.min_tags, held.max_tags) == (False, 1, 1)
+    else:
+        assert held.free_text and held.min_tags == 0 and held.max_tags is None
+    if not held.lists and not syntax.before:
         for tag in held.tags:
             assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
     if syntax.names is not None:
@@ -355,7 +564,16 @@ CUSTOM = {
     "mistral_v3": '[TOOL_CALLS] [{"name": "edit", "arguments": {"input": "{}"}}]',
     "pythonic": '[edit(input="{}")]',
     "functiongemma": "<start_function_call>call:edit{input:<escape>{}<escape>}<end_function_call>",
+    "gemma4": '<|tool_call>call:edit{input:<|"|>{}<|"|>}<tool_call|>',
     "phi4_mini": 'functools[{"name": "edit", "arguments": {"input": "{}"}}]',
+    "seed_oss": "<seed:tool_call>\n<function=edit>\n<parameter=input>{}</parameter>\n</function>\n</seed:tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="edit">\n<parameter name="input">{}</parameter>\n</invoke>\n</minimax:tool_call>',
+    "glm45": "<tool_call>edit\n<arg_key>input</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>edit<arg_key>input</arg_key><arg_value>{}</arg_value></tool_call>",
+    "granite": '<|tool_call|>[{"name": "edit", "arguments": {"input": "{}"}}]',
+    "hunyuan": '<tool_calls><tool_call>edit\n```json\n{"input": "{}"}\n```</tool_call></tool_calls>',
+    "exaone4": '<tool_call>{"name": "edit", "arguments": {"input": "{}"}}</tool_call>',
+    "olmo3": '<function_calls>edit(input="{}")</function_calls>',
 }
 
 
@@ -378,6 +596,11 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar_in_each_format(form: 
         ("qwen3_coder", QWEN_CODER[1].text.partition("San")[0], "\n</parameter>\n</function>\n</tool_call>", "</parameter>"),
         ("functiongemma", "<start_function_call>call:get_weather{location:<escape>", "<escape>}<end_function_call>", "<escape>"),
         ("pythonic", "[get_weather(location='", "')]", "'"),
+        ("seed_oss", SEED_OSS[0].text.partition("Oslo")[0], "</parameter>\n</function>\n</seed:tool_call>", "</parameter>"),
+        ("minimax_m2", MINIMAX_M2[0].text.partition("Oslo")[0], "</parameter>\n</invoke>\n</minimax:tool_call>", "</parameter>"),
+        ("glm45", GLM45[0].text.partition("Oslo")[0], "</arg_value>\n</tool_call>", "</arg_value>"),
+        ("glm47", GLM47[0].text.partition("Oslo")[0], "</arg_value></tool_call>", "</arg_value>"),
+        ("gemma4", '<|tool_call>call:get_weather{location:<|"|>', '<|"|>}<tool_call|>', '<|"|>'),
     ],
 )  # fmt: skip
 def test_a_string_can_not_hold_what_ends_it(form: str, before: str, after: str, stop: str) -> None:

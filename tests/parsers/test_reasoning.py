@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from radixrt.parsers.reasoning import FORMATS, ReasoningFormat, ReasoningParser
 
-QWEN, DEEPSEEK = FORMATS["qwen3"], FORMATS["deepseek-r1"]
+QWEN, DEEPSEEK, GEMMA4 = FORMATS["qwen3"], FORMATS["deepseek-r1"], FORMATS["gemma4"]
 ANSWER = "<think>\nTwo < three.\n\nSo </thin no.\n</think>\n\nYes. </think> too"
 CUTS = st.lists(st.integers(0, 200))
 
@@ -58,6 +58,38 @@ def test_a_prompt_may_have_opened_the_thought_or_closed_it() -> None:
 def test_deepseek_s_answer_begins_inside_a_thought() -> None:
     assert parse(ReasoningParser(DEEPSEEK), ["Hm.</think>\n\nYes"]) == ("Hm.", "Yes")
     assert parse(ReasoningParser(QWEN), ["Hm.</think>\n\nYes"]) == ("", "Hm.</think>\n\nYes")
+
+
+@given(cuts=CUTS)
+def test_the_label_of_a_channel_is_no_thought(cuts: list[int]) -> None:
+    for text, parsed in {
+        "<|channel>thought\nI'm\nthinking<channel|>Hello": ("I'm\nthinking", "Hello"),
+        "<|channel>thought<channel|>Hello": ("", "Hello"),
+        "<|channel>thoughts<channel|>": ("s", ""),
+        "<|channel>thou<channel|>Hello": ("thou", "Hello"),
+        "thought\n<|channel>": ("", "thought\n<|channel>"),
+    }.items():
+        assert parse(ReasoningParser(GEMMA4), pieces_of(text, cuts)) == parsed
+    begun = ReasoningParser(GEMMA4, "<|turn>model\n<|channel>thought\n")
+    assert parse(begun, pieces_of("thoughts<channel|>Yes", cuts)) == ("thoughts", "Yes")
+    closed = ReasoningParser(GEMMA4, "<|turn>model\n<|channel>thought\n<channel|>")
+    assert closed.has_none and parse(closed, pieces_of("thought", cuts)) == ("", "thought")
+
+
+@given(cuts=CUTS, labelled=st.booleans())
+def test_a_grammar_begins_behind_a_labelled_thought(cuts: list[int], labelled: bool) -> None:
+    thought, content = f"<|channel>{'thought' * labelled}\nHm.<channel|>", "{}"
+    parser = ReasoningParser(GEMMA4, held=True, opens_with_token=True)
+    parser.opened = True
+    parts, seen = [], 0
+    for piece in pieces_of(thought + content, cuts):
+        seen += len(piece)
+        if seen >= len(thought):
+            parser.reasoning_length = len(thought)
+        parts.append(parser.push(piece))
+    parts.append(parser.flush())
+    assert "".join(t for t, _ in parts) == "Hm."
+    assert "".join(c for _, c in parts) == content
 
 
 @given(cuts=CUTS)

@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import rule
 
 from radixrt.kv.events import AllBlocks, BlockStored, EventBatch
-from radixrt.router.mirror import CacheMirror
+from radixrt.router.mirror import CacheMirror, unpack_hashes
+from radixrt.router.router import Router
+from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
+from radixrt.scheduler.radix.kv_events.stream import EventStream
+from tests.scheduler.engine_model import EngineModel, limits
 from tests.scheduler.test_kv_events import LossyEvents, MirrorMachine, Replays
 
 
@@ -54,6 +59,46 @@ class RouterMirrorMachine(MirrorMachine):
 
 TestMirror = RouterMirrorMachine.TestCase
 TestMirror.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+REPORTS = [0.1] * 7 + [1.0] * 3
+"""Seconds between reports: after the steps of a request, then once a second."""
+
+
+def test_an_index_that_loses_one_report_in_twenty_is_the_snapshot_within_two_seconds() -> None:
+    """Answers to its requests get lost as well; the replica is also started again, at the same address."""
+    random = np.random.default_rng(5)
+    router, tree_hashes = Router(page_size=4), set[int]()
+    router.join(0)
+    num_lost, now, equal_at, longest_s = 0, 0.0, 0.0, 0.0
+    for number in range(400):
+        if number % 100 == 0:
+            engine = EngineModel(limits(context_length=96))
+            recorder = EventRecorder(64, 4, with_token_ids=False)
+            engine.scheduler.kv.tree.observer = recorder
+            stream = EventStream(recorder, max_batches=8)
+        engine.add(random.integers(0, 4, random.integers(20, 60)).tolist(), 4)
+        for pause_s in REPORTS:
+            now += pause_s
+            if engine.plan() is not None:
+                engine.absorb()
+            batch = stream.next_batch()
+            if random.random() < 0.05:
+                num_lost += 1
+            else:
+                router.take_events(0, [batch] if batch else [])
+                missing = router.heartbeat(0, stream.name, stream.num_batches)
+                if missing is not None and random.random() >= 0.05:
+                    replayed = msgspec.msgpack.decode(
+                        stream.replay(missing), type=list[msgspec.Raw]
+                    )
+                    router.take_events(0, map(bytes, replayed))
+            tree_hashes = set(unpack_hashes(recorder.snapshot().block_hashes))
+            if router._replicas[0].mirror.hashes == tree_hashes:
+                equal_at = now
+            longest_s = max(longest_s, now - equal_at)
+    assert num_lost > 150 and tree_hashes
+    assert 0 < longest_s <= 2
 
 
 def stored(*numbers: int) -> BlockStored:

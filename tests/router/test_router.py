@@ -1,12 +1,15 @@
 """The router sends a prompt where it costs the fewest seconds."""
 
+from functools import lru_cache
+
 import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 
-from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv import block_hash
+from radixrt.kv.block_hash import block_hashes, namespace_hash, prompt_hashes
 from radixrt.kv.events import BlockStored, EventBatch
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import ReplicaLoad
@@ -40,13 +43,19 @@ class Fleet:
             self.report(replica)
 
     def report(
-        self, replica: int, queued_s: float = 0.0, received: int = 0, context: int = 0
+        self,
+        replica: int,
+        queued_s: float = 0.0,
+        received: int = 0,
+        context: int = 0,
+        free: int = 0,
     ) -> None:
         load = ReplicaLoad(
             received=received,
             queued_s=queued_s,
             seconds_per_token=RATE,
             context_tokens=context,
+            free_tokens=free,
             pool_tokens=POOL_TOKENS,
         )
         self.router.report(replica, load)
@@ -80,6 +89,36 @@ def prompt(tokens: list[int], salt: str = "") -> RoutedPrompt:
 
 def tokens(count: int, first: int = 0) -> list[int]:
     return list(range(first, first + count))
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 100, 3000])
+def test_remembered_hashes_are_those_of_the_whole_prompt(page_size: int) -> None:
+    random = np.random.default_rng(page_size)
+    packed = pack_ids(random.integers(0, 1000, 9999))
+    forked = packed[:30_000] + pack_ids(random.integers(0, 1000, 1000))
+    for salt in ("", "tenant"):
+        for part in (packed, packed[:-4], forked, packed[:16_384], packed[:4], b""):
+            assert prompt_hashes(salt, part, page_size) == block_hashes(
+                namespace_hash(salt), part, page_size
+            )
+
+
+def test_the_next_turn_hashes_little_more_than_its_new_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[int] = []
+
+    def counted(before: bytes, packed: bytes, page_size: int) -> bytes:
+        hashed.append(len(packed) // 4)
+        return block_hashes(before, packed, page_size)
+
+    monkeypatch.setattr(block_hash, "_stride_hashes", lru_cache(64)(counted))
+    random = np.random.default_rng(0)
+    turns = random.integers(0, 1000, 20_000)
+    for end in range(10_000, 20_001, 500):
+        prompt_hashes("", pack_ids(turns[:end]), 16)
+    assert max(hashed) == 1024 and sum(hashed) <= 20_000, "each stride once"
+    assert block_hash._stride_hashes.cache_info().maxsize, "bounded"
 
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
@@ -132,6 +171,15 @@ def test_a_wait_passes_with_the_time() -> None:
     fleet.report(1, queued_s=1.0)
     fleet.clock.now += 1.0
     assert fleet.choose(tokens(41)) == 1
+
+
+def test_a_prompt_waits_longer_for_its_prefix_where_computing_it_evicts_others() -> None:
+    for free, expected in ((0, 1), (POOL_TOKENS, 0)):
+        fleet = Fleet(2)
+        fleet.cache(1, tokens(40))
+        fleet.report(0, free=free)
+        fleet.report(1, queued_s=0.09, free=free)
+        assert fleet.choose(tokens(41)) == expected
 
 
 def test_running_sequences_have_a_price() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from radixrt.scheduler.draft_price import FIRST_PRICE, DraftPrice
+from radixrt.scheduler.drafts.price import FIRST_PRICE, DraftPrice
 
 STEP_S, ROW_S = 0.020, 0.001
 
@@ -78,3 +78,14 @@ def test_steps_without_a_time_are_left_out() -> None:
         price.observe(4, step % 5, 4, 0.0)
         price.observe(0, 0, 0, 1.0)
     assert price.value == FIRST_PRICE
+
+
+def test_it_is_learned_while_the_number_of_sequences_changes_in_each_step() -> None:
+    """Short answers come and go."""
+    rng, price = random.Random(0), DraftPrice()
+    for step in range(400):
+        batch, drafted = 2 + step % 7, rng.randint(0, 40)
+        seconds = (STEP_S + ROW_S * (2 * batch + drafted)) * rng.uniform(0.95, 1.05)
+        price.observe(batch, drafted, batch, seconds)
+    mean_s = STEP_S + ROW_S * (2 * 5 + 20)
+    assert price.value == pytest.approx(ROW_S / (mean_s / 5), rel=0.2)

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.pooling import POOL, PoolingInfo
 from radixrt.messages.requests import RequestOptions
@@ -19,6 +19,7 @@ from radixrt.scheduler.queue.retraction import choose_victim
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import DRAFT_HEADROOM, SlotTable
+from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
 from tests.scheduler.engine_model import EOS, EngineModel, limits
 
 DOCUMENT = [i * 7 % 43 for i in range(200)]
@@ -379,3 +380,27 @@ def test_pages_are_allocated_ahead_as_drafts_are_accepted() -> None:
     sequence.speculates = False
     slots.expect_drafts(sequence, 31)
     assert slots.headroom[sequence.slot] == 0
+
+
+def test_nothing_of_a_lost_tokenizer_process_is_left_but_the_cache() -> None:
+    """The next one may use the same ids, while the last steps are still being computed."""
+    model = EngineModel(limits(max_running_requests=2))
+    scheduler = model.scheduler
+    for grammar in (None, None, None, b"a"):
+        model.add([1, 2, 3, 4, 5, 6, 7, 8, len(model.requests)], 40, grammar=grammar, ignore_eos=True)  # fmt: skip
+    model.plan()
+    model.absorb()
+    assert model.plan() is not None and model.plan() is not None
+    scheduler.kv.leases.pin(np.arange(1, 9, dtype=np.int32), "", 60.0)
+    assert scheduler.num_running == 2 and len(scheduler.waiting) == 1 and model.loading
+
+    scheduler.forget_all()
+    assert scheduler.num_running == len(scheduler.waiting) == len(scheduler.kv.leases) == 0
+    check_invariants(scheduler)
+    model.grammars = SentGrammars(model._to_scheduler)
+    for told in (model.requests, model.answers, model.finished):
+        told.clear()
+    for grammar in (b"a", None, b"b"):
+        model.add([1, 2, 3, 4, 5, 6, 7, 8, 9], 6, grammar=grammar)
+    model.run()
+    assert model.cached[0] == 8 and scheduler.counters.aborted == 4

@@ -74,6 +74,14 @@ def test_an_answer_that_is_repeated_is_drafted_from_the_tree_of_its_salt(
     assert re.search(r'radixrt_accepted_draft_tokens_total\{drafter="tree"[^}]*\} [1-9]', metrics)
 
 
+def test_the_drafts_of_an_answer_that_ends_at_a_stop_string_are_counted(ask: Any) -> None:
+    whole = ask(cache_salt="stop")["choices"][0]["message"]["content"]
+    stop = whole[len(whole) // 2 :][:6]
+    answer = ask(cache_salt="stop", stop=stop)
+    assert answer["choices"][0]["message"]["content"] == whole[: whole.index(stop)]
+    assert 0 < drafted(answer)[0] <= answer["usage"]["completion_tokens"]
+
+
 def test_a_prediction_is_drafted_from(ask: Any) -> None:
     expected = ask(speculation=False, cache_salt="first")
     text = expected["choices"][0]["message"]["content"]

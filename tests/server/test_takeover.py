@@ -37,7 +37,8 @@ BUDGET = 150
 
 
 def request(**fields: Any) -> dict[str, Any]:
-    return {"prompt": PROMPT, "max_tokens": 440, "ignore_eos": True, "stream": True, **fields}
+    body = {"prompt": PROMPT, "max_tokens": 440, "ignore_eos": True, "stream": True}
+    return {**body, "speculation": False, **fields}
 
 
 REQUESTS = [

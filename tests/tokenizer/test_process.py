@@ -73,13 +73,20 @@ class Stage:
         assert isinstance(await asyncio.wait_for(self.at_scheduler.receive(), 5), StatsCall)
         asking.cancel()
 
-    def tokens(self, seq_id: int, ids: list[int], end: AnswerReport | None = None) -> None:
+    def tokens(
+        self,
+        seq_id: int,
+        ids: list[int],
+        end: AnswerReport | None = None,
+        drafts: tuple[int, int] | None = None,
+    ) -> None:
         self.from_scheduler.send(
             TokenBatch(
                 seq_ids=pack_ids([seq_id] * len(ids)),
                 token_ids=pack_ids(ids),
                 started={seq_id: AnswerReport(prompt_tokens=2)},
                 finished={} if end is None else {seq_id: end},
+                drafts={} if drafts is None else {seq_id: drafts},
             )
         )
 
@@ -144,6 +151,27 @@ def test_tokens_after_a_stop_string_in_one_step_are_dropped(vocabulary: Vocabula
         assert (chunk.text, chunk.report.stop_reason) == ("ab ", "END")
         assert unpack_ids(chunk.token_ids).tolist() == before
         assert chunk.report.times.total_s > 0 and chunk.report.output_tokens == len(before)
+
+    play(vocabulary, scene)
+
+
+def test_the_drafts_of_an_answer_that_ends_at_a_stop_string_are_counted(
+    vocabulary: Vocabulary,
+) -> None:
+    """Of five drafts of the first step three are accepted; all six of the second are, but two lie behind the stop string."""
+
+    async def scene(stage: Stage) -> None:
+        answering = asyncio.create_task(collect(stage, request(stop=("END",))))
+        sequence = await stage.sequence()
+        ids = stage.encode("abcdEND")
+        assert len(ids) == 7
+        stage.tokens(sequence.seq_id, [*ids[:3], ids[0]], drafts=(5, 3))
+        stage.tokens(sequence.seq_id, ids[1:3])
+        stage.tokens(sequence.seq_id, [*ids[3:], *ids[:3]], drafts=(11, 9))
+        report = (await answering)[-1].report
+        assert report.output_tokens == 10
+        assert report.accepted_prediction_tokens == 3 + 4
+        assert report.rejected_prediction_tokens == 2 + 2
 
     play(vocabulary, scene)
 

@@ -21,7 +21,6 @@ import psutil
 import pytest
 
 from tests.servers import Server, serving
-from tests.torture.checkpoint import make_reasoning_checkpoint
 from tests.torture.leaks import (
     Holdings,
     files_left,
@@ -53,11 +52,6 @@ FLAGS = (
     *("--step-timeout", str(STEP_TIMEOUT_S), "--max-total-tokens", "65536"),
     *("--log-level", "warning"),
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_reasoning_checkpoint(tmp_path_factory.mktemp("reasoning-llama"))
 
 
 @dataclass(frozen=True)

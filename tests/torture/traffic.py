@@ -1,6 +1,7 @@
 """Requests of every kind, and their answers as a client puts them together."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,10 +105,17 @@ class Answer:
     logprobs: dict[int, list[float]] = field(default_factory=dict)
     usage: dict[str, int] = field(default_factory=dict)
     num_events: int = 0
+    last_at: float = 0.0
+    """Time of ``time.monotonic()`` of the last event."""
+    longest_pause_s: float = 0.0
+    """Between two events."""
     error: str = ""
 
     def read(self, event: dict[str, Any]) -> None:
         self.num_events += 1
+        now = time.monotonic()
+        self.longest_pause_s = max(self.longest_pause_s, now - (self.last_at or now))
+        self.last_at = now
         if "error" in event:
             self.error = str(event["error"])
             return

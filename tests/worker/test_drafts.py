@@ -11,13 +11,22 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, DraftSources
 from radixrt.worker.drafts import ngram
 from radixrt.worker.drafts import pool as pools
-from radixrt.worker.drafts.chances import RETRY_EVERY, Chances, expected_accepted, paying_length
+from radixrt.worker.drafts.chances import RETRY_EVERY, Chance, Chances
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
 from radixrt.worker.drafts.reference import ReferenceDrafter
 from radixrt.worker.drafts.speculator import REST_AFTER_HOLD, Speculator
-from radixrt.worker.drafts.suffix_index import CANDIDATES, LONGEST_MATCH, SuffixIndex, SuffixMatch
+from radixrt.worker.drafts.suffix_index import (
+    AGAIN,
+    CANDIDATES,
+    DIFFERENTLY,
+    LONGEST_MATCH,
+    ONCE,
+    SuffixIndex,
+    SuffixMatch,
+)
+from radixrt.worker.drafts.turns import MOST_TOKENS, Turns
 from radixrt.worker.drafts.verification import NO_DRAFT, rows_to_keep, tokens_before
 
 NOTHING = DraftSources()
@@ -32,7 +41,7 @@ def best_place(text: list[int], ending: list[int]) -> SuffixMatch | None:
         for place in range(2, len(text))
         if len(ending) >= 2 and text[place - 2 : place] == ending[-2:]
     ][-CANDIDATES:]
-    best = None
+    best = None if places or len(ending) < 2 else single_place(text, ending[-1])
     for place in reversed(places):
         most = min(place, len(ending), LONGEST_MATCH)
         length = 0
@@ -43,7 +52,18 @@ def best_place(text: list[int], ending: list[int]) -> SuffixMatch | None:
     return best
 
 
-@pytest.mark.parametrize("num_tokens", [2, 3, 20])
+def single_place(text: list[int], token: int) -> SuffixMatch | None:
+    """The last place behind a token, the first of the text apart, and how the token was followed there and before."""
+    places = [place for place in range(2, len(text)) if text[place - 1] == token]
+    if not places:
+        return None
+    followed = ONCE
+    if len(places) > 1:
+        followed = AGAIN if text[places[-1]] == text[places[-2]] else DIFFERENTLY
+    return SuffixMatch(places[-1], 1, followed)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 3, 20, 60])
 def test_the_index_finds_the_longest_of_the_last_matches(num_tokens: int) -> None:
     rng = random.Random(num_tokens)
     found = 0
@@ -70,11 +90,63 @@ def test_ngrams_go_on_as_the_text_did_before() -> None:
     text = [1, 2, 3, 4, 5, 9, 1, 2]
     drafter = NgramDrafter()
     drafter.admit(0, text, 6, NOTHING)
-    assert drafter.propose(0, 3) == Draft([3, 4, 5], 2)
+    assert drafter.propose(0, 3) == Draft([3, 4, 5], kind_of(2))
+    assert drafter.propose(0, 2, ahead=[3, 4]) == Draft([5, 9], kind_of(4))
     text += [3, 7]
     assert drafter.propose(0, 3) is None
     text += [8, 3, 7]
-    assert drafter.propose(0, 9) == Draft([8, 3, 7] * 3, 2)  # a text that repeats itself
+    assert drafter.propose(0, 9) == Draft([8, 3, 7] * 3, kind_of(2))  # a text that repeats itself
+    text += [9]
+    assert drafter.propose(0, 3) == Draft([1, 2, 3], ONCE)  # one token agrees
+
+
+def kind_of(num_agreeing: int) -> int:
+    return SuffixMatch(0, num_agreeing).kind
+
+
+def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> None:
+    """The prompt says "a is 5 . b is 6 . c is 7 .", the answers a comma where it has its full stop."""
+    is_, stop, comma = 50, 51, 52
+    prompt = [61, 1, is_, 5, stop, 2, is_, 6, stop, 3, is_, 7, stop, 60]
+    drafter, text = NgramDrafter(), list(prompt)
+    drafter.admit(0, text, len(prompt), DraftSources(salt="a"))
+    for token, value in ((1, 5), (2, 6)):
+        text += [token]
+        assert drafter.propose(0, 4) == Draft(prompt[prompt.index(token) + 1 :][:4], ONCE)
+        text += [is_, value, comma, 60]
+    text += [3, is_]
+    assert drafter.propose(0, 9) == Draft([7], kind_of(2))
+    assert (turn := drafter.propose(0, 9, ahead=[7])) is not None
+    assert turn.token_ids == [comma] and turn.kind > kind_of(LONGEST_MATCH)
+    assert drafter.propose(0, 2, ahead=[7, comma]) == Draft([60, 3], AGAIN)
+
+    def drafted(salt: str | None) -> list[int]:
+        drafter.admit(1, [*prompt, 3, is_], len(prompt), DraftSources(salt=salt))
+        draft = drafter.propose(1, 2)
+        assert draft is not None
+        return draft.token_ids
+
+    assert drafted("a") == [7]
+    assert drafted("b") == drafted(None) == [7, stop]  # no salt learns from another
+
+
+def test_turns_are_forgotten_when_they_do_not_come_and_are_bounded() -> None:
+    turns = Turns()
+
+    def come(token: int, times: int) -> int | None:
+        for _ in range(times):
+            turns.observe(5, token, copies=True)
+        return turns.first_in([4, 5])
+
+    assert come(6, 1) is None and come(6, 1) == 1
+    assert come(6, 9) == 1 and come(7, 2) == 1 and come(7, 1) is None
+    assert come(7, 3) == 1 and turns.by_token[5].token == 7
+    assert come(5, 9) is None and not turns.by_token
+    turns.observe(5, 6, copies=False)
+    assert not turns.by_token
+    for token in range(2 * MOST_TOKENS):
+        turns.observe(token, token + 1, copies=True)
+    assert list(turns.by_token) == list(range(MOST_TOKENS, 2 * MOST_TOKENS))
 
 
 def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +154,7 @@ def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatc
     drafter = NgramDrafter()
     drafter.admit(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8], 12, NOTHING)
     drafter.admit(1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2], 12, NOTHING)
-    assert drafter.propose(0, 2) == Draft([9, 10], 2)
+    assert drafter.propose(0, 2) == Draft([9, 10], kind_of(2))
     assert drafter.propose(1, 2) is None
 
 
@@ -96,6 +168,8 @@ def test_a_reference_is_followed_and_found_again() -> None:
     assert drafter.propose(0, 2) == Draft([4, 5], 0)
     text += [4, 5]
     assert drafter.propose(0, 2) == Draft([6, 7], 2)
+    assert drafter.propose(0, 2, ahead=[6, 7]) == Draft([8, 9], 2)
+    assert drafter.propose(0, 2, ahead=[6, 8]) is None
     text += [6, 99]
     assert drafter.propose(0, 2) is None
     text += [8, 9]
@@ -129,7 +203,8 @@ def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyP
     answer("a", [21, 22, 23])
     answer(None, [31, 32, 33, 34])
     assert ask("a", [11, 12, 13]) == [14, 15]  # and nothing of the next answer
-    assert ask("a", [9, 12, 13]) is None  # two tokens are too few
+    assert ask("a", [9, 9, 13]) == [14, 15]
+    assert ask("a", [9, 9, 15]) is None
     assert ask("a", [5, 6, 0, 1, 21]) == [22, 23]  # its prompt ended alike
     assert ask("b", [11, 12, 13]) is None
     assert ask(None, [31, 32, 33]) is None
@@ -147,36 +222,52 @@ def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("price", [0.02, 0.05, 0.25, 0.6, 1.0])
-@pytest.mark.parametrize("chance", [0.01, 0.25, 0.5, 0.9, 0.995])
-def test_rows_are_added_while_they_pay(price: float, chance: float) -> None:
-    survivals = [chance**row for row in range(1, MOST_DRAFTED + 1)]
-    assert paying_length(chance, price, MOST_DRAFTED) == sum(s > price for s in survivals)
+@pytest.mark.parametrize("first", [0.01, 0.25, 0.5, 0.9, 0.995])
+@pytest.mark.parametrize("later", [0.01, 0.5, 0.9, 0.995])
+def test_rows_are_added_while_they_pay(price: float, first: float, later: float) -> None:
+    chance = Chance(first, later)
+    survivals = [first * later**row for row in range(MOST_DRAFTED)]
+    assert chance.paying_length(price, MOST_DRAFTED) == sum(s > price for s in survivals)
     for most in range(4):
-        assert expected_accepted(chance, most) == pytest.approx(sum(survivals[:most]))
+        assert chance.expected_accepted(most) == pytest.approx(sum(survivals[:most]))
+    assert [chance.survival(row + 1) for row in range(3)] == pytest.approx(survivals[:3])
 
 
-def test_chances_are_learned_for_each_sequence_and_each_magnitude_of_evidence() -> None:
+def test_chances_are_learned_for_each_sequence_and_each_kind_of_evidence() -> None:
     chances = Chances()
     for slot in range(3):
         chances.admit(slot)
-    assert chances.of(0, 2, 2) == 0.5
+    assert chances.of(0, (2, 3)) == (0.5, 0.5)
     for _ in range(50):
-        chances.learn(0, 2, evidence=2, num_drafted=4, num_accepted=0)
-        chances.learn(1, 2, evidence=20, num_drafted=4, num_accepted=4)
-    assert chances.of(0, 2, 2) < 0.05
-    assert chances.of(1, 2, 20) > 0.95
-    assert chances.of(2, 2, 3) < 0.15 < 0.85 < chances.of(2, 2, 17)
-    assert chances.of(2, 1, 3) == 0.5
+        chances.learn(0, (2, 3), num_drafted=4, num_accepted=0)
+        chances.learn(1, (2, 6), num_drafted=4, num_accepted=4)
+    assert chances.of(0, (2, 3)).first < 0.05 and chances.of(0, (2, 3)).later == 0.5
+    assert min(chances.of(1, (2, 6))) > 0.95
+    assert chances.of(2, (2, 3)).first < 0.15 < 0.85 < min(chances.of(2, (2, 6)))
+    assert chances.of(2, (1, 3)) == (0.5, 0.5)
     chances.admit(1)
-    assert chances.of(1, 2, 2) < 0.15
+    assert chances.of(1, (2, 3)).first < 0.15
 
 
 def test_the_fate_of_tokens_behind_a_rejected_one_is_not_counted() -> None:
     chances = Chances()
     chances.admit(0)
     for _ in range(500):
-        chances.learn(0, 0, evidence=0, num_drafted=30, num_accepted=1)
-    assert chances.of(0, 0, 0) == pytest.approx(0.5, abs=0.02)
+        chances.learn(0, (0, 0), num_drafted=30, num_accepted=2)
+    assert chances.of(0, (0, 0)).first > 0.95
+    assert chances.of(0, (0, 0)).later == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_chance_of_further_tokens_is_learned_again_after_it_was_low() -> None:
+    """Where only the first token pays, nothing is learned of those behind it, so what was learned is forgotten."""
+    chances = Chances()
+    chances.admit(0)
+    for _ in range(20):
+        chances.learn(0, (0, 0), num_drafted=4, num_accepted=1)
+    assert chances.of(0, (0, 0)).paying_length(0.3, 9) == 1
+    for _ in range(200):
+        chances.learn(0, (0, 0), num_drafted=1, num_accepted=1)
+    assert chances.of(0, (0, 0)).paying_length(0.3, 9) > 1
 
 
 def speculator(
@@ -211,7 +302,8 @@ def test_drafts_that_fail_become_rare_and_are_tried_again() -> None:
             one.verified(0, len(draft), len(draft))
     while not (draft := one.propose(0, 30, 0.3)):
         pass
-    assert one.verified(0, len(draft), len(draft)).drafter == DRAFTERS.index("ngram")
+    (verified, *_) = one.verified(0, len(draft), len(draft))
+    assert verified.drafter == DRAFTERS.index("ngram")
 
 
 def test_drafts_keep_within_the_answer_the_pages_and_the_grammar() -> None:
@@ -228,6 +320,24 @@ def test_drafts_keep_within_the_answer_the_pages_and_the_grammar() -> None:
     one = speculator(lambda _, draft: draft[:1])
     one.admit(admit([1, 2, 3], continuation=pack_ids(followed)))
     assert one.propose(0, 1000, 0.0) == [100]
+
+
+def test_a_draft_may_have_stretches_of_several_drafters() -> None:
+    """The tree's continuation ends, the prompt goes on, and each stretch is counted and learned for itself."""
+    tree, ngram = (DRAFTERS.index("tree"), 0), (DRAFTERS.index("ngram"), ONCE)
+    one = speculator()
+    one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
+    assert one.propose(0, 3, 0.0) == [20, 21, 22]
+    entries = one.verified(0, 3, 2)
+    names = [(DRAFTERS[e.drafter], e.num_drafted, e.num_accepted) for e in entries]
+    assert names == [("tree", 1, 1), ("ngram", 2, 1)]
+    assert one._chances.of(0, tree).first > 0.85 and min(one._chances.of(0, ngram)) < 0.75
+    learned = one._chances.of(0, ngram)
+    assert one.propose(0, 3, 0.0) == [20, 21, 22]
+    entries = one.verified(0, 2, 0)  # a grammar has cut it
+    assert [(e.num_drafted, e.num_accepted) for e in entries] == [(1, 0), (1, 0)]
+    assert one._chances.of(0, ngram) == learned  # it was not reached
+    assert one.propose(0, 3, 0.6) == [20]  # the second stretch does not pay
 
 
 def test_a_sequence_whose_mask_was_late_rests() -> None:

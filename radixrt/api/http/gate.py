@@ -16,8 +16,16 @@ from radixrt.api.http.errors import OPENAI_ERRORS, ErrorShape
 from radixrt.api.http.middleware import OPEN_PATHS, new_id
 from radixrt.base.errors import RequestError
 
-CONTROL_PATHS = frozenset({"/abort_request", "/flush_cache", "/v1/cache/release"})
-"""POST requests that end work; they pass when the server is full."""
+CONTROL_PATHS = frozenset(
+    {
+        "/abort_request",
+        "/flush_cache",
+        "/v1/cache/release",
+        "/v1/replicas/drain",
+        "/v1/replicas/start",
+    }
+)
+"""POST requests that end or move work; they pass when the server is full."""
 
 RETRY_AFTER_S = 2
 

@@ -1,4 +1,7 @@
-"""Plots hit rates over pool sizes: a panel for each trace, a line for each policy, between LRU and the bounds."""
+"""Plots hit rates over pool sizes: a panel for each trace, a line for each policy, between LRU and the bounds.
+
+With several replicas, a panel for each trace and number of replicas has TTFT and hit rate of each routing rule.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,15 +14,49 @@ COLORS = ("#4a7fc1", "#27ab83", "#f0b429", "#d64545", "#8662c7", "#12939a")
 
 def plot_results(results: list[CacheResult], path: Path) -> None:
     """Draw into a file; its suffix says the format."""
-    traces = list(dict.fromkeys(result.trace for result in results))
+    routed = [result for result in results if result.replicas > 1]
+    names = dict.fromkeys((result.trace, result.replicas) for result in routed or results)
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            1, len(traces), figsize=(4.6 * len(traces), 4.2), layout="constrained", squeeze=False
+            1, len(names), figsize=(4.6 * len(names), 4.2), layout="constrained", squeeze=False
         )
-        for axes, trace in zip(panels[0], traces, strict=True):
-            _panel(axes, trace, [result for result in results if result.trace == trace])
+        for axes, (trace, replicas) in zip(panels[0], names, strict=True):
+            own = [r for r in results if (r.trace, r.replicas) == (trace, replicas)]
+            if routed:
+                _routing_panel(axes, f"{trace}, {replicas} replicas", own)
+            else:
+                _panel(axes, trace, own)
         figure.savefig(path, dpi=144)
         plt.close(figure)
+
+
+def _routing_panel(axes: Any, title: str, results: list[CacheResult]) -> None:
+    """A row for each rule: mean and 99th percentile of TTFT, and the hit rate at the right."""
+    axes.set_title(title)
+    axes.set_xlabel("TTFT, seconds")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_yticks(range(len(results)), [result.router for result in results])
+    axes.invert_yaxis()
+    for row, result in enumerate(results):
+        if (ttft := result.ttft_ms) is None:
+            continue
+        mean_s, p99_s = ttft.mean / 1e3, ttft.p99 / 1e3
+        color = COLORS[1] if result.router == "radixrt" else COLORS[0]
+        axes.plot([mean_s, p99_s], [row, row], "-", color=color, linewidth=1)
+        axes.plot([mean_s], [row], "o", color=color, label="" if row else "mean")
+        axes.plot(
+            [p99_s], [row], "o", color=color, markerfacecolor="white", label="" if row else "p99"
+        )
+        axes.annotate(
+            f"{result.hit_percent:.1f} %",
+            (1.02, row),
+            xycoords=("axes fraction", "data"),
+            verticalalignment="center",
+            fontsize=8,
+        )
+    axes.annotate("hits", (1.02, -0.7), xycoords=("axes fraction", "data"), fontsize=8, color=FAINT)
+    axes.legend(fontsize=8)
 
 
 def _panel(axes: Any, trace: str, results: list[CacheResult]) -> None:

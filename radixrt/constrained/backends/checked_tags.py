@@ -26,7 +26,12 @@ def finds_content(constraint: Constraint, tag: Tag) -> bool:
     tags, separator = constraint.tags, constraint.separator
     findable = JsonSchema | AnyJson | AnyText | Parameters
     return (
-        all(separator and separator[0] not in end for _, end in constraint.lists)
+        not any(
+            end.startswith(separator + each.begin)
+            for _, end in constraint.lists
+            for each in tags
+            if each.begin
+        )
         and all(isinstance(each.content, findable) for each in tags)
         and not any(each.other_ends for each in tags)
         and len({each.begin for each in tags}) == len(tags)
@@ -43,7 +48,10 @@ def checked_tags(
         checks: by the position of the tag.
     """
     return CheckedTags(
-        tags=tuple(_tag(tag, checks.get(index, ())) for index, tag in enumerate(constraint.tags)),
+        tags=(
+            *(_tag(tag, checks.get(index, ())) for index, tag in enumerate(constraint.tags)),
+            *(_tag(tag, ()) for tag in constraint.before),
+        ),
         triggers=constraint.triggers,
         free_text=constraint.free_text,
         separator=constraint.separator,

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from radixrt.base.config import WhitespaceName
+from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.checked_tags import checked_tags, finds_content
@@ -49,6 +49,7 @@ from radixrt.constrained.grammar import (
     Unenforced,
 )
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.parameters import STYLES
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.structural_tags import is_endless
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
@@ -99,7 +100,7 @@ def check_triggers(constraint: StructuralTag) -> None:
     if constraint.min_tags < 0 or (most is not None and most < max(constraint.min_tags, 1)):
         raise CannotCompile(f"From {constraint.min_tags} to {most} tags are no number of tags.")
     begins = sorted(
-        {tag.begin for tag in constraint.tags if not _is_told_from_others(tag, constraint)}
+        {_certain(tag) for tag in constraint.tags if not _is_told_from_others(tag, constraint)}
     )
     for begin, following in itertools.pairwise(begins):
         if following.startswith(begin):
@@ -116,6 +117,15 @@ def check_triggers(constraint: StructuralTag) -> None:
             raise CannotCompile(
                 f"The tag that begins with {tag.begin!r} must begin with one trigger, and does with {count}."
             )
+
+
+def _certain(tag: Tag) -> str:
+    """The text with which every occurrence of a tag begins."""
+    if not isinstance(tag.content, Parameters):
+        return tag.begin
+    next_marks = zip(STYLES[tag.content.style].opening[0], tag.end, strict=False)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], next_marks)
+    return tag.begin + "".join(character for character, _ in same)
 
 
 def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
@@ -358,6 +368,8 @@ class _TagGrammar:
             if tag.begin or not part.lists
         ]
         self._text.lines.append(f"tag_{number}: " + " | ".join(rules))
+        if part.before:
+            return f"{self._before(part, number)} tag_{number} {self._more_tags(part, number)}"
         if part.lists:
             return self._lists(part, number)
         if not part.free_text:
@@ -368,6 +380,14 @@ class _TagGrammar:
         if any(ends):
             return f"{tags} {self._text.until(ends, stops)}"
         return f"{tags} {self._text.without(stops)}?"
+
+    def _before(self, part: StructuralTag, number: int) -> str:
+        """Any number of the tags that may stand before the others."""
+        ways = [
+            f"{self._text.literal(tag.begin)} {self._content(part, -1, tag)}" for tag in part.before
+        ]
+        self._text.lines.append(f"before_{number}: " + " | ".join(ways))
+        return f"before_{number}*"
 
     def _more_tags(self, part: StructuralTag, number: int) -> str:
         """The tags after the first, where there is no free text between them."""
@@ -453,7 +473,8 @@ class _TagGrammar:
                 if text is not None and len(ends) == 1:
                     return self._text.ended(text, tag.end)
         if is_endless(tag.content):
-            return self._endless(tag.content, ends)
+            is_last = part.max_tags == 1 and not part.free_text and not any(ends)
+            return self._endless(tag.content, () if is_last else ends)
         return self._series([tag.content], ends if any(ends) else (), True)
 
     def _parameters(self, part: StructuralTag, index: int, tag: Tag, content: Parameters) -> str:

@@ -145,17 +145,21 @@ class TagTracker:
             keep = max(map(len, self._marks), default=1) - 1
             self._undecided = known[max(len(known) - keep, 0) :]
             return ""
-        rest = known[start:]
-        for index, tag in enumerate(self._tags.tags):
-            if tag.begin and rest.startswith(tag.begin):
-                return self._open(index, known, start + len(tag.begin))
-        for index, tag in enumerate(self._tags.tags):
-            if not tag.begin and rest and not self._may_begin(rest):
+        rest, tags = known[start:], self._tags.tags
+        found = [i for i, tag in enumerate(tags) if tag.begin and rest.startswith(tag.begin)]
+        if found and not any(tag.begin[: len(rest)] == rest != tag.begin for tag in tags):
+            longest = max(found, key=lambda index: len(tags[index].begin))
+            return self._open(longest, known, start + len(tags[longest].begin))
+        if self._may_begin(rest):
+            self._undecided = known
+            return ""
+        if self._tags.lists and self._num_tags:  # the end of the list
+            self._state = _PLAIN
+            return ""
+        for index, tag in enumerate(tags):
+            if not tag.begin:
                 return self._open(index, known, start)
-        if not self._may_begin(rest):
-            raise ValueError(f"{rest[:20]!r} where {self._state} is due")
-        self._undecided = known
-        return ""
+        raise ValueError(f"{rest[:20]!r} where {self._state} is due")
 
     def _without_list(self, known: str) -> str | None:
         """Take the beginning of an answer that is no list, or may become one; returns the rest. None: it is a list."""
@@ -177,8 +181,6 @@ class TagTracker:
         lists = self._tags.lists
         if not (self._tags.free_text or lists) or (lists and self._num_tags):
             separator = self._tags.separator if self._num_tags else ""
-            if lists and not known.startswith(separator[: len(known)]):
-                return None  # the end of the list
             return len(separator) if known.startswith(separator) else 0
         found = [(at + len(mark), at) for mark in self._marks if (at := known.find(mark)) >= 0]
         return min(found)[0 if lists else 1] if found else None
@@ -196,6 +198,8 @@ class TagTracker:
         begin = self._offset + at - len(self._undecided)
         self._state, self._tag, self._undecided = _CONTENT, tag, ""
         self._num_tags += 1
+        if not (self._tags.tags[tag].is_json or self._tags.tags[tag].end):
+            self._state = _PLAIN
         self._contents[tag].reset(self._fresh[tag]._replace(offset=begin))
         return rest
 

@@ -17,14 +17,17 @@ class GraniteDecoderLayer(DecoderLayer):
         super().__init__(config, *blocks)
         self.factor = config.residual_multiplier
 
-    def forward(
+    def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.forward``."""
-        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.self_attn.forward(hidden, positions, context) * self.factor
-        hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
-        return self.mlp.forward(hidden) * self.factor, residual
+        """See ``DecoderLayer.attend``."""
+        hidden, residual = super().attend(hidden, residual, positions, context)
+        return hidden * self.factor, residual
+
+    def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DecoderLayer.feed_forward``."""
+        hidden, residual = super().feed_forward(hidden, residual)
+        return hidden * self.factor, residual
 
 
 class GraniteForCausalLM(LlamaForCausalLM):

@@ -6,9 +6,11 @@ from typing import Any
 from radixrt.base.errors import ConfigError
 from radixrt.models.gguf.file import GGUFFile
 
-_ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>"}  # fmt: skip
-"""Control tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
-_CONTROL = 3
+_ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<turn|>", "<|tool_response>"}  # fmt: skip
+"""Tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
+_HARMONY_ENDS = {"<|return|>", "<|call|>", "<|endoftext|>"}
+"""Of vocabularies that have all of them (gpt-oss): there ``<|end|>`` ends a message, and others follow."""
+_CONTROL, _USER_DEFINED = 3, 4
 
 
 _POOLING_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -31,7 +33,7 @@ class _Metadata:
             raise ConfigError(
                 f"{self.file.files[0]} has no {self.architecture}.{key} in its metadata."
             )
-        if isinstance(value, list):
+        if isinstance(value, list) and self.architecture not in _BY_LAYER:
             raise ConfigError(f"Layers of different shapes ({self.architecture}.{key}) are not supported.")  # fmt: skip
         return value
 
@@ -51,8 +53,9 @@ def transformers_config(
         ConfigError: an architecture that is not served, or metadata are missing.
     """
     meta = _Metadata(file)
-    if meta.architecture not in _FAMILIES or meta.get("expert_count", 0):
-        name = meta.architecture + (" with experts" if meta.get("expert_count", 0) else "")
+    has_experts = bool(meta.get("expert_count", 0))
+    if meta.architecture not in _FAMILIES or (has_experts and meta.architecture not in _MIXTURES):
+        name = meta.architecture + (" with experts" if has_experts else "")
         raise ConfigError(
             f"{file.files[0]} has the architecture {name!r}, which is not served from GGUF files; "
             f"served: {', '.join(_FAMILIES)}."
@@ -112,7 +115,11 @@ def _end_ids(file: GGUFFile) -> list[int]:
     tokenizer = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
     named = (tokenizer.get(f"{name}_token_id") for name in ("eos", "eot", "eom"))
     kinds = zip(tokenizer.get("tokens", ()), tokenizer.get("token_type", ()), strict=False)
-    found = {i for i, (t, kind) in enumerate(kinds) if kind == _CONTROL and t in _ENDS_OF_TURN}
+    added = (_CONTROL, _USER_DEFINED)
+    known = {t: i for i, (t, kind) in enumerate(kinds) if kind in added}
+    if known.keys() >= _HARMONY_ENDS:
+        return sorted(known[end] for end in _HARMONY_ENDS)
+    found = {i for token, i in known.items() if token in _ENDS_OF_TURN}
     return sorted(found | {i for i in named if i is not None})
 
 
@@ -120,6 +127,16 @@ def _dtype(file: GGUFFile) -> str:
     """float32 and float16 where all matrices have it, else bfloat16: also for quantized ones."""
     kinds = {entry.kind for entry in file.tensors.values() if len(entry.shape) > 1}
     return "float32" if kinds == {0} else "float16" if kinds == {1} else "bfloat16"
+
+
+_YARN = {
+    "attention_factor": "attn_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "mscale": "log_multiplier",
+    "mscale_all_dim": "log_multiplier",
+}
+"""Parameters of YaRN as transformers and llama.cpp call them. The two scales are equal in all files that have one."""
 
 
 def _rope(
@@ -150,6 +167,8 @@ def _rope(
         rope |= {"rope_type": scaling, "factor": meta.need("rope.scaling.factor")}
         if scaling == "yarn":
             rope["original_max_position_embeddings"] = original
+            named = {name: meta.get(f"rope.scaling.yarn_{key}") for name, key in _YARN.items()}
+            rope |= {name: value for name, value in named.items() if value is not None}
     elif scaling != "none":
         raise ConfigError(f"The rope scaling {scaling!r} is not supported in GGUF files.")
     return rope
@@ -200,12 +219,182 @@ def _gemma3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {**_gemma(meta, config), "rope_parameters": rope}
 
 
+def _gemma4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """Sizes that differ by layer are lists; the plain ones of heads are those of layers without a window."""
+    layers = config["num_hidden_layers"]
+    has_window = meta.need("attention.sliding_window_pattern")
+    full = has_window.index(False)
+    kv_heads, widths = (
+        value if isinstance(value, list) else [value] * layers
+        for value in (config["num_key_value_heads"], config["intermediate_size"])
+    )
+    rope = config["rope_parameters"]
+    rotated = rope["short_factor"].count(1.0) / len(rope["short_factor"])
+    theta = meta.need("rope.freq_base")
+    table = meta.file.tensors.get("per_layer_token_embd.weight")
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [f"{'sliding' if w else 'full'}_attention" for w in has_window],
+        "sliding_window": meta.need("attention.sliding_window"),
+        "head_dim": meta.need("attention.key_length_swa"),
+        "global_head_dim": config["head_dim"],
+        "num_key_value_heads": kv_heads[has_window.index(True)],
+        "num_global_key_value_heads": kv_heads[full],
+        "attention_k_eq_v": not meta.has(f"blk.{full}.attn_v.weight"),
+        "num_kv_shared_layers": meta.get("attention.shared_kv_layers", 0),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[0] != widths[-1],
+        "hidden_size_per_layer_input": meta.get("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": table.shape[0] if table else config["vocab_size"],
+        "final_logit_softcapping": meta.get("final_logit_softcapping"),
+        "enable_moe_block": bool(meta.get("expert_count", 0)),
+        "num_experts": meta.get("expert_count"),
+        "top_k_experts": meta.get("expert_used_count"),
+        "moe_intermediate_size": meta.get("expert_feed_forward_length"),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": rotated},
+            "sliding_attention": {"rope_type": "default", "rope_theta": meta.get("rope.freq_base_swa", 10000.0)},
+        },
+    }  # fmt: skip
+
+
+def _smollm3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """Which layers do not rotate is not in the metadata: every fourth."""
+    rotates = [int((i + 1) % 4 != 0) for i in range(config["num_hidden_layers"])]
+    return {**_llama(meta, config), "no_rope_layers": rotates}
+
+
+def _windows(meta: _Metadata, config: dict[str, Any], period: int) -> dict[str, Any]:
+    """The window and the layers that have it: the metadata list them, or all but the last of each period have it."""
+    window, layers = meta.get("attention.sliding_window") or None, config["num_hidden_layers"]
+    slides = meta.get("attention.sliding_window_pattern")
+    if not isinstance(slides, list):
+        slides = [(i + 1) % (slides or period) != 0 for i in range(layers)]
+    kinds = ["sliding_attention" if window and each else "full_attention" for each in slides]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def _olmo2(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """OLMo 3 has windows; the frequencies of layers without are stretched alone."""
+    found = {"attention_bias": meta.has("blk.0.attn_q.bias")}
+    if not meta.get("attention.sliding_window"):
+        return found
+    rope = config["rope_parameters"]
+    base = meta.get("rope.freq_base_swa") or rope["rope_theta"]
+    local = {"rope_type": "default", "rope_theta": base}
+    return {
+        **found,
+        **_windows(meta, config, 4),
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+    }
+
+
+def _granite(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    scale = config["head_dim"] ** -0.5
+    return {
+        **_llama(meta, config),
+        "embedding_multiplier": meta.get("embedding_scale", 1.0),
+        "attention_multiplier": meta.get("attention.scale", scale),
+        "residual_multiplier": meta.get("residual_scale", 1.0),
+        "logits_scaling": meta.get("logit_scale", 1.0),
+    }
+
+
+def _seed_oss(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_bias": meta.has("blk.0.attn_q.bias"),
+        "attention_out_bias": meta.has("blk.0.attn_output.bias"),
+    }
+
+
+def _ernie4_5(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {"use_bias": meta.has("blk.0.attn_q.bias")}
+
+
+def _exaone4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return _windows(meta, config, 4)
+
+
+def _ministral3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """Mistral Small 3.1 has this name too, but queries that do not grow."""
+    beta = meta.get("attention.temperature_scale")
+    if beta is None:
+        kind = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+        return {**kind, "sliding_window": None}
+    return {"rope_parameters": {**config["rope_parameters"], "llama_4_scaling_beta": beta}}
+
+
+def _glm4_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """Layers that predict further tokens are the last of the file, and are not read."""
+    return {
+        "num_hidden_layers": config["num_hidden_layers"] - meta.get("nextn_predict_layers", 0),
+        "attention_bias": meta.has("blk.0.attn_q.bias"),
+        "use_qk_norm": meta.has("blk.0.attn_q_norm.weight"),
+        "n_routed_experts": meta.need("expert_count"),
+        "num_experts_per_tok": meta.need("expert_used_count"),
+        "moe_intermediate_size": meta.need("expert_feed_forward_length"),
+        "n_shared_experts": meta.need("expert_shared_count"),
+        "first_k_dense_replace": meta.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": meta.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": meta.get("expert_weights_norm", True),
+        "n_group": meta.get("expert_group_count", 1),
+        "topk_group": meta.get("expert_group_used_count", 1),
+    }
+
+
+def _minimax_m2(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "intermediate_size": meta.need("expert_feed_forward_length"),
+        "num_local_experts": meta.need("expert_count"),
+        "num_experts_per_tok": meta.need("expert_used_count"),
+    }
+
+
+def _gpt_oss(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_minimax_m2(meta, config),
+        **_windows(meta, config, 2),
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+    }
+
+
+def _qwen3_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_qwen(meta, config),
+        "num_experts": meta.need("expert_count"),
+        "num_experts_per_tok": meta.need("expert_used_count"),
+        "moe_intermediate_size": meta.need("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+    }
+
+
+_MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss"}
+"""Architectures with experts; some models of Gemma 4 have none."""
+_BY_LAYER = {"gemma4"}
+"""Architectures whose sizes may differ by layer."""
+
 _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
     "llama": (_llama, "LlamaForCausalLM", "llama"),
     "qwen2": (_qwen, "Qwen2ForCausalLM", "qwen2"),
     "qwen3": (_qwen, "Qwen3ForCausalLM", "qwen3"),
     "gemma2": (_gemma, "Gemma2ForCausalLM", "gemma2"),
     "gemma3": (_gemma3, "Gemma3ForCausalLM", "gemma3_text"),
+    "gemma4": (_gemma4, "Gemma4ForCausalLM", "gemma4_text"),
     "phi3": (_phi3, "Phi3ForCausalLM", "phi3"),
+    "smollm3": (_smollm3, "SmolLM3ForCausalLM", "smollm3"),
+    "olmo2": (_olmo2, "Olmo2ForCausalLM", "olmo2"),
+    "granite": (_granite, "GraniteForCausalLM", "granite"),
+    "seed_oss": (_seed_oss, "SeedOssForCausalLM", "seed_oss"),
+    "ernie4_5": (_ernie4_5, "Ernie4_5ForCausalLM", "ernie4_5"),
+    "exaone4": (_exaone4, "Exaone4ForCausalLM", "exaone4"),
+    "hunyuan-dense": (_llama, "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
+    "mistral3": (_ministral3, "Ministral3ForCausalLM", "ministral3"),
+    "qwen3moe": (_qwen3_moe, "Qwen3MoeForCausalLM", "qwen3_moe"),
+    "glm4moe": (_glm4_moe, "Glm4MoeForCausalLM", "glm4_moe"),
+    "minimax-m2": (_minimax_m2, "MiniMaxM2ForCausalLM", "minimax_m2"),
+    "gpt-oss": (_gpt_oss, "GptOssForCausalLM", "gpt_oss"),
 }
 """llama.cpp's name of an architecture: its own settings, the class in config.json, and transformers' model type."""

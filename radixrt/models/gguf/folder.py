@@ -20,7 +20,7 @@ from radixrt.models.gguf.file import PLAIN_KINDS, GGUFFile, TensorEntry, read_he
 from radixrt.models.gguf.tokenizer import write_tokenizer
 
 _TABLE = "gguf.json"
-_FORM = 3
+_FORM = 4
 """Raised whenever the content of the folders changes, so that old ones are not used."""
 
 

@@ -27,16 +27,42 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{_REST}"
-BYTE_LEVEL_SPLITS = {
-    "default": None,
-    "gpt-2": None,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN = _O200K.replace(_CONTRACTIONS + "?", "").replace(r"\p{N}{1,3}", r"\p{N}")
+_SEED = _QWEN2.replace(r"]+[\r\n]*", r"\r\n]+")
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL_SPLITS: dict[str, tuple[str | None, ...]] = {
+    "default": (None,),
+    "gpt-2": (None,),
+    "exaone4": (None,),
+    "refact": (r"\p{N}", None),
+    "llama-bpe": (_LLAMA3,),
+    "llama3": (_LLAMA3,),
+    "llama-v3": (_LLAMA3,),
+    "smaug-bpe": (_LLAMA3,),
+    "dbrx": (_LLAMA3,),
+    "glm4": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+    "deepseek-r1-qwen": (_QWEN2,),
+    "seed-coder": (_SEED,),
+    "hunyuan-dense": (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3),
+    "tekken": (_TEKKEN,),
+    "minimax-m2": (_O200K,),
+    "gpt-4o": (_O200K,),
 }
-"""Regular expressions that cut a text before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
+"""Regular expressions that cut a text, one after the other, before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
+_WITHOUT_MERGES = {"llama-bpe", "llama3", "llama-v3", "glm4", "tekken"}
+"""A piece that is a token is not merged."""
+_BEGINS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+"""A text begins with the beginning-of-sequence token, if the file does not say otherwise."""
 
 
 def write_tokenizer(file: GGUFFile, folder: Path) -> None:
@@ -51,10 +77,10 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         if key.startswith("tokenizer.ggml.")
     }
     kind = meta.get("model")
-    if kind not in ("gpt2", "llama") or not meta.get("tokens"):
+    if kind not in ("gpt2", "llama", "gemma4") or not meta.get("tokens"):
         raise ConfigError(
-            f"{file.files[0]} has a tokenizer of the kind {kind!r}; supported: 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece)."
+            f"{file.files[0]} has a tokenizer of the kind {kind!r}; supported: 'gpt2' (byte-level BPE), 'llama' "
+            "(SentencePiece) and 'gemma4'."
         )
     tokenizer = _byte_level(meta) if kind == "gpt2" else _sentencepiece(meta)
     _add_tokens(tokenizer, meta)
@@ -80,45 +106,44 @@ def _byte_level(meta: dict[str, Any]) -> Tokenizer:
         raise ConfigError(
             f"The tokenizer's pre-tokenizer {name!r} is not supported in GGUF files; supported: {', '.join(BYTE_LEVEL_SPLITS)}."
         )
-    split = BYTE_LEVEL_SPLITS[name]
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: i for i, token in enumerate(meta["tokens"])},
             merges=[tuple(merge.split(" ", 1)) for merge in meta.get("merges", ())],
-            ignore_merges=split == _LLAMA3,
+            ignore_merges=name in _WITHOUT_MERGES,
         )
     )
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
-    if split is None:
-        tokenizer.pre_tokenizer = byte_level
-    else:
-        pieces = pre_tokenizers.Split(Regex(split), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, byte_level])
-    if split == _QWEN2:
+    tokenizer.pre_tokenizer = byte_level_splitter(name)
+    if _QWEN2 in BYTE_LEVEL_SPLITS[name]:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
+def byte_level_splitter(name: str) -> pre_tokenizers.PreTokenizer:
+    """Cuts a text as a pre-tokenizer of ``BYTE_LEVEL_SPLITS`` does, into pieces of bytes."""
+    *others, last = BYTE_LEVEL_SPLITS[name]
+    parts = [pre_tokenizers.Split(Regex(each), "isolated") for each in (*others, last) if each]
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=last is None)
+    return pre_tokenizers.Sequence([*parts, bytes_only]) if parts else bytes_only
+
+
 def _sentencepiece(meta: dict[str, Any]) -> Tokenizer:
-    """Llama 2's and Gemma's kind: the order of the merges follows from the scores of the tokens they make."""
+    """Llama 2's and Gemma's kind. In the files of Gemma 4 are the merges."""
     kinds = meta.get("token_type") or [_NORMAL] * len(meta["tokens"])
-    scores = meta.get("scores") or [0.0] * len(meta["tokens"])
     vocab = {token: i for i, token in enumerate(meta["tokens"])}
     pieces = {t for t, kind in zip(meta["tokens"], kinds, strict=True) if kind == _NORMAL}
-    merges = [
-        (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
-        for token in pieces
-        for cut in range(1, len(token))
-        if token[:cut] in pieces and token[cut:] in pieces
-    ]
+    if "merges" in meta:
+        merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
+    else:
+        merges = _merges_by_scores(vocab, pieces, meta.get("scores"))
     unknown = next((t for t, k in zip(meta["tokens"], kinds, strict=True) if k == _UNKNOWN), None)
     if "unknown_token_id" in meta:
         unknown = meta["tokens"][meta["unknown_token_id"]]
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocab,
-            merges=[(left, right) for *_, left, right in sorted(merges)],
+            merges=merges,
             byte_fallback=True,
             unk_token=unknown,
             fuse_unk=True,
@@ -132,6 +157,20 @@ def _sentencepiece(meta: dict[str, Any]) -> Tokenizer:
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer
+
+
+def _merges_by_scores(
+    vocab: dict[str, int], pieces: set[str], scores: list[float] | None
+) -> list[tuple[str, str]]:
+    """The merges into each of the pieces, in the order of the scores of the tokens that they make."""
+    scores = scores or [0.0] * len(vocab)
+    merges = [
+        (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
+        for token in pieces
+        for cut in range(1, len(token))
+        if token[:cut] in pieces and token[cut:] in pieces
+    ]
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
@@ -149,7 +188,7 @@ def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
 def _add_ends(tokenizer: Tokenizer, meta: dict[str, Any], is_embedder: bool) -> None:
     """Let a text begin with the beginning-of-sequence token if the file says so, and in an embedding model end with the
     end-of-sequence token. A text to be continued has no end."""
-    default = meta["model"] == "llama" or BYTE_LEVEL_SPLITS[meta.get("pre", "default")] == _LLAMA3
+    default = meta["model"] != "gpt2" or meta.get("pre") in _BEGINS
     wanted = {
         "bos": meta.get("add_bos_token", default),
         "eos": is_embedder and meta.get("add_eos_token", False),

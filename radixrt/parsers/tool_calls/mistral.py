@@ -7,7 +7,7 @@ from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
-from radixrt.parsers.tool_calls.json_calls import JsonCalls
+from radixrt.parsers.tool_calls.json_lists import JsonList
 
 
 class Mistral(ToolCallFormat):
@@ -40,16 +40,9 @@ class Mistral(ToolCallFormat):
         calls.end()
 
 
-class MistralV3(JsonCalls):
+class MistralV3(JsonList):
     openings = ("[TOOL_CALLS]",)
-    separator = ", "
     lists = (("[TOOL_CALLS] [", "]"), ("[TOOL_CALLS][", "]"))
 
     def recognises(self, marks: ModelMarks) -> bool:
         return marks.in_template("[TOOL_CALLS]") and not marks.in_template("[ARGS]")
-
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
-        yield from text.expect("[")
-        yield from self.read_list(text, calls)

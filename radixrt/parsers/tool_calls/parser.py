@@ -87,7 +87,9 @@ class ToolCallParser:
     def _call(self, written: ToolCallFormat, opening: str) -> Reading[None]:
         text, calls = self._scanner, self._calls
         num_calls = calls.num_calls
+        text.give_back(opening)
         text.record()
+        text.take(len(opening))
         try:
             yield from written.read(text, opening, calls, self._tools)
             text.recorded()
@@ -99,8 +101,10 @@ class ToolCallParser:
                 text.take(len(text.unread))
             else:
                 calls.drop()
-                self._num_refused += calls.num_calls == num_calls
-                self._add_content(opening if calls.num_calls == num_calls else "")
+                if calls.num_calls == num_calls:
+                    self._num_refused += 1
+                    self._add_content(opening)
+                    read = read.removeprefix(opening)
                 text.give_back(read)
         if calls.num_calls > num_calls:
             self._gap = ""

@@ -1,8 +1,8 @@
-"""The tool calls of Llama 3.2 and 4: a list of Python calls, ``[f(a=1), g(b="x")]``, which is the whole answer."""
+"""The tool calls of Llama 3.2 and 4, ``[f(a=1), g(b="x")]``, which is the whole answer, and of OLMo 3: a list of Python calls."""
 
 import re
 
-from radixrt.constrained.constraint import Tag
+from radixrt.constrained.constraint import ParameterStyle, Tag
 from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
@@ -19,18 +19,19 @@ class Pythonic(ToolCallFormat):
     lists = (("[", "]"),)
     not_text = r"""[ \t\r\n]*\[[^\[\](){},'"= \t\r\n]+\("""
     names = re.compile(r"[^\s\[\](){},'\"=]+")
+    style: ParameterStyle = "pythonic"
 
     def recognises(self, marks: ModelMarks) -> bool:
         return marks.in_template("func_name1(") or marks.in_template("[func_name(")
 
     def tag(self, tool: Tool) -> Tag:
-        return tool.parameters_tag(f"{tool.name}(", "pythonic", ")")
+        return tool.parameters_tag(f"{tool.name}(", self.style, ")")
 
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
     ) -> Reading[None]:
-        mark = ","
-        while mark == ",":
+        (_, closing), comma = self.lists[0], self.separator.strip()
+        while True:
             yield from text.blank()
             name = yield from text.matched(_NAME)
             if not name or not (yield from text.accept("(")):
@@ -39,4 +40,23 @@ class Pythonic(ToolCallFormat):
             yield from add_arguments(text, calls, "=", ")")
             calls.end()
             text.record()  # what is read is no content any more
-            mark = yield from text.expect(",", "]")
+            yield from text.blank()
+            if (yield from text.accept(closing)):
+                return
+            if comma:
+                yield from text.expect(comma)
+
+
+class Olmo3(Pythonic):
+    """Calls on lines of their own, between tags; values as in JSON."""
+
+    openings = ("<function_calls>",)
+    closings = ("</function_calls>",)
+    begins_answer = False
+    separator = "\n"
+    lists = (("<function_calls>", "</function_calls>"),)
+    not_text = ""
+    style = "olmo3"
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("<function_calls>", "<functions>")

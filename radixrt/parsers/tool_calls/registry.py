@@ -1,21 +1,33 @@
 """The tool-call formats by the names that ``--tool-call-parser`` gives them."""
 
 from radixrt.parsers.tool_calls.format import ToolCallFormat
-from radixrt.parsers.tool_calls.functiongemma import FunctionGemma
-from radixrt.parsers.tool_calls.hermes import Hermes
+from radixrt.parsers.tool_calls.functiongemma import FunctionGemma, Gemma4
+from radixrt.parsers.tool_calls.harmony import Harmony
+from radixrt.parsers.tool_calls.hermes import Exaone4, Hermes
+from radixrt.parsers.tool_calls.hunyuan import Hunyuan
+from radixrt.parsers.tool_calls.json_lists import Granite, Phi4Mini
 from radixrt.parsers.tool_calls.llama3_json import Llama3Json
 from radixrt.parsers.tool_calls.mistral import Mistral, MistralV3
-from radixrt.parsers.tool_calls.phi4_mini import Phi4Mini
-from radixrt.parsers.tool_calls.pythonic import Pythonic
-from radixrt.parsers.tool_calls.qwen3_coder import Qwen3Coder
+from radixrt.parsers.tool_calls.parameter_tags import Glm45, Glm47, MinimaxM2, Qwen3Coder, SeedOss
+from radixrt.parsers.tool_calls.pythonic import Olmo3, Pythonic
 
 FORMATS: dict[str, ToolCallFormat] = {
     "hermes": Hermes(),
+    "exaone4": Exaone4(),
     "llama3_json": Llama3Json(),
     "qwen3_coder": Qwen3Coder(),
+    "seed_oss": SeedOss(),
+    "minimax_m2": MinimaxM2(),
+    "glm45": Glm45(),
+    "glm47": Glm47(),
     "mistral": Mistral(),
     "mistral_v3": MistralV3(),
-    "pythonic": Pythonic(),
-    "functiongemma": FunctionGemma(),
+    "granite": Granite(),
     "phi4_mini": Phi4Mini(),
+    "hunyuan": Hunyuan(),
+    "pythonic": Pythonic(),
+    "olmo3": Olmo3(),
+    "functiongemma": FunctionGemma(),
+    "gemma4": Gemma4(),
+    "harmony": Harmony(),
 }

@@ -132,10 +132,11 @@ class Leases:
                 "its memory.",
                 status=404,
             )
-        self._end(lease)
+        self.end(lease)
         return lease
 
-    def _end(self, lease: Lease) -> None:
+    def end(self, lease: Lease) -> None:
+        """End a lease of any tenant."""
         del self._leases[lease.lease_id]
         self._by_expiry.discard(lease.lease_id)
         before = self._tree.num_pinned_pages
@@ -147,13 +148,13 @@ class Leases:
     def expire(self) -> None:
         """End the leases that have expired."""
         while self.seconds_to_next_expiry() == 0.0:
-            self._end(self._leases[self._by_expiry.first()])
+            self.end(self._leases[self._by_expiry.first()])
 
     def break_first(self) -> bool:
         """End the lease that expires first; False if there is none."""
         if not self._leases:
             return False
-        self._end(self._leases[self._by_expiry.first()])
+        self.end(self._leases[self._by_expiry.first()])
         self.broken += 1
         return True
 

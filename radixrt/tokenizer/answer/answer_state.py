@@ -41,6 +41,7 @@ class SequenceNews:
     started: AnswerReport | None = None
     finished: AnswerReport | None = None
     cache_facts: CacheFacts | None = None
+    drafts: tuple[int, int] | None = None
     vector: bytes = b""
 
 
@@ -56,6 +57,8 @@ def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
         news.setdefault(seq_id, SequenceNews()).finished = report
     for seq_id, facts in batch.cache_facts.items():
         news.setdefault(seq_id, SequenceNews()).cache_facts = facts
+    for seq_id, drafts in batch.drafts.items():
+        news.setdefault(seq_id, SequenceNews()).drafts = drafts
     for seq_id, vector in batch.vectors.items():
         news.setdefault(seq_id, SequenceNews()).vector = vector
     for row in batch.logprobs:
@@ -140,6 +143,8 @@ class AnswerState:
         """Tokens of which the client knows."""
         self._report_at = 1
         """Number of tokens at which an answer that does not stream reports its progress."""
+        self._drafted = self._accepted = 0
+        """Draft tokens until now, and of these those that were accepted, if there are stop strings."""
         self._sent_at = time.monotonic()
         self._report = AnswerReport(prompt_tokens=len(prompt_ids))
 
@@ -167,6 +172,8 @@ class AnswerState:
             self._num_repeated -= 1
         self._report = news.started or self._report
         self._vector = news.vector
+        accepted_before = self._accepted
+        self._drafted, self._accepted = news.drafts or (self._drafted, self._accepted)
         if news.cache_facts is not None and self._record and self._explainer:
             with_texts = self.request.options.cache_hints.explain_texts
             self._explanation = self._explainer.explain(self._record, news.cache_facts, with_texts)
@@ -186,6 +193,7 @@ class AnswerState:
                     self._all_ids.append(token_id)
                 self._add_text(self._detokenizer.push(token_id), token_id)
             if self.finished:  # at a stop string; further tokens of the engine are dropped
+                self._count_drafts(min(self._accepted, accepted_before + position + 1))
                 return
         if end is not None:
             self._finish(end)
@@ -278,6 +286,7 @@ class AnswerState:
         """The scheduler has ended the sequence."""
         self._flush_text()
         if self.finished:  # the last bytes completed a stop string
+            self._count_drafts(self._accepted)
             return
         self._report = end
         if self._rendered_chat is not None:
@@ -290,6 +299,14 @@ class AnswerState:
             finish_reason=reason,
             stop_reason=stop,
             total_s=time.monotonic() - self._sent_at,
+        )
+
+    def _count_drafts(self, accepted: int) -> None:
+        """Report the drafts of an answer that ended at a stop string, with ``accepted`` tokens of them in it."""
+        self._report = msgspec.structs.replace(
+            self._report,
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=self._drafted - accepted,
         )
 
     def _keep_tokens(self, rendered_chat: str) -> None:

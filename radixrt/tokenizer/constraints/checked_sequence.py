@@ -69,6 +69,7 @@ class CheckedSequence:
         self._begun = time.monotonic()
         self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
+        self._then_after = unpack_ids(self._grammar.then_after).tolist()
         self._opening = self._grammar.opening
         self._tokens: list[int] = []
         self._num_before = 0
@@ -101,6 +102,7 @@ class CheckedSequence:
         held = self._news
         self._started = news.started or self._started
         held.cache_facts = news.cache_facts or held.cache_facts
+        held.drafts = news.drafts or held.drafts
         held.prompt_logprobs += news.prompt_logprobs
         held.token_ids += news.token_ids
         held.logprobs += news.logprobs
@@ -130,7 +132,7 @@ class CheckedSequence:
         if self._begin_after:
             self._num_before += 1
             if self._tokens[-len(self._begin_after) :] == self._begin_after:
-                self._begin_after = []
+                self._begin_after, self._then_after = self._then_after, []
             return
         text = "" if is_stop else self._detokenizer.push(token)
         self._checked.push([token], [text])
@@ -160,6 +162,7 @@ class CheckedSequence:
             started=self._with_checks(self._started),
             finished=self._with_checks(held.finished) if settled else None,
             cache_facts=held.cache_facts,
+            drafts=held.drafts,
         )
         self._news = SequenceNews(
             token_ids=held.token_ids[confirmed:],

@@ -1,5 +1,6 @@
 """The interface of all drafters: a source of tokens that may come next in a sequence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +12,8 @@ class Draft:
     """Tokens that may come next. They are verified in one step; those that are not drawn leave no trace."""
 
     token_ids: list[int]
-    evidence: int = 0
-    """Number of tokens before them that agree with the source. The chance of acceptance is learned for each magnitude of it."""
+    kind: int = 0
+    """Of the evidence for them, a small number. The chance of acceptance is learned for each drafter and kind."""
 
 
 class Drafter(Protocol):
@@ -28,8 +29,12 @@ class Drafter(Protocol):
             sources: texts of the request.
         """
 
-    def propose(self, slot: int, budget: int) -> Draft | None:
-        """Up to ``budget`` tokens to follow the slot's text; None: there is no guess."""
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
+        """Up to ``budget`` tokens to follow the slot's text; None: there is no guess.
+
+        Args:
+            ahead: draft tokens that stand between the text and these. A drafter that can't go on behind a draft gives None.
+        """
 
     def release(self, slot: int) -> None:
         """Forget the sequence of a slot. Its text is complete."""

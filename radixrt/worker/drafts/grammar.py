@@ -4,13 +4,10 @@ Where they may, jump-forward takes them (:mod:`radixrt.worker.sampling.matchers`
 its row needs no logits. With log-probabilities, or lists of allowed tokens, it must be sampled all the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
-
-CERTAIN = 32
-"""Evidence of a forced token."""
 
 
 class GrammarDrafter:
@@ -25,9 +22,9 @@ class GrammarDrafter:
     def admit(self, slot: int, text: list[int], num_prompt: int, sources: DraftSources) -> None:
         pass
 
-    def propose(self, slot: int, budget: int) -> Draft | None:
-        tokens = self._forced(slot)
-        return Draft(tokens[:budget], CERTAIN) if tokens else None
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
+        tokens = [] if ahead else self._forced(slot)
+        return Draft(tokens[:budget]) if tokens else None
 
     def release(self, slot: int) -> None:
         pass

@@ -1,38 +1,84 @@
 """Drafts from the sequence itself: what followed the last tokens the last time that they occurred in prompt or answer.
 
 This is prompt lookup (Saxena, 2023). Answers from documents, edits of code and JSON that repeats its input copy long
-stretches of their prompts.
+stretches of their prompts. Where such a stretch ends, the answer turns to something else, often in the same way
+(:mod:`radixrt.worker.drafts.turns`).
 """
+
+from collections.abc import Sequence
 
 from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
-from radixrt.worker.drafts.suffix_index import SuffixIndex
+from radixrt.worker.drafts.suffix_index import SuffixIndex, ending_of
+from radixrt.worker.drafts.turns import Turns, TurnsBySalt
 
 MOST_INDEXED = 32768
-"""Tokens of a prompt that are indexed: its last ones. That takes about 10 ms, and the other sequences wait."""
+"""Tokens of a prompt that are indexed: its last ones. That takes about 12 ms, and the other sequences wait."""
+
+_KIND_OF_TURNS = 16
+"""Above the kinds of matches."""
 
 
 class NgramDrafter:
-    """One index a slot, made when its first token is drafted."""
+    """One index a slot."""
 
     def __init__(self) -> None:
-        self._indexes: dict[int, SuffixIndex] = {}
+        self._slots: dict[int, _Copying] = {}
+        self._turns = TurnsBySalt()
 
     def admit(self, slot: int, text: list[int], num_prompt: int, sources: DraftSources) -> None:
-        self._indexes[slot] = SuffixIndex(text, max(0, len(text) - MOST_INDEXED))
+        index = SuffixIndex(text, max(0, len(text) - MOST_INDEXED))
+        index.catch_up()
+        self._slots[slot] = _Copying(index, self._turns.of(sources.salt))
 
-    def propose(self, slot: int, budget: int) -> Draft | None:
-        index = self._indexes[slot]
-        text = index.text
-        match = index.find(text)
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
+        return self._slots[slot].propose(budget, ahead)
+
+    def release(self, slot: int) -> None:
+        if (one := self._slots.pop(slot, None)) is not None:
+            one.look_back()
+
+
+class _Copying:
+    """A text that copies its own beginning."""
+
+    def __init__(self, index: SuffixIndex, turns: Turns) -> None:
+        self._index = index
+        self._turns = turns
+        self._expected: list[int] = []
+        """Tokens that followed the last match."""
+        self._seen = 0
+        """Length of the text at that time."""
+        self._agreed = 0
+        """Tokens of that match."""
+
+    def propose(self, budget: int, ahead: Sequence[int]) -> Draft | None:
+        text = self._index.text
+        if not ahead:
+            self.look_back()
+        match = self._index.find(ending_of(text, ahead))
         if match is None:
             return None
         draft = text[match.place : match.place + budget]
-        while (
-            len(draft) < budget
-        ):  # the text repeats itself to its end, so the draft goes on with itself
+        if not ahead:
+            self._expected, self._seen, self._agreed = draft, len(text), match.length
+        end = self._turns.first_in(draft)
+        if end == 0:
+            turn = self._turns.by_token[draft[0]]
+            return Draft([turn.token], _KIND_OF_TURNS + turn.trust)
+        if end is not None:
+            return Draft(draft[:end], match.kind)
+        while len(draft) < budget and not ahead:
+            # the text repeats itself to its end, so the draft goes on with itself
             draft += draft[: budget - len(draft)]
-        return Draft(draft, match.length)
+        return Draft(draft, match.kind)
 
-    def release(self, slot: int) -> None:
-        self._indexes.pop(slot, None)
+    def look_back(self) -> None:
+        """Learn from the tokens that have come since the last match."""
+        text = self._index.text
+        for place, expected in enumerate(self._expected[: len(text) - self._seen]):
+            token = text[self._seen + place]
+            self._turns.observe(expected, token, copies=self._agreed + place > 1)
+            if token != expected:
+                break
+        self._expected = []

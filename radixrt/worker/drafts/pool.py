@@ -5,19 +5,17 @@ learned from the time of an answer (arXiv 2411.01076 extracts the contents of sh
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
-from radixrt.worker.drafts.suffix_index import SEPARATOR, SuffixIndex
+from radixrt.worker.drafts.suffix_index import SEPARATOR, SuffixIndex, ending_of
 
 MOST_TOKENS = 8192
 """Of the answers of one salt; of more, the older half is dropped."""
 
 MOST_SALTS = 32
-"""Salts that have a pool: those used last. All pools together take at most some 40 MB."""
-
-LEAST_MATCH = 3
-"""Tokens that agree. Two of them occur together in many texts."""
+"""Salts that have a pool: those used last. All pools together take at most some 55 MB."""
 
 _CONTEXT = 2
 """Tokens before an answer that are kept with it, so that its beginning can be found."""
@@ -35,17 +33,17 @@ class PoolDrafter:
         if sources.salt is not None:
             self._slots[slot] = sources.salt, text, num_prompt
 
-    def propose(self, slot: int, budget: int) -> Draft | None:
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
         if slot not in self._slots:
             return None
         salt, text, _ = self._slots[slot]
         pool = self._pools.get(salt)
-        if pool is None or (match := pool.find(text)) is None or match.length < LEAST_MATCH:
+        if pool is None or (match := pool.find(ending_of(text, ahead))) is None:
             return None
         draft = pool.text[match.place : match.place + budget]
         if SEPARATOR in draft:
             del draft[draft.index(SEPARATOR) :]
-        return Draft(draft, match.length) if draft else None
+        return Draft(draft, match.kind) if draft else None
 
     def release(self, slot: int) -> None:
         """Add the answer of a slot to its pool."""

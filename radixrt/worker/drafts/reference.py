@@ -4,12 +4,15 @@ The answer is followed along the reference token by token. Where it departs, its
 reference, so that a reference with other passages serves again behind each of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from radixrt.messages.ids import PackedIds, unpack_ids
 from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.suffix_index import SuffixIndex
+
+_MOST_KIND = 3
+"""Four tokens that agree and more are one kind of evidence."""
 
 
 class ReferenceDrafter:
@@ -32,9 +35,9 @@ class ReferenceDrafter:
             seen = num_prompt if self._begins_answer else len(text)
             self._followed[slot] = _Followed(unpack_ids(reference).tolist(), text, seen)
 
-    def propose(self, slot: int, budget: int) -> Draft | None:
+    def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
         followed = self._followed.get(slot)
-        return None if followed is None else followed.propose(budget)
+        return None if followed is None else followed.propose(budget, ahead)
 
     def release(self, slot: int) -> None:
         self._followed.pop(slot, None)
@@ -53,14 +56,17 @@ class _Followed:
         self._agreed = 0
         """Tokens by which the text has followed since it departed last."""
 
-    def propose(self, budget: int) -> Draft | None:
+    def propose(self, budget: int, ahead: Sequence[int]) -> Draft | None:
         self._follow()
         if self._place is None:
             self._look_up()
         if self._place is None:
             return None
-        draft = self._index.text[self._place : self._place + budget]
-        return Draft(draft, self._agreed) if draft else None
+        reference, start = self._index.text, self._place + len(ahead)
+        if ahead and reference[self._place : start] != ahead:
+            return None
+        draft = reference[start : start + budget]
+        return Draft(draft, min(self._agreed.bit_length(), _MOST_KIND)) if draft else None
 
     def _follow(self) -> None:
         text, reference = self._text, self._index.text
@@ -74,5 +80,6 @@ class _Followed:
         self._seen = len(text)
 
     def _look_up(self) -> None:
-        if (match := self._index.find(self._text)) is not None:
-            self._place, self._agreed = match
+        match = self._index.find(self._text)
+        if match is not None and match.length > 1:
+            self._place, self._agreed = match.place, match.length

@@ -6,18 +6,28 @@ and a name in ``DRAFTERS``. One with a model of its own keeps its KV as one more
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, VerifiedDraft
-from radixrt.worker.drafts.chances import Chances, expected_accepted, paying_length
+from radixrt.worker.drafts.chances import Chance, Chances, Source
 from radixrt.worker.drafts.drafter import Draft, Drafter
 from radixrt.worker.drafts.grammar import GrammarDrafter
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
 from radixrt.worker.drafts.reference import ReferenceDrafter
+
+EXPECTED = ("grammar", "tree", "prediction")
+"""Drafters whose texts the answers are expected to follow."""
+
+MOST_STRETCHES = 4
+"""Of a draft. Each takes some 10 µs to find."""
+
+_BEHIND = 1.0
+"""Tokens that are expected to be accepted behind a stretch whose tokens all are."""
 
 REST_AFTER_HOLD = 16
 """Steps without drafts after a step in which the mask of a slot was not ready: each draft needs a further mask."""
@@ -34,9 +44,19 @@ class _Speculating:
     """Tokens that end the answer. They are not drafted: nothing can follow them."""
     rest: int = 0
     """Steps to come without drafts."""
-    drafter: int = field(default=0)
-    """Of the last draft."""
-    evidence: int = 0
+    drafted: list["_Stretch"] = field(default_factory=list)
+    """The last draft."""
+
+
+class _Stretch(NamedTuple):
+    """Consecutive tokens of a draft that one drafter has proposed."""
+
+    source: Source
+    num_tokens: int
+    chance: Chance
+
+
+_NOTHING = _Stretch((0, 0), 0, Chance(0.0, 0.0))
 
 
 class Speculator:
@@ -62,7 +82,7 @@ class Speculator:
             "prediction": ReferenceDrafter(lambda sources: sources.prediction, begins_answer=True),
         }
         self._drafters = [by_name[name] for name in DRAFTERS]
-        self._chances = Chances()
+        self._chances = Chances([DRAFTERS.index(name) for name in EXPECTED])
         self._eos_token_ids = eos_token_ids
         self._allowed = allowed
         self._slots: dict[int, _Speculating] = {}
@@ -127,36 +147,63 @@ class Speculator:
         budget = min(room, MOST_DRAFTED, one.end - len(one.text) - 1)
         if budget <= 0:
             return []
-        best, length = self._best(slot, budget, price, one)
-        if best is None:
+        tokens = self._draft(slot, budget, price, one)
+        if not tokens:
             return []
-        if length == 0:
-            if not self._chances.decline(slot):
-                return []
-            length = 1
-        tokens = best.token_ids[:length]
-        tokens = tokens[: next((i for i, t in enumerate(tokens) if t in one.ends), length)]
+        tokens = tokens[: next((i for i, t in enumerate(tokens) if t in one.ends), len(tokens))]
         return self._allowed(slot, tokens) if tokens else tokens
 
+    def _draft(self, slot: int, budget: int, price: float, one: _Speculating) -> list[int]:
+        """Stretches of one drafter after the other, while their tokens pay."""
+        tokens: list[int] = []
+        one.drafted = []
+        survival = 1.0
+        while len(tokens) < budget and len(one.drafted) < MOST_STRETCHES:
+            draft, stretch = self._best(slot, budget - len(tokens), price / survival, tokens)
+            if draft is None:
+                break
+            if not stretch.num_tokens:
+                if tokens or not self._chances.decline(slot):
+                    break
+                stretch = stretch._replace(num_tokens=1)
+            one.drafted.append(stretch)
+            tokens += draft.token_ids[: stretch.num_tokens]
+            if stretch.num_tokens < len(draft.token_ids):
+                break
+            survival *= stretch.chance.survival(stretch.num_tokens)
+        return tokens
+
     def _best(
-        self, slot: int, budget: int, price: float, one: _Speculating
-    ) -> tuple[Draft | None, int]:
-        """The draft with the most tokens to be accepted, and its length that pays."""
-        best, best_length, most = None, 0, -1.0
+        self, slot: int, budget: int, price: float, ahead: list[int]
+    ) -> tuple[Draft | None, _Stretch]:
+        """The draft with the most tokens to be accepted, and the part of it that pays."""
+        best, best_stretch, most = None, _NOTHING, -1.0
         for index, drafter in enumerate(self._drafters):
-            draft = drafter.propose(slot, budget)
+            draft = drafter.propose(slot, budget, ahead)
             if draft is None:
                 continue
-            chance = self._chances.of(slot, index, draft.evidence)
-            length = paying_length(chance, price, len(draft.token_ids))
-            accepted = expected_accepted(chance, length)
+            source = index, draft.kind
+            chance = self._chances.of(slot, source)
+            length = chance.paying_length(price, len(draft.token_ids))
+            accepted = chance.expected_accepted(length)
+            if length == len(draft.token_ids) < budget:
+                accepted += chance.survival(length) * _BEHIND
             if accepted > most:
-                best, best_length, most = draft, length, accepted
-                one.drafter, one.evidence = index, draft.evidence
-        return best, best_length
+                best, best_stretch, most = draft, _Stretch(source, length, chance), accepted
+        return best, best_stretch
 
-    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> VerifiedDraft:
-        """Learn from the last draft of a slot; returns the entry of the step's result."""
-        one = self._slots[slot]
-        self._chances.learn(slot, one.drafter, one.evidence, num_drafted, num_accepted)
-        return VerifiedDraft(slot, one.drafter, num_drafted, num_accepted)
+    def verified(self, slot: int, num_drafted: int, num_accepted: int) -> list[VerifiedDraft]:
+        """Learn from the last draft of a slot; returns the entries of the step's result."""
+        entries, reached = [], True
+        for stretch in self._slots[slot].drafted:
+            num_tokens = min(stretch.num_tokens, num_drafted)
+            if not num_tokens:
+                break
+            accepted = min(num_accepted, num_tokens)
+            if reached:
+                self._chances.learn(slot, stretch.source, num_tokens, accepted)
+            reached = reached and accepted == num_tokens
+            entries.append(VerifiedDraft(slot, stretch.source[0], num_tokens, accepted))
+            num_drafted -= num_tokens
+            num_accepted -= accepted
+        return entries

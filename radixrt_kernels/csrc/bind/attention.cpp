@@ -130,19 +130,29 @@ class AttentionPlan {
     }
   }
 
-  void attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
-              const Tensor& output, float scale, int64_t window, float soft_cap) {
+  // Without `key` and `value`, those of the step are in the caches already.
+  void attend(const Tensor& query, const std::optional<Tensor>& key, const std::optional<Tensor>& value, const Tensor& key_cache,
+              const Tensor& value_cache, const Tensor& output, float scale, int64_t window, float soft_cap,
+              const std::optional<Tensor>& sinks) {
     const auto& kernels_of = kernels_for(query);
     check(query, key, value, key_cache, value_cache, output);
+    if (sinks)
+      require(sinks->dimensions == 1 && sinks->shape[0] == query.shape[1] && sinks->dtype == DType::float32 && sinks->dense(),
+              "sinks must be float32 [num_heads]", *sinks);
     require(window >= 0 && soft_cap >= 0, "sliding_window and soft_cap must not be negative; 0 is none");
     const bool coded = is_coded(key_cache);
     const int head_dim = static_cast<int>(query.shape[2]);
-    AttentionLayer layer{static_cast<int>(key.shape[1]), static_cast<int>(query.shape[1] / key.shape[1]), head_dim,
+    const int64_t num_kv_heads = key_cache.shape[2];
+    AttentionLayer layer{static_cast<int>(num_kv_heads), static_cast<int>(query.shape[1] / num_kv_heads), head_dim,
                          coded ? scale / hadamard_block(head_dim) : scale, soft_cap, window ? window : int64_t{1} << 40};
+    AttentionTensors tensors = describe(query, key_cache, value_cache, output);
+    tensors.sinks = sinks ? sinks->as<float>() : nullptr;
     nb::gil_scoped_release release;
-    append(key, key_cache, true, kernels_of);
-    append(value, value_cache, false, kernels_of);
-    compute(layer, describe(query, key_cache, value_cache, output), coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge);
+    if (key) {
+      append(*key, key_cache, true, kernels_of);
+      append(*value, value_cache, false, kernels_of);
+    }
+    compute(layer, tensors, coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge);
   }
 
  private:
@@ -156,26 +166,29 @@ class AttentionPlan {
     }
   }
 
-  void check(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& key_cache, const Tensor& value_cache,
-             const Tensor& output) const {
+  void check(const Tensor& query, const std::optional<Tensor>& key, const std::optional<Tensor>& value, const Tensor& key_cache,
+             const Tensor& value_cache, const Tensor& output) const {
     require(query.dimensions == 3 && query.shape[0] == step_.num_tokens() && query.dense_after(1),
             "query must be [num_tokens, num_heads, head_dim] of the planned step, heads without gaps in them", query);
     int64_t head_dim = query.shape[2];
-    for (const Tensor* states : {&key, &value})
-      require(states->dimensions == 3 && states->shape[0] == query.shape[0] && states->shape[1] == key.shape[1] &&
-                  states->shape[2] == head_dim && states->dtype == query.dtype && states->dense_after(1),
-              "key and value must be [num_tokens, num_kv_heads, head_dim] of query's dtype, heads without gaps in them", *states);
-    require(key.shape[1] >= 1 && query.shape[1] % key.shape[1] == 0, "query must have a multiple of key's heads", query);
     require(head_dim >= 2 && head_dim % 2 == 0, "head_dim must be even", query);
     const bool coded = is_coded(key_cache);
     require(!coded || head_dim <= kMostCoded, "an int8 cache takes heads of up to 1024 features", key_cache);
     for (const Tensor* cache : {&key_cache, &value_cache})
       require(cache->dimensions == 4 && cache->shape[0] >= end_page_ && cache->shape[1] == step_.page_size &&
-                  cache->shape[2] == key.shape[1] && cache->shape[3] == head_dim + (coded ? kScaleBytes : 0) &&
+                  cache->shape[2] == key_cache.shape[2] && cache->shape[3] == head_dim + (coded ? kScaleBytes : 0) &&
                   cache->dtype == (coded ? DType::int8 : query.dtype) && cache->dense_after(3),
               "the caches must be [num_pages, page_size, num_kv_heads, head_dim] of query's dtype or int8 with head_dim + 2, with every "
               "planned page",
               *cache);
+    const int64_t num_kv_heads = key_cache.shape[2];
+    require(num_kv_heads >= 1 && query.shape[1] % num_kv_heads == 0, "query must have a multiple of key's heads", query);
+    require(key.has_value() == value.has_value(), "key and value must be given both, or neither");
+    for (const auto* states : {&key, &value})
+      if (*states)
+        require((*states)->dimensions == 3 && (*states)->shape[0] == query.shape[0] && (*states)->shape[1] == num_kv_heads &&
+                    (*states)->shape[2] == head_dim && (*states)->dtype == query.dtype && (*states)->dense_after(1),
+                "key and value must be [num_tokens, num_kv_heads, head_dim] of query's dtype, heads without gaps in them", **states);
     require(output.dimensions == 3 && output.shape[0] == query.shape[0] && output.shape[1] == query.shape[1] &&
                 output.shape[2] == head_dim && output.dtype == query.dtype && output.dense(),
             "output must be like query, without gaps", output);
@@ -195,7 +208,8 @@ class AttentionPlan {
             value_cache.strides[2],
             output.data,
             step_.page_size,
-            step_.keys_per_cut};
+            step_.keys_per_cut,
+            nullptr};
   }
 
   static bool is_coded(const Tensor& cache) { return cache.dtype == DType::int8; }
@@ -240,7 +254,7 @@ class AttentionPlan {
     int threads = num_threads(), few_rows = kernels<AttentionKernels>().few_rows;
     for (const auto& known : schedules_)
       if (known.layer.num_kv_heads == layer.num_kv_heads && known.layer.heads_per_kv_head == layer.heads_per_kv_head &&
-          known.layer.window == layer.window && known.threads == threads && known.few_rows == few_rows)
+          known.layer.head_dim == layer.head_dim && known.layer.window == layer.window && known.threads == threads && known.few_rows == few_rows)
         return known.schedule;
     schedules_.push_back({layer, threads, few_rows, make_schedule(step_, layer, threads, few_rows)});
     return schedules_.back().schedule;
@@ -274,8 +288,9 @@ void bind_attention(nb::module_& module) {
                     const std::optional<std::pair<Tensor, Tensor>>&, int>(),
            nb::arg("qo_indptr"), nb::arg("kv_indptr"), nb::arg("last_page_len"), nb::arg("kv_indices"), nb::arg("kv_slots"),
            nb::arg("page_size"), nb::arg("groups").none(), nb::arg("keys_per_cut"))
-      .def("attend", &AttentionPlan::attend, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("key_cache"),
-           nb::arg("value_cache"), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"));
+      .def("attend", &AttentionPlan::attend, nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(),
+           nb::arg("key_cache"), nb::arg("value_cache"), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"),
+           nb::arg("sinks") = nb::none());
 }
 
 }  // namespace radixrt

@@ -128,7 +128,7 @@ def start_publisher(
     Raises:
         ConfigError: an address cannot be bound.
     """
-    if config.kv_events is None and config.dp == 1:
+    if config.kv_events is None and not config.is_routed:
         return None
     with_token_ids = config.kv_events_tokens
     recorder = EventRecorder(num_pages, tree.page_size, with_token_ids=with_token_ids)

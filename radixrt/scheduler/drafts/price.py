@@ -1,8 +1,8 @@
 """Learns the price of a draft token: the time that its row adds to a step, in times of an output token.
 
 Least squares over all features of a step (:mod:`radixrt.scheduler.step_times`) forget what a row costs while the batch stays the same, and with sixteen sequences the noise of
-a step is larger than a row. So the time of a row is the slope of step times over the number of draft rows, from steps of
-the same sequences without prompts, and only steps that differ in their drafts make it forget.
+a step is larger than a row. So the time of a row is the slope of step times over the number of draft rows, from steps
+without prompts. A step is compared with the last ones of as many sequences, and only steps that differ in their drafts make it forget.
 """
 
 from radixrt.scheduler.step_times import RecentRatio
@@ -10,7 +10,7 @@ from radixrt.scheduler.step_times import RecentRatio
 FIRST_PRICE = 0.2
 """Before times are known."""
 
-LEAST_PRICE, MOST_PRICE = 0.02, 1.0
+LEAST_PRICE, MOST_PRICE = 0.02, 0.99
 
 STEPS_KNOWN = 8
 """Steps with another number of drafts than the ones before, until the slope counts."""
@@ -29,10 +29,8 @@ class DraftPrice:
     """The price, from the times of steps."""
 
     def __init__(self) -> None:
-        self._rows = 0
-        """Sequences of the last step."""
-        self._mean_drafted = self._mean_s = 0.0
-        """Of the last steps of these sequences."""
+        self._means: dict[int, tuple[float, float]] = {}
+        """By the number of sequences: drafts and seconds of the last steps."""
         self._variance = self._covariance = 0.0
         """Weighted sums, of the number of drafts, and of this and the seconds."""
         self._differing = 0
@@ -50,24 +48,20 @@ class DraftPrice:
         if seconds <= 0 or not rows:
             return
         self._token_s.observe(seconds, new_tokens)
-        if rows != self._rows:
-            self._rows, self._mean_drafted, self._mean_s = rows, drafted, seconds
-            return
-        more_drafted = drafted - self._mean_drafted
-        more_s = self._without_pause(more_drafted, seconds)
+        mean_drafted, mean_s = self._means.setdefault(rows, (drafted, seconds))
+        more_drafted = drafted - mean_drafted
+        more_s = self._without_pause(more_drafted, seconds - mean_s, mean_s)
         if abs(more_drafted) >= 0.5:
             self._differing += 1
             self._variance = _KEPT * self._variance + more_drafted * more_drafted
             self._covariance = _KEPT * self._covariance + more_drafted * more_s
-        self._mean_drafted += _NEWEST * more_drafted
-        self._mean_s += _NEWEST * more_s
+        self._means[rows] = mean_drafted + _NEWEST * more_drafted, mean_s + _NEWEST * more_s
 
-    def _without_pause(self, more_drafted: float, seconds: float) -> float:
+    def _without_pause(self, more_drafted: float, more_s: float, mean_s: float) -> float:
         """Seconds that a step takes longer than the mean."""
         forecast_s = self._row_s * more_drafted
-        most_s = _MOST_NOISE * self._mean_s
-        noise_s = seconds - self._mean_s - forecast_s
-        return forecast_s + min(max(noise_s, -most_s), most_s)
+        most_s = _MOST_NOISE * mean_s
+        return forecast_s + min(max(more_s - forecast_s, -most_s), most_s)
 
     @property
     def _row_s(self) -> float:

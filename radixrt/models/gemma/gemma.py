@@ -26,19 +26,28 @@ class GemmaDecoderLayer(nn.Module):
         self.pre_feedforward_layernorm = gemma_norm(config, config.hidden_size)
         self.post_feedforward_layernorm = gemma_norm(config, config.hidden_size)
 
-    def forward(
+    def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.forward``."""
+        """See ``DecoderLayer.attend``."""
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.post_attention_layernorm(self.self_attn(hidden, positions, context))
-        hidden, residual = self.pre_feedforward_layernorm.add_and_norm(hidden, residual)
-        return self.post_feedforward_layernorm(self.mlp(hidden)), residual
+        return self.self_attn.forward(hidden, positions, context), residual
+
+    def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``DecoderLayer.feed_forward``."""
+        attended = self.post_attention_layernorm.forward(hidden)
+        hidden, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
+        return self.post_feedforward_layernorm.forward(self.mlp.forward(hidden)), residual
 
 
 def gemma_norm(config: Any, size: int) -> RMSNorm:
     """Gemma's RMSNorm, whose checkpoints store the weight minus one."""
     return RMSNorm(size, config.rms_norm_eps, unit_offset=True)
+
+
+def rounded(number: float) -> float:
+    """A factor of embeddings, rounded to the model's dtype as in Gemma's training; while the model is made."""
+    return torch.tensor(number, device="cpu").item()
 
 
 class GemmaForCausalLM(CausalLM):
@@ -48,8 +57,7 @@ class GemmaForCausalLM(CausalLM):
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         super().__init__(config, tp, context_length)
-        # rounded to the dtype, as Gemma was trained
-        self.embedding_scale = torch.tensor(config.hidden_size**0.5, device="cpu").item()
+        self.embedding_scale = rounded(config.hidden_size**0.5)
 
     def attention_options(self, index: int) -> dict[str, Any]:
         config = self.config

@@ -8,7 +8,7 @@ from torch import Tensor
 from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.families.gemma import GemmaForCausalLM
+from radixrt.models.gemma.gemma import GemmaForCausalLM
 from radixrt.models.vision import language_model_only
 
 

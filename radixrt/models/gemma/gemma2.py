@@ -3,7 +3,7 @@
 from typing import Any
 
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.families.gemma import GemmaForCausalLM
+from radixrt.models.gemma.gemma import GemmaForCausalLM
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):

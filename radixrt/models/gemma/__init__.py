@@ -1,0 +1,1 @@
+"""The Gemma models, one file a generation."""

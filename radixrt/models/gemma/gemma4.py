@@ -1,0 +1,240 @@
+"""Gemma 4 (text): the dense models, those with experts beside the MLP, and those with an embedding for each layer (E2B, E4B)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from radixrt.attention.backend import ForwardContext
+from radixrt.base.errors import ConfigError
+from radixrt.layers.attention import AttentionBlock
+from radixrt.layers.embedding import LookUpTable
+from radixrt.layers.kernels.interface import KernelLayer
+from radixrt.layers.linear import ColumnParallelLinear, Projection
+from radixrt.layers.mlp import GatedMLP, gated_activation
+from radixrt.layers.moe import Experts, Router, split_fused_experts
+from radixrt.layers.norm import RMSNorm
+from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.rotary import RotaryEmbedding
+from radixrt.layers.weights import parameter
+from radixrt.models.decoder import CausalLM, DecoderModel
+from radixrt.models.gemma.gemma import rounded
+from radixrt.models.gemma.gemma4_attention import Gemma4Attention, kv_layer
+from radixrt.models.vision import language_model_only
+
+_OF_KV = (".k_proj.", ".v_proj.", ".k_norm.", ".v_norm.")
+
+
+class Gemma4Router(nn.Module):
+    """Chooses experts by the normed residual stream; each expert has a learned factor of its weight."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        hidden, count = config.hidden_size, config.num_experts
+        self.factor = hidden**-0.5
+        self.norm = RMSNorm(hidden, config.rms_norm_eps)
+        self.proj = Router(hidden, count, config.top_k_experts, normalize=True)
+        self.per_expert_scale = parameter(count)
+
+    def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``Router.choose``."""
+        weights, experts = self.proj.choose(self.norm.forward(hidden) * self.factor)
+        return weights * self.per_expert_scale[experts], experts
+
+
+class Gemma4DecoderLayer(KernelLayer):
+    """Attention, MLP with experts beside it perhaps, and perhaps an input of the layer for each token. The results of each are
+    normed before they join the residual stream, which is multiplied by a learned number at the end."""
+
+    def __init__(
+        self, config: Any, self_attn: AttentionBlock, mlp: GatedMLP, experts: Experts | None
+    ) -> None:
+        super().__init__()
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+        self.self_attn = self_attn
+        self.mlp = mlp
+        self.input_layernorm = norm()
+        self.post_attention_layernorm = norm()
+        self.pre_feedforward_layernorm = norm()
+        self.post_feedforward_layernorm = norm()
+        self.layer_scalar = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.experts = experts
+        if experts is not None:
+            self.router = Gemma4Router(config)
+            self.pre_feedforward_layernorm_2 = norm()
+            self.post_feedforward_layernorm_1 = norm()
+            self.post_feedforward_layernorm_2 = norm()
+        if size := layer_input_size(config):
+            self.activation = gated_activation(config.hidden_activation)
+            gate = Projection.whole("per_layer_input_gate", size)
+            self.per_layer_input_gate = ColumnParallelLinear(config.hidden_size, [gate], False)
+            projection = Projection.whole("per_layer_projection", config.hidden_size)
+            self.per_layer_projection = ColumnParallelLinear(size, [projection], False)
+            self.post_per_layer_input_norm = norm()
+
+    def attend(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """The attention's output [num_tokens, hidden_size].
+
+        Args:
+            hidden: the residual stream [num_tokens, hidden_size]
+            positions: [num_tokens]
+        """
+        normed = self.input_layernorm.forward(hidden)
+        return self.self_attn.forward(normed, positions, context)
+
+    def feed_forward(self, attended: Tensor, hidden: Tensor, layer_input: Tensor | None) -> Tensor:
+        """The rest of the layer, row by row.
+
+        Args:
+            attended: [rows, hidden_size], some or all rows of :meth:`attend`'s
+            hidden: the residual stream [rows, hidden_size]; may be overwritten.
+            layer_input: [rows, size] of the models that have one.
+
+        Returns:
+            the residual stream [rows, hidden_size]
+        """
+        normed, hidden = self.pre_feedforward_layernorm.add_and_norm(
+            self.post_attention_layernorm.forward(attended), hidden
+        )
+        output = self.mlp.forward(normed)
+        if self.experts is not None:
+            weights, chosen = self.router.choose(hidden)
+            normed = self.pre_feedforward_layernorm_2.forward(hidden)
+            beside = self.experts.forward(normed, weights, chosen)
+            output = self.post_feedforward_layernorm_1.forward(output)
+            output = output + self.post_feedforward_layernorm_2.forward(beside)
+        hidden = hidden + self.post_feedforward_layernorm.forward(output)
+        if layer_input is not None:
+            gate = self.per_layer_input_gate.forward(hidden)
+            gated = self.kernels.gated_activation(
+                self.activation, torch.cat([gate, layer_input], dim=-1)
+            )
+            projected = self.per_layer_projection.forward(gated)
+            hidden = hidden + self.post_per_layer_input_norm.forward(projected)
+        return hidden * self.layer_scalar
+
+
+def layer_input_size(config: Any) -> int:
+    """Features of the input that each layer has for each token; 0: there is none."""
+    return getattr(config, "hidden_size_per_layer_input", 0) or 0
+
+
+class Gemma4Decoder(DecoderModel):
+    """Also the table and the projection of the layers' inputs."""
+
+    def __init__(
+        self, config: Any, tp: TensorParallel, layers: Sequence[nn.Module], norm: RMSNorm
+    ) -> None:
+        super().__init__(config, tp, layers, norm)
+        self.input_size = size = layer_input_size(config)
+        if not size:
+            return
+        all_layers = config.num_hidden_layers * size
+        projection = Projection.whole("per_layer_model_projection", all_layers)
+        self.embed_tokens_per_layer = LookUpTable(config.vocab_size_per_layer_input, all_layers, tp)
+        self.input_scale = rounded(size**0.5)
+        self.per_layer_model_projection = ColumnParallelLinear(
+            config.hidden_size, [projection], False
+        )
+        self.projection_scale = config.hidden_size**-0.5
+        self.per_layer_projection_norm = RMSNorm(size, config.rms_norm_eps)
+
+    def layer_inputs(self, input_ids: Tensor, embedded: Tensor) -> Sequence[Tensor | None]:
+        """Of each layer, [num_tokens, size]: the token's row in the layer's part of the table, and a projection of its
+        embedding [num_tokens, hidden_size]."""
+        if not self.input_size:
+            return [None] * len(self.layers)
+        rows = self.embed_tokens_per_layer.forward(input_ids) * self.input_scale
+        projected = self.per_layer_model_projection.forward(embedded) * self.projection_scale
+        projected = projected.unflatten(-1, (len(self.layers), self.input_size))
+        normed = self.per_layer_projection_norm.forward(projected)
+        return ((normed + rows.view_as(normed)) * 2.0**-0.5).unbind(1)
+
+
+class Gemma4ForCausalLM(CausalLM):
+    """The language model, also of a checkpoint that sees images or hears; its other parts are left out."""
+
+    model: Gemma4Decoder
+    decoder_class = Gemma4Decoder
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        config = config.get_text_config()
+        if config.use_bidirectional_attention == "all":
+            raise ConfigError(
+                "The checkpoint's field 'use_bidirectional_attention' is 'all': a Gemma 4 with attention in both directions is "
+                "not supported."
+            )
+        super().__init__(config, tp, context_length)
+        self.embedding_scale = rounded(config.hidden_size**0.5)
+        self.logit_soft_cap = config.final_logit_softcapping
+        self.first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
+
+    def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
+        config, experts = self.config, None
+        if getattr(config, "enable_moe_block", False):
+            hidden, size = config.hidden_size, config.moe_intermediate_size
+            act = config.hidden_activation
+            experts = Experts(config.num_experts, hidden, size, act, self.tp)
+        attention = Gemma4Attention(config, index, rotary, self.tp)
+        return Gemma4DecoderLayer(config, attention, self.mlp(index), experts)
+
+    def mlp(self, index: int) -> GatedMLP:
+        config = self.config
+        twice = config.use_double_wide_mlp and kv_layer(config, index) != index
+        size = config.intermediate_size * (2 if twice else 1)
+        return GatedMLP(config.hidden_size, size, self.tp, activation=config.hidden_activation)
+
+    def rope_layer_type(self, index: int) -> str | None:
+        return self.config.layer_types[index]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        hidden = self.model.embed_tokens.forward(input_ids) * self.embedding_scale
+        inputs = self.model.layer_inputs(input_ids, hidden)
+        layer: Any  # Gemma4DecoderLayer
+        for index, layer in enumerate(self.model.layers):
+            if rows is not None and index == self.first_sharing:
+                # No layer from here on writes KV, so the other rows are of no use any more.
+                narrowed = context.narrowed(rows)
+                if narrowed is not None:
+                    context, hidden, positions = narrowed, hidden[rows], positions[rows]
+                    inputs = [one if one is None else one[rows] for one in inputs]
+                    rows = None
+            layer_input = inputs[index]
+            attended = layer.attend(hidden, positions, context)
+            if rows is not None and layer is self.model.layers[-1]:
+                attended, hidden = attended[rows], hidden[rows]
+                layer_input = layer_input if layer_input is None else layer_input[rows]
+            hidden = layer.feed_forward(attended, hidden, layer_input)
+        return self.model.norm.forward(hidden)
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Some checkpoints keep projections of keys and values for layers that have no use for them."""
+        for ours, part in language_model_only(name, tensor):
+            _, is_layer, rest = ours.partition("model.layers.")
+            index = int(rest.partition(".")[0]) if is_layer else 0
+            if kv_layer(self.config, index) == index or not any(kind in ours for kind in _OF_KV):
+                ours = ours.replace(".router.scale", ".router.norm.weight")
+                yield from split_fused_experts(ours, part)
+
+
+class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
+    """Of a checkpoint with encoders of images and sound."""
+
+
+class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
+    """The text model of a checkpoint without encoders (12B)."""
+
+
+class Gemma4UnifiedForConditionalGeneration(Gemma4ForCausalLM):
+    """Of a checkpoint that embeds images and sound without encoders."""

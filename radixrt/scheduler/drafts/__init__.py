@@ -1,0 +1,1 @@
+"""The price of draft tokens, and the comparison of steps with and without them."""

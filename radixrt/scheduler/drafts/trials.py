@@ -1,0 +1,134 @@
+"""Compares steps with and without drafts, and switches drafts off while they cost more than they save.
+
+The price of a draft row (:mod:`radixrt.scheduler.drafts.price`) decides on the length of drafts. It does not know what drafting costs by itself:
+looking for drafts, masks that are filled behind them, and what a step does once if any sequence has a draft. On a model
+whose steps take a few milliseconds that can be more than drafts save. So now and then a few steps are planned without drafts, and
+the time of a token is compared. The more drafts save, the rarer that is.
+
+A batch of another size is another comparison: sizes of the same magnitude share one.
+"""
+
+from enum import Enum
+
+from radixrt.scheduler.step_times import RecentRatio
+
+STEPS_ON, STEPS_OFF = 28, 4
+"""Steps with drafts, and then without, while the comparison is not clear."""
+
+CLEAR_GAIN = 1.15
+"""Drafts that save more than this are compared only every CLEAR_EVERY-th time."""
+CLEAR_EVERY = 16
+
+STEPS_TO_KNOW = 8
+"""Steps of each kind before they are compared."""
+
+LEAST_REST, MOST_REST = 64, 512
+"""Steps without drafts after drafts have not paid: twice as many each time."""
+
+_MOST_NOISE = 2.0
+"""Of the forecast: a longer step counts as this. The machine pauses now and then."""
+
+
+class _Phase(Enum):
+    ON = 0
+    OFF = 1
+    """A few steps without drafts, to compare."""
+    REST = 2
+    """Drafts do not pay."""
+
+
+class DraftTrials:
+    """The comparisons of all batch sizes."""
+
+    def __init__(self) -> None:
+        self._by_magnitude: dict[int, _Trial] = {}
+
+    def plan(self, rows: int) -> bool:
+        """Whether the next step, of this number of sequences, is to have drafts."""
+        return self._of(rows).plan()
+
+    def observe(
+        self, rows: int, new_tokens: int, plain_s: float, forecast_s: float, seconds: float, *, drafts: bool
+    ) -> None:  # fmt: skip
+        """Note a step without prompts.
+
+        Args:
+            rows: its sequences.
+            new_tokens: of answers.
+            plain_s: forecast of the time of the step without drafts.
+            forecast_s: the same with them.
+            seconds: that it took.
+            drafts: it was planned with drafts.
+        """
+        if seconds > 0 and plain_s > 0 and rows:
+            bounded_s = min(seconds, _MOST_NOISE * forecast_s)
+            self._of(rows).observe(bounded_s, plain_s * new_tokens / rows, drafts=drafts)
+
+    def encourage(self) -> None:
+        """A sequence has come whose answer is perhaps known: try drafts again."""
+        for trial in self._by_magnitude.values():
+            trial.encourage()
+
+    def _of(self, rows: int) -> "_Trial":
+        return self._by_magnitude.setdefault(rows.bit_length(), _Trial())
+
+
+class _Trial:
+    """The comparison for one magnitude of batches."""
+
+    def __init__(self) -> None:
+        self._phase = _Phase.ON
+        self._left = STEPS_ON
+        """Steps of the phase."""
+        self._rest = LEAST_REST
+        self._begin_on()
+        self._off = RecentRatio()
+        self._num_off = 0
+
+    def _begin_on(self) -> None:
+        self._on = RecentRatio()
+        self._num_on = 0
+
+    def plan(self) -> bool:
+        if self._left <= 0:
+            self._next_phase()
+        self._left -= 1
+        return self._phase is _Phase.ON
+
+    def observe(self, seconds: float, plain_s: float, *, drafts: bool) -> None:
+        """Note a step, and the time in which plain steps would give as many tokens."""
+        if drafts:
+            self._on.observe(seconds, plain_s)
+            self._num_on += 1
+        else:
+            self._off.observe(seconds, plain_s)
+            self._num_off += 1
+
+    def encourage(self) -> None:
+        if self._phase is _Phase.REST:
+            self._begin_on()
+            self._phase, self._left = _Phase.ON, 2 * STEPS_ON
+
+    @property
+    def _gain(self) -> float | None:
+        """Tokens a second with drafts, in times of those without; None: not known yet."""
+        if min(self._num_on, self._num_off) < STEPS_TO_KNOW:
+            return None
+        return self._off.value / self._on.value
+
+    def _next_phase(self) -> None:
+        gain = self._gain
+        if self._phase is _Phase.ON and gain is not None and gain < 1:
+            self._phase, self._left = _Phase.REST, self._rest
+            self._rest = min(2 * self._rest, MOST_REST)
+            return
+        if self._phase is _Phase.ON:
+            self._phase, self._left = _Phase.OFF, STEPS_OFF
+            return
+        if self._phase is _Phase.REST:
+            self._begin_on()
+        elif gain is not None and gain > 1:
+            self._rest = LEAST_REST
+        clear = gain is not None and gain > CLEAR_GAIN
+        self._phase = _Phase.ON
+        self._left = STEPS_ON * (CLEAR_EVERY if clear else 1)

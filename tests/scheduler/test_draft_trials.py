@@ -1,0 +1,84 @@
+"""Drafts are switched off where they cost more than they save, and are tried again."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from radixrt.scheduler.drafts.trials import MOST_REST, STEPS_ON, DraftTrials
+
+
+@dataclass
+class Batch:
+    """Sequences that decode on a machine with noise; of fifty steps, one takes twenty times as long."""
+
+    rows: int
+    cost: float
+    """Of a step with drafts, in times of one without."""
+    tokens: float
+    """That a sequence gets in a step with drafts."""
+    trials: DraftTrials = field(default_factory=DraftTrials)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def run(self, tokens: int) -> tuple[float, int]:
+        """Seconds for so many tokens of each sequence, in times of the seconds without drafts; and steps with drafts."""
+        seconds, got, with_drafts, in_flight = 0.0, 0.0, 0, []
+        while got < tokens:
+            drafts = self.trials.plan(self.rows)
+            in_flight.append(drafts)
+            if len(in_flight) < 2:
+                continue
+            drafts = in_flight.pop(0)
+            pause = 20 if self.rng.random() < 0.02 else 1
+            taken = (self.cost if drafts else 1.0) * self.rng.uniform(0.95, 1.05)
+            new = self.tokens if drafts else 1.0
+            self.trials.observe(
+                self.rows, round(new * self.rows), 0.9, 0.9 * self.cost, taken * pause, drafts=drafts
+            )  # fmt: skip
+            seconds, got, with_drafts = seconds + taken, got + new, with_drafts + drafts
+        return seconds / got, with_drafts
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize(("cost", "tokens"), [(1.03, 1.0), (1.15, 1.0), (1.5, 1.25)])
+def test_drafts_that_do_not_pay_are_switched_off(rows: int, cost: float, tokens: float) -> None:
+    batch = Batch(rows, cost, tokens)
+    batch.run(3 * STEPS_ON)
+    seconds, with_drafts = batch.run(5000)
+    assert with_drafts < 1000 and seconds < 1.02
+
+
+@pytest.mark.parametrize(("cost", "tokens"), [(1.3, 2.0), (1.5, 6.0)])
+def test_drafts_that_pay_are_hardly_interrupted(cost: float, tokens: float) -> None:
+    seconds, _ = Batch(8, cost, tokens).run(5000)
+    assert seconds < 1.03 * cost / tokens
+
+
+def test_drafts_come_back_when_they_pay_again_and_at_once_for_a_known_answer() -> None:
+    for known in (False, True):
+        batch = Batch(8, cost=1.2, tokens=1.0)
+        batch.run(2000)
+        batch.cost, batch.tokens = 1.2, 2.0
+        if known:
+            batch.trials.encourage()
+            assert all(batch.trials.plan(8) for _ in range(STEPS_ON))
+        batch.run(MOST_REST)
+        seconds, _ = batch.run(2000)
+        assert seconds < 0.65
+
+
+def test_batches_of_another_magnitude_are_compared_for_themselves() -> None:
+    trials = DraftTrials()
+    one, many = Batch(1, cost=1.1, tokens=2.0, trials=trials), Batch(16, 1.3, 1.1, trials)
+    for _ in range(10):
+        alone, together = one.run(400), many.run(400)
+    assert alone[0] < 0.57 and together[0] < 1.02
+
+
+def test_steps_without_a_time_are_left_out() -> None:
+    trials = DraftTrials()
+    for _ in range(200):
+        drafts = trials.plan(4)
+        trials.observe(4, 4, 0.01, 0.01, 0.0, drafts=drafts)
+        trials.observe(0, 0, 0.01, 0.01, 1.0, drafts=drafts)
+    assert sum(trials.plan(4) for _ in range(100)) > 80
