@@ -11,9 +11,10 @@ from typing import Any, Unpack, overload
 from msgspec.structs import asdict, replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from radixrt.base.config import DEMO_MODEL, ServerConfig, upgraded
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.renamed import upgraded
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.client.pooling import (
