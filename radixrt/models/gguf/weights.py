@@ -52,6 +52,7 @@ _LAYER = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
     "inp_gate": "per_layer_input_gate",
@@ -59,7 +60,20 @@ _LAYER = {
     "post_norm": "post_per_layer_input_norm",
 }
 _GEMMA = {"ffn_norm": "pre_feedforward_layernorm"}
-_PHI3 = {"ffn_up": "mlp.gate_up_proj"}
+_SPECIAL = {
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "hunyuan_v1_dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "minimax_m2": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.w1",
+        "ffn_down_exps": "block_sparse_moe.experts.w2",
+        "ffn_up_exps": "block_sparse_moe.experts.w3",
+        "exp_probs_b": "block_sparse_moe.e_score_correction",
+    },
+}
 _PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3"}
 """Families whose queries and keys llama.cpp's converter stores in the order of its own rotation."""
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
@@ -110,7 +124,8 @@ def read_weights(
     kept: Collection[str] = (),
     progress_level: int = logging.INFO,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors one at a time, under their names in a transformers checkpoint. The file is mapped.
+    """The tensors one at a time, under their names in a transformers checkpoint; those of all experts are one, whose name has no
+    number. The file is mapped.
 
     Args:
         config: the content of config.json.
@@ -169,13 +184,12 @@ def _name(name: str, family: str) -> str:
     if (found := _LAYER_NAME.fullmatch(name)) is None:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
-    special = _GEMMA if family.startswith("gemma") else _PHI3 if family == "phi3" else {}
+    special = _GEMMA if family.startswith("gemma") else _SPECIAL.get(family, {})
     if found[2] == "layer_output_scale":
         return f"model.layers.{found[1]}.layer_scalar"
-    if found[2] == "exp_probs_b":
-        return f"model.layers.{found[1]}.mlp.gate.e_score_correction_bias"
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
-    return f"model.layers.{found[1]}.{part}.{found[3]}"
+    end = "_bias" if found[2] == "exp_probs_b" else f".{found[3]}"
+    return f"model.layers.{found[1]}.{part}{end}"
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
