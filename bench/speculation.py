@@ -321,7 +321,8 @@ def main() -> None:
     if arguments.padded:
         arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
     rows = []
-    with local_server(arguments.model_path, "--log-level", "warning") as url:
+    flags = ("--log-level", "warning", "--max-queue-seconds", "0")
+    with local_server(arguments.model_path, *flags) as url:
         for work in workloads(arguments.quick):
             if arguments.only in work.name:
                 rows.append(compare(url, work, arguments.rounds))

@@ -41,13 +41,14 @@ class Family(NamedTuple):
     architecture: str
     """Key of ``tests.checkpoints.CONFIGS``."""
     pre: str | None
-    """llama.cpp's name of the byte-level pre-tokenizer; None: SentencePiece."""
+    """llama.cpp's name of the byte-level pre-tokenizer; None: SentencePiece, but Gemma 4's kind in its families."""
     settings: dict[str, Any]
     """What GGUF can say in place of what it cannot."""
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FACTORS = [1 + i / 16 for i in range(24)]
+_GEMMA4 = {"head_dim": 64, "global_head_dim": 128}
 FAMILIES = {
     "llama 2": Family("llama", None, {"rope_parameters": _ROPE}),
     # the converter reads the original length from elsewhere, so it must be its default
@@ -58,6 +59,9 @@ FAMILIES = {
     "qwen3": Family("qwen3", "qwen2", {"head_dim": 64}),
     "gemma2": Family("gemma2", None, {"query_pre_attn_scalar": 64, "head_dim": 64}),
     "gemma3": Family("gemma3", None, {"query_pre_attn_scalar": 64, "head_dim": 64, "num_hidden_layers": 7, "sliding_window_pattern": 6}),
+    "gemma4": Family("gemma4", None, _GEMMA4),
+    "gemma4 moe": Family("gemma4_moe", None, _GEMMA4 | {"moe_intermediate_size": 256}),
+    "gemma4 e": Family("gemma4_e", None, _GEMMA4 | {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": VOCABULARY}),
     "phi3": Family("phi3", None, {"rope_parameters": _ROPE | {
         "rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": _FACTORS, "long_factor": _FACTORS}}),
     "smollm3": Family("smollm3", "smaug-bpe", {"head_dim": 64, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
@@ -106,7 +110,9 @@ def compare_families(
     for name, family in FAMILIES.items():
         root = folder / name.replace(" ", "")
         checkpoint = make_checkpoint(family.architecture, root / "hf", **SIZES, **family.settings)
-        if family.pre is None:
+        if family.architecture.startswith("gemma4"):
+            _train_gemma4(checkpoint, corpus)
+        elif family.pre is None:
             _train_sentencepiece(llama, checkpoint, corpus)
         else:
             _train_byte_level(checkpoint, corpus, family.pre)
@@ -158,6 +164,31 @@ def _train_sentencepiece(llama: LlamaCpp, folder: Path, corpus: Path) -> None:
     )
     llama.run("python", "-c", program, corpus, folder / "tokenizer")
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _train_gemma4(folder: Path, corpus: Path) -> None:
+    """BPE on characters with byte fallback, whose words begin with their spaces."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - 32,
+        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=200,
+        show_progress=False,
+    )
+    tokenizer.train([str(corpus)], trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] in special]
+    content["pre_tokenizer"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

@@ -36,13 +36,15 @@ class CpuBackend:
         """
         if (reason := why_not(setup)) is not None:
             raise ConfigError(f"--attention-backend cpu can't be used: {reason}.")
-        self._cascade = setup.cascade
+        self._setup = setup
+        self._metadata: AttentionMetadata | None = None
         self._plan: AttentionPlan | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See ``AttentionBackend.plan``."""
+        self._metadata = metadata
         groups = None
-        if self._cascade and (shared := metadata.shared_prefixes) is not None:
+        if self._setup.cascade and (shared := metadata.shared_prefixes) is not None:
             groups = (torch.from_numpy(shared.indptr), torch.from_numpy(shared.num_pages))
         self._plan = AttentionPlan(
             metadata.qo_indptr_cpu,
@@ -54,6 +56,15 @@ class CpuBackend:
             groups,
         )
 
+    def for_rows(self, rows: Tensor) -> "CpuBackend | None":
+        """See ``NarrowingBackend.for_rows``."""
+        assert self._metadata is not None, "plan() comes before for_rows()"
+        if (metadata := self._metadata.of_rows(rows)) is None:
+            return None
+        narrowed = CpuBackend(self._setup)
+        narrowed.plan(metadata)
+        return narrowed
+
     def attend(
         self,
         query: Tensor,
@@ -61,6 +72,7 @@ class CpuBackend:
         value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         output = torch.empty(query.shape, dtype=query.dtype)
@@ -74,6 +86,7 @@ class CpuBackend:
             spec.scale,
             spec.sliding_window or 0,
             spec.soft_cap or 0.0,
+            *(() if sinks is None else (sinks,)),
         )
         return output
 

@@ -26,6 +26,7 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "gpt_oss": "gpt-oss",
 }
 _PERMUTED = ("llama", "mistral", "ministral3", "granite", "smollm3")
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
@@ -48,6 +49,7 @@ def write_gguf(
         metadata: further keys of the tokenizer, such as ``pre``.
     """
     config = json.loads((checkpoint / "config.json").read_text())
+    config = config.get("text_config", config)
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, config)
@@ -57,15 +59,19 @@ def write_gguf(
         writer.add_uint16("split.count", part[1])
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    tensors = sorted(_stacked(load_file(checkpoint / "model.safetensors")).items())
+    pieces = (
+        piece
+        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+        for piece in _pieces(config, name, tensor)
+    )
+    tensors = sorted(_stacked(dict(pieces)).items())
     for name, tensor in tensors[part[0] :: part[1]]:
-        if name.endswith("layer_scalar"):
-            name += ".weight"
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        theirs = _own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
         of = kind(name) if callable(kind) else kind
-        of = of if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        is_matrix = values.ndim > 1 and name.endswith("weight")
+        of = of if is_matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(theirs, _quantized(values, of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -78,12 +84,28 @@ def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors as llama.cpp's converter takes them: those of all experts in one, and each bias with a suffix."""
     stacks: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
+        if "_vision." in name or "vision_tower." in name:
+            continue
+        name = name.replace("model.language_model.", "model.")
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         stacks.setdefault(re.sub(r"(\.experts)\.\d+\.", r"\1.", name), []).append(tensor)
     return {
-        name: torch.stack(stack) if ".experts." in name else stack[0]
-        for name, stack in stacks.items()
+        name: torch.stack(stack) if len(stack) > 1 else stack[0] for name, stack in stacks.items()
     }
+
+
+def _own_name(name: str) -> str | None:
+    """The name of a tensor of Gemma 4 that the package has none for; None: it has one."""
+    layer, _, part = name.removeprefix("model.layers.").partition(".")
+    own = {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "router.proj.weight": "ffn_gate_inp.weight",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+    return f"blk.{layer}.{own[part]}" if part in own else None
 
 
 def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
@@ -92,6 +114,26 @@ def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarra
     blocks = random_blocks(kind.name, *values.shape, largest=1.0)
     rms = float(gguf.dequantize(blocks.numpy(), kind).std())
     return random_blocks(kind.name, *values.shape, largest=float(values.std()) / rms).numpy()
+
+
+def _pieces(
+    config: dict[str, Any], name: str, tensor: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that llama.cpp's converter makes of one."""
+    if config["model_type"] != "gpt_oss":
+        return [(name, tensor)]
+    name += ".weight" if name.endswith(".sinks") else ""
+    path, is_experts, last = name.partition(".mlp.experts.")
+    if not is_experts:
+        return [(name, tensor)]
+    projection = last.removesuffix("_bias")
+    end = "bias" if last.endswith("_bias") else "weight"
+    tensor = tensor if end == "bias" else tensor.transpose(1, 2)
+    names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+    return [
+        (f"{path}.mlp.experts.{each}.{end}", tensor[:, first :: len(names)].contiguous())
+        for first, each in enumerate(names)
+    ]
 
 
 def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -117,6 +159,7 @@ _KEYS = {
     "num_local_experts": "expert_count",
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "top_k_experts": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "n_shared_experts": "expert_shared_count",
     "first_k_dense_replace": "leading_dense_block_count",
@@ -145,7 +188,7 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     for key, add in _KEYS.items():
         if config.get(key) is not None:
             getattr(writer, f"add_{add}")(config[key])
-    if config["model_type"] == "minimax_m2":
+    if config["model_type"] in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     rope = config["rope_parameters"]
     if config["model_type"].startswith("gemma4"):

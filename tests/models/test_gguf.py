@@ -80,6 +80,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 24}, 0),
     "gemma4": ("gemma4", {}, 0),
     "gemma4_e": ("gemma4_e", {}, 0),
+    "gemma4_moe": ("gemma4_moe", {}, 0),
     "phi3": ("phi3", {}, 0),
     "phi3_long": ("phi3_long", {}, 1e-5),
     # which layers of SmolLM 3 do not rotate is not in the file: every fourth
@@ -96,6 +97,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": []}, 0),
     "glm4_moe": ("glm4_moe", {}, 0),
     "minimax_m2": ("minimax_m2", {}, 0),
+    "gpt_oss": ("gpt_oss", {}, 0),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of a logit."""
 
@@ -182,6 +184,11 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "qwen3, small blocks": ("qwen3", {}, small),
     "phi3, Q4_0": ("phi3", {}, lambda name: gguf.GGMLQuantizationType.Q4_0),
     "gemma3, Q8_0": ("gemma3", {"head_dim": 32}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "gemma4 e, Q8_0": (
+        "gemma4_e",
+        {"head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 32},
+        lambda name: gguf.GGMLQuantizationType.Q8_0,
+    ),
 }
 """Architecture, overrides of its config, and the kind of each matrix. Rows are of 64 or 256, and of 96 or 512 in down_proj."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
+from radixrt.layers.quantization.block_stack import BlockStack
 from radixrt.layers.quantization.blocks import block_matrices
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.file import PLAIN_KINDS, TensorEntry
@@ -52,15 +53,30 @@ _LAYER = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    "exp_probs_b": "mlp.gate.e_score_correction",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
 }
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The projections of each expert, by the stack that holds them."""
 _GEMMA = {"ffn_norm": "pre_feedforward_layernorm"}
+_GEMMA4 = {
+    **_GEMMA,
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_down_exps": "experts.down_proj",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+}
 _SPECIAL = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "hunyuan_v1_dense": {
         "attn_q_norm": "self_attn.query_layernorm",
@@ -71,12 +87,21 @@ _SPECIAL = {
         "ffn_gate_exps": "block_sparse_moe.experts.w1",
         "ffn_down_exps": "block_sparse_moe.experts.w2",
         "ffn_up_exps": "block_sparse_moe.experts.w3",
-        "exp_probs_b": "block_sparse_moe.e_score_correction",
+        "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
     },
 }
+"""Other names in layers, by family."""
+_WHOLE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+"""Tensors of layers that have another end of their name, too."""
 _PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3"}
 """Families whose queries and keys llama.cpp's converter stores in the order of its own rotation."""
-_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
 _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 """Tensors that are part of the config."""
 
@@ -102,7 +127,7 @@ class BlockFormats:
         self.kept: set[str] = set()
         """Tensors of the file that stay in blocks, of the matrices so far."""
         for entry in entries:
-            if entry.kind in BLOCK_KINDS:
+            if entry.kind in BLOCK_KINDS and ".ffn_gate_inp." not in entry.name:
                 name = _name(entry.name, _family(config))
                 for part, _ in translate(name, torch.empty(entry.shape, device="meta")):
                     self._kinds[part.removesuffix(".weight")] = entry.kind
@@ -110,11 +135,22 @@ class BlockFormats:
 
     def format_of(self, path: str, projections: Sequence[str]) -> MatrixFormat:
         """See ``matrix_formats``. Projections that are computed together are plain if one of them is."""
+        stack, is_stack, last = path.rpartition(".experts.")
+        if is_stack:  # one tensor of the file has a projection of all experts
+            return self._stack_format([f"{stack}.experts.0.{part}" for part in _STACKED[last]])
         names = projections or [path]
         if any(name not in self._kinds for name in names):
             return DenseMatrix
         self.kept.update(self._tensors[name] for name in names)
         return partial(self._matrix, kinds={name: self._kinds[name] for name in names})
+
+    def _stack_format(self, names: list[str]) -> MatrixFormat:
+        kinds = {self._kinds.get(name) for name in names}
+        kind = kinds.pop()
+        if kinds or kind is None:
+            return DenseMatrix
+        self.kept.update(self._tensors[name] for name in names)
+        return partial(BlockStack, kind=kind)
 
 
 def read_weights(
@@ -130,7 +166,7 @@ def read_weights(
     Args:
         config: the content of config.json.
         dtype: of dequantized matrices; other tensors keep theirs.
-        kept: names in the file of tensors that stay in blocks: uint8 [rows, bytes of a row].
+        kept: names in the file of tensors that stay in blocks: uint8 [..., rows, bytes of a row].
         progress_level: of the lines of the log that tell the progress.
     """
     family = _family(config)
@@ -139,7 +175,10 @@ def read_weights(
     for _, of_file in groupby(entries, key=lambda entry: entry.file):
         for entry in of_file:
             if entry.name not in _NOT_WEIGHTS:
-                tensor = _map(entry) if entry.name in kept else read_tensor(entry, dtype)
+                if entry.name in kept:
+                    tensor = _map(entry).view(*entry.shape[:-1], entry.row_bytes)
+                else:
+                    tensor = read_tensor(entry, dtype)
                 yield _name(entry.name, family), _as_in_transformers(tensor, entry.name, config)
             progress.add_tensor(math.prod(entry.shape[:-1]) * entry.row_bytes)
         progress.add_file()
@@ -184,12 +223,11 @@ def _name(name: str, family: str) -> str:
     if (found := _LAYER_NAME.fullmatch(name)) is None:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
-    special = _GEMMA if family.startswith("gemma") else _SPECIAL.get(family, {})
-    if found[2] == "layer_output_scale":
-        return f"model.layers.{found[1]}.layer_scalar"
+    special, whole = _SPECIAL.get(family, {}), f"{found[2]}.{found[3]}"
+    if other := special.get(whole) or _WHOLE.get(whole):
+        return f"model.layers.{found[1]}.{other}"
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
-    end = "_bias" if found[2] == "exp_probs_b" else f".{found[3]}"
-    return f"model.layers.{found[1]}.{part}{end}"
+    return f"model.layers.{found[1]}.{part}.{found[3]}"
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
