@@ -34,6 +34,7 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf import weights
 from radixrt.models.gguf.file import read_header
 from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.gguf.tokenizer import byte_level_splitter
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import Pooling, read_pooling
 from radixrt_kernels import blockwise
@@ -446,6 +447,21 @@ def test_llama_3_tokenizer_groups_three_digits_and_begins_with_bos(tmp_path: Pat
     cut = ours.pre_tokenizer.pre_tokenize_str("It's 12345 km,\n\nOK")
     assert [piece for piece, _ in cut] == ["It", "'s", "Ġ", "123", "45", "Ġkm", ",ĊĊ", "OK"]
     assert ours.encode("a").ids[0] == ours.token_to_id("<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("refact", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
+        ("seed-coder", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
+        ("hunyuan-dense", ["It", "'s", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),
+        ("tekken", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/Ċ", "x"]),
+        ("minimax-m2", ["It's", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),
+    ],
+)
+def test_each_pre_tokenizer_cuts_in_its_own_way(pre: str, pieces: list[str]) -> None:
+    cut = byte_level_splitter(pre).pre_tokenize_str("It's 1234 HTTPSend/\nx")
+    assert [piece for piece, _ in cut] == pieces
 
 
 @pytest.mark.parametrize("prefix", [True, False])

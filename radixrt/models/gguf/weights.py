@@ -73,7 +73,23 @@ _GEMMA4 = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
-_SPECIAL = {"gemma2": _GEMMA, "gemma3": _GEMMA, "gemma4": _GEMMA4, "phi3": {"ffn_up": "mlp.gate_up_proj"}}  # fmt: skip
+_SPECIAL = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "hunyuan_v1_dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "minimax_m2": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.w1",
+        "ffn_down_exps": "block_sparse_moe.experts.w2",
+        "ffn_up_exps": "block_sparse_moe.experts.w3",
+        "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+    },
+}
 """Other names in layers, by family."""
 _WHOLE = {
     "attn_sinks.weight": "self_attn.sinks",
@@ -146,7 +162,8 @@ def read_weights(
     kept: Collection[str] = (),
     progress_level: int = logging.INFO,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors one at a time, under their names in a transformers checkpoint. The file is mapped.
+    """The tensors one at a time, under their names in a transformers checkpoint; those of all experts are one, whose name has no
+    number. The file is mapped.
 
     Args:
         config: the content of config.json.
@@ -208,9 +225,9 @@ def _name(name: str, family: str) -> str:
     if (found := _LAYER_NAME.fullmatch(name)) is None:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
-    if whole := _WHOLE.get(f"{found[2]}.{found[3]}"):
-        return f"model.layers.{found[1]}.{whole}"
-    special = _SPECIAL.get(family, {})
+    special, whole = _SPECIAL.get(family, {}), f"{found[2]}.{found[3]}"
+    if other := special.get(whole) or _WHOLE.get(whole):
+        return f"model.layers.{found[1]}.{other}"
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
     end = "" if part in _FUSED else f".{found[3]}"
     return f"model.layers.{found[1]}.{part}{end}"
