@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 import orjson
 from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
@@ -39,7 +40,8 @@ class Vocabulary:
     def __init__(self, hf: Any) -> None:
         self.hf = hf
         self.backend: Tokenizer = hf.backend_tokenizer
-        self.backend.model._resize_cache(KEPT_WORDS)  # before the first text
+        if isinstance(self.backend.model, BPE | Unigram):  # others keep no words
+            self.backend.model._resize_cache(KEPT_WORDS)  # ahead of the first text
         self.backend.no_truncation()
         self.backend.no_padding()
         added = self.backend.get_added_tokens_decoder()
