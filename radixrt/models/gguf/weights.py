@@ -73,7 +73,23 @@ _GEMMA4 = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
-_SPECIAL = {"gemma2": _GEMMA, "gemma3": _GEMMA, "gemma4": _GEMMA4, "phi3": {"ffn_up": "mlp.gate_up_proj"}}  # fmt: skip
+_SPECIAL = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "hunyuan_v1_dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "minimax_m2": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.w1",
+        "ffn_down_exps": "block_sparse_moe.experts.w2",
+        "ffn_up_exps": "block_sparse_moe.experts.w3",
+        "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+    },
+}
 """Other names in layers, by family."""
 _WHOLE = {
     "attn_sinks.weight": "self_attn.sinks",
@@ -83,6 +99,8 @@ _WHOLE = {
     "ffn_down_exps.scale": "router.per_expert_scale",
 }
 """Tensors of layers that have another end of their name, too."""
+_FUSED = {"experts.gate_up_proj", "experts.down_proj"}
+"""Names that end so in transformers."""
 _PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3"}
 """Families whose queries and keys llama.cpp's converter stores in the order of its own rotation."""
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
@@ -144,7 +162,8 @@ def read_weights(
     kept: Collection[str] = (),
     progress_level: int = logging.INFO,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors one at a time, under their names in a transformers checkpoint. The file is mapped.
+    """The tensors one at a time, under their names in a transformers checkpoint; those of all experts are one, whose name has no
+    number. The file is mapped.
 
     Args:
         config: the content of config.json.
@@ -206,11 +225,12 @@ def _name(name: str, family: str) -> str:
     if (found := _LAYER_NAME.fullmatch(name)) is None:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
-    if whole := _WHOLE.get(f"{found[2]}.{found[3]}"):
-        return f"model.layers.{found[1]}.{whole}"
-    special = _SPECIAL.get(family, {})
+    special, whole = _SPECIAL.get(family, {}), f"{found[2]}.{found[3]}"
+    if other := special.get(whole) or _WHOLE.get(whole):
+        return f"model.layers.{found[1]}.{other}"
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
-    return f"model.layers.{found[1]}.{part}.{found[3]}"
+    end = "" if part in _FUSED else f".{found[3]}"
+    return f"model.layers.{found[1]}.{part}{end}"
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
