@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from tokenizers import (  # fmt: skip
     AddedToken,
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -55,7 +56,9 @@ FAMILIES = {
     "gemma3": Family("gemma3", None, {"query_pre_attn_scalar": 64, "head_dim": 64, "num_hidden_layers": 7, "sliding_window_pattern": 6}),
     "gemma4": Family("gemma4", None, _GEMMA4),
     "gemma4 moe": Family("gemma4_moe", None, _GEMMA4 | {"moe_intermediate_size": 256}),
-    "gemma4 e": Family("gemma4_e", None, _GEMMA4 | {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": VOCABULARY}),
+    # llama.cpp takes the last two layers with KV for one of each type
+    "gemma4 e": Family("gemma4_e", None, _GEMMA4 | {
+        "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": VOCABULARY, "layer_types": ["sliding_attention", "full_attention"] * 3}),
     "phi3": Family("phi3", None, {"rope_parameters": _ROPE | {
         "rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": _FACTORS, "long_factor": _FACTORS}}),
     "smollm3": Family("smollm3", "smaug-bpe", {"head_dim": 64, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
@@ -158,15 +161,21 @@ def _train_sentencepiece(llama: LlamaCpp, folder: Path, corpus: Path) -> None:
 
 def _train_gemma4(folder: Path, corpus: Path) -> None:
     """BPE on characters with byte fallback, whose words begin with their spaces."""
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] == "gemma4_unified_text":  # the converter knows the same by this name
+        config |= {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]}
+        (folder / "config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    lines = pre_tokenizers.Split(Regex("\n+"), "isolated")  # no token has other characters too
+    words = pre_tokenizers.Split("\u2581", "merged_with_next")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, words])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - 32,
+        vocab_size=VOCABULARY,
         special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
         limit_alphabet=200,
         show_progress=False,
@@ -176,7 +185,13 @@ def _train_gemma4(folder: Path, corpus: Path) -> None:
     content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] in special]
     content["pre_tokenizer"] = None
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    names = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    names: dict[str, Any] = {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+    }
+    names["additional_special_tokens"] = special[4:]
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 

@@ -1,7 +1,7 @@
 """The interface between a model's attention layers and the kernels that compute attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -73,6 +73,15 @@ class CapturableBackend(AttentionBackend, Protocol):
         in place the tables that a replay reads."""
 
 
+@runtime_checkable
+class NarrowingBackend(AttentionBackend, Protocol):
+    """A backend that can attend for some rows of a step."""
+
+    def for_rows(self, rows: Tensor) -> AttentionBackend | None:
+        """A backend that is planned for these rows [n] int64 of the step alone, for layers that write nothing into a cache; None:
+        it computes no such selection."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """The inputs of a model's layers beside the hidden states. Passed as an argument, never global."""
@@ -80,3 +89,10 @@ class ForwardContext:
     backend: AttentionBackend
     kv_caches: list[LayerKV]
     """One a layer; empty for a layer that reads an earlier one's."""
+
+    def narrowed(self, rows: Tensor) -> "ForwardContext | None":
+        """The context of these rows of the step alone, see ``NarrowingBackend``; None: the backend needs all of them."""
+        if not isinstance(self.backend, NarrowingBackend):
+            return None
+        backend = self.backend.for_rows(rows)
+        return None if backend is None else replace(self, backend=backend)

@@ -36,13 +36,15 @@ class CpuBackend:
         """
         if (reason := why_not(setup)) is not None:
             raise ConfigError(f"--attention-backend cpu can't be used: {reason}.")
-        self._cascade = setup.cascade
+        self._setup = setup
+        self._metadata: AttentionMetadata | None = None
         self._plan: AttentionPlan | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """See ``AttentionBackend.plan``."""
+        self._metadata = metadata
         groups = None
-        if self._cascade and (shared := metadata.shared_prefixes) is not None:
+        if self._setup.cascade and (shared := metadata.shared_prefixes) is not None:
             groups = (torch.from_numpy(shared.indptr), torch.from_numpy(shared.num_pages))
         self._plan = AttentionPlan(
             metadata.qo_indptr_cpu,
@@ -53,6 +55,15 @@ class CpuBackend:
             metadata.page_size,
             groups,
         )
+
+    def for_rows(self, rows: Tensor) -> "CpuBackend | None":
+        """See ``NarrowingBackend.for_rows``."""
+        assert self._metadata is not None, "plan() comes before for_rows()"
+        if (metadata := self._metadata.of_rows(rows)) is None:
+            return None
+        narrowed = CpuBackend(self._setup)
+        narrowed.plan(metadata)
+        return narrowed
 
     def attend(
         self,

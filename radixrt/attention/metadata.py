@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -110,7 +111,33 @@ class AttentionMetadata:
     def num_tokens(self) -> int:
         return self.kv_locations.numel()
 
+    def of_rows(self, rows: Tensor) -> "AttentionMetadata | None":
+        """The same step with these queries alone [n] int64, in the order of the flat batch; None: some are not the last ones of
+        their sequence. Sequences without any are left out."""
+        wanted, ends = rows.cpu(), self.qo_indptr_cpu[1:]
+        of = torch.searchsorted(ends, wanted.to(ends.dtype), right=True)
+        counts = of.bincount(minlength=len(ends))
+        kept = counts > 0
+        starts = counts.cumsum(0) - counts
+        if not torch.equal(wanted, (ends - counts - starts)[of] + torch.arange(len(wanted))):
+            return None
+        pages = self.kv_indptr_cpu.diff()
+        shared = self.shared_prefixes
+        return AttentionMetadata(
+            qo_indptr_cpu=_indptr(counts[kept]),
+            kv_indptr_cpu=_indptr(pages[kept]),
+            last_page_len_cpu=self.last_page_len_cpu[kept],
+            kv_indices=self.kv_indices[kept.repeat_interleave(pages).to(self.kv_indices.device)],
+            kv_locations=self.kv_locations[rows],
+            page_size=self.page_size,
+            shared_prefixes=None if shared is None else shared.where(kept.numpy()),
+        )
+
     def kv_lengths(self) -> Tensor:
         """Tokens of KV of each sequence, the new ones included: [batch] int32 on the host."""
         pages = self.kv_indptr_cpu[1:] - self.kv_indptr_cpu[:-1]
         return (pages - 1) * self.page_size + self.last_page_len_cpu
+
+
+def _indptr(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()

@@ -11,9 +11,10 @@ from typing import Any, Unpack, overload
 from msgspec.structs import asdict, replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from radixrt.base.config import DEMO_MODEL, ServerConfig, upgraded
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.renamed import upgraded
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.client.pooling import (
@@ -227,11 +228,13 @@ class LLM:
     # ------------------------------------------------------------ numbers
 
     @overload
-    def embed(self, prompts: str, **kwargs: Any) -> Embedding: ...  # type: ignore[overload-overlap]
+    def embed(self, prompts: str, *args: Any, **kwargs: Any) -> Embedding: ...  # type: ignore[overload-overlap]
     @overload
-    def embed(self, prompts: Sequence[int], **kwargs: Any) -> Embedding: ...
+    def embed(self, prompts: Sequence[int], *args: Any, **kwargs: Any) -> Embedding: ...
     @overload
-    def embed(self, prompts: Sequence[PromptLike], **kwargs: Any) -> list[Embedding]: ...
+    def embed(
+        self, prompts: Sequence[PromptLike], *args: Any, **kwargs: Any
+    ) -> list[Embedding]: ...
     def embed(
         self,
         prompts: PromptLike | Sequence[PromptLike],

@@ -106,10 +106,8 @@ class HarmonyParser:
             if header is None:
                 return
             found, recipients = _CHANNEL.search(header), _RECIPIENT.findall(header)
-            channel, recipient = (
-                found[1] if found else "final",
-                recipients[-1] if recipients else "",
-            )
+            channel = found[1] if found else "final"
+            recipient = recipients[-1] if recipients else ""
             is_call = recipient.startswith(_FUNCTIONS)
             if self._is_reasoning(channel, recipient, is_call):
                 yield from self._body("analysis", to_the_end=False)

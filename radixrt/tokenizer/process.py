@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Awaitable
@@ -53,7 +54,7 @@ from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
 from radixrt.tokenizer.replica_calls import ReplicaCalls
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import MOST_THREADS, Vocabulary
 
 Result = TypeVar("Result")
 
@@ -411,6 +412,8 @@ def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
     Raises:
         ConfigError: the checkpoint has no tokenizer that can be used.
     """
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # read at the first text
     process = TokenizerProcess(config, channels, Vocabulary.load(config))
 
     async def serve() -> None:

@@ -109,6 +109,17 @@ def test_structured_output_begins_in_the_final_message(server: RunningServer) ->
     assert unpack_ids(grammar.then_after).tolist() == encode("<|message|>", False)
 
 
+def test_calls_are_found_where_the_reasoning_stays_in_the_text(server: RunningServer) -> None:
+    server.answer_with(f'{THOUGHT}{CALL}{{"n": 1}}')
+    messages: Any = [*HELLO, {"role": "assistant", "content": "Hm"}]
+    further = {"continue_final_message": True, "add_generation_prompt": False}
+    answer = server.openai.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=400, tools=[FIND], extra_body=further
+    )
+    message = answer.choices[0].message
+    assert message.content == THOUGHT and message.tool_calls[0].function.arguments == '{"n": 1}'
+
+
 def test_either_a_call_or_json(server: RunningServer) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": PARAMETERS}}
     for text, content in (
@@ -143,7 +154,7 @@ def test_the_end_of_bounded_reasoning_is_that_of_its_channel(server: RunningServ
     server.answer_with("<|channel|>final<|message|>Yes")
     encode = server.vocabulary.encode
     for tools, closing in (
-        ({}, "<|end|><|start|>assistant<|channel|>final<|message|>"),
+        ({}, "<|end|><|start|>assistant<|channel|>final"),
         ({"tools": [FIND]}, "<|end|>"),
     ):
         create(server, extra_body={"max_reasoning_tokens": 50}, **tools)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import radixrt_kernels
 from radixrt.attention import torch_reference
 from radixrt.attention.backend import AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
@@ -96,6 +97,8 @@ def test_a_sequence_reads_pages_that_another_writes_in_the_same_step() -> None:
 
 @pytest.mark.parametrize("backend", ["torch_reference", "cpu"])
 def test_a_layer_reads_what_an_earlier_one_has_written(backend: str) -> None:
+    if backend == "cpu" and not radixrt_kernels.available():
+        pytest.skip("no native kernels")
     spec, reads = AttentionSpec(4, 2, 8, 0.3), AttentionSpec(6, 2, 8, 0.5, sliding_window=5)
     step = make_step([(1, 30), (9, 20)], 4, spec, torch.float32)
     step.attend(spec, backend)

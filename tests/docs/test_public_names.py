@@ -13,7 +13,8 @@ import pytest
 
 import radixrt
 import radixrt.lang as rl
-from radixrt.base.config import ServerConfig, flag_of
+from radixrt.base.config import ServerConfig
+from radixrt.base.settings.setting import flag_of
 from radixrt.cli.main import _parser
 from tests.docs.pages import PAGES, ROOT, code_of, names_in
 

@@ -250,7 +250,7 @@ def test_no_bit_depends_on_pages_that_are_read_once(
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.usefixtures("short_cuts")
 def test_a_sink_is_one_more_score_without_a_value(
-    isa: str, threads: int, dtype: torch.dtype, window: int | None
+    isa: str, dtype: torch.dtype, window: int | None
 ) -> None:
     """In every division of the keys alike; one that is far above all keys leaves nothing, one of minus infinity changes no bit."""
     spec = AttentionSpec(6, 2, 64, 0.125, window)

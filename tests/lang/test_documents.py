@@ -85,8 +85,24 @@ def test_the_longest_chain_goes_before_the_longest_passage() -> None:
 def test_a_passage_of_which_little_is_cached_stays() -> None:
     """Passages begin alike, and pages end where they like: that moves nothing."""
     texts = ["Title: " + text for text in passages([60, 60, 60])]
-    assert ordered(Cache([joined(texts, [1])[:30]], page=16), texts) == [0, 1, 2]
+    assert ordered(Cache([joined(texts, [1])[:45]], page=16), texts) == [0, 1, 2]
     assert ordered(Cache([joined(texts, [1])], page=16), texts) == [1, 0, 2]
+
+
+def test_a_system_message_is_looked_for_with_a_user_message_behind_it() -> None:
+    """Templates of Gemma write the first into the second."""
+    asked: list[Prompt] = []
+
+    class Noting(ScriptedBackend):
+        async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
+            asked.extend(prompts)
+            return None
+
+    system = {"role": "system", "content": "Read. "}
+    assert rl.order_documents(["a", "b"], [system], separator="|", backend=Noting()) == [0, 1]
+    assert [[one["content"] for one in prompt] for prompt in asked] == [  # type: ignore[index]
+        ["Read. ", ""], ["Read. a|", ""], ["Read. b|", ""]
+    ]  # fmt: skip
 
 
 def test_many_passages_are_asked_for_in_calls_that_servers_take() -> None:

@@ -62,6 +62,13 @@ class Harness:
 
     def step(self, work: list[tuple[Sequence, list[int]]]) -> list[torch.Tensor]:
         """Append tokens to sequences in one flat batch; each sequence's logits [new tokens, vocab_size]."""
+        hidden = self.hidden(work)
+        return list(self.model.logits(hidden).split([len(tokens) for _, tokens in work]))
+
+    def hidden(
+        self, work: list[tuple[Sequence, list[int]]], rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Hidden states after the same, of all new tokens or of these rows of the flat batch."""
         locations: list[int] = []
         positions: list[int] = []
         for sequence, tokens in work:
@@ -74,8 +81,7 @@ class Harness:
             sequence.length += len(tokens)
         self.context.backend.plan(self._metadata(work, locations))
         ids = torch.tensor([token for _, tokens in work for token in tokens])
-        hidden = self.model(ids, torch.tensor(positions), self.context)
-        return list(self.model.logits(hidden).split([len(tokens) for _, tokens in work]))
+        return self.model(ids, torch.tensor(positions), self.context, rows)
 
     def _metadata(
         self, work: list[tuple[Sequence, list[int]]], locations: list[int]

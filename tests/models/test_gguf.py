@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, normalizers
 
 import radixrt_kernels
 from radixrt.base.errors import ConfigError
-from radixrt.layers.kernels.native import NativeKernels
+from radixrt.layers.kernels.native import BlockExperts, NativeKernels
 from radixrt.layers.matrix import MatrixLayer
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.blocks import BlockMatrix
@@ -247,6 +247,27 @@ def test_blocks_compute_what_decoded_weights_and_rounded_activations_do(
     # Where an activation lies between two whole numbers, the last bit of a sum decides.
     assert rms(result - expected) < 0.02 * expected.std()
     assert rms(result - unrounded) < 0.1 * unrounded.std()
+
+
+def test_experts_stay_in_blocks(
+    make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gate and up of one kind, down of another; the router is never quantized."""
+
+    def kind(name: str) -> Any:
+        kinds = {".mlp.gate.": "F32", ".experts.down_proj": "Q4_0", ".experts.": "MXFP4"}
+        return gguf.GGMLQuantizationType[next((kinds[k] for k in kinds if k in name), "Q8_0")]
+
+    sizes = {"mlp_only_layers": [], "moe_intermediate_size": 64}
+    _, file = make("qwen3_moe", sizes, kind=kind)
+    model = native(served := resolve_model_path(str(file)))
+    assert "dequantized" not in caplog.text
+    for layer in model.model.layers:
+        for stack in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+            assert isinstance(stack.matrix, BlockExperts)
+    result, expected = Harness(model, 16).logits(PROMPT), logits(served)
+    errors = (result - expected).square().mean(dim=-1).sqrt()
+    assert errors.median() < 0.1 * expected.std()
 
 
 def rms(numbers: torch.Tensor) -> torch.Tensor:

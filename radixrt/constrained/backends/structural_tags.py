@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from radixrt.base.config import WhitespaceName
+from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.checked_tags import checked_tags, finds_content

@@ -171,6 +171,7 @@ class Gemma4ForCausalLM(CausalLM):
         super().__init__(config, tp, context_length)
         self.embedding_scale = rounded(config.hidden_size**0.5)
         self.logit_soft_cap = config.final_logit_softcapping
+        self.first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         config, experts = self.config, None
@@ -201,7 +202,15 @@ class Gemma4ForCausalLM(CausalLM):
         hidden = self.model.embed_tokens.forward(input_ids) * self.embedding_scale
         inputs = self.model.layer_inputs(input_ids, hidden)
         layer: Any  # Gemma4DecoderLayer
-        for layer, layer_input in zip(self.model.layers, inputs, strict=True):
+        for index, layer in enumerate(self.model.layers):
+            if rows is not None and index == self.first_sharing:
+                # No layer from here on writes KV, so the other rows are of no use any more.
+                narrowed = context.narrowed(rows)
+                if narrowed is not None:
+                    context, hidden, positions = narrowed, hidden[rows], positions[rows]
+                    inputs = [one if one is None else one[rows] for one in inputs]
+                    rows = None
+            layer_input = inputs[index]
             attended = layer.attend(hidden, positions, context)
             if rows is not None and layer is self.model.layers[-1]:
                 attended, hidden = attended[rows], hidden[rows]

@@ -83,6 +83,8 @@ _WHOLE = {
     "ffn_down_exps.scale": "router.per_expert_scale",
 }
 """Tensors of layers that have another end of their name, too."""
+_FUSED = {"experts.gate_up_proj", "experts.down_proj"}
+"""Names that end so in transformers."""
 _PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3"}
 """Families whose queries and keys llama.cpp's converter stores in the order of its own rotation."""
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
@@ -210,7 +212,8 @@ def _name(name: str, family: str) -> str:
         return f"model.layers.{found[1]}.{whole}"
     special = _SPECIAL.get(family, {})
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
-    return f"model.layers.{found[1]}.{part}.{found[3]}"
+    end = "" if part in _FUSED else f".{found[3]}"
+    return f"model.layers.{found[1]}.{part}{end}"
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:

@@ -48,9 +48,7 @@ class GptOssForCausalLM(CausalLM):
         path, projection, kind = found.groups()
         if kind is None:
             tensor = tensor.transpose(1, 2)
+        names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
         for expert, part in enumerate(tensor):
-            names = (projection,)
-            if projection == "gate_up_proj":
-                names = ("gate_proj", "up_proj")
             for first, each in enumerate(names):
                 yield f"{path}.{expert}.{each}.{kind or 'weight'}", part[first :: len(names)]

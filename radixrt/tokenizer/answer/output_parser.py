@@ -82,7 +82,7 @@ class OutputParser:
             calls = ToolCallParser(
                 TOOL_CALL_FORMATS.get(request.parse_tool_calls),
                 in_pieces=held is not None,
-                calls_alone=held is not None and not held.free_text,
+                calls_alone=held is not None and not (held.free_text or held.before),
                 stray_marks=reasoning.strays if reasoning is not None and is_free else (),
                 tools=_tool_schemas(request),
             )
@@ -117,7 +117,7 @@ class OutputParser:
         if request.parse_reasoning == HARMONY:
             opening = marks.opening
             if not request.parse_tool_calls:
-                closing += f"{ASSISTANT}{FINAL}{MESSAGE}"
+                closing += ASSISTANT + FINAL  # a type of the content may follow
         opening_ids, closing_ids = (
             tuple(vocabulary.encode(tag, add_special_tokens=False)) for tag in (opening, closing)
         )

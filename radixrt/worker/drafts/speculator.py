@@ -23,7 +23,7 @@ from radixrt.worker.drafts.reference import ReferenceDrafter
 EXPECTED = ("grammar", "tree", "prediction")
 """Drafters whose texts the answers are expected to follow."""
 
-MOST_STRETCHES = 6
+MOST_STRETCHES = 4
 """Of a draft. Each takes some 10 µs to find."""
 
 _BEHIND = 1.0
