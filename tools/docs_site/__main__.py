@@ -22,7 +22,7 @@ OUTSIDE = {
 NAVIGATION = {
     "Start": ["quickstart", "contents"],
     "Guides": ["rag", "agents", "json", "tuning", "deploying", "coming_from"],
-    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "embeddings", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gguf", "speculation", "gpu", "status"],
+    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "embeddings", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gguf", "speculation", "deploy", "gpu", "status"],
     "Concepts": ["architecture", "caching", "determinism", "queue_order", "routing", "checked_spans", "kv_events", "reliability", "security", "kernels", "add_a_model", "dependencies"],
     "Measured": ["performance", "benchmarks", "benchmark_report"],
     "Reference": ["reference_llm", "reference_lang", "deployment_files", "contributing", "changelog"],
