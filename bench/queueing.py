@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixrt.base.config import SchedulePolicyName, SchedulerSettings
+from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.bench.cache.service import SimulatedWorker
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions

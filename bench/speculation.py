@@ -134,6 +134,7 @@ def workloads(quick: bool) -> list[Work]:
         }
         for number in range(count)
     ]
+    random_texts = [body | {"temperature": 2.0} for body in unrelated]
     questions = _each(count, lambda rng, words: world.qa(rng, words, 10, 3, turns=1))
     records = _each(count, lambda rng, words: world.extract_json(rng, words, 4, 4, turns=1))
     known = [_on_one_document(number, count // 4) for number in range(4)]
@@ -154,6 +155,8 @@ def workloads(quick: bool) -> list[Work]:
         Work("facts held to JSON, cached documents", 8, as_json, openings),
         Work("unrelated, sampled", 1, unrelated[: max(2, count // 4)]),
         Work("unrelated, sampled", 16, unrelated),
+        Work("unrelated, at temperature 2", 1, random_texts[: max(2, count // 4)]),
+        Work("unrelated, at temperature 2", 16, random_texts),
     ]
 
 
@@ -321,7 +324,8 @@ def main() -> None:
     if arguments.padded:
         arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
     rows = []
-    with local_server(arguments.model_path, "--log-level", "warning") as url:
+    flags = ("--log-level", "warning", "--max-queue-seconds", "0")
+    with local_server(arguments.model_path, *flags) as url:
         for work in workloads(arguments.quick):
             if arguments.only in work.name:
                 rows.append(compare(url, work, arguments.rounds))

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from radixrt.base.sampling_params import SamplingParams
     from radixrt.kv.cache_hint import CacheHint
-    from radixrt.offline.llm import LLM, Answer, Output
+    from radixrt.offline.llm import LLM, Answer, Embedding, Output
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Answer", "CacheHint", "Output", "SamplingParams"]
+__all__ = ["LLM", "Answer", "CacheHint", "Embedding", "Output", "SamplingParams"]
 
 
 _MODULES = {
     "CacheHint": "radixrt.kv.cache_hint",
     "SamplingParams": "radixrt.base.sampling_params",
-    **dict.fromkeys(("LLM", "Answer", "Output"), "radixrt.offline.llm"),
+    **dict.fromkeys(("LLM", "Answer", "Embedding", "Output"), "radixrt.offline.llm"),
 }
 
 

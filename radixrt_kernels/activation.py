@@ -7,19 +7,17 @@ from radixrt_kernels import native, tape
 if native is not None:
     _gated_activation = native.gated_activation
     _soft_cap = native.soft_cap
-    _ACTIVATIONS = {
-        name: getattr(native.Activation, name) for name in ("silu", "gelu", "gelu_tanh")
-    }
+    _ACTIVATIONS = dict(native.Activation.__members__)
 
 
 def gated_activation(
     gate_up: torch.Tensor, name: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute ``activation(gate) * up``.
+    """Compute ``activation(gate) * up``; of ``clamped_swiglu`` ``gate * sigmoid(1.702 gate) * (up + 1)``, both at most 7.
 
     Args:
         gate_up: [num_tokens, 2 * size], float32, bfloat16 or float16: the gate, then up. Rows may have gaps between them.
-        name: ``silu``, ``gelu`` (exact) or ``gelu_tanh`` (approximated by tanh).
+        name: ``silu``, ``gelu`` (exact), ``gelu_tanh`` (approximated by tanh) or ``clamped_swiglu`` (gpt-oss; up is at least -7).
         out: [num_tokens, size] of the same dtype, or None for a new tensor.
 
     Returns:

@@ -93,6 +93,7 @@ class AttentionPlan:
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the new keys and values into the cache, then compute causal attention over it.
 
@@ -105,6 +106,7 @@ class AttentionPlan:
             scale: factor of the scores, usually ``head_dim ** -0.5``
             sliding_window: number of visible positions, including the query's own; None: all
             soft_cap: replace scores by ``soft_cap * tanh(scores / soft_cap)``; None: no cap
+            sinks: float32 [num_heads], a score of each head that takes part in every softmax and has no value; None: none
 
         Returns:
             [num_tokens, num_heads, head_dim] of the query's dtype
@@ -123,10 +125,11 @@ class AttentionPlan:
             scale,
             sliding_window or 0,
             soft_cap or 0.0,
+            *(() if sinks is None else (sinks,)),
         )
         return output
 
     def attend_into(self, *arguments: torch.Tensor | float | None) -> None:
         """Same as :meth:`attend` with positional arguments: query, key, value, key cache, value cache, output, scale, window,
-        soft cap. 0 disables the window or the soft cap."""
+        soft cap, and sinks if there are any. 0 disables the window or the soft cap."""
         self._plan.attend(*arguments)

@@ -11,7 +11,7 @@ import torch
 
 from radixrt_kernels import native, tape
 from radixrt_kernels.linear import PANEL
-from radixrt_kernels.memory import Slabs
+from radixrt_kernels.memory import Slabs, advise_huge_pages
 
 if native is not None:
     _linear, _look_up = native.blockwise_linear, native.blockwise_look_up
@@ -78,6 +78,50 @@ def linear(
     """
     output = hidden.new_empty((hidden.shape[0], sum(m.rows for m in matrices)))
     tape.call(_linear, hidden, tuple((m.packed, m.kind, m.rows) for m in matrices), bias, output)
+    return output
+
+
+def pack_stack(blocks: torch.Tensor, kind: int, columns: int) -> PackedBlocks:
+    """Pack matrices of one shape; the packed form has one more dimension, in front.
+
+    Args:
+        blocks: uint8 [matrices, rows, bytes of a row], as in the file
+        kind: GGUF's number, as of :func:`pack`
+    """
+    assert native is not None
+    count, rows, _ = blocks.shape
+    panels, panel_bytes = -(-rows // PANEL), native.blockwise_panel_bytes(kind, columns)
+    packed = torch.zeros((count, panels, panel_bytes), dtype=torch.uint8)
+    advise_huge_pages(packed)
+    for one, into in zip(blocks, packed, strict=True):
+        native.blockwise_pack(one, kind, columns, into)
+    return PackedBlocks(packed, kind, rows, columns)
+
+
+def grouped_linear(
+    hidden: torch.Tensor,
+    tokens: torch.Tensor | None,
+    starts: torch.Tensor,
+    stack: PackedBlocks,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply each input row by one matrix of a stack.
+
+    Args:
+        hidden: [num_tokens, columns], float32, bfloat16 or float16
+        tokens: int32 [n], the token of each input row; None: the rows of ``hidden``
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
+        stack: packed by :func:`pack_stack`
+        bias: [matrices, rows] of the same dtype, or None
+
+    Returns:
+        [n, rows] of the same dtype; ``rows`` is that of one matrix
+    """
+    assert native is not None
+    s, count = stack, len(hidden) if tokens is None else len(tokens)
+    output = hidden.new_empty((count, s.rows))
+    multiply = native.grouped_blockwise_linear
+    tape.call(multiply, hidden, tokens, starts, s.packed, s.kind, s.rows, output, bias)
     return output
 
 

@@ -111,7 +111,11 @@ def linear(
 
 
 def grouped_linear(
-    hidden: torch.Tensor, tokens: torch.Tensor | None, starts: torch.Tensor, stack: PackedCodes
+    hidden: torch.Tensor,
+    tokens: torch.Tensor | None,
+    starts: torch.Tensor,
+    stack: PackedCodes,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each input row by one matrix of a stack.
 
@@ -120,6 +124,7 @@ def grouped_linear(
         tokens: int32 [n], the token of each input row; None: the rows of ``hidden``
         starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
         stack: the packed matrices
+        bias: [matrices, rows] of the same dtype, or None
 
     Returns:
         [n, rows] of the same dtype; ``rows`` is that of one matrix
@@ -130,6 +135,7 @@ def grouped_linear(
     tape.call(
         _grouped_linear,
         hidden, tokens, starts, s.codes, s.scales, s.zeros, s.rows, s.bits, s.group_size, output,
+        *(() if bias is None else (bias,)),
     )  # fmt: skip
     return output
 

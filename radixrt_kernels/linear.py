@@ -85,6 +85,7 @@ def grouped_linear(
     starts: torch.Tensor,
     weights: torch.Tensor,
     rows: int,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each input row by one matrix of a packed stack.
 
@@ -94,13 +95,15 @@ def grouped_linear(
         starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
         weights: a stack packed by :func:`pack_stack`
         rows: number of rows of each unpacked matrix
+        bias: [matrices, rows] of the same dtype, or None
 
     Returns:
         [n, rows] of the same dtype
     """
     count = len(hidden) if tokens is None else len(tokens)
     output = hidden.new_empty((count, rows))
-    tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output)
+    biases = () if bias is None else (bias,)
+    tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output, *biases)
     return output
 
 

@@ -212,6 +212,24 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "MiniMaxM2Config",
         {**_EXPERTS, "num_local_experts": 6, "head_dim": 32, "rotary_dim": 16},
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_EXPERTS,
+            "head_dim": 24,
+            "num_local_experts": 6,
+            "sliding_window": 9,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "granite": (
         "GraniteConfig",
         {
@@ -307,9 +325,12 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:  # norms and biases: random as well, or a forgotten one goes unseen
+        for name, weight in model.named_parameters():
+            # norms and biases: random as well, or a forgotten one goes unseen
+            if weight.ndim == 1 or name.endswith("_bias"):
                 weight.add_(torch.randn_like(weight) * 0.2)
+            if name.endswith("gate_up_proj_bias"):  # some are beyond the bounds of the activation
+                weight[:, [0, 3, 5]] += torch.tensor([7.0, 7.0, -7.0])
         if architecture.startswith("gemma4"):  # its scores have no factor
             for name, weight in model.named_parameters():
                 if name.endswith("q_norm.weight"):

@@ -8,8 +8,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from radixrt.attention.registry import _BACKENDS as ATTENTION_BACKENDS
-from radixrt.base import config
-from radixrt.base.config import ServerConfig, flag_of
+from radixrt.base.config import ServerConfig
+from radixrt.base.settings import renamed, setting
+from radixrt.base.settings.setting import flag_of
 from radixrt.cli.config_flags import add_arguments, config_from_arguments
 from radixrt.constrained.grammar import Backend as GrammarBackend
 from radixrt.parsers.reasoning import FORMATS as REASONING_FORMATS
@@ -28,19 +29,19 @@ def parse(*flags: str) -> ServerConfig:
 @pytest.mark.parametrize(
     ("declared", "registered"),
     [
-        (config.AttentionBackendName, {"auto", *ATTENTION_BACKENDS}),
-        (config.EvictionPolicyName, {*POLICIES}),
-        (config.SchedulePolicyName, {*ORDERS}),
-        (config.GrammarBackendName, {"auto", *get_args(GrammarBackend)}),
-        (config.ToolCallParserName, {"auto", "none", *TOOL_CALL_FORMATS}),
-        (config.ReasoningParserName, {"auto", "none", *REASONING_FORMATS}),
+        (setting.AttentionBackendName, {"auto", *ATTENTION_BACKENDS}),
+        (setting.EvictionPolicyName, {*POLICIES}),
+        (setting.SchedulePolicyName, {*ORDERS}),
+        (setting.GrammarBackendName, {"auto", *get_args(GrammarBackend)}),
+        (setting.ToolCallParserName, {"auto", "none", *TOOL_CALL_FORMATS}),
+        (setting.ReasoningParserName, {"auto", "none", *REASONING_FORMATS}),
     ],
 )
 def test_a_flag_takes_the_names_of_its_registry(declared: object, registered: set[str]) -> None:
     assert set(get_args(declared)) == registered
 
 
-@pytest.mark.parametrize(("old", "new"), config.RENAMED.items())
+@pytest.mark.parametrize(("old", "new"), renamed.RENAMED.items())
 def test_a_renamed_switch_still_works_and_warns(
     old: str, new: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -49,18 +50,18 @@ def test_a_renamed_switch_still_works_and_warns(
     assert flag_of(old) in caplog.text and flag_of(new) in caplog.text
 
 
-@pytest.mark.parametrize("name", config.REMOVED)
+@pytest.mark.parametrize("name", renamed.REMOVED)
 def test_a_removed_setting_is_ignored_with_a_warning(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert parse(flag_of(name), "1") == ServerConfig()
-    assert flag_of(name) in caplog.text and config.REMOVED[name] in caplog.text
+    assert flag_of(name) in caplog.text and renamed.REMOVED[name] in caplog.text
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
-    [(name, old, new) for name, values in config.RENAMED_VALUES.items() for old, new in values.items()],
+    [(name, old, new) for name, values in renamed.RENAMED_VALUES.items() for old, new in values.items()],
 )  # fmt: skip
 def test_a_renamed_value_still_works_and_warns(
     name: str, old: str, new: str, caplog: pytest.LogCaptureFixture

@@ -32,7 +32,7 @@ from radixrt.models.checkpoint import resolve_model_path
 CHECKS = ("tokens", "greedy", "divergence", "families")
 LEAST_AGREEMENT = 0.98
 LARGEST_ERROR = 1e-3
-"""Of a logit of a family's float32 file."""
+"""Of a logit of a family's file."""
 LARGEST_DIVERGENCE = 0.01
 """Of a family's Q4_K_M file, in nats."""
 ANSWER = 32
@@ -83,9 +83,10 @@ def _outcomes(
             for family in compare_families(llama, Path(folder), texts, corpus):
                 yield (
                     f"family {family.name}",
-                    f"float32 logits within {family.largest_error:.1e}; Q4_K_M: divergence {family.divergence:.5f}, greedy {family.greedy:.3f}; "
+                    f"float32 logits within {family.largest_error:.1e}; Q4_K_M: dequantized within {family.packed_error:.1e}, divergence "
+                    f"{family.divergence:.5f}, greedy {family.greedy:.3f}; "
                     f"{_tokens(family.tokens.texts, family.tokens.others)}",
-                    family.largest_error <= LARGEST_ERROR
+                    max(family.largest_error, family.packed_error) <= LARGEST_ERROR
                     and family.divergence <= LARGEST_DIVERGENCE
                     and not family.tokens.others,
                 )

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from bench.padded_demo import make_padded_demo
 from bench.peers_cpu.checkpoint import make_checkpoint as make_random
 from radixrt.base.errors import ConfigError
+from radixrt.layers.moe import split_fused_experts
 from radixrt.models.checkpoint import read_config
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.weights import read_weights
@@ -78,7 +79,11 @@ def write_dequantized(file: Path, folder: Path, dtype: torch.dtype = torch.bfloa
             shutil.copy(part, folder)
     tensors = read_weights(gguf_tensors(source) or [], read_config(source), dtype)
     unfinished = weights.with_suffix(".part")
-    rounded = {name: tensor.to(dtype).contiguous() for name, tensor in tensors}
+    rounded = {
+        name: part.to(dtype).contiguous()
+        for stack, tensor in tensors
+        for name, part in split_fused_experts(stack, tensor)
+    }
     save_file(rounded, unfinished, metadata={"format": "pt"})
     unfinished.rename(weights)
     return folder

@@ -24,7 +24,7 @@ from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.radix.view import TreeView
-from radixrt.tokenizer.calls import MOST_TEXTS, with_texts
+from radixrt.tokenizer.calls import with_texts
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 PAGE_SIZE = 16
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21)
     arguments = parser.parse_args()
     vocabulary = Vocabulary.load(ServerConfig(model_path=str(DEMO_MODEL)))
-    text_of = lru_cache(MOST_TEXTS)(
+    text_of = lru_cache(4096)(  # as the tokenizer process remembers them
         lambda packed: vocabulary.decode((unpack_ids(packed) % DEMO_TOKENS).tolist())
     )
     print("CPU milliseconds of one view, medians")

@@ -30,7 +30,7 @@ from radixrt.api.openai.completions import completion_routes
 from radixrt.api.openai_responses.responses import response_routes
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import TraceRequests, Tracing
-from radixrt.base.config import listed
+from radixrt.base.settings.setting import listed
 
 _ROUTES = (
     chat_routes, completion_routes, message_routes, ollama_routes, response_routes, conversation_routes, native_routes, infill_routes, scoring_routes, tokenizer_routes,

@@ -7,8 +7,9 @@ from typing import Any
 
 from radixrt import __version__
 from radixrt.api.http.browsers import ANY, accepted_names, is_loopback
-from radixrt.base.config import DEMO_MODEL, ServerConfig, listed
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.local_url import local_url
+from radixrt.base.settings.setting import listed
 from radixrt.messages.answers import EngineInfo
 
 _DEMO_QUESTION = (

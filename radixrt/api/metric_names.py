@@ -9,7 +9,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from radixrt.base.config import MetricsPeerName
+from radixrt.base.settings.setting import MetricsPeerName
 
 
 class _Source(NamedTuple):

@@ -22,7 +22,8 @@ from prometheus_client.registry import Collector
 
 from radixrt.api.metric_names import NamedMetrics
 from radixrt.api.tracing import current_trace
-from radixrt.base.config import METRICS_PEERS, ServerConfig, listed
+from radixrt.base.config import ServerConfig
+from radixrt.base.settings.setting import METRICS_PEERS, listed
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.ids import num_ids

@@ -39,6 +39,7 @@ class AttentionBackend(Protocol):
         value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Write the step's keys and values into the cache, then attend over it.
 
@@ -49,6 +50,8 @@ class AttentionBackend(Protocol):
             value: [num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
                 ``v_head_dim`` features of the keys (a latent cache).
             kv_cache: of this layer, or of the earlier one.
+            sinks: float32 [num_heads], for each head a score that takes part in the softmax of every query and has no value
+                (Xiao et al., 2023; gpt-oss); None: there are none.
 
         Returns:
             [num_tokens, num_heads, v_head_dim]

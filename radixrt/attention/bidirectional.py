@@ -72,8 +72,9 @@ class BidirectionalAttention:
         value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See ``AttentionBackend.attend``; there is no cache. In a layer with a sliding window a token sees those at a smaller
+        """See ``AttentionBackend.attend``; there is no cache, and there are no sinks. In a layer with a sliding window a token sees those at a smaller
         distance, on both sides."""
         assert key is not None and value is not None, "no layer of an encoder reads another's cache"
         if spec.sliding_window not in self._masks:

@@ -72,6 +72,7 @@ class CpuBackend:
         value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         output = torch.empty(query.shape, dtype=query.dtype)
@@ -85,6 +86,7 @@ class CpuBackend:
             spec.scale,
             spec.sliding_window or 0,
             spec.soft_cap or 0.0,
+            *(() if sinks is None else (sinks,)),
         )
         return output
 

@@ -24,7 +24,13 @@ from radixrt.attention.flashinfer_rules import (
     graph_groups,
     prefill_kernel,
 )
-from radixrt.attention.flashinfer_wrappers import Cascade, Decode, Prefill, SharedBuffers
+from radixrt.attention.flashinfer_wrappers import (
+    Cascade,
+    Decode,
+    Prefill,
+    SharedBuffers,
+    run_with_sinks,
+)
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.page_tables import CascadeTables, PageTable, StepTables
@@ -98,10 +104,11 @@ class FlashInferBackend:
         value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)
-        return self._layers[spec].run(query, kv_cache)
+        return self._layers[spec].run(query, kv_cache, sinks)
 
     # ------------------------------------------------------------ graphs
 
@@ -264,25 +271,27 @@ class _Layers:
             )
         return self._prefills[kernel]
 
-    def run(self, query: Tensor, kv_cache: LayerKV) -> Tensor:
+    def run(self, query: Tensor, kv_cache: LayerKV, sinks: Tensor | None = None) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> as query"""
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         decodes = self._num_decodes
         if decodes:
-            self._decodes_by.run(query[:decodes], kv_cache, out[:decodes])
+            run_with_sinks(self._decodes_by, query[:decodes], kv_cache, out[:decodes], sinks)
         if self._prefills_by is not None:
-            self._run_prefills(query[decodes:], kv_cache, out[decodes:])
+            self._run_prefills(query[decodes:], kv_cache, out[decodes:], sinks)
         return out
 
-    def _run_prefills(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
+    def _run_prefills(
+        self, query: Tensor, kv_cache: LayerKV, out: Tensor, sinks: Tensor | None
+    ) -> None:
         prefills = self._prefills_by
         assert prefills is not None and self._prefill_table is not None
         try:
-            prefills.run(query, kv_cache, out)
+            run_with_sinks(prefills, query, kv_cache, out, sinks)
         except Exception as error:
             self._prefill_kernels.give_up(prefills.kernel, error)
             self._plan_prefills(self._prefill_table)
-            self._run_prefills(query, kv_cache, out)
+            self._run_prefills(query, kv_cache, out, sinks)
 
 
 class _GraphBackend:
@@ -318,11 +327,12 @@ class _GraphBackend:
         value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         self._append.run(key, value, kv_cache)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        self._decodes[spec].run(query, kv_cache, out)
+        run_with_sinks(self._decodes[spec], query, kv_cache, out, sinks)
         return out
 
 

@@ -4,6 +4,7 @@ A wrapper is planned on the host for the page tables of a step, and run once per
 ``flashinfer/decode.py`` and ``flashinfer/prefill.py``.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,6 +319,10 @@ class Prefill:
         """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
         self._wrapper.run(query, kv_cache, out)
 
+    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
+        """Also the base-2 logarithm of each softmax's sum, [tokens, num_heads] float32."""
+        return self._wrapper.run_with_lse(query, kv_cache, out)
+
 
 def _plan_queries(
     wrapper: Staged, table: PageTable, spec: AttentionSpec, setup: AttentionSetup, *, causal: bool
@@ -391,8 +396,31 @@ class Cascade:
 
     def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [rows, num_heads, head_dim]."""
+        self.run_with_lse(query, kv_cache, out)
+
+    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
+        """Also the base-2 logarithm of each softmax's sum, [rows, num_heads] float32."""
         of_prefix = torch.empty_like(out)
         prefix_lse = self._shared.run_with_lse(query, kv_cache, of_prefix)
         lse = self._own.run_with_lse(query, kv_cache, out)
         # Rows without a prefix have nothing to merge; the result of an empty group is not used.
         self._library.merge_state_in_place(out, lse, of_prefix, prefix_lse, mask=self._sharing)
+        return lse
+
+
+def run_with_sinks(
+    wrapper: Decode | Prefill | Cascade,
+    query: Tensor,
+    kv_cache: LayerKV,
+    out: Tensor,
+    sinks: Tensor | None,
+) -> None:
+    """Run a wrapper; ``sinks`` ([num_heads] float32, see ``AttentionBackend.attend``) are one more term of each softmax's sum.
+
+    Not yet run on a GPU.
+    """
+    if sinks is None:
+        wrapper.run(query, kv_cache, out)
+        return
+    lse = wrapper.run_with_lse(query, kv_cache, out) * math.log(2)
+    out.mul_((lse - sinks).sigmoid().unsqueeze(-1))

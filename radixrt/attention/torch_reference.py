@@ -98,6 +98,7 @@ class TorchReferenceBackend:
         value: Tensor | None,
         kv_cache: LayerKV,
         spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
@@ -127,6 +128,7 @@ class TorchReferenceBackend:
                 values[0] if values else keys[..., :width],
                 block.visible,
                 spec,
+                sinks,
             )
         return output
 
@@ -214,7 +216,12 @@ def _block(spans: list[_Span], metadata: AttentionMetadata, window: int | None) 
 
 
 def _dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, spec: AttentionSpec
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor | None,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
 ) -> Tensor:
     """
     Args:
@@ -222,6 +229,7 @@ def _dense_attention(
         key: [batch, keys, num_kv_heads, head_dim]
         value: [batch, keys, num_kv_heads, v_head_dim]
         visible: [batch, 1, queries, keys] bool
+        sinks: [num_heads]
 
     Returns:
         [batch, queries, num_heads, v_head_dim]
@@ -236,14 +244,19 @@ def _dense_attention(
     if value.device.type == "cpu":
         # torch's kernel for half precision takes 3 to 5 times as long for a single query, and no less for many
         query, key, value = query.float(), key.float(), value.float()
-    if spec.soft_cap is None:
+    if spec.soft_cap is None and sinks is None:
         output = F.scaled_dot_product_attention(
             query, key, value, attn_mask=visible, scale=spec.scale
         )
     else:
         scores = (query @ key.transpose(-1, -2)).float() * spec.scale
-        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
         if visible is not None:
             scores = scores.masked_fill(~visible, -torch.inf)
-        output = scores.softmax(dim=-1).to(value.dtype) @ value
+        if sinks is not None:  # one more key, without a value
+            sink = sinks.float().view(spec.num_kv_heads, group).repeat_interleave(num_queries, 1)
+            scores = torch.cat([scores, sink[..., None].expand(*scores.shape[:-1], 1)], dim=-1)
+        weights = scores.softmax(dim=-1)[..., : key.shape[2]]
+        output = weights.to(value.dtype) @ value
     return output.to(dtype).unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)

@@ -1,97 +1,44 @@
 """Declares every setting of a server once: checks, command line, ``LLM`` and docs/server.md read the declaration."""
 
 import dataclasses
-import logging
 import re
-import types
-import typing
-from collections.abc import Callable
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from radixrt.base.errors import ConfigError
-
-log = logging.getLogger(__name__)
+from radixrt.base.settings.setting import (
+    METRICS_PEERS,
+    AttentionBackendName,
+    EvictionPolicyName,
+    GrammarBackendName,
+    ReasoningParserName,
+    SchedulePolicyName,
+    ToolCallParserName,
+    WhitespaceName,
+    check_value,
+    flag_of,
+    listed,
+    section,
+)
 
 DEMO_MODEL = "demo"
 """The value of ``--model-path`` that stands for the model inside the package."""
-
-# The sets of names that flags take. tests/test_config.py compares each with its registry.
-AttentionBackendName = Literal["auto", "cpu", "flashinfer", "torch_reference"]
-EvictionPolicyName = Literal["lru", "fifo", "priority"]
-SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
-GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
-WhitespaceName = Literal["flexible", "compact"]
-MetricsPeerName = Literal["vllm", "sglang"]
-METRICS_PEERS: tuple[MetricsPeerName, ...] = typing.get_args(MetricsPeerName)
-ToolCallParserName = Literal[
-    "auto",
-    "none",
-    "hermes",
-    "exaone4",
-    "llama3_json",
-    "qwen3_coder",
-    "seed_oss",
-    "minimax_m2",
-    "glm45",
-    "glm47",
-    "mistral",
-    "mistral_v3",
-    "granite",
-    "phi4_mini",
-    "hunyuan",
-    "pythonic",
-    "olmo3",
-    "functiongemma",
-    "gemma4",
-]
-ReasoningParserName = Literal[
-    "auto",
-    "none",
-    "deepseek-r1",
-    "qwen3",
-    "seed_oss",
-    "hunyuan",
-    "ernie45",
-    "granite",
-    "granite33",
-    "mistral",
-    "gemma4",
-]
-
-SECTIONS = (
-    "Model", "HTTP server", "Device", "Replicas", "Memory", "KV cache", "Scheduling", "KV events", "Structured output", "Debugging"
-)  # fmt: skip
-"""In the order of the docs."""
-
-
-def _section(name: str) -> Callable[..., Any]:
-    """Makes the dataclass fields of one section of the docs: a default, its help text, and perhaps its range
-    (``at_least``, ``at_most``), the placeholder of its value in the help (``metavar``) and other names of its values
-    (``aliases``). ``several``: the flag takes several values, which the setting holds with spaces between them."""
-    assert name in SECTIONS
-
-    def setting(default: Any, help: str, **details: Any) -> Any:
-        return field(default=default, metadata={"section": name, "help": help, **details})
-
-    return setting
-
 
 LEAST_STEP_TIMEOUT_S = 2.0
 
 MAX_REPLICAS = 64
 
-_model = _section("Model")
-_http = _section("HTTP server")
-_device = _section("Device")
-_replicas = _section("Replicas")
-_memory = _section("Memory")
-_cache = _section("KV cache")
-_scheduling = _section("Scheduling")
-_kv_events = _section("KV events")
-_structured = _section("Structured output")
-_debug = _section("Debugging")
+_model = section("Model")
+_http = section("HTTP server")
+_device = section("Device")
+_replicas = section("Replicas")
+_memory = section("Memory")
+_cache = section("KV cache")
+_scheduling = section("Scheduling")
+_kv_events = section("KV events")
+_structured = section("Structured output")
+_debug = section("Debugging")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +341,8 @@ class ServerConfig(SchedulerSettings):
             "qwen3_xml": "qwen3_coder",
             "minimax-m2": "minimax_m2",
             "phi4_mini_json": "phi4_mini",
+            "openai": "harmony",
+            "gpt-oss": "harmony",
         },
     )
     reasoning_parser: ReasoningParserName = _structured(
@@ -407,6 +356,8 @@ class ServerConfig(SchedulerSettings):
             "minimax_m2": "qwen3",
             "olmo3": "qwen3",
             "hunyuan_a13b": "hunyuan",
+            "openai_gptoss": "harmony",
+            "gpt-oss": "harmony",
         },
     )
 
@@ -447,7 +398,7 @@ class ServerConfig(SchedulerSettings):
             ConfigError: a value is of the wrong type or out of its range.
         """
         for setting in dataclasses.fields(self):
-            _check_value(setting, getattr(self, setting.name))
+            check_value(setting, getattr(self, setting.name))
         if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
             raise ConfigError(
                 f"--max-total-tokens {self.max_total_tokens} is less than one page of {self.page_size} tokens "
@@ -544,101 +495,3 @@ class ServerConfig(SchedulerSettings):
         """That name, and the other names that requests may use."""
         given = (self.served_model_name or "").replace(",", " ").split()
         return given or [self.model_path.rstrip("/").split("/")[-1]]
-
-
-# ------------------------------------------------------------ settings of the last release
-
-RENAMED = {
-    "disable_cascade": "debug_disable_cascade",
-    "disable_cuda_graph": "debug_disable_cuda_graph",
-    "disable_jump_forward": "debug_disable_jump_forward",
-    "disable_overlap_schedule": "debug_disable_overlap_schedule",
-    "reencode_answers": "debug_reencode_answers",
-    "validate_structured_output": "debug_validate_structured_output",
-}
-"""Switches and their successors."""
-
-REMOVED = {
-    "grammar_compile_memory": "the limit is 1 GiB",
-    "kept_conversations_ttl": "a conversation is kept for an hour after its last use; --kept-conversations-mb is the limit",
-    "kv_events_buffer": "10,000 batches are kept, of at most 32 MiB",
-    "max_body_bytes": "the limit is 32 MiB",
-    "max_pin_seconds": "a pin lasts at most an hour; --max-pinned-fraction is the limit",
-    "structured_retries": "a value is tried again 16 times",
-}
-"""Settings whose value is ignored, with the rule that replaces each."""
-
-RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}}
-
-
-def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` with the names of this release in place of those of the last; warns of each.
-
-    >>> upgraded({"disable_cascade": True, "page_size": 1})
-    {'debug_disable_cascade': True, 'page_size': 1}
-    """
-    result = {}
-    for name, value in settings.items():
-        if name in REMOVED:
-            _warn(f"{flag_of(name)} is ignored: {REMOVED[name]}")
-            continue
-        if name in RENAMED:
-            _warn(f"{flag_of(name)} is {flag_of(RENAMED[name])} now")
-            name = RENAMED[name]
-        new_value = RENAMED_VALUES.get(name, {}).get(str(value))
-        if new_value is not None:
-            _warn(f"{flag_of(name)} {value} is {flag_of(name)} {new_value} now")
-        result[name] = value if new_value is None else new_value
-    return result
-
-
-def _warn(change: str) -> None:
-    log.warning("%s. The next release will refuse it.", change)
-
-
-def _check_value(setting: Field, value: Any) -> None:
-    flag, kind = flag_of(setting.name), Kind.of(setting)
-    if value is None and kind.optional:
-        return
-    if value is None:
-        raise ConfigError(f"{flag} needs a value.")
-    if kind.choices and value not in kind.choices:
-        raise ConfigError(f"{flag} must be one of {', '.join(kind.choices)}, not {value!r}.")
-    accepted = (int, float) if kind.type is float else (kind.type,)
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind.type is not bool):
-        raise ConfigError(f"{flag} must be of type {kind.type.__name__}, not {value!r}.")
-    low, high = setting.metadata.get("at_least"), setting.metadata.get("at_most")
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{flag} must be {bounds}, not {value}.")
-
-
-def listed(setting: str | None) -> tuple[str, ...]:
-    """The values of a setting that is a list.
-
-    >>> listed("http://a.example, http://b.example")
-    ('http://a.example', 'http://b.example')
-    """
-    return tuple(value.strip() for value in (setting or "").split(",") if value.strip())
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-class Kind(NamedTuple):
-    """A setting's annotation, taken apart."""
-
-    type: type
-    optional: bool
-    choices: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(setting: Field) -> "Kind":
-        annotation: Any = setting.type
-        optional = isinstance(annotation, types.UnionType)
-        if optional:
-            annotation = next(a for a in typing.get_args(annotation) if a is not types.NoneType)
-        if typing.get_origin(annotation) is Literal:
-            return Kind(str, optional, typing.get_args(annotation))
-        return Kind(annotation, optional)

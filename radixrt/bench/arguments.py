@@ -3,7 +3,7 @@
 import argparse
 from typing import Literal, get_args
 
-from radixrt.base.config import EvictionPolicyName, SchedulePolicyName
+from radixrt.base.settings.setting import EvictionPolicyName, SchedulePolicyName
 
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]

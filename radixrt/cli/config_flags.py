@@ -5,16 +5,9 @@ from collections.abc import Iterator
 from dataclasses import Field, fields
 from typing import Any
 
-from radixrt.base.config import (
-    REMOVED,
-    RENAMED,
-    RENAMED_VALUES,
-    SECTIONS,
-    Kind,
-    ServerConfig,
-    flag_of,
-    upgraded,
-)
+from radixrt.base.config import ServerConfig
+from radixrt.base.settings.renamed import REMOVED, RENAMED, RENAMED_VALUES, upgraded
+from radixrt.base.settings.setting import SECTIONS, Kind, flag_of
 from radixrt.cli.settings_file import read_settings
 
 _CONFIG_HELP = "YAML or JSON file of settings, under the names of these flags without their dashes; flags win over it"

@@ -5,8 +5,10 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from radixrt.base.config import REMOVED, RENAMED, ServerConfig, flag_of
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.base.settings.renamed import REMOVED, RENAMED
+from radixrt.base.settings.setting import flag_of
 
 
 def read_settings(path: str) -> dict[str, Any]:

@@ -210,9 +210,11 @@ class EngineClient:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def run(self, requests: list[GenerateRequest]) -> list[AnswerChunk]:
+    async def run(
+        self, requests: list[GenerateRequest], at_once: int = 1 << 31
+    ) -> list[AnswerChunk]:
         """As :meth:`answers`, for requests of one answer each that do not stream: the one chunk of each."""
-        return [chunk for (chunk,) in await self.answers(requests)]
+        return [chunk for (chunk,) in await self.answers(requests, at_once)]
 
     def abort(self, request_id: str, tenant: Tenant = NO_TENANT) -> None:
         """Drop a tenant's request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""

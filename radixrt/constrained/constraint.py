@@ -148,6 +148,8 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     not_text: str = ""
     """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not begin as this regular
     expression says."""
+    before: tuple[Tag, ...] = ()
+    """Any number of these may stand before the other tags. Only without ``free_text`` and ``lists``."""
 
 
 Compound = Series | Either | Repeated | Tokens

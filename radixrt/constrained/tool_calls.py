@@ -13,6 +13,8 @@ from radixrt.base.errors import RequestError, shown
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import (
     AnyJson,
+    AnyText,
+    Format,
     JsonSchema,
     Lark,
     Parameters,
@@ -92,10 +94,19 @@ class CallSyntax(ABC):
     """Lists stand at the beginning of an answer alone; a text that begins as this regular expression says is one."""
     names: re.Pattern[str] | None = None
     """The names of functions that can be written; None: all."""
+    before: tuple[Tag, ...] = ()
+    """Not empty: an answer is a row of messages, of which the last is a call or the content, and these may stand before it: first
+    those of the reasoning, then texts to the user."""
+    num_reasoning = 0
+    """Of ``before``, those of the reasoning."""
 
     @abstractmethod
     def tag(self, tool: Tool) -> Tag:
         """A call of the tool."""
+
+    def content(self, content: Format) -> Tag:
+        """Content in the place of a call."""
+        return Tag(begin="", content=content, end="")
 
     def is_told_from(self, content: JsonSchema | AnyJson) -> bool:
         """Whether no JSON of a content begins as a call does."""
@@ -150,6 +161,10 @@ def calls(
                 param="tools",
             )
         tags += [written.tag(tool)] if required else written.tags_in_text(tool)
+    if written.before:
+        if not required:
+            tags.append(written.content(AnyText()))
+        return _messages(tags, written.before)
     return StructuralTag(
         tags=tuple(tags),
         triggers=written.triggers,
@@ -171,4 +186,13 @@ def one_call_or_json(
         written: a form with which no JSON of the content begins.
     """
     held = calls(tools, written, required=True, most=1)
-    return msgspec.structs.replace(held, tags=(*held.tags, Tag(begin="", content=content, end="")))
+    if written.before:
+        tags = [*held.tags, written.content(content)]
+        return _messages(tags, written.before[: written.num_reasoning])
+    return msgspec.structs.replace(held, tags=(*held.tags, written.content(content)))
+
+
+def _messages(tags: Iterable[Tag], before: tuple[Tag, ...]) -> StructuralTag:
+    return StructuralTag(
+        tags=tuple(tags), triggers=(), free_text=False, min_tags=1, max_tags=1, before=before
+    )

@@ -9,6 +9,7 @@ from radixrt.lang.backends.openai import OpenAI
 from radixrt.lang.backends.protocol import PartialValue
 from radixrt.lang.backends.server import Server, set_default_backend
 from radixrt.lang.batch import FailedRun
+from radixrt.lang.documents import order_documents
 from radixrt.lang.errors import (
     AnswerError,
     BackendError,
@@ -21,7 +22,7 @@ from radixrt.lang.errors import (
     UnknownVariable,
     UnsupportedFeature,
 )
-from radixrt.lang.expressions import assistant, gen, image, select, system, user
+from radixrt.lang.expressions import assistant, documents, gen, image, select, system, user
 from radixrt.lang.function import Function, function
 from radixrt.lang.sampling import Sampling
 from radixrt.lang.state import Forks, State
@@ -58,9 +59,11 @@ __all__ = [
     "UnknownVariable",
     "UnsupportedFeature",
     "assistant",
+    "documents",
     "function",
     "gen",
     "image",
+    "order_documents",
     "select",
     "set_default_backend",
     "system",

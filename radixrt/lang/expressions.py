@@ -1,6 +1,6 @@
 """Expressions that can be appended to a state: text, calls of the model, messages, and sums of these."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
@@ -68,6 +68,26 @@ class Select(Expression):
     choices: tuple[str, ...]
     method: SelectMethod
     source: SourceLine
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Expression):
+    """Passages whose order the cache decides; see :func:`documents`."""
+
+    name: str | None
+    passages: tuple[str, ...]
+    separator: str
+    max_shift: int | None
+    """Most places that a passage may move from its rank."""
+    source: SourceLine
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the order is by rank, whatever is cached."""
+        return self.max_shift == 0 or len(self.passages) == 1
+
+    def text(self, order: Iterable[int]) -> str:
+        return self.separator.join(self.passages[index] for index in order)
 
 
 def gen(
@@ -183,6 +203,41 @@ def select(
     if method not in methods:
         raise ProgramError(f"select's method must be one of {', '.join(methods)}, not {method!r}.")
     return Select(name, _choices("select", choices), method, caller())
+
+
+def documents(
+    passages: Sequence[str],
+    order: Literal["rank", "cached"] = "rank",
+    *,
+    name: str | None = None,
+    separator: str = "\n\n",
+    max_shift: int | None = None,
+) -> Documents:
+    """Retrieved passages, one after another.
+
+    Args:
+        passages: the texts, the best first.
+        order: ``"rank"``: as given. ``"cached"``: first the longest chain of passages that the server's KV cache holds behind the
+            text before them, then the others by rank. It is found when everything before is computed. Where the backend does not
+            tell what is cached, the order is by rank.
+        name: the variable that holds the order: the indices of the passages as they stand.
+        separator: between two passages.
+        max_shift: of ``"cached"``: most places that a passage may move from its rank. None: any number.
+
+    Raises:
+        ProgramError: there are no passages, one is no text, the order is unknown, or the limit is negative.
+
+    >>> documents(["Cats eat mice.", "Dogs bark."], separator=" ").text([1, 0])
+    'Dogs bark. Cats eat mice.'
+    """
+    if isinstance(passages, str) or not passages or not all(isinstance(p, str) for p in passages):
+        raise ProgramError("documents needs a list of texts, with at least one.")
+    if order not in ("rank", "cached"):
+        raise ProgramError(f'documents\'s order must be "rank" or "cached", not {order!r}.')
+    if max_shift is not None and max_shift < 0:
+        raise ProgramError(f"documents's max_shift must be 0 or more, not {max_shift}.")
+    shift = 0 if order == "rank" else max_shift
+    return Documents(name, tuple(passages), separator, shift, caller())
 
 
 def system(content: Expression | str) -> Message:

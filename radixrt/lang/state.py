@@ -6,8 +6,17 @@ from typing import Any
 
 from radixrt.lang.backends.protocol import CacheHints, PartialValue
 from radixrt.lang.errors import ProgramError, UnknownVariable
-from radixrt.lang.expressions import Expression, Gen, Message, Role, Select, Text, parts_of
-from radixrt.lang.runtime.calls import CallSite, choose, generate
+from radixrt.lang.expressions import (
+    Documents,
+    Expression,
+    Gen,
+    Message,
+    Role,
+    Select,
+    Text,
+    parts_of,
+)
+from radixrt.lang.runtime.calls import CallSite, arrange, choose, generate
 from radixrt.lang.runtime.placeholder import Completion, Placeholder
 from radixrt.lang.runtime.reading import Pieces, TextSoFar, text_of_call, values_of_call
 from radixrt.lang.runtime.run import Run
@@ -93,19 +102,26 @@ class State:
         match expression:
             case Text():
                 self._transcript = self._transcript.with_part(expression.text)
+            case Documents() if expression.is_fixed:
+                ranks = range(len(expression.passages))
+                self._transcript = self._transcript.with_part(expression.text(ranks))
+                if expression.name is not None:
+                    self[expression.name] = list(ranks)
             case Gen() | Select():
+                self._transcript.check_model_may_speak()
+                self._call(expression)
+            case Documents():
                 self._call(expression)
             case Message():
                 with self._role(expression.role, expression.fields):
                     for part in expression.parts:
                         self._append(part)
 
-    def _call(self, expression: Gen | Select) -> None:
-        """Start a call of the model, and append the placeholder of its answer."""
-        self._transcript.check_model_may_speak()
+    def _call(self, expression: Gen | Select | Documents) -> None:
+        """Start a call of the backend, and append the placeholder of its answer."""
         if isinstance(expression, Gen) and expression.tools:
             self._transcript.check_tools_may_be_called()
-        kind = "gen" if isinstance(expression, Gen) else "select"
+        kind = type(expression).__name__.lower()
         what = f"{kind}({expression.name!r})" if expression.name else kind
         before = self._transcript.placeholders()
         after = before[-1].record if before else None
@@ -119,8 +135,10 @@ class State:
             placeholder.tells_values = expression.stream_values
             placeholder.python_type = expression.kind.python_type
             work = generate(site, expression, as_tools(expression.tools))
-        else:
+        elif isinstance(expression, Select):
             work = choose(site, expression)
+        else:
+            work = arrange(site, expression)
         self._run.start(placeholder, work)
         self._run.record.calls.append(record)
         self._transcript = transcript

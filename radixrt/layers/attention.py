@@ -1,7 +1,7 @@
 """The attention block of a decoder layer: projections, rotation, attention over the paged KV cache."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from radixrt.layers.linear import ColumnParallelLinear, Heads, RowParallelLinear
 from radixrt.layers.norm import AllHeadsNorm, RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding
+from radixrt.layers.weights import WeightSlot
 
 
 class AttentionBlock(nn.Module, ABC):
@@ -32,6 +33,25 @@ class AttentionBlock(nn.Module, ABC):
     @abstractmethod
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size], positions [num_tokens] -> [num_tokens, hidden_size]"""
+
+
+class HeadSinks(nn.Module):
+    """A score of each head that takes part in the softmax of every query and has no value: a query may attend to nothing."""
+
+    def __init__(self, num_heads: int, tp: TensorParallel) -> None:
+        """
+        Args:
+            num_heads: of the whole model.
+        """
+        super().__init__()
+        self.num_heads = num_heads
+        share = tp.share(num_heads, "number of attention heads")
+        self.start = tp.rank * share
+        scores = torch.zeros(share, dtype=torch.float32)
+        self.scores = nn.Parameter(scores, requires_grad=False)
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        yield path, WeightSlot((self.num_heads,), self.scores, 0, self.start)
 
 
 class SelfAttention(AttentionBlock):
@@ -54,6 +74,7 @@ class SelfAttention(AttentionBlock):
         norm_after_rotation: bool = False,
         rotates: bool = True,
         query_scale: Callable[[Tensor], Tensor] | None = None,
+        has_sinks: bool = False,
     ) -> None:
         """
         Args:
@@ -63,6 +84,7 @@ class SelfAttention(AttentionBlock):
             norm_after_rotation: they are applied after it (Hunyuan).
             rotates: False: queries and keys have no positions (every fourth layer of SmolLM3).
             query_scale: factors of the rotated queries by position (Ministral 3): [num_tokens] -> [num_tokens].
+            has_sinks: each head has a learned score beside those of the keys (gpt-oss).
         """
         super().__init__()
         self.layer_index = layer_index
@@ -90,6 +112,7 @@ class SelfAttention(AttentionBlock):
         self.norm_after_rotation = norm_after_rotation
         self.rotates = rotates
         self.query_scale = query_scale
+        self.sinks = HeadSinks(num_heads, tp) if has_sinks else None
         self.o_proj = RowParallelLinear(num_heads * size, config.hidden_size, output_bias, tp)
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
@@ -106,7 +129,8 @@ class SelfAttention(AttentionBlock):
         if self.query_scale is not None:
             query = query * self.query_scale(positions).to(query.dtype)[:, None, None]
         kv_cache = context.kv_caches[self.layer_index]
-        attended = context.backend.attend(query, key, value, kv_cache, self.spec)
+        sinks = () if self.sinks is None else (self.sinks.scores,)
+        attended = context.backend.attend(query, key, value, kv_cache, self.spec, *sinks)
         return self.o_proj.forward(attended.flatten(1))
 
     def _norm(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

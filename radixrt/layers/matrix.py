@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -130,13 +131,15 @@ class MatrixLayer(nn.Module):
 class MatrixStack(MatrixLayer):
     """Matrices of one shape and format, one below the other in one matrix: one for each expert of a mixture."""
 
-    def __init__(self, count: int, rows: int, columns: int) -> None:
+    def __init__(self, count: int, rows: int, columns: int, bias: bool = False) -> None:
         """
         Args:
             rows, columns: of each matrix.
+            bias: each has one.
         """
         super().__init__(count * rows, columns)
         self.count = count
+        self.bias = nn.Parameter(torch.zeros(count, rows), requires_grad=False) if bias else None
 
     def rows_of(self, index: int) -> slice:
         """The rows of one of the matrices."""
@@ -147,3 +150,7 @@ class MatrixStack(MatrixLayer):
         """One of the matrices in the model's dtype; only before it is packed."""
         assert isinstance(self.matrix, DecodableMatrix)
         return self.matrix.plain(self.rows_of(index))
+
+    def multiply(self, index: int, hidden: Tensor) -> Tensor:
+        """[num_tokens, columns] -> [num_tokens, rows] of one of the matrices; only before it is packed."""
+        return F.linear(hidden, self.plain(index), None if self.bias is None else self.bias[index])

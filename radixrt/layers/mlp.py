@@ -13,6 +13,7 @@ _NAMES = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
+    "clamped_swiglu": "clamped_swiglu",
 }
 
 

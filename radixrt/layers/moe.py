@@ -16,12 +16,14 @@ from radixrt.layers.weights import WeightSlot
 class Router(LinearLayer, KernelLayer):
     """Scores the experts for each token; the same on every rank. Its weights are plain in every checkpoint."""
 
-    def __init__(self, hidden_size: int, num_experts: int, top_k: int, normalize: bool) -> None:
+    def __init__(
+        self, hidden_size: int, num_experts: int, top_k: int, normalize: bool, bias: bool = False
+    ) -> None:
         """
         Args:
             normalize: scale each token's weights to sum to 1.
         """
-        super().__init__(num_experts, hidden_size, bias=False)
+        super().__init__(num_experts, hidden_size, bias)
         self.top_k = top_k
         self.normalize = normalize
 
@@ -30,7 +32,7 @@ class Router(LinearLayer, KernelLayer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_experts]"""
-        return self.matrix.multiply(hidden, None)
+        return self.matrix.multiply(hidden, self.bias)
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token: weights float32 and expert ids int64, both [num_tokens, top_k]"""
@@ -107,6 +109,7 @@ class Experts(KernelLayer):
         intermediate_size: int,
         activation: str,
         tp: TensorParallel,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.tp = tp
@@ -115,9 +118,9 @@ class Experts(KernelLayer):
         self.activation = gated_activation(activation)
         self.share = share = tp.share(intermediate_size, "expert size")
         self.gate_up_proj = MatrixStack(
-            num_experts, 2 * share, hidden_size
+            num_experts, 2 * share, hidden_size, bias
         )  # gate's rows, then up's
-        self.down_proj = MatrixStack(num_experts, hidden_size, share)
+        self.down_proj = MatrixStack(num_experts, hidden_size, share, bias)
 
     def forward(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden"""
@@ -131,14 +134,26 @@ class Experts(KernelLayer):
         wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
         for expert in range(self.num_experts):
             first = self.gate_up_proj.rows_of(expert).start
-            for name in ("gate_proj", "up_proj"):
+            for half, name in enumerate(("gate_proj", "up_proj")):
                 rows = slice(first, first + self.share)
                 first += self.share
                 placement = Placement(f"{path}.{expert}.{name}", wide, rows, 0, start)
                 yield from self.gate_up_proj.loadable.slots(placement)
+                if (bias := self.gate_up_proj.bias) is not None:
+                    own = bias[expert, half * self.share : (half + 1) * self.share]
+                    slot = WeightSlot((self.intermediate_size,), own, 0, start)
+                    yield f"{path}.{expert}.{name}.bias", slot
             rows = self.down_proj.rows_of(expert)
             down = Placement(f"{path}.{expert}.down_proj", tall, rows, 1, start)
             yield from self.down_proj.loadable.slots(down)
+            if (bias := self.down_proj.bias) is not None:  # the sum over ranks has it once
+                store = None if self.tp.rank == 0 else _ignore
+                slot = WeightSlot((hidden_size,), bias[expert], store=store)
+                yield f"{path}.{expert}.down_proj.bias", slot
+
+
+def _ignore(tensor: Tensor) -> None:
+    """Stores nothing."""
 
 
 class SparseMoE(KernelLayer):

@@ -47,3 +47,5 @@ class GrammarUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     opening: int | None = None
     """If given: the grammar begins at once unless the answer's first token is this one, which opens what ends with
     ``begin_after``. The mask of the first token allows it beside the tokens of the grammar."""
+    then_after: PackedIds = b""
+    """If given: behind ``begin_after`` other tokens may follow, and the grammar begins after these."""

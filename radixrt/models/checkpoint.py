@@ -275,9 +275,8 @@ def weight_files(model_dir: Path) -> list[Path]:
 
 
 def _check_tensors(file: Path, scheme: QuantizationScheme | None) -> None:
-    served = _PLAIN_DTYPES | (
-        {"F8_E4M3"} if scheme is not None and scheme.method == "fp8" else set()
-    )
+    method = "" if scheme is None else scheme.method
+    served = _PLAIN_DTYPES | {"fp8": {"F8_E4M3"}, "mxfp4": {"U8"}}.get(method, set())
     packed = {name: dtype for name, dtype in tensor_dtypes(file).items() if dtype not in served}
     if packed:
         raise ConfigError(

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "Gemma4UnifiedForCausalLM": "radixrt.models.gemma.gemma4:Gemma4UnifiedForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "radixrt.models.gemma.gemma4:Gemma4UnifiedForConditionalGeneration",
     "Glm4MoeForCausalLM": "radixrt.models.mixtures.glm4_moe:Glm4MoeForCausalLM",
+    "GptOssForCausalLM": "radixrt.models.mixtures.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "radixrt.models.families.granite:GraniteForCausalLM",
     "HunYuanDenseV1ForCausalLM": "radixrt.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
     "LlamaForCausalLM": "radixrt.models.families.llama:LlamaForCausalLM",

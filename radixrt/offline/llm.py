@@ -5,24 +5,35 @@ import itertools
 import os
 import weakref
 from collections.abc import Iterator, Sequence
-from numbers import Integral
+from functools import partial
 from typing import Any, Unpack, overload
 
-import numpy as np
 from msgspec.structs import asdict, replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from radixrt.base.config import DEMO_MODEL, ServerConfig, upgraded
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.renamed import upgraded
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
+from radixrt.client.pooling import (
+    Compute,
+    check_embeds,
+    cut,
+    judge,
+    most_input_tokens,
+    paired,
+    run_pooled,
+    shortened,
+)
 from radixrt.client.warming import DEFAULT_PIN_S, Warmed
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.pooling import POOL
 from radixrt.messages.requests import (
     ChatPrompt,
     GenerateRequest,
@@ -32,18 +43,19 @@ from radixrt.messages.requests import (
 )
 from radixrt.messages.stats import SchedulerStats
 from radixrt.offline.background_engine import BackgroundEngine
-from radixrt.offline.outputs import Answer, Output, PinnedPrompt
+from radixrt.offline.outputs import Answer, Embedding, Output, PinnedPrompt
 from radixrt.offline.prompt_forms import (
     Messages,
     PromptLike,
     chat_of,
+    is_one_prompt,
     list_of,
     prompt_of,
     prompt_or_chat,
 )
 from radixrt.supervisor.launch import prepare
 
-__all__ = ["LLM", "Answer", "Output"]
+__all__ = ["LLM", "Answer", "Embedding", "Output"]
 
 MAX_CONCURRENT_REQUESTS = 2048
 """Requests that :meth:`LLM.generate` has in flight at once; the others wait here."""
@@ -128,11 +140,7 @@ class LLM:
             RequestError: a prompt or setting is invalid; nothing goes on running then.
             EngineDiedError: a process of the engine ended.
         """
-        single = isinstance(prompts, str) or (
-            isinstance(prompts, Sequence | np.ndarray)
-            and len(prompts) > 0
-            and isinstance(prompts[0], Integral)
-        )
+        single = is_one_prompt(prompts)
         many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
         prompts_of_all = [prompt_of(p) for p in many]
         options, structured = _options(cache_salt, cache), from_keywords(constraint)
@@ -216,6 +224,82 @@ class LLM:
         return self._engine.run(
             score_choices(client, client.run, self._new_request_id(), question, options)
         )
+
+    # ------------------------------------------------------------ numbers
+
+    @overload
+    def embed(self, prompts: str, *args: Any, **kwargs: Any) -> Embedding: ...  # type: ignore[overload-overlap]
+    @overload
+    def embed(self, prompts: Sequence[int], *args: Any, **kwargs: Any) -> Embedding: ...
+    @overload
+    def embed(
+        self, prompts: Sequence[PromptLike], *args: Any, **kwargs: Any
+    ) -> list[Embedding]: ...
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str = "",
+    ) -> Embedding | list[Embedding]:
+        """The vectors of an embedding model, computed in one batch.
+
+        Args:
+            prompts: text or token ids, one or many.
+            dimensions: length to which the vectors are cut, for models that were trained for it (Matryoshka).
+            truncate_prompt_tokens: longer prompts are cut at their end to this number of tokens; -1: to the context length.
+                None: they are refused.
+            cache_salt: as in :meth:`generate`.
+
+        Raises:
+            RequestError: a prompt is invalid, or the model gives no vectors, or none of this length.
+        """
+        check_embeds(self.info.pooling, dimensions)
+        single = is_one_prompt(prompts)
+        most = most_input_tokens(truncate_prompt_tokens, self.info)
+        many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
+        run = self._engine.run(
+            self._computing(cache_salt)([cut(prompt_of(one), most) for one in many], POOL)
+        )
+        vectors = run.vectors
+        if dimensions is not None and self.info.pooling is not None:
+            vectors = [shortened(one, dimensions, self.info.pooling.normalized) for one in vectors]
+        found = [
+            Embedding(vector, report.prompt_tokens, report.cached_tokens)
+            for vector, report in zip(vectors, run.reports, strict=True)
+        ]
+        return found[0] if single else found
+
+    def score_pairs(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        instruction: str = "",
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str = "",
+    ) -> list[float]:
+        """Scores of pairs of a query and a document: a higher one means that the document fits the query better.
+
+        Args:
+            text_1: a query, or one for each document.
+            text_2: a document, or many.
+            instruction: for decoders: the task by which a pair is judged.
+            truncate_prompt_tokens: documents are cut so that the pair fits into this number of tokens; -1: into the context.
+            cache_salt: as in :meth:`generate`.
+
+        Raises:
+            RequestError: a text is empty or too long, or the model judges no pairs.
+        """
+        judging = judge(
+            self._computing(cache_salt),
+            self.info,
+            paired(text_1, text_2),
+            instruction=instruction,
+            most_tokens=most_input_tokens(truncate_prompt_tokens, self.info),
+        )
+        return self._engine.run(judging).scores
 
     # ------------------------------------------------------------ the KV cache
 
@@ -369,6 +453,12 @@ class LLM:
         with Progress(*columns, disable=single or not progress, transient=True) as bar:
             outputs = self._engine.run(self._gather(requests, bar))
         return outputs[0] if single else outputs
+
+    def _computing(self, cache_salt: str) -> Compute:
+        """Computes prompts that give numbers."""
+        run = partial(self._engine.client.run, at_once=MAX_CONCURRENT_REQUESTS)
+        options = RequestOptions(cache_salt=cache_salt)
+        return lambda prompts, pool: run_pooled(run, self._new_request_id(), prompts, options, pool)
 
     def _new_request_id(self) -> str:
         return f"llm-{os.getpid()}-{next(self._new_id)}"

@@ -1,4 +1,4 @@
-"""The results that ``LLM`` returns: outputs with their answers, and pinned prompts."""
+"""The results that ``LLM`` returns: outputs with their answers, vectors, and pinned prompts."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from radixrt.base.errors import RequestError
+from radixrt.client.pooling import Vector
 from radixrt.client.warming import Pinned
 from radixrt.messages.answers import AnswerChunk, AnswerReport, FinishReason
 from radixrt.messages.ids import unpack_ids
@@ -76,6 +77,17 @@ class Output:
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.answers[0].finish_reason
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """The vector of one prompt."""
+
+    vector: Vector
+    """float32: [numbers]"""
+    num_prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose KV was in the radix tree; 0 with encoders, which keep none."""
 
 
 class PinnedPrompt(Pinned, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """Reads the prompts of a Python program: text, token ids, or the messages of a chat."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,15 @@ def list_of(values: Any, name: str) -> list[Any]:
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
     return list(values)
+
+
+def is_one_prompt(value: Any) -> bool:
+    """Whether it is a text or token ids, and not a list of these."""
+    return isinstance(value, str) or (
+        isinstance(value, Sequence | np.ndarray)
+        and len(value) > 0
+        and isinstance(value[0], Integral)
+    )
 
 
 def prompt_or_chat(

@@ -82,6 +82,12 @@ FORMATS: dict[str, ReasoningFormat] = {
         asked_by="Write your thoughts",
     ),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", begins_inside=False),
+    "harmony": ReasoningFormat(
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        begins_inside=False,
+        families=("<|channel|>analysis<|message|>",),
+    ),
     "gemma4": ReasoningFormat("<|channel>", "<channel|>", begins_inside=False, label="thought"),
 }
 """By the name that ``--reasoning-parser`` gives them."""

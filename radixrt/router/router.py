@@ -4,9 +4,9 @@
 
 *wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
 prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
-``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times,
-because a prompt that is computed delays the prompts after it, and evicts others: *evicting* is the share of its tokens that find
-no free page. A tier below the pool would make the prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
+``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times
+where it evicts others: *evicting* is the share of its tokens that find no free page. A tier below the pool would make the
+prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
 compute: its next prompts will wait, too, and a session stays where its first prompt went. *context* is that of the running
 sequences as a share of the pool: they compute beside the prompts, and their pages are not free. *answers* is the number of sequences
 that run, wait or were sent, so that short prompts, which cost nothing else, spread.
@@ -31,10 +31,10 @@ from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
-WEIGHT = 1.5
+WEIGHT = 1.0
 """Of the seconds of prefill, against seconds of wait."""
 
-EVICTION_WEIGHT = 1.5
+EVICTION_WEIGHT = 3.0
 """Added to it for the share of the tokens that replace others in a full pool."""
 
 BUSY_PRICE_S = 1.0
@@ -70,8 +70,7 @@ class RoutedPrompt:
         return RoutedPrompt(num_ids(token_ids), hashes)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A replica for a prompt."""
 
     replica: int
@@ -111,12 +110,19 @@ class _Replica:
     old: set[BlockHash] = field(default_factory=set)
     """Blocks of the prompts that were sent to it and are not in the mirror, in two generations."""
 
-    def has(self, block: BlockHash) -> bool:
-        return block in self.mirror.hashes or block in self.young or block in self.old
-
     def matched_blocks(self, hashes: list[BlockHash]) -> int:
         """Leading blocks that it has. Its tree has the prefix of each block, so a binary search finds the last one."""
-        return bisect_left(hashes, True, key=lambda block: not self.has(block))
+        cached, young, old = self.mirror.hashes, self.young, self.old
+        return bisect_left(
+            hashes,
+            True,
+            key=lambda block: block not in cached and block not in young and block not in old,
+        )
+
+    def expect(self, hashes: list[BlockHash]) -> None:
+        """The blocks of a prompt will be cached."""
+        cached = self.mirror.hashes
+        self.young.update(hashes[bisect_left(hashes, True, key=lambda b: b not in cached) :])
 
     def busy(self, now: float) -> float:
         """Seconds of prefill in a second, over the last seconds."""
@@ -128,11 +134,6 @@ class _Replica:
 
     def wait_s(self, now: float) -> float:
         return max(0.0, self.load.queued_s - (now - self.reported_at)) + self.pending_s
-
-
-def _leading(hashes: list[BlockHash], known: set[BlockHash]) -> int:
-    """Leading blocks that are known."""
-    return bisect_left(hashes, True, key=lambda block: block not in known)
 
 
 class Router:
@@ -225,7 +226,7 @@ class Router:
         replica.pending.append(_Pending(number, chosen.prefill_s, prompt.num_tokens, forget_at))
         replica.pending_s += chosen.prefill_s
         replica.pending_tokens += prompt.num_tokens
-        replica.young.update(prompt.hashes[_leading(prompt.hashes, replica.mirror.hashes) :])
+        replica.expect(prompt.hashes)
 
     def owner(self, prompt: RoutedPrompt) -> int:
         """The replica that has most of a prompt."""

@@ -410,7 +410,7 @@ class Scheduler:
         accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
         shape = step.shape._replace(rows=tokens + drafted - accepted)
-        if not shape.tokens and self.step_times.is_known:
+        if self.limits.speculates and not shape.tokens and self.step_times.is_known:
             plain_s, forecast_s = map(self.step_times.seconds, (step.shape, shape))
             self.draft_trials.observe(
                 step.shape.rows, tokens, plain_s, forecast_s, result.step_s, drafts=step.drafts

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,6 +42,7 @@ from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.node_texts import NodeTexts
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
 
@@ -55,9 +56,6 @@ _CALLS = ""
 MOST_NODE_TOKENS = 1024
 """Of a node's edge, and of the tokens before it, that are shown as text."""
 
-MOST_TEXTS = 4096
-"""Texts of first tokens that are kept: views of a server repeat each other."""
-
 
 @dataclasses.dataclass(eq=False)
 class Calls:
@@ -70,16 +68,12 @@ class Calls:
     queue: FairQueue
     shows_cache_texts: bool
     explainer: Explainer
+    node_texts: NodeTexts
     to_api: Send
     to_scheduler: Callable[[SchedulerCall], None]
     _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
     _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
     """Calls that the scheduler replies to, with something added by this process."""
-
-    def __post_init__(self) -> None:
-        self._first_text = lru_cache(MOST_TEXTS)(
-            lambda packed: self.vocabulary.decode(unpack_ids(packed).tolist())
-        )
 
     def take(self, call: Call) -> None:
         """Start the work of a call."""
@@ -112,7 +106,7 @@ class Calls:
         if reply.error is None and isinstance(call, CacheTreeCall):
             tree = reply.value
             shows_texts = self.shows_cache_texts and call.with_texts
-            work = partial(with_texts, tree, self._first_text, shows_texts)
+            work = partial(with_texts, tree, self.node_texts.of, shows_texts)
             self._enqueue(call, _num_shown_tokens(tree), work)
             return
         if reply.error is None and isinstance(call, ExplainCacheCall):

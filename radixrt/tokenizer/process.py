@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import logging
 import math
+import os
 import random
 import time
 from collections.abc import Awaitable
@@ -48,11 +49,12 @@ from radixrt.tokenizer.explain.records import MOST_BYTES, ChatLayout, PromptReco
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.node_texts import NodeTexts
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
 from radixrt.tokenizer.replica_calls import ReplicaCalls
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import MOST_THREADS, Vocabulary
 
 Result = TypeVar("Result")
 
@@ -113,7 +115,8 @@ class TokenizerProcess:
         self._info = info
         self._limits = Limits.of(info)
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
-        self._encoder.limit_memory(pool_tokens)
+        kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
+        self._encoder.limit_memory(kept_bytes)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
@@ -122,7 +125,7 @@ class TokenizerProcess:
         self._explainer = Explainer(
             self._vocabulary,
             info.page_size,
-            most_bytes=min(MOST_BYTES, KEPT_BYTES_PER_TOKEN * pool_tokens),
+            most_bytes=min(MOST_BYTES, kept_bytes),
             shows_texts=not self._config.hide_cache_texts,
         )
         self._calls = Calls(
@@ -133,6 +136,7 @@ class TokenizerProcess:
             queue=self._queue,
             shows_cache_texts=not self._config.hide_cache_texts,
             explainer=self._explainer,
+            node_texts=NodeTexts(self._vocabulary, kept_bytes),
             to_api=self._to_api.send,
             to_scheduler=self._send_call,
         )
@@ -408,6 +412,8 @@ def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
     Raises:
         ConfigError: the checkpoint has no tokenizer that can be used.
     """
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # read at the first text
     process = TokenizerProcess(config, channels, Vocabulary.load(config))
 
     async def serve() -> None:

@@ -7,12 +7,22 @@ from typing import Any
 import jinja2
 import orjson
 from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.token_bytes import TokenBytes
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import CheckLength, SegmentEncoder, any_length
+
+KEPT_WORDS = 4000
+"""Words whose tokens the tokenizers library keeps, in each thread that encodes; it never replaces them. A word takes some 32 bytes
+for each of its letters, of which it has at most 256. The library's default is 10,000: up to 84 MB for each thread, and hours until they
+have come together. Text whose words are kept is encoded in half the time (measured with Gemma's vocabulary: 0.16 instead of 0.34 µs a
+character; 4,000 are enough for all pages of docs/, 3,000 are not)."""
+
+MOST_THREADS = 4
+"""In which the library encodes the parts of a text, so that a machine of many cores does not keep the words for each."""
 
 
 class Vocabulary:
@@ -30,6 +40,8 @@ class Vocabulary:
     def __init__(self, hf: Any) -> None:
         self.hf = hf
         self.backend: Tokenizer = hf.backend_tokenizer
+        if isinstance(self.backend.model, BPE | Unigram):  # others keep no words
+            self.backend.model._resize_cache(KEPT_WORDS)  # ahead of the first text
         self.backend.no_truncation()
         self.backend.no_padding()
         added = self.backend.get_added_tokens_decoder()

@@ -39,6 +39,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute attention; the new keys and values are already in the cache.
 
@@ -54,7 +55,7 @@ def paged_attention(
         keys = key_cache[pages].flatten(0, 1)[:length].double()  # [keys, num_kv_heads, head_dim]
         values = value_cache[pages].flatten(0, 1)[:length].double()
         queries = query[int(qo_indptr[i]) : int(qo_indptr[i + 1])].double()
-        outputs.append(_attention(queries, keys, values, scale, sliding_window, soft_cap))
+        outputs.append(_attention(queries, keys, values, scale, sliding_window, soft_cap, sinks))
     return torch.cat(outputs)
 
 
@@ -65,6 +66,7 @@ def _attention(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of one sequence; the queries are the last positions of the keys."""
     group = query.shape[1] // key.shape[1]
@@ -77,5 +79,9 @@ def _attention(
     visible = distance >= 0
     if sliding_window is not None:
         visible &= distance < sliding_window
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        sink = sinks.double()[:, None, None].expand(*scores.shape[:2], 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(key)]
     return torch.einsum("hqk,khd->qhd", weights, value)

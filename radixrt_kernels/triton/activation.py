@@ -7,7 +7,7 @@ import triton.language as tl
 from radixrt_kernels.triton.launching import block_of
 
 BLOCK = 1024
-GATED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+GATED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
 
 
 @triton.jit
@@ -31,13 +31,18 @@ def _gated_activation_kernel(
     inside = column < size
     gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0)
     up = tl.load(gate_up + row * row_stride + size + column, mask=inside, other=0.0)
-    activated = activate(gate.to(tl.float32), NAME).to(gate.dtype)
-    product = activated.to(tl.float32) * up.to(tl.float32)
+    if NAME == "clamped_swiglu":
+        bounded = tl.minimum(gate.to(tl.float32), 7.0)
+        more = tl.minimum(tl.maximum(up.to(tl.float32), -7.0), 7.0) + 1.0
+        product = bounded * tl.sigmoid(1.702 * bounded) * more
+    else:
+        activated = activate(gate.to(tl.float32), NAME).to(gate.dtype)
+        product = activated.to(tl.float32) * up.to(tl.float32)
     tl.store(output + row * size + column, product.to(gate.dtype), mask=inside)
 
 
 def gated_activation(name: str, gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute ``activation(gate) * up``.
+    """Compute ``activation(gate) * up``; of ``clamped_swiglu`` ``gate * sigmoid(1.702 gate) * (up + 1)``, both at most 7.
 
     Args:
         name: one of GATED_ACTIVATIONS.

@@ -58,9 +58,9 @@ def _place_kernel(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped_matmul_kernel(
-    hidden, matrices, output, pair_weights, sorted_pairs, block_experts, num_blocks,
+    hidden, matrices, biases, output, pair_weights, sorted_pairs, block_experts, num_blocks,
     pairs, rows_out, columns, hidden_stride, matrix_stride,
-    PAIRS_A_ROW: tl.constexpr, WEIGHTED: tl.constexpr, WHOLE: tl.constexpr,
+    PAIRS_A_ROW: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
     """Compute one block of ``output[pair] = matrices[expert of pair] @ hidden[pair // PAIRS_A_ROW]``."""
@@ -90,6 +90,9 @@ def _grouped_matmul_kernel(
             sums = tl.dot(x, w, sums, input_precision="ieee")
             hidden_at += IN
             matrix_at += IN
+        if BIASED:
+            bias = tl.load(biases + expert * rows_out + out, mask=out < rows_out, other=0.0)
+            sums += bias[None, :].to(tl.float32)
         if WEIGHTED:
             sums *= tl.load(pair_weights + pair, mask=real, other=0.0)[:, None]
         output_at = output + pair.to(tl.int64)[:, None] * rows_out + out[None, :]
@@ -162,20 +165,22 @@ def route(experts: torch.Tensor, num_experts: int, rows: int) -> Routing:
 def _multiply(
     hidden: torch.Tensor,
     matrices: torch.Tensor,
+    biases: torch.Tensor | None,
     routing: Routing,
     tiling: Tiling,
     pairs: int,
     pair_weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiply [rows, columns] by the pairs' matrices [num_experts, rows_out, columns]. Returns [pairs, rows_out]."""
+    """Multiply [rows, columns] by the pairs' matrices [num_experts, rows_out, columns], and add their biases [num_experts,
+    rows_out]. Returns [pairs, rows_out]."""
     rows_out, columns = matrices.shape[1:]
     output = torch.empty((pairs, rows_out), dtype=hidden.dtype, device=hidden.device)
     inner = block_of(columns, tiling.inner) if columns >= 16 else 16
     _grouped_matmul_kernel[(triton.cdiv(rows_out, tiling.out), routing.max_blocks)](
-        hidden, matrices, output, hidden if pair_weights is None else pair_weights,
+        hidden, matrices, hidden if biases is None else biases, output, hidden if pair_weights is None else pair_weights,
         routing.sorted_pairs, routing.block_experts, routing.num_blocks,
         pairs, rows_out, columns, hidden.stride(0), matrices.stride(0),
-        PAIRS_A_ROW=pairs // len(hidden), WEIGHTED=pair_weights is not None,
+        PAIRS_A_ROW=pairs // len(hidden), BIASED=biases is not None, WEIGHTED=pair_weights is not None,
         WHOLE=columns % inner == 0, ROWS=tiling.rows, OUT=tiling.out, IN=inner,
         num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
@@ -189,6 +194,7 @@ def experts_mlp(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     activation: str,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> torch.Tensor:
     """Compute the weighted sum of the selected experts' gated MLPs, accumulated in float32.
 
@@ -199,6 +205,7 @@ def experts_mlp(
         gate_up: [num_experts, 2 * size, hidden_size], contiguous
         down: [num_experts, hidden_size, size], contiguous
         activation: one of ``GATED_ACTIVATIONS``.
+        biases: of gate_up and of down, [num_experts, rows of a matrix] each
 
     Returns:
         as hidden
@@ -209,8 +216,8 @@ def experts_mlp(
         return torch.zeros_like(hidden)
     tiling = Tiling.of(pairs, len(gate_up))
     routing = route(experts, len(gate_up), tiling.rows)
-    merged = _multiply(hidden, gate_up, routing, tiling, pairs, None)
+    merged = _multiply(hidden, gate_up, biases[0], routing, tiling, pairs, None)
     activated = gated_activation(activation, merged)
     flat_weights = weights.reshape(-1).float()
-    output = _multiply(activated, down, routing, tiling, pairs, flat_weights)
+    output = _multiply(activated, down, biases[1], routing, tiling, pairs, flat_weights)
     return output.view(tokens, top_k, -1).sum(dim=1)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import radixrt.lang as rl
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import key_file
 from tests.fake_scheduler import engine_info
@@ -69,6 +70,15 @@ def test_with_several_keys_only_salted_requests_are_told(keyed: RunningServer) -
     salted = {"prompts": [TEXT], "cache_salt": "mine"}
     assert cached(keyed, salted, "alice-key")[0] > 0
     assert cached(keyed, salted, "bob-key") == cached(keyed, salted, "root-key") == [0]
+
+
+def test_the_language_orders_by_rank_where_it_is_told_nothing(keyed: RunningServer) -> None:
+    texts = ["The port of Vidur is Noval, as all know. ", TEXT]
+    for salt in ("orders", None):
+        body = {"prompt": f"{TEXT}\n\n"} | ({} if salt is None else {"cache_salt": salt})
+        call(keyed, "/v1/cache/warm", body, "alice-key")
+        backend = rl.Server(keyed.url, api_key="alice-key", cache_salt=salt)
+        assert rl.order_documents(texts, backend=backend) == ([1, 0] if salt else [0, 1])
 
 
 @pytest.mark.parametrize(

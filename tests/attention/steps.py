@@ -27,12 +27,13 @@ class Step:
     """None, as the keys: they are in the caches."""
     sequences: list[tuple[torch.Tensor, torch.Tensor]]
     """All keys and values of each sequence: [kv_len, num_kv_heads, head_dim]."""
+    sinks: torch.Tensor | None = None
 
     def attend(self, spec: AttentionSpec, backend_name: str = "torch_reference") -> torch.Tensor:
         backend = make_backend(backend_name, AttentionSetup())
         backend.plan(self.metadata)
         return backend.attend(
-            self.query, self.key, self.value, (self.key_cache, self.value_cache), spec
+            self.query, self.key, self.value, (self.key_cache, self.value_cache), spec, self.sinks
         )
 
 
@@ -98,8 +99,9 @@ def written_out(step: Step, spec: AttentionSpec) -> torch.Tensor:
                 ]
                 if spec.soft_cap is not None:
                     scores = [spec.soft_cap * math.tanh(s / spec.soft_cap) for s in scores]
-                weights = [math.exp(s - max(scores)) for s in scores]
-                for k, weight in zip(seen, weights, strict=True):
+                sinks = [] if step.sinks is None else [float(step.sinks[head])]
+                weights = [math.exp(s - max(scores + sinks)) for s in scores + sinks]
+                for k, weight in zip(seen, weights, strict=False):
                     share = weight / sum(weights)
                     output[token, head] += share * values[k, kv_head].double()
     return output

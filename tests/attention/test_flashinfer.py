@@ -1,6 +1,7 @@
 """The plans for FlashInfer's kernels describe the step. The kernels' part is computed by definition."""
 
 import inspect
+import itertools
 import os
 import sys
 from dataclasses import replace
@@ -44,7 +45,7 @@ def setup_for(step: Step, *specs: AttentionSpec, **changes: Any) -> AttentionSet
 def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
     backend.plan(step.metadata)
     caches = step.key_cache.clone(), step.value_cache.clone()
-    return backend.attend(step.query, step.key, step.value, caches, spec)
+    return backend.attend(step.query, step.key, step.value, caches, spec, step.sinks)
 
 
 def assert_attends(step: Step, spec: AttentionSpec, backend: Any) -> None:
@@ -65,6 +66,7 @@ _lengths = st.integers(1, 9).flatmap(
     window=st.sampled_from([None, 1, 4, 100]),
     soft_cap=st.sampled_from([None, 2.0]),
     hopper=st.booleans(),
+    has_sinks=st.booleans(),
 )
 def test_any_mix_of_prefill_and_decode_is_the_definition(
     lengths: list[tuple[int, int]],
@@ -73,9 +75,11 @@ def test_any_mix_of_prefill_and_decode_is_the_definition(
     window: int | None,
     soft_cap: float | None,
     hopper: bool,
+    has_sinks: bool,
 ) -> None:
     spec = AttentionSpec(*heads, 8, 0.3, window, soft_cap)
     step = make_step([(new, new + old) for new, old in lengths], page_size, spec, torch.float32)
+    step.sinks = torch.linspace(-1.0, 3.0, heads[0]) if has_sinks else None
     assert_attends(step, spec, FlashInferBackend(setup_for(step, spec), FakeFlashInfer(hopper=hopper)))  # fmt: skip
 
 
@@ -300,12 +304,13 @@ def test_a_graph_holds_every_kind_of_layer() -> None:
     local, capped = replace(PLAIN, sliding_window=4), replace(PLAIN, soft_cap=3.0)
     step = share(make_step([(1, 21), (1, 19)], 4, PLAIN, torch.float32), [(2, 4)])
     parent = FlashInferBackend(setup_for(step, PLAIN, local, capped), FakeFlashInfer())
-    for kind in ("plain", "cascade"):
+    sinks = torch.linspace(-1.0, 3.0, PLAIN.num_heads)
+    for kind, step.sinks in itertools.product(("plain", "cascade"), (None, sinks)):
         graph = parent.for_graph(2, kind)
         graph.plan(step.metadata)
         for spec in (PLAIN, local, capped):
             caches = step.key_cache.clone(), step.value_cache.clone()
-            result = graph.attend(step.query, step.key, step.value, caches, spec)
+            result = graph.attend(step.query, step.key, step.value, caches, spec, step.sinks)
             torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)  # fmt: skip
 
 

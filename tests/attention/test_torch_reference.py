@@ -26,6 +26,7 @@ torch.set_num_threads(1)
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (3, 1)]),
     window=st.sampled_from([None, 1, 4, 100]),
     soft_cap=st.sampled_from([None, 2.0]),
+    has_sinks=st.booleans(),
 )
 def test_any_mix_of_prefill_and_decode_is_the_definition(
     lengths: list[tuple[int, int]],
@@ -33,9 +34,11 @@ def test_any_mix_of_prefill_and_decode_is_the_definition(
     heads: tuple[int, int],
     window: int | None,
     soft_cap: float | None,
+    has_sinks: bool,
 ) -> None:
     spec = AttentionSpec(*heads, 8, 0.3, window, soft_cap)
     step = make_step(lengths, page_size, spec, torch.float32)
+    step.sinks = torch.linspace(-1.0, 3.0, heads[0]) if has_sinks else None
     torch.testing.assert_close(
         step.attend(spec).double(), written_out(step, spec), atol=1e-5, rtol=0
     )

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import pytest
 
-from radixrt.base.config import SchedulePolicyName
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
 from radixrt.scheduler.queue import waiting_queue

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixrt.base.config import WhitespaceName
+from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends import fsm_compiler, llguidance, xgrammar
 from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted

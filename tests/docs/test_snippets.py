@@ -20,7 +20,8 @@ import yaml
 from openai import OpenAI
 
 from radixrt import LLM
-from radixrt.base.config import ServerConfig, flag_of
+from radixrt.base.config import ServerConfig
+from radixrt.base.settings.setting import flag_of
 from tests.docs.pages import PAGES, blocks
 from tests.servers import Server
 

@@ -115,11 +115,18 @@ class InProcessEngine:
         begin_after: list[int] | None = None,
         excluded: Sequence[list[int]] = (),
         opening: int | None = None,
+        then_after: list[int] | None = None,
     ) -> GrammarUse:
         """Have a grammar loaded that answers are to be held to."""
         self.scheduler.grammars.load(LoadGrammar(grammar))
         paths = [pack_ids(path) for path in excluded]
-        return GrammarUse(grammar.key, pack_ids(begin_after or []), paths, opening=opening)
+        return GrammarUse(
+            grammar.key,
+            pack_ids(begin_after or []),
+            paths,
+            opening=opening,
+            then_after=pack_ids(then_after or []),
+        )
 
     def begin(self, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> None:
         """Let prompts arrive together; :meth:`advance` works on them."""

@@ -99,7 +99,7 @@ def test_64_greedy_tokens_equal_transformers_with_cold_and_warm_cache(
             )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gemma4_e"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2", "gemma4_e", "gpt_oss"])
 def test_tokens_are_the_same_after_retraction_and_under_eviction(
     architecture: str, checkpoint: Callable[[str], Path], transformers_greedy: Oracle
 ) -> None:

@@ -147,6 +147,23 @@ def test_the_grammar_begins_after_the_thought(model_dir: Path, facts: TokenizerF
     assert re.fullmatch("[a-c]{3}", text_of(facts, answer[7:]))
 
 
+def test_the_grammar_begins_after_the_second_of_two_marks(
+    model_dir: Path, facts: TokenizerFacts
+) -> None:
+    """Other tokens may lie between them, and the second alone begins nothing."""
+    grammar = llguidance.compile_regex("[a-c]{3}", facts)
+    engine = InProcessEngine(model_dir)
+    (free,) = engine.generate([make_prompts()[0]], params(max_tokens=16, ignore_eos=True))
+    first, second = free[5:7], [free[10]]
+    assert free.index(first[0]) == 5 and free.index(second[0], 7) == 10 and END_OF_TURN not in free
+    for page_size in (16, 4):
+        engine = InProcessEngine(model_dir, page_size=page_size)
+        use = engine.use(grammar, begin_after=first, then_after=second)
+        (answer,) = engine.generate([make_prompts()[0]], params(), grammars=[use])
+        assert answer[:11] == free[:11]
+        assert re.fullmatch("[a-c]{3}", text_of(facts, answer[11:]))
+
+
 def test_without_the_opening_of_a_thought_the_grammar_begins_at_once(
     model_dir: Path, facts: TokenizerFacts
 ) -> None:

@@ -1,6 +1,7 @@
 """``max_reasoning_tokens`` through the real scheduler and worker: the reasoning is closed in time, and nothing else changes."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,3 +119,19 @@ def test_a_grammar_begins_behind_the_forced_end(
         assert answer[6:8] == list(closing)
         jsonschema.validate(json.loads(text_of(facts, answer[8:])), SCHEMA)
     assert engine.scheduler.counters.forced_tokens > 0
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=["in_turn", "overlapping"])
+def test_a_grammar_may_cover_the_reasoning(
+    model_dir: Path, facts: TokenizerFacts, device: Device
+) -> None:
+    """The mask that was filled for the forced token is not that of the next."""
+    grammar = llguidance.compile_regex(r"[a-w ]{1,60}\|[yz]{3}", facts)
+    engine = InProcessEngine(model_dir, device=device)
+    closing = facts.encode("|")
+    for most in (4, 7, 12):
+        free = replace(FREE[0], ignore_eos=False, max_tokens=100, seed=most)
+        use = engine.use(grammar)
+        (answer,) = engine.generate(PROMPTS[:1], [bounded(free, most, closing)], grammars=[use])
+        assert re.fullmatch(r"[a-w ]+\|[yz]{3}", text_of(facts, answer))
+        assert answer.index(closing[0]) < most

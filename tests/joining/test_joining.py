@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import http.client
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,7 +16,7 @@ import zmq.asyncio
 from radixrt import __version__
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.heartbeat import is_well
+from radixrt.base.heartbeat import Heartbeat, is_well
 from radixrt.base.ipc import Channels, Poller
 from radixrt.joining import engine_end, ingress_end
 from radixrt.joining.engine_end import IngressLink
@@ -25,6 +26,8 @@ from radixrt.joining.sockets import JoinKeys, KeyPair, engine_socket
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import Join
 from radixrt.messages.sequences import ReleaseSequences, TokenBatch
+from radixrt.supervisor.launch import bind
+from radixrt.supervisor.probes import answering_probes
 from tests.fake_scheduler import engine_info
 
 TOKEN, OTHER_TOKEN = "0123456789abcdef" * 2, "0123456789abcdeg" * 2
@@ -312,6 +315,32 @@ def test_a_token_has_to_be_long(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_each_other_are_refused(settings: dict, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         ServerConfig(**settings).validate()
+
+
+def test_probes_tell_whether_an_engine_lives_and_belongs_to_an_ingress(folders) -> None:
+    channels = folders()
+    replica = channels.of_replica(0, 0)
+    replica.folder.mkdir()
+    heartbeat = Heartbeat(replica.heartbeat_file("scheduler"))
+    heartbeat.promise(60.0)
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+
+        def status(path: str) -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            with contextlib.closing(connection):
+                connection.request("GET", path)
+                return connection.getresponse().status
+
+        def statuses() -> list[int]:
+            return [status("/health"), status("/ready"), status("/metrics")]
+
+        with answering_probes(listener, channels):
+            assert statuses() == [200, 503, 404]
+            replica.joined_file.touch()
+            assert statuses() == [200, 200, 404]
+            heartbeat.promise(-1.0)
+            assert statuses() == [200, 503, 404], "one of its processes hangs"
 
 
 @contextlib.asynccontextmanager

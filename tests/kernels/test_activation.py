@@ -6,7 +6,7 @@ import torch
 from radixrt_kernels import activation
 from radixrt_kernels.reference.activation import gated_activation
 
-NAMES = ("silu", "gelu", "gelu_tanh")
+NAMES = ("silu", "gelu", "gelu_tanh", "clamped_swiglu")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 

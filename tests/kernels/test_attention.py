@@ -37,6 +37,7 @@ def reference(step: Step, spec: AttentionSpec) -> torch.Tensor:
         spec.scale,
         spec.sliding_window,
         spec.soft_cap,
+        step.sinks,
     )
 
 
@@ -62,12 +63,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     lengths=st.lists(step_lengths(), min_size=1, max_size=4),
     window=st.sampled_from([None, 1, 4]),
     soft_cap=st.sampled_from([None, 2.0]),
+    has_sinks=st.booleans(),
 )
 def test_the_reference_is_the_definition_written_out(
-    lengths: list[tuple[int, int]], window: int | None, soft_cap: float | None
+    lengths: list[tuple[int, int]], window: int | None, soft_cap: float | None, has_sinks: bool
 ) -> None:
     spec = AttentionSpec(6, 2, 4, 0.3, window, soft_cap)
     step = make_step(lengths, 3, spec, torch.float32)
+    step.sinks = torch.linspace(-1.0, 3.0, 6) if has_sinks else None
     step.attend(spec)  # writes the new keys and values
     expected = written_out(step, spec)
     torch.testing.assert_close(reference(step, spec), expected, atol=1e-12, rtol=0)
@@ -241,6 +244,29 @@ def test_no_bit_depends_on_pages_that_are_read_once(
     apart = part_of(whole, runs).attend(spec, "cpu")
     assert torch.equal(part_of(whole, runs, [(4, 8), (1, 0)]).attend(spec, "cpu"), apart)
     assert torch.equal(part_of(whole, runs, [(2, 8), (2, 7), (1, 0)]).attend(spec, "cpu"), apart)
+
+
+@pytest.mark.parametrize("dtype", list(ATOL), ids=str)
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.usefixtures("short_cuts")
+def test_a_sink_is_one_more_score_without_a_value(
+    isa: str, dtype: torch.dtype, window: int | None
+) -> None:
+    """In every division of the keys alike; one that is far above all keys leaves nothing, one of minus infinity changes no bit."""
+    spec = AttentionSpec(6, 2, 64, 0.125, window)
+    whole = make_step([(length, length) for length in LENGTHS], 5, spec, dtype)
+    plain = whole.attend(spec, "cpu")
+    whole.sinks = torch.tensor([0.5, 3.0, -2.0, 300.0, -torch.inf, 6.0])
+    result = whole.attend(spec, "cpu")
+    expected = reference(whole, spec)
+    torch.testing.assert_close(result.double(), expected, atol=ATOL[dtype], rtol=0)
+    assert not result[:, 3].any() and torch.equal(result[:, 4], plain[:, 4])
+    for name, runs in DIVISIONS.items():
+        part = part_of(whole, runs).attend(spec, "cpu")
+        assert torch.equal(part, result[rows_of(whole, runs)]), name
+    over_codes = coded(whole).attend(spec, "cpu")
+    error = (over_codes - result).double().square().mean().sqrt()
+    assert error < 0.01 + ATOL[dtype]
 
 
 # ------------------------------------------------------------ coded keys and values

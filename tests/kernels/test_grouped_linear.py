@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt_kernels import groupwise, linear
+from radixrt_kernels import blockwise, groupwise, linear
+from radixrt_kernels.reference import blockwise as reference_blockwise
 from radixrt_kernels.reference import groupwise as reference_groupwise
 from radixrt_kernels.reference import linear as reference_linear
+from tests.kernels.test_blockwise import random_blocks
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """And what one rounding changes."""
@@ -107,6 +109,48 @@ def test_every_number_of_tokens_gives_the_bits_of_the_plain_product(
             assert torch.equal(plain[own], alone)
             matrix = reference_groupwise.matrix_of(stack, index)
             assert torch.equal(coded[own], groupwise.linear(hidden[own], matrix))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("counts", COUNTS[2::2], ids=str)
+def test_blocks(isa: str, counts: list[int], dtype: torch.dtype) -> None:
+    """Of the bits of the plain product with each matrix, whose kinds have tests of their own."""
+    for kind, rows, columns in (("MXFP4", 33, 96), ("Q4_K", 80, 256), ("Q8_0", 16, 32)):
+        number = getattr(reference_blockwise, kind)
+        blocks = random_blocks(kind, len(counts) * rows, columns).unflatten(0, (len(counts), rows))
+        stack = blockwise.pack_stack(blocks, number, columns)
+        hidden, tokens = torch.randn(7, columns).to(dtype), some_tokens(counts, 7)
+        inputs = hidden[tokens.long()]
+        alone = [
+            blockwise.linear(own, [blockwise.pack(matrix, number, rows, columns)])
+            for own, matrix in zip(inputs.split(counts), blocks, strict=True)
+        ]
+        starts, expected = starts_of(counts), torch.cat(alone)
+        assert torch.equal(blockwise.grouped_linear(hidden, tokens, starts, stack), expected)
+        assert torch.equal(blockwise.grouped_linear(inputs, None, starts, stack), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_matrix_adds_its_bias(isa: str, dtype: torch.dtype) -> None:
+    counts, rows, columns = [2, 0, 5, 70], 33, 32
+    starts, hidden = starts_of(counts), torch.randn(77, columns).to(dtype)
+    bias = torch.randn(len(counts), rows).to(dtype)
+    added = bias.repeat_interleave(torch.tensor(counts), dim=0).float()
+    packed = linear.pack_stack(torch.randn(len(counts), rows, columns).to(dtype))
+    codes = random_stack(len(counts), rows, columns, 4)
+    blocks = random_blocks("MXFP4", len(counts) * rows, columns).unflatten(0, (-1, rows))
+    stack = blockwise.pack_stack(blocks, reference_blockwise.MXFP4, columns)
+    for multiply in (
+        lambda *of: linear.grouped_linear(hidden, None, starts, packed, rows, *of),
+        lambda *of: groupwise.grouped_linear(hidden, None, starts, codes, *of),
+        lambda *of: blockwise.grouped_linear(hidden, None, starts, stack, *of),
+    ):
+        plain = multiply().float()
+        tolerance = 2 * DTYPES[dtype]
+        atol = tolerance * float(plain.abs().max())
+        torch.testing.assert_close(multiply(bias).float(), plain + added, rtol=0, atol=atol)
+    with pytest.raises(ValueError, match=r"bias must be \[matrices, rows\]"):
+        linear.grouped_linear(hidden, None, starts, packed, rows, bias[1:])
 
 
 def test_a_stack_of_packed_matrices_is_each_of_them_packed() -> None:

@@ -2,10 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from radixrt.base.common_prefix import common_prefix_length
-from radixrt.lang.backends.protocol import Call, ChoiceCall, Piece, Prompt, Score, Scored, Usage
+from radixrt.lang.backends.protocol import (
+    CachedPrompt,
+    Call,
+    ChoiceCall,
+    Piece,
+    Prompt,
+    Score,
+    Scored,
+    Usage,
+)
 
 
 def last_words(prompt: Prompt) -> str:
@@ -27,6 +36,8 @@ class ScriptedBackend:
         """Tokens that its cache holds, if it tells."""
         self.caches_prefixes = False
         """Of a prompt, only what no earlier prompt began with is computed."""
+        self.num_matches = 0
+        """Calls about the cache."""
         self._prompts: list[str] = []
         self._held = False
         self._lock = threading.Lock()
@@ -62,12 +73,22 @@ class ScriptedBackend:
     async def cache_tokens(self) -> int | None:
         return self.capacity
 
+    async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
+        self.num_matches += 1
+        return [self._cached(last_words(one)) for one in prompts] if self.caches_prefixes else None
+
     def _usage(self, prompt: str) -> Usage:
         """A token for every four characters."""
-        shared = [common_prefix_length(prompt, earlier) for earlier in self._prompts]
+        cached = self._cached(prompt)
         self._prompts.append(prompt)
         return Usage(
-            prompt_tokens=len(prompt) // 4 + 1,
-            cached_tokens=max(shared, default=0) // 4 if self.caches_prefixes else 0,
+            prompt_tokens=cached.prompt_tokens,
+            cached_tokens=cached.cached_tokens if self.caches_prefixes else 0,
             completion_tokens=1,
+        )
+
+    def _cached(self, prompt: str) -> CachedPrompt:
+        shared = [common_prefix_length(prompt, earlier) for earlier in self._prompts]
+        return CachedPrompt(
+            prompt_tokens=len(prompt) // 4 + 1, cached_tokens=max(shared, default=0) // 4
         )

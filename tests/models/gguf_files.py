@@ -26,6 +26,7 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "gpt_oss": "gpt-oss",
 }
 _PERMUTED = ("llama", "mistral", "ministral3", "granite", "smollm3")
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
@@ -58,13 +59,19 @@ def write_gguf(
         writer.add_uint16("split.count", part[1])
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    tensors = sorted(_stacked(load_file(checkpoint / "model.safetensors")).items())
+    pieces = (
+        piece
+        for name, tensor in load_file(checkpoint / "model.safetensors").items()
+        for piece in _pieces(config, name, tensor)
+    )
+    tensors = sorted(_stacked(dict(pieces)).items())
     for name, tensor in tensors[part[0] :: part[1]]:
         theirs = _own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
         of = kind(name) if callable(kind) else kind
-        of = of if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+        is_matrix = values.ndim > 1 and name.endswith("weight")
+        of = of if is_matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(theirs, _quantized(values, of), raw_dtype=of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -107,6 +114,26 @@ def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarra
     blocks = random_blocks(kind.name, *values.shape, largest=1.0)
     rms = float(gguf.dequantize(blocks.numpy(), kind).std())
     return random_blocks(kind.name, *values.shape, largest=float(values.std()) / rms).numpy()
+
+
+def _pieces(
+    config: dict[str, Any], name: str, tensor: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that llama.cpp's converter makes of one."""
+    if config["model_type"] != "gpt_oss":
+        return [(name, tensor)]
+    name += ".weight" if name.endswith(".sinks") else ""
+    path, is_experts, last = name.partition(".mlp.experts.")
+    if not is_experts:
+        return [(name, tensor)]
+    projection = last.removesuffix("_bias")
+    end = "bias" if last.endswith("_bias") else "weight"
+    tensor = tensor if end == "bias" else tensor.transpose(1, 2)
+    names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+    return [
+        (f"{path}.mlp.experts.{each}.{end}", tensor[:, first :: len(names)].contiguous())
+        for first, each in enumerate(names)
+    ]
 
 
 def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -161,7 +188,7 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     for key, add in _KEYS.items():
         if config.get(key) is not None:
             getattr(writer, f"add_{add}")(config[key])
-    if config["model_type"] == "minimax_m2":
+    if config["model_type"] in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     rope = config["rope_parameters"]
     if config["model_type"].startswith("gemma4"):

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, normalizers
 
 import radixrt_kernels
 from radixrt.base.errors import ConfigError
-from radixrt.layers.kernels.native import NativeKernels
+from radixrt.layers.kernels.native import BlockExperts, NativeKernels
 from radixrt.layers.matrix import MatrixLayer
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.blocks import BlockMatrix
@@ -34,6 +34,7 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf import weights
 from radixrt.models.gguf.file import read_header
 from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.gguf.tokenizer import byte_level_splitter
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import Pooling, read_pooling
 from radixrt_kernels import blockwise
@@ -96,6 +97,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": []}, 0),
     "glm4_moe": ("glm4_moe", {}, 0),
     "minimax_m2": ("minimax_m2", {}, 0),
+    "gpt_oss": ("gpt_oss", {}, 0),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of a logit."""
 
@@ -246,6 +248,27 @@ def test_blocks_compute_what_decoded_weights_and_rounded_activations_do(
     # Where an activation lies between two whole numbers, the last bit of a sum decides.
     assert rms(result - expected) < 0.02 * expected.std()
     assert rms(result - unrounded) < 0.1 * unrounded.std()
+
+
+def test_experts_stay_in_blocks(
+    make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gate and up of one kind, down of another; the router is never quantized."""
+
+    def kind(name: str) -> Any:
+        kinds = {".mlp.gate.": "F32", ".experts.down_proj": "Q4_0", ".experts.": "MXFP4"}
+        return gguf.GGMLQuantizationType[next((kinds[k] for k in kinds if k in name), "Q8_0")]
+
+    sizes = {"mlp_only_layers": [], "moe_intermediate_size": 64}
+    _, file = make("qwen3_moe", sizes, kind=kind)
+    model = native(served := resolve_model_path(str(file)))
+    assert "dequantized" not in caplog.text
+    for layer in model.model.layers:
+        for stack in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+            assert isinstance(stack.matrix, BlockExperts)
+    result, expected = Harness(model, 16).logits(PROMPT), logits(served)
+    errors = (result - expected).square().mean(dim=-1).sqrt()
+    assert errors.median() < 0.1 * expected.std()
 
 
 def rms(numbers: torch.Tensor) -> torch.Tensor:
@@ -424,6 +447,21 @@ def test_llama_3_tokenizer_groups_three_digits_and_begins_with_bos(tmp_path: Pat
     cut = ours.pre_tokenizer.pre_tokenize_str("It's 12345 km,\n\nOK")
     assert [piece for piece, _ in cut] == ["It", "'s", "Ġ", "123", "45", "Ġkm", ",ĊĊ", "OK"]
     assert ours.encode("a").ids[0] == ours.token_to_id("<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("refact", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
+        ("seed-coder", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
+        ("hunyuan-dense", ["It", "'s", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),
+        ("tekken", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/Ċ", "x"]),
+        ("minimax-m2", ["It's", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),
+    ],
+)
+def test_each_pre_tokenizer_cuts_in_its_own_way(pre: str, pieces: list[str]) -> None:
+    cut = byte_level_splitter(pre).pre_tokenize_str("It's 1234 HTTPSend/\nx")
+    assert [piece for piece, _ in cut] == pieces
 
 
 @pytest.mark.parametrize("prefix", [True, False])

@@ -39,7 +39,7 @@ def test_every_architecture_computes_the_same(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("architecture", ["llama_biased_tied", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["llama_biased_tied", "gemma2", "qwen3_moe", "gpt_oss"])
 def test_half_precision_is_as_close_to_float32_as_with_torch(
     checkpoint: Callable[[str], Path], architecture: str, dtype: str
 ) -> None:
@@ -80,7 +80,8 @@ class RoundingKernels(LayerKernels):
 
         def product(stack: MatrixStack, expert: int, row: torch.Tensor) -> torch.Tensor:
             assert isinstance(stack.matrix, GroupwiseExperts)
-            return groupwise.linear(row, groupwise.matrix_of(stack.matrix.packed, expert))
+            matrix = groupwise.matrix_of(stack.matrix.packed, expert)
+            return groupwise.linear(row, matrix, None if stack.bias is None else stack.bias[expert])
 
         output = torch.zeros_like(hidden)
         for token, choice in np.ndindex(*experts.shape):
@@ -147,7 +148,7 @@ def test_packed_experts_take_what_their_weights_take(
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral", "gpt_oss"])
 def test_rounded_mixtures_of_experts_compute_the_same(
     checkpoint: Callable[[str], Path], architecture: str, quantization: str
 ) -> None:

@@ -35,6 +35,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo2_with_fewer_kv_heads": ("olmo2", "auto", {"num_key_value_heads": 1}),
     "glm4_moe": ("glm4_moe", "auto", {}),
     "gemma4_e": ("gemma4_e", "auto", {}),
+    "gpt_oss": ("gpt_oss", "auto", {}),
     "dummy_llama": ("llama", "dummy", {}),
     "dummy_qwen3_moe": ("qwen3_moe", "dummy", {}),
 }

@@ -25,6 +25,10 @@ CODER = (
 )
 LLAMA = "{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '\"parameters\": ' }}"
 DEEPSEEK = "{{'<\uff5cAssistant\uff5c>'}}{% set content = content.split('</think>')[-1] %}"
+HARMONY = (
+    "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+    "{{- '<|start|>assistant to=functions.' + name + '<|channel|>commentary json<|message|>' }}{{- '<|call|>' }}"
+)
 GEMMA4 = """{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '<|channel>thought\\n' + text + '\\n<channel|>' -}}"""
 GLM = "<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>"
 MINIMAX = '<minimax:tool_call>\\n<invoke name="tool-name-1">'
@@ -61,6 +65,7 @@ MINISTRAL = "{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}{{- '[THINK]
         ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "none", "none"),
         ("{{ '<|tool|>' }} formatted as functools[{...}]", "phi4_mini", "none"),
         (GEMMA4, "gemma4", "gemma4"),
+        (HARMONY, "harmony", "harmony"),
         (GLM + THINKS, "glm45", "qwen3"),
         (GLM.replace("\\n", "") + THINKS, "glm47", "qwen3"),
         (MINIMAX + THINKS, "minimax_m2", "qwen3"),

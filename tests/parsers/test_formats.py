@@ -525,8 +525,11 @@ def test_calls_begin_as_the_format_says(form: str) -> None:
     names = ["a", 'quo"te' if syntax.names is None else "quote"]
     tools = [tool_calls.Tool.of(name, None, True, "p") for name in names]
     held = tool_calls.calls(tools, syntax, required=False, most=None)
-    assert held.free_text and held.min_tags == 0 and held.max_tags is None
-    if not held.lists:
+    if syntax.before:  # the content is a message too
+        assert (held.free_text, held.min_tags, held.max_tags) == (False, 1, 1)
+    else:
+        assert held.free_text and held.min_tags == 0 and held.max_tags is None
+    if not held.lists and not syntax.before:
         for tag in held.tags:
             assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
     if syntax.names is not None:

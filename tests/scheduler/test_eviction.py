@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.base.config import EvictionPolicyName
+from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.messages.requests import NO_HINTS, CacheHints, Retention
 from radixrt.scheduler.radix.eviction.registry import make_policy
 from radixrt.scheduler.radix.hint import DEFAULT, HIGH, LEVELS, NONE

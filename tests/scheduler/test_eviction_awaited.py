@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.base.config import EvictionPolicyName
+from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.scheduler.radix.eviction.awaited import Awaited
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.hinted import Hinted

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.base.config import EvictionPolicyName
+from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.messages.requests import CacheHints, Retention
 from radixrt.scheduler.radix.eviction.by_key import (
     ByKey,

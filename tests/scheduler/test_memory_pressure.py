@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from radixrt.base.config import SchedulePolicyName
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.queue.admission import Admission

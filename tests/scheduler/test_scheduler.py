@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.pooling import POOL, PoolingInfo
 from radixrt.messages.requests import RequestOptions

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from radixrt.base.config import SchedulePolicyName
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest

@@ -42,12 +42,15 @@ def make(vocabulary: Vocabulary) -> Callable[..., CheckedSequence]:
     def make(
         checks: tuple[SpanCheck, ...] = (CHECK,),
         begin_after: tuple[int, ...] = (),
+        then_after: tuple[int, ...] = (),
         **settings: object,
     ) -> CheckedSequence:
         request = SequenceRequest(
             seq_id=1,
             token_ids=pack_ids(PROMPT),
-            grammar=GrammarUse(b"key", begin_after=pack_ids(begin_after)),
+            grammar=GrammarUse(
+                b"key", begin_after=pack_ids(begin_after), then_after=pack_ids(then_after)
+            ),
             options=RequestOptions(sampling=SamplingParams(max_tokens=100, seed=3)),
         )
         options: dict = {"max_attempts": 4, **settings}
@@ -130,8 +133,14 @@ def test_the_thought_is_told_at_once_and_stays(
     make: Callable[..., CheckedSequence], vocabulary: Vocabulary
 ) -> None:
     close = tokens_of(vocabulary, "</t>")
-    checked = make(begin_after=tuple(close))
-    thought = [*tokens_of(vocabulary, 'so "a": [1,1] '), *close]
+    then = tokens_of(vocabulary, ":")
+    checked = make(begin_after=tuple(close), then_after=tuple(then))
+    thought = [
+        *tokens_of(vocabulary, 'so "a": [1,1] '),
+        *close,
+        *tokens_of(vocabulary, "now"),
+        *then,
+    ]
     checked.absorb(SequenceNews(thought))
     news = checked.take_news()
     assert news is not None and news.token_ids == thought

@@ -51,5 +51,5 @@ def test_a_grammar_waits_for_reasoning_that_the_prompt_asks_for(
     request = GenerateRequest(
         request_id="a", prompt=TextPrompt(prompt), parse_reasoning="granite", constraint=AnyJson()
     )
-    closing, _ = grammar_place(request, vocabulary, vocabulary.encode(prompt, False))
-    assert closing == (vocabulary.encode("Here is my response:", False) if waits else [])
+    place = grammar_place(request, vocabulary, vocabulary.encode(prompt, False))
+    assert place.begin_after == (vocabulary.encode("Here is my response:", False) if waits else [])

@@ -1,5 +1,7 @@
 """The bytes behind each token, added up, are the text's own bytes."""
 
+import ctypes
+import itertools
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from radixrt.base.config import ServerConfig
 from radixrt.messages.logprobs import LogprobColumns
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import KEPT_WORDS, Vocabulary
 from tests.tiny_tokenizers import byte_fallback, byte_level, save_byte_level
 
 VOCABULARIES = {
@@ -64,3 +66,33 @@ def test_a_tokenizer_of_no_particular_class_is_loaded_without_auto_tokenizer(
     vocabulary = Vocabulary.load(ServerConfig(model_path=str(tmp_path)))
     ids = vocabulary.encode("Hello world", add_special_tokens=False)
     assert ids == VOCABULARIES["byte_level"].encode("Hello world", add_special_tokens=False)
+
+
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t) for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
+
+
+def test_the_words_that_the_library_keeps_are_bounded() -> None:
+    """Their memory is that of the C library: Python traces none of it."""
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        pytest.skip("not glibc")
+    mallinfo2.restype = _MallocInfo
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=byte_level()))
+    numbers = itertools.count(10**9)
+
+    def growth() -> int:
+        """Bytes for KEPT_WORDS words that were not there before, and one tenth more."""
+        before = mallinfo2().uordblks
+        for _ in range(KEPT_WORDS * 11 // 10):
+            vocabulary.encode(str(next(numbers)), add_special_tokens=False)
+        return int(mallinfo2().uordblks) - before
+
+    first = growth()
+    assert first > 100 * KEPT_WORDS and growth() < first / 5

@@ -41,8 +41,8 @@ FILL = {
     "is_aborted": 50,
 }  # fmt: skip
 """Requests ahead of the measured time, in random order, which fill the bounded caches: 2,048 compiled grammars, 256 loaded ones (they
-fragment the heap until each was replaced some times), 1 MB of kept conversations, 0.5 MB of kept turns and of kept answers, and the
-10,000 words of which the tokenizer library keeps the tokens, and 512 requests with several answers."""
+fragment the heap until each was replaced some times), 1 MB of kept conversations, 0.5 MB of kept answers and of texts of nodes, the 4,000
+words whose tokens the tokenizers library keeps in each thread, and 512 requests with several answers."""
 FILLED_FROM_MINUTES = 10
 """A shorter run sends fewer of them."""
 

@@ -11,7 +11,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, DraftSources
 from radixrt.worker.drafts import ngram
 from radixrt.worker.drafts import pool as pools
-from radixrt.worker.drafts.chances import RETRY_EVERY, Chances, expected_accepted, paying_length
+from radixrt.worker.drafts.chances import RETRY_EVERY, Chance, Chances
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
@@ -222,36 +222,52 @@ def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("price", [0.02, 0.05, 0.25, 0.6, 1.0])
-@pytest.mark.parametrize("chance", [0.01, 0.25, 0.5, 0.9, 0.995])
-def test_rows_are_added_while_they_pay(price: float, chance: float) -> None:
-    survivals = [chance**row for row in range(1, MOST_DRAFTED + 1)]
-    assert paying_length(chance, price, MOST_DRAFTED) == sum(s > price for s in survivals)
+@pytest.mark.parametrize("first", [0.01, 0.25, 0.5, 0.9, 0.995])
+@pytest.mark.parametrize("later", [0.01, 0.5, 0.9, 0.995])
+def test_rows_are_added_while_they_pay(price: float, first: float, later: float) -> None:
+    chance = Chance(first, later)
+    survivals = [first * later**row for row in range(MOST_DRAFTED)]
+    assert chance.paying_length(price, MOST_DRAFTED) == sum(s > price for s in survivals)
     for most in range(4):
-        assert expected_accepted(chance, most) == pytest.approx(sum(survivals[:most]))
+        assert chance.expected_accepted(most) == pytest.approx(sum(survivals[:most]))
+    assert [chance.survival(row + 1) for row in range(3)] == pytest.approx(survivals[:3])
 
 
 def test_chances_are_learned_for_each_sequence_and_each_kind_of_evidence() -> None:
     chances = Chances()
     for slot in range(3):
         chances.admit(slot)
-    assert chances.of(0, (2, 3)) == 0.5
+    assert chances.of(0, (2, 3)) == (0.5, 0.5)
     for _ in range(50):
         chances.learn(0, (2, 3), num_drafted=4, num_accepted=0)
         chances.learn(1, (2, 6), num_drafted=4, num_accepted=4)
-    assert chances.of(0, (2, 3)) < 0.05
-    assert chances.of(1, (2, 6)) > 0.95
-    assert chances.of(2, (2, 3)) < 0.15 < 0.85 < chances.of(2, (2, 6))
-    assert chances.of(2, (1, 3)) == 0.5
+    assert chances.of(0, (2, 3)).first < 0.05 and chances.of(0, (2, 3)).later == 0.5
+    assert min(chances.of(1, (2, 6))) > 0.95
+    assert chances.of(2, (2, 3)).first < 0.15 < 0.85 < min(chances.of(2, (2, 6)))
+    assert chances.of(2, (1, 3)) == (0.5, 0.5)
     chances.admit(1)
-    assert chances.of(1, (2, 3)) < 0.15
+    assert chances.of(1, (2, 3)).first < 0.15
 
 
 def test_the_fate_of_tokens_behind_a_rejected_one_is_not_counted() -> None:
     chances = Chances()
     chances.admit(0)
     for _ in range(500):
-        chances.learn(0, (0, 0), num_drafted=30, num_accepted=1)
-    assert chances.of(0, (0, 0)) == pytest.approx(0.5, abs=0.02)
+        chances.learn(0, (0, 0), num_drafted=30, num_accepted=2)
+    assert chances.of(0, (0, 0)).first > 0.95
+    assert chances.of(0, (0, 0)).later == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_chance_of_further_tokens_is_learned_again_after_it_was_low() -> None:
+    """Where only the first token pays, nothing is learned of those behind it, so what was learned is forgotten."""
+    chances = Chances()
+    chances.admit(0)
+    for _ in range(20):
+        chances.learn(0, (0, 0), num_drafted=4, num_accepted=1)
+    assert chances.of(0, (0, 0)).paying_length(0.3, 9) == 1
+    for _ in range(200):
+        chances.learn(0, (0, 0), num_drafted=1, num_accepted=1)
+    assert chances.of(0, (0, 0)).paying_length(0.3, 9) > 1
 
 
 def speculator(
@@ -315,12 +331,13 @@ def test_a_draft_may_have_stretches_of_several_drafters() -> None:
     entries = one.verified(0, 3, 2)
     names = [(DRAFTERS[e.drafter], e.num_drafted, e.num_accepted) for e in entries]
     assert names == [("tree", 1, 1), ("ngram", 2, 1)]
-    assert one._chances.of(0, tree) > 0.5 == one._chances.of(0, ngram)
+    assert one._chances.of(0, tree).first > 0.85 and min(one._chances.of(0, ngram)) < 0.75
+    learned = one._chances.of(0, ngram)
     assert one.propose(0, 3, 0.0) == [20, 21, 22]
     entries = one.verified(0, 2, 0)  # a grammar has cut it
     assert [(e.num_drafted, e.num_accepted) for e in entries] == [(1, 0), (1, 0)]
-    assert one._chances.of(0, ngram) == 0.5  # it was not reached
-    assert one.propose(0, 3, 0.45) == [20]  # the second stretch does not pay
+    assert one._chances.of(0, ngram) == learned  # it was not reached
+    assert one.propose(0, 3, 0.6) == [20]  # the second stretch does not pay
 
 
 def test_a_sequence_whose_mask_was_late_rests() -> None:

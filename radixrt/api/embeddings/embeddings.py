@@ -5,25 +5,22 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.embeddings.pooled import (
-    Pooled,
     PooledFields,
-    Vector,
+    compute,
     input_prompts,
-    most_input_tokens,
     prompt_errors_name,
     refuse_others,
-    run_pooled,
+    usage_of,
 )
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError, shown
-from radixrt.messages.pooling import PoolingInfo
+from radixrt.client.pooling import Pooled, Vector, check_embeds, most_input_tokens, shortened
 
 WRITTEN_AT_ONCE = 16
 """Vectors: 16 of 4096 numbers take some milliseconds."""
@@ -53,7 +50,7 @@ def embedding_routes(state: ServerState) -> APIRouter:
             state,
             fields,
             fields.input,
-            most_input_tokens(fields.truncate_prompt_tokens, state),
+            most_input_tokens(fields.truncate_prompt_tokens, state.info),
             fields.dimensions,
         )
         form = in_base64 if fields.encoding_format == "base64" else as_list
@@ -67,7 +64,7 @@ def embedding_routes(state: ServerState) -> APIRouter:
                 "object": "list",
                 "model": state.config.model_name,
                 "data": data,
-                "usage": found.usage,
+                "usage": usage_of(found),
             }
         )
 
@@ -89,46 +86,18 @@ async def embed(
         dimensions: to which the vectors are cut.
 
     Raises:
-        RequestError: the model gives no vectors, or none of this length; or as :func:`run_pooled`.
+        RequestError: the model gives no vectors, or none of this length; or as :func:`compute`.
     """
     info = state.info.pooling
-    if info is not None and info.task != "embed":
-        raise RequestError(
-            "This server's model is a classifier and gives no vectors; use /classify."
-        )
-    if dimensions is not None and info is not None:
-        _check_dimensions(dimensions, info)
+    check_embeds(info, dimensions)
     with prompt_errors_name("input"):
         prompts = input_prompts(given, "input", state, most_tokens)
-        found = await run_pooled(request, state, fields, prompts, "embd")
+        found = await compute(request, state, fields, "embd", prompts)
     if dimensions is None or info is None:
         return found
     return found._replace(
         vectors=[shortened(one, dimensions, info.normalized) for one in found.vectors]
     )
-
-
-def _check_dimensions(dimensions: int, info: PoolingInfo) -> None:
-    """Raises:
-    RequestError: the model's vectors cannot be cut to this length.
-    """
-    if not 1 <= dimensions <= info.size or (info.dimensions and dimensions not in info.dimensions):
-        allowed = ", ".join(map(str, info.dimensions)) or f"from 1 to {info.size}"
-        raise RequestError(
-            f"dimensions must be {allowed} with this model, not {dimensions}.", param="dimensions"
-        )
-
-
-def shortened(vector: Vector, dimensions: int, normalize: bool) -> Vector:
-    """The first ``dimensions`` numbers of a vector, again of length 1 if that was."""
-    vector = vector[:dimensions]
-    return unit(vector) if normalize else vector
-
-
-def unit(vector: Vector) -> Vector:
-    """A vector divided by its length."""
-    length = max(float(np.linalg.norm(vector)), 1e-12)
-    return (vector / length).astype(np.float32)
 
 
 async def written(vectors: list[Vector], form: Callable[[Vector], Any]) -> list[Any]:

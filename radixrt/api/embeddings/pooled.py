@@ -1,13 +1,11 @@
-"""Runs prompts that give numbers in place of answers, and reads the fields that these endpoints share."""
+"""Computes the prompts of a request for numbers, and reads the fields that these endpoints share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-import msgspec
-import numpy as np
 from fastapi import Request
-from numpy.typing import NDArray
 
 from radixrt.api.http.events import while_connected
 from radixrt.api.http.keys import caller_of
@@ -18,11 +16,9 @@ from radixrt.api.requests.protocol import QueueFields, refuse_unsupported
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
-from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.client.pooling import Judged, Pooled, cut, judge, most_input_tokens, run_pooled
 from radixrt.messages.pooling import POOL, Pool
-from radixrt.messages.requests import GenerateRequest, Prompt, TextPrompt, TokenPrompt
-
-Vector = NDArray[np.float32]  # [numbers of a prompt]
+from radixrt.messages.requests import Prompt
 
 
 class PooledFields(QueueFields, kw_only=True):
@@ -38,32 +34,12 @@ class PooledFields(QueueFields, kw_only=True):
     """The same."""
 
 
-class Pooled(NamedTuple):
-    """The numbers of the prompts of one HTTP request."""
-
-    id: str
-    """Of the response."""
-    vectors: list[Vector]
-    """One a prompt."""
-    prompt_tokens: int
-    cached_tokens: int
-
-    @property
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's ``usage`` object."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
-
-
-async def run_pooled(
+async def compute(
     request: Request,
     state: ServerState,
     fields: PooledFields,
-    prompts: list[Prompt],
     kind: str,
+    prompts: list[Prompt],
     pool: Pool = POOL,
 ) -> Pooled:
     """Compute prompts, as long as the client is there.
@@ -77,25 +53,38 @@ async def run_pooled(
         EngineDiedError: the engine ended.
     """
     state.check_answer_count(len(prompts), 1)
-    name = request_id(kind, fields.rid, fields.request_id)
-    request.state.request_id = name
-    options = msgspec.structs.replace(
-        request_options(fields, state.config, caller_of(request), PREFILL_ONLY), pool=pool
+    name = request.state.request_id = request_id(kind, fields.rid, fields.request_id)
+    options = request_options(fields, state.config, caller_of(request), PREFILL_ONLY)
+    return await while_connected(request, run_pooled(state.run, name, prompts, options, pool))
+
+
+async def judge_pairs(
+    request: Request,
+    state: ServerState,
+    fields: PooledFields,
+    kind: str,
+    pairs: list[tuple[str, str]],
+    instruction: str = "",
+    most_document_tokens: int | None = None,
+) -> Judged:
+    """:func:`radixrt.client.pooling.judge` for a request; ``kind`` as in :func:`compute`."""
+    return await judge(
+        partial(compute, request, state, fields, kind),
+        state.info,
+        pairs,
+        instruction=instruction,
+        most_tokens=most_input_tokens(fields.truncate_prompt_tokens, state.info),
+        most_document_tokens=most_document_tokens,
     )
-    requests = [
-        GenerateRequest(request_id=f"{name}-{i}", group_id=name, prompt=prompt, options=options)
-        for i, prompt in enumerate(prompts)
-    ]
-    chunks = await while_connected(request, state.run(requests))
-    if any(chunk.finish_reason == "abort" for chunk in chunks):
-        raise RequestError("The request was dropped before all of it was computed.", status=408)
-    reports = [chunk.report for chunk in chunks]
-    return Pooled(
-        name,
-        [np.frombuffer(chunk.vector, dtype="<f4") for chunk in chunks],
-        sum(report.prompt_tokens for report in reports),
-        sum(report.cached_tokens for report in reports),
-    )
+
+
+def usage_of(run: Pooled) -> dict[str, Any]:
+    """OpenAI's ``usage`` object."""
+    return {
+        "prompt_tokens": run.prompt_tokens,
+        "total_tokens": run.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": run.cached_tokens},
+    }
 
 
 def input_prompts(
@@ -112,32 +101,7 @@ def input_prompts(
     prompts = parse_prompts(
         given, state.info.vocab_size, True, lambda n: state.check_answer_count(n, 1), field
     )
-    return prompts if most_tokens is None else [_cut(prompt, most_tokens) for prompt in prompts]
-
-
-def _cut(prompt: Prompt, most_tokens: int) -> Prompt:
-    if isinstance(prompt, TextPrompt):
-        return msgspec.structs.replace(prompt, most_tokens=most_tokens)
-    if isinstance(prompt, TokenPrompt) and num_ids(prompt.token_ids) > most_tokens:
-        return TokenPrompt(pack_ids(unpack_ids(prompt.token_ids)[:most_tokens]))
-    return prompt
-
-
-def most_input_tokens(asked: int | None, state: ServerState) -> int | None:
-    """The limit to which inputs are cut: ``truncate_prompt_tokens``.
-
-    Raises:
-        RequestError: it is 0 or less, other than -1, or more than the context length.
-    """
-    longest = min(state.info.context_length, state.info.kv_pool_tokens)
-    if asked is None or asked == -1:
-        return asked and longest
-    if not 1 <= asked <= longest:
-        raise RequestError(
-            f"truncate_prompt_tokens must be -1 or from 1 to {longest}, not {asked}.",
-            param="truncate_prompt_tokens",
-        )
-    return asked
+    return [cut(prompt, most_tokens) for prompt in prompts]
 
 
 def refuse_others(body: dict[str, Any]) -> None:

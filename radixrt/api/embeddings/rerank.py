@@ -4,8 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.embeddings.judging import judge
-from radixrt.api.embeddings.pooled import PooledFields, refuse_others
+from radixrt.api.embeddings.pooled import PooledFields, judge_pairs, refuse_others, usage_of
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
 from radixrt.api.requests.items import string_in
@@ -37,12 +36,12 @@ def rerank_routes(state: ServerState) -> APIRouter:
     async def rerank(request: Request, fields: RerankRequest) -> Response:
         texts = [_text(given, f"documents[{i}]") for i, given in enumerate(fields.documents)]
         _check(fields, texts)
-        judged = await judge(
+        judged = await judge_pairs(
             request,
             state,
             fields,
-            [(fields.query, text) for text in texts],
             "rerank",
+            [(fields.query, text) for text in texts],
             fields.instruction or fields.instruct or "",
             fields.max_tokens_per_doc,
         )
@@ -60,7 +59,7 @@ def rerank_routes(state: ServerState) -> APIRouter:
                 "id": judged.run.id,
                 "model": state.config.model_name,
                 "results": results,
-                "usage": judged.run.usage,
+                "usage": usage_of(judged.run),
             }
         )
 

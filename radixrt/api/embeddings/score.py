@@ -6,21 +6,20 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.embeddings.judging import judge
 from radixrt.api.embeddings.pooled import (
-    Pooled,
     PooledFields,
-    Vector,
+    compute,
     input_prompts,
-    most_input_tokens,
+    judge_pairs,
     prompt_errors_name,
     refuse_others,
-    run_pooled,
+    usage_of,
 )
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
+from radixrt.client.pooling import Pooled, Vector, most_input_tokens, paired
 
 
 class ScorePairsRequest(PooledFields, kw_only=True):
@@ -40,9 +39,9 @@ def score_routes(state: ServerState) -> APIRouter:
     router = Endpoints(state)
 
     async def score_pairs(request: Request, fields: ScorePairsRequest) -> Response:
-        pairs = _pairs(fields)
+        pairs = paired(fields.text_1, fields.text_2)
         state.check_answer_count(len(pairs), 1)
-        judged = await judge(request, state, fields, pairs, "score", fields.instruction or "")
+        judged = await judge_pairs(request, state, fields, "score", pairs, fields.instruction or "")
         data = [
             {"index": index, "object": "score", "score": score}
             for index, score in enumerate(judged.scores)
@@ -57,10 +56,10 @@ def score_routes(state: ServerState) -> APIRouter:
         info = state.info.pooling
         if info is None or info.task != "classify":
             raise RequestError("This server's model is no classifier.")
-        most_tokens = most_input_tokens(fields.truncate_prompt_tokens, state)
+        most_tokens = most_input_tokens(fields.truncate_prompt_tokens, state.info)
         with prompt_errors_name("input"):
             prompts = input_prompts(fields.input, "input", state, most_tokens)
-            run = await run_pooled(request, state, fields, prompts, "classify")
+            run = await compute(request, state, fields, "classify", prompts)
         data = [
             {"index": index, **_classes(vector, info.labels)}
             for index, vector in enumerate(run.vectors)
@@ -68,26 +67,6 @@ def score_routes(state: ServerState) -> APIRouter:
         return json_response(_listed(data, run, state))
 
     return router
-
-
-def _pairs(fields: ScorePairsRequest) -> list[tuple[str, str]]:
-    """Raises:
-    RequestError: a text is empty, or the lists have different lengths.
-    """
-    first, second = (
-        [given] if isinstance(given, str) else given for given in (fields.text_1, fields.text_2)
-    )
-    for name, texts in (("text_1", first), ("text_2", second)):
-        if not texts or "" in texts:
-            raise RequestError(f"{name} is empty, or holds an empty text.", param=name)
-    most = max(len(first), len(second))
-    if {len(first), len(second)} - {1, most}:
-        raise RequestError(
-            f"text_1 has {len(first)} texts and text_2 {len(second)}: give one of either, or as many of both.",
-            param="text_2",
-        )
-    first, second = (texts * (most // len(texts)) for texts in (first, second))
-    return list(zip(first, second, strict=True))
 
 
 def _classes(vector: Vector, labels: tuple[str, ...]) -> dict[str, Any]:
@@ -102,5 +81,5 @@ def _listed(data: list[dict[str, Any]], run: Pooled, state: ServerState) -> dict
         "created": int(time.time()),
         "model": state.config.model_name,
         "data": data,
-        "usage": run.usage,
+        "usage": usage_of(run),
     }

@@ -9,8 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt import __version__
-from radixrt.api.embeddings.embeddings import as_list, embed, unit, written
-from radixrt.api.embeddings.pooled import most_input_tokens
+from radixrt.api.embeddings.embeddings import as_list, embed, written
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
 from radixrt.api.http.events import LineStream, json_line, json_response, while_connected
@@ -31,6 +30,7 @@ from radixrt.api.openai.chat import prepare_chat
 from radixrt.api.openai.completions import prepare_completion
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
+from radixrt.client.pooling import most_input_tokens, unit
 
 ERRORS = ErrorShape("/api/", lambda error: {"error": error.message}, "")
 
@@ -113,7 +113,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
         begun = time.perf_counter_ns()
         answer: dict[str, Any] = {"model": state.config.model_name, "embeddings": []}
         if fields.input:
-            most_tokens = None if fields.truncate is False else most_input_tokens(-1, state)
+            most_tokens = None if fields.truncate is False else most_input_tokens(-1, state.info)
             found = await embed(
                 request, state, fields, fields.input, most_tokens, fields.dimensions
             )
@@ -126,7 +126,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
     async def embed_one(request: Request, fields: OldEmbedRequest) -> Response:
         if not fields.prompt:
             return json_response({"embedding": []})
-        most_tokens = most_input_tokens(-1, state)
+        most_tokens = most_input_tokens(-1, state.info)
         found = await embed(request, state, fields, fields.prompt, most_tokens)
         return json_response({"embedding": as_list(found.vectors[0])})
 

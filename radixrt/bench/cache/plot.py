@@ -33,9 +33,10 @@ def plot_results(results: list[CacheResult], path: Path) -> None:
 def _routing_panel(axes: Any, title: str, results: list[CacheResult]) -> None:
     """A row for each rule: mean and 99th percentile of TTFT, and the hit rate at the right."""
     axes.set_title(title)
-    axes.set_xlabel("TTFT, seconds")
-    axes.set_xscale("log")
+    axes.set_xlabel("TTFT, seconds: mean (filled) and 99th percentile")
+    axes.set_xscale("log", subs=(2, 5))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
     axes.set_yticks(range(len(results)), [result.router for result in results])
     axes.invert_yaxis()
     for row, result in enumerate(results):
@@ -44,10 +45,8 @@ def _routing_panel(axes: Any, title: str, results: list[CacheResult]) -> None:
         mean_s, p99_s = ttft.mean / 1e3, ttft.p99 / 1e3
         color = COLORS[1] if result.router == "radixrt" else COLORS[0]
         axes.plot([mean_s, p99_s], [row, row], "-", color=color, linewidth=1)
-        axes.plot([mean_s], [row], "o", color=color, label="" if row else "mean")
-        axes.plot(
-            [p99_s], [row], "o", color=color, markerfacecolor="white", label="" if row else "p99"
-        )
+        axes.plot([mean_s], [row], "o", color=color)
+        axes.plot([p99_s], [row], "o", color=color, markerfacecolor="white")
         axes.annotate(
             f"{result.hit_percent:.1f} %",
             (1.02, row),
@@ -55,8 +54,7 @@ def _routing_panel(axes: Any, title: str, results: list[CacheResult]) -> None:
             verticalalignment="center",
             fontsize=8,
         )
-    axes.annotate("hits", (1.02, -0.7), xycoords=("axes fraction", "data"), fontsize=8, color=FAINT)
-    axes.legend(fontsize=8)
+    axes.annotate("hits", (1.02, -0.5), xycoords=("axes fraction", "data"), fontsize=8, color=FAINT)
 
 
 def _panel(axes: Any, trace: str, results: list[CacheResult]) -> None:

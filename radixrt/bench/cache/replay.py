@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from radixrt.base.config import EvictionPolicyName, SchedulerSettings
+from radixrt.base.config import SchedulerSettings
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.bench.arguments import HintLevel, RouterName
 from radixrt.bench.cache.engine import SimulatedEngine
 from radixrt.bench.cache.future import look_ahead

@@ -48,7 +48,10 @@ def checked_tags(
         checks: by the position of the tag.
     """
     return CheckedTags(
-        tags=tuple(_tag(tag, checks.get(index, ())) for index, tag in enumerate(constraint.tags)),
+        tags=(
+            *(_tag(tag, checks.get(index, ())) for index, tag in enumerate(constraint.tags)),
+            *(_tag(tag, ()) for tag in constraint.before),
+        ),
         triggers=constraint.triggers,
         free_text=constraint.free_text,
         separator=constraint.separator,

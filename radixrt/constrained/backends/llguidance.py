@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from radixrt.base.config import WhitespaceName
+from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.bitmask import BitmaskRow

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from radixrt.base.config import WhitespaceName
+from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.checked_tags import checked_tags, finds_content
@@ -368,6 +368,8 @@ class _TagGrammar:
             if tag.begin or not part.lists
         ]
         self._text.lines.append(f"tag_{number}: " + " | ".join(rules))
+        if part.before:
+            return f"{self._before(part, number)} tag_{number} {self._more_tags(part, number)}"
         if part.lists:
             return self._lists(part, number)
         if not part.free_text:
@@ -378,6 +380,14 @@ class _TagGrammar:
         if any(ends):
             return f"{tags} {self._text.until(ends, stops)}"
         return f"{tags} {self._text.without(stops)}?"
+
+    def _before(self, part: StructuralTag, number: int) -> str:
+        """Any number of the tags that may stand before the others."""
+        ways = [
+            f"{self._text.literal(tag.begin)} {self._content(part, -1, tag)}" for tag in part.before
+        ]
+        self._text.lines.append(f"before_{number}: " + " | ".join(ways))
+        return f"before_{number}*"
 
     def _more_tags(self, part: StructuralTag, number: int) -> str:
         """The tags after the first, where there is no free text between them."""
@@ -463,7 +473,8 @@ class _TagGrammar:
                 if text is not None and len(ends) == 1:
                     return self._text.ended(text, tag.end)
         if is_endless(tag.content):
-            return self._endless(tag.content, ends)
+            is_last = part.max_tags == 1 and not part.free_text and not any(ends)
+            return self._endless(tag.content, () if is_last else ends)
         return self._series([tag.content], ends if any(ends) else (), True)
 
     def _parameters(self, part: StructuralTag, index: int, tag: Tag, content: Parameters) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xgrammar
 
-from radixrt.base.config import WhitespaceName
+from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow, single_token
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.finite import cause_of, endless_symbols

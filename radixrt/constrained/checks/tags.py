@@ -198,6 +198,8 @@ class TagTracker:
         begin = self._offset + at - len(self._undecided)
         self._state, self._tag, self._undecided = _CONTENT, tag, ""
         self._num_tags += 1
+        if not (self._tags.tags[tag].is_json or self._tags.tags[tag].end):
+            self._state = _PLAIN
         self._contents[tag].reset(self._fresh[tag]._replace(offset=begin))
         return rest
 

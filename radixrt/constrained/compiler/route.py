@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from radixrt.base.config import GrammarBackendName, WhitespaceName
 from radixrt.base.errors import RequestError
+from radixrt.base.settings.setting import GrammarBackendName, WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.constraint import (
     AnyJson,

@@ -167,6 +167,15 @@ class Scored:
     """The prompt counts once; the choices' tokens count as completion."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CachedPrompt:
+    """How much of a prompt is in the KV cache now."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Leading tokens, in whole pages."""
+
+
 class Backend(Protocol):
     """Answers the calls of programs. All coroutines run in the runtime's one event loop."""
 
@@ -191,4 +200,8 @@ class Backend(Protocol):
 
     async def cache_tokens(self) -> int | None:
         """The capacity of the KV cache in tokens; None: unknown. Never raises."""
+        return None
+
+    async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
+        """How much of each prompt is cached now; nothing is computed. None: unknown. Never raises."""
         return None

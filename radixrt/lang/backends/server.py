@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -10,6 +10,7 @@ from radixrt.lang.backends.http import HttpClient
 from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body, usage_of
 from radixrt.lang.backends.protocol import (
     Backend,
+    CachedPrompt,
     CacheHints,
     Call,
     ChoiceCall,
@@ -17,6 +18,7 @@ from radixrt.lang.backends.protocol import (
     Constraint,
     Grammar,
     Piece,
+    Prompt,
     Regex,
     Score,
     Scored,
@@ -30,14 +32,16 @@ URL_VARIABLE = "RADIXRT_URL"
 class RadixrtBackend:
     """Calls the endpoints of a radixrt server."""
 
-    def __init__(self, name: str, http: HttpClient) -> None:
+    def __init__(self, name: str, http: HttpClient, cache_salt: str | None = None) -> None:
         self.name = name
         self._http = http
+        self._salt = {} if cache_salt is None else {"cache_salt": cache_salt}
+        """The field of each request."""
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         body = standard_body(call, None)
         body |= call.sampling.given() | _constraint_fields(call.constraint)
-        body |= _cache_field(call.hints) | {"return_times": True}
+        body |= self._salt | _cache_field(call.hints) | {"return_times": True}
         if call.stream_values:
             body["stream_values"] = True
         if call.continues:
@@ -52,7 +56,7 @@ class RadixrtBackend:
         body = {name: call.prompt, "choices": call.choices, "unconditional": call.unconditional}
         if call.continues:
             body["continue_final_message"] = True
-        body |= _cache_field(call.hints)
+        body |= self._salt | _cache_field(call.hints)
         answer = await self._http.request("POST", "/score_choices", body)
         scores = [
             Score(tuple(score["logprobs"]), tuple(score["unconditional_logprobs"] or ()))
@@ -67,6 +71,16 @@ class RadixrtBackend:
             return int(tokens["total"]) - int(tokens["pinned"])
         return None
 
+    async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
+        sent = [one if isinstance(one, str) else {"messages": one} for one in prompts if one]
+        with contextlib.suppress(BackendError, KeyError, TypeError):
+            answer = await self._http.request(
+                "POST", "/v1/cache/match", {"prompts": sent} | self._salt
+            )
+            found = iter([CachedPrompt(**one) for one in answer["matches"]])
+            return [next(found) if one else CachedPrompt() for one in prompts]
+        return None
+
 
 class Server(RadixrtBackend):
     """A radixrt server.
@@ -74,12 +88,19 @@ class Server(RadixrtBackend):
     Args:
         url: the address, with or without ``/v1``.
         api_key: the key, if the server was started with ``--api-key``.
+        cache_salt: of all requests; they share their KV only with requests of this salt.
 
     >>> Server("http://127.0.0.1:30000/v1").url
     'http://127.0.0.1:30000'
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         http = HttpClient(
             self.url,
@@ -87,7 +108,7 @@ class Server(RadixrtBackend):
             "Start one with `radixrt serve` (the built-in model) or `radixrt serve --model-path DIR`, or give the "
             "address of one: rl.set_default_backend(rl.Server(url)), or RADIXRT_URL in the environment.",
         )
-        super().__init__(f"The radixrt server at {self.url}", http)
+        super().__init__(f"The radixrt server at {self.url}", http, cache_salt)
 
 
 _default: Backend | None = None

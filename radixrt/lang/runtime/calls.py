@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -19,10 +19,11 @@ from radixrt.lang.backends.protocol import (
     ToolCallPiece,
 )
 from radixrt.lang.errors import AnswerError, locate, unreadable
-from radixrt.lang.expressions import Gen, Select, SelectMethod
+from radixrt.lang.expressions import Documents, Gen, Select, SelectMethod
+from radixrt.lang.runtime.cached_order import cached_order
 from radixrt.lang.runtime.placeholder import Completion, Placeholder
 from radixrt.lang.runtime.run import Run
-from radixrt.lang.runtime.transcript import Transcript
+from radixrt.lang.runtime.transcript import Transcript, text_of
 from radixrt.lang.tools import ToolAnswer, read_calls
 from radixrt.lang.tracing.records import CallRecord, tail_of
 from radixrt.lang.typed import AnswerType
@@ -166,6 +167,24 @@ async def choose(site: CallSite, select: Select) -> Completion:
         choice = select.choices[likeliest(scored.scores, select.method)]
         site.add_text(choice)
         return Completion(choice, choice)
+
+
+async def arrange(site: CallSite, documents: Documents) -> Completion:
+    """Order documents by what the backend has cached when the run is admitted."""
+    with site.noted():
+        by_rank = site.before.with_part(documents.text(range(len(documents.passages))))
+        async with replace(site, before=by_rank).admitted():  # batches compare prompts by rank
+            before = site.before.messages() or text_of(site.before.text)
+            order = await cached_order(
+                site.run.backend,
+                before,
+                documents.passages,
+                documents.separator,
+                documents.max_shift,
+            )
+        text = documents.text(order)
+        site.add_text(text)
+        return Completion(text, order)
 
 
 def likeliest(scores: Sequence[Score], method: SelectMethod) -> int:

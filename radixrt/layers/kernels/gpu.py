@@ -16,7 +16,8 @@ from torch import Tensor
 from radixrt.base.errors import ConfigError
 from radixrt.device.flashinfer_library import UntracedFunctions, load_flashinfer
 from radixrt.layers.kernels.interface import LayerKernels
-from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack
+from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack, Weights
+from radixrt.layers.quantization.block_stack import Mxfp4Stack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 
@@ -148,7 +149,7 @@ class GpuKernels(LayerKernels):
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         ours = self._flashinfer
-        if ours is not None and ours.takes_halves(gate_up):
+        if ours is not None and name in _ACTIVATIONS and ours.takes_halves(gate_up):
             return getattr(ours.flashinfer, _ACTIVATIONS[name])(gate_up)
         return self._activation.gated_activation(name, gate_up)
 
@@ -163,7 +164,13 @@ class GpuKernels(LayerKernels):
     ) -> Tensor:
         gate_up_weights, down_weights = _weights_of(gate_up), _weights_of(down)
         return self._moe.experts_mlp(
-            hidden, weights, experts, gate_up_weights, down_weights, activation
+            hidden,
+            weights,
+            experts,
+            gate_up_weights,
+            down_weights,
+            activation,
+            (gate_up.bias, down.bias),
         )
 
     def pack(self, matrix: Matrix) -> Matrix:
@@ -172,6 +179,9 @@ class GpuKernels(LayerKernels):
         if isinstance(matrix, Fp8Matrix) and ScaledFp8Matrix.takes(matrix):
             return ScaledFp8Matrix(matrix)
         return matrix  # cuBLAS takes plain weights as checkpoints have them
+
+    def pack_stack(self, matrix: Matrix, count: int) -> Weights:
+        return matrix.dequantized() if isinstance(matrix, Mxfp4Stack) else matrix
 
 
 def _weights_of(stack: MatrixStack) -> Tensor:

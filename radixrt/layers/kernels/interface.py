@@ -8,12 +8,23 @@ from torch import Tensor, nn
 
 from radixrt.layers.matrix import Matrix, MatrixStack, Weights
 
-GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""Of ``clamped_swiglu``: the sigmoid's gain, and the bound of both halves."""
+
+
+def _clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    gate = gate.clamp(max=SWIGLU_LIMIT)
+    up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)
+
+
+GATED_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "silu": lambda gate, up: F.silu(gate) * up,
+    "gelu": lambda gate, up: F.gelu(gate) * up,
+    "gelu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "clamped_swiglu": _clamped_swiglu,
 }
-"""Activations of the gate's half of a merged projection, by name."""
+"""Functions of the two halves of a merged projection, by name; ``clamped_swiglu`` is gpt-oss's."""
 
 
 class LayerKernels:
@@ -59,7 +70,7 @@ class LayerKernels:
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of ``GATED_ACTIVATIONS``."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return GATED_ACTIVATIONS[name](gate) * up
+        return GATED_ACTIVATIONS[name](gate, up)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its input."""
@@ -99,7 +110,7 @@ class LayerKernels:
             weights: [num_tokens, top_k] float32
             experts: [num_tokens, top_k] int64
             gate_up: each [2 * size, hidden_size], gate first
-            down: each [hidden_size, size]
+            down: each [hidden_size, size]; both may have biases
         """
         order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
         tokens = order // experts.shape[1]
@@ -112,9 +123,9 @@ class LayerKernels:
                 continue
             pairs = slice(end, end + count)
             end += count
-            merged = F.linear(hidden[tokens[pairs]], gate_up.plain(expert))
+            merged = gate_up.multiply(expert, hidden[tokens[pairs]])
             activated = self.gated_activation(activation, merged)
-            expert_output = F.linear(activated, down.plain(expert))
+            expert_output = down.multiply(expert, activated)
             weighted = expert_output * pair_weights[pairs]
             output.index_add_(0, tokens[pairs], weighted.to(output.dtype))
         return output

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, MatrixStack, Weights
+from radixrt.layers.quantization.block_stack import BlockStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
-from radixrt_kernels import activation, groupwise, linear, mixture, norm, rotary
+from radixrt_kernels import activation, blockwise, groupwise, linear, mixture, norm, rotary
 
 
 class NativeKernels(LayerKernels):
@@ -55,9 +56,9 @@ class NativeKernels(LayerKernels):
         ):
             return super().experts(hidden, weights, experts, gate_up, down, activation)
         groups = mixture.group_by_expert(experts, gate_up.count)
-        merged = gate_up.matrix.multiply_groups(hidden, groups.tokens, groups.starts)
+        merged = gate_up.matrix.multiply_groups(hidden, groups.tokens, groups.starts, gate_up.bias)
         activated = self.gated_activation(activation, merged)
-        outputs = down.matrix.multiply_groups(activated, None, groups.starts)
+        outputs = down.matrix.multiply_groups(activated, None, groups.starts, down.bias)
         return mixture.weighted_sum(outputs, groups.places, weights)
 
     def pack(self, matrix: Matrix) -> Matrix:
@@ -72,6 +73,8 @@ class NativeKernels(LayerKernels):
             return PackedExperts(matrix, count)
         if isinstance(matrix, GroupwiseMatrix):
             return GroupwiseExperts(matrix, count)
+        if isinstance(matrix, BlockStack):
+            return BlockExperts(matrix, count)
         return matrix
 
 
@@ -106,13 +109,16 @@ class NativeExperts(Weights, ABC):
     """The matrices of a mixture's experts, packed so that the kernels multiply by all of them in one call."""
 
     @abstractmethod
-    def multiply_groups(self, hidden: Tensor, tokens: Tensor | None, starts: Tensor) -> Tensor:
+    def multiply_groups(
+        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+    ) -> Tensor:
         """Each row times the matrix that its group belongs to: [rows, output features of one matrix].
 
         Args:
             hidden: [num_tokens, columns]
             tokens: int32 [rows], which token each row is; None: the rows are those of ``hidden``.
             starts: int32 [matrices + 1], where the rows of each matrix begin.
+            bias: [matrices, output features of one], or None.
         """
 
 
@@ -125,8 +131,10 @@ class PackedExperts(NativeExperts):
         packed = linear.pack_stack(dense.weight.unflatten(0, (count, -1)))
         self.weight = nn.Parameter(packed, requires_grad=False)
 
-    def multiply_groups(self, hidden: Tensor, tokens: Tensor | None, starts: Tensor) -> Tensor:
-        return linear.grouped_linear(hidden, tokens, starts, self.weight, self.rows_each)
+    def multiply_groups(
+        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        return linear.grouped_linear(hidden, tokens, starts, self.weight, self.rows_each, bias)
 
 
 class GroupwiseExperts(NativeExperts):
@@ -146,5 +154,22 @@ class GroupwiseExperts(NativeExperts):
         self.register_buffer("scales", self.packed.scales)
         self.register_buffer("zeros", self.packed.zeros)
 
-    def multiply_groups(self, hidden: Tensor, tokens: Tensor | None, starts: Tensor) -> Tensor:
-        return groupwise.grouped_linear(hidden, tokens, starts, self.packed)
+    def multiply_groups(
+        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        return groupwise.grouped_linear(hidden, tokens, starts, self.packed, bias)
+
+
+class BlockExperts(NativeExperts):
+    """Blocks of GGUF files; see ``radixrt_kernels.blockwise``."""
+
+    def __init__(self, matrix: BlockStack, count: int) -> None:
+        super().__init__(matrix.rows, matrix.columns)
+        blocks = matrix.blocks.unflatten(0, (count, -1))
+        self.packed = blockwise.pack_stack(blocks, matrix.kind, matrix.columns)
+        self.register_buffer("codes", self.packed.packed)
+
+    def multiply_groups(
+        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        return blockwise.grouped_linear(hidden, tokens, starts, self.packed, bias)

@@ -11,6 +11,7 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, LoadableMatrix, MatrixFormat
 from radixrt.layers.moe import Experts
 from radixrt.layers.quantization.awq import AwqMatrix
+from radixrt.layers.quantization.block_stack import Mxfp4Stack
 from radixrt.layers.quantization.fp8 import RoundedFp8Matrix, StoredFp8Matrix
 from radixrt.layers.quantization.gptq import GptqMatrix
 from radixrt.layers.quantization.rounding import RoundedMatrix
@@ -19,6 +20,7 @@ from radixrt.layers.quantization.scheme import DEFAULT_GROUP_SIZE, HEAD_BITS, Qu
 _FORMATS: dict[str, Callable[..., LoadableMatrix]] = {
     "awq": AwqMatrix,
     "gptq": GptqMatrix,
+    "mxfp4": Mxfp4Stack,
     "rounding": RoundedMatrix,
     "fp8": StoredFp8Matrix,
     "fp8_rounding": RoundedFp8Matrix,
@@ -40,7 +42,7 @@ def matrix_formats(
     """
 
     def format_of(path: str, projections: Sequence[str]) -> MatrixFormat:
-        if scheme is None:
+        if scheme is None or (scheme.experts_only and not scheme.covers(path)):
             return DenseMatrix
         last = path.rpartition(".")[2]
         if last in (_HEAD, _LAYER_INPUTS) or (last == _EMBEDDING and tied_head):
@@ -81,7 +83,7 @@ def check_experts(model: nn.Module, scheme: QuantizationScheme, kernels: LayerKe
     """
     if not any(isinstance(module, Experts) for module in model.modules()):
         return
-    if not kernels.multiplies_quantized_experts:
+    if not kernels.multiplies_quantized_experts and scheme.method != "mxfp4":
         raise ConfigError(
             "Quantized weights of a mixture of experts are supported on CPUs alone; choose --device cpu, or the plain "
             "checkpoint without --quantization."

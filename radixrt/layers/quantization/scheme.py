@@ -19,7 +19,7 @@ embedding one of every token that goes in."""
 class QuantizationScheme:
     """The form of the linear layers' weights: codes of ``bits``, with a scale and a zero a group."""
 
-    method: Literal["awq", "gptq", "rounding", "fp8", "fp8_rounding"]
+    method: Literal["awq", "gptq", "mxfp4", "rounding", "fp8", "fp8_rounding"]
     """``rounding``, ``fp8_rounding``: the checkpoint is plain, and its weights are quantized while they are loaded."""
     bits: int
     group_size: int | None
@@ -33,6 +33,8 @@ class QuantizationScheme:
     kept: tuple[str, ...] = ()
     """Modules that are not quantized, with all that is below them: whole names (``lm_head``, ``mlp.gate``,
     ``model.layers.0``), which may leave out the beginning of the path."""
+    experts_only: bool = False
+    """Nothing but the experts of a mixture is quantized."""
     quantized_head: bool = False
     """The LM head is quantized like the layers (GPTQ's ``lm_head``)."""
     scale_a_row: bool = True
@@ -64,6 +66,8 @@ class QuantizationScheme:
                 f"The checkpoint leaves {', '.join(kept)} unquantized, but not all of {', '.join(projections)}, which are "
                 "computed together; choose a checkpoint that treats them alike, or the plain one."
             )
+        if self.experts_only and ".experts." not in path:
+            return False
         return not kept and not self._keeps(path)
 
     def _keeps(self, path: str) -> bool:
@@ -131,12 +135,14 @@ def _checkpoint_scheme(config: Mapping[str, Any]) -> QuantizationScheme | None:
         return _awq(found)
     if method == "gptq":
         return _gptq(found)
+    if method == "mxfp4":
+        return QuantizationScheme("mxfp4", 4, 32, experts_only=True)
     if method == "fp8":
         return _fp8(found)
     if method == "compressed-tensors":
         return _compressed_tensors(found)
     raise ConfigError(
-        f"The checkpoint is quantized ({method}), which is not supported; supported are awq, gptq, and fp8 in its own "
+        f"The checkpoint is quantized ({method}), which is not supported; supported are awq, gptq, mxfp4, and fp8 in its own "
         "layout or compressed-tensors'. Choose one of those, or the float32, bfloat16 or float16 original, perhaps with "
         "--quantization int8, int4 or fp8."
     )

@@ -8,6 +8,8 @@ from radixrt.models.gguf.file import GGUFFile
 
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<turn|>", "<|tool_response>"}  # fmt: skip
 """Tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
+_HARMONY_ENDS = {"<|return|>", "<|call|>", "<|endoftext|>"}
+"""Of vocabularies that have all of them (gpt-oss): there ``<|end|>`` ends a message, and others follow."""
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -114,7 +116,10 @@ def _end_ids(file: GGUFFile) -> list[int]:
     named = (tokenizer.get(f"{name}_token_id") for name in ("eos", "eot", "eom"))
     kinds = zip(tokenizer.get("tokens", ()), tokenizer.get("token_type", ()), strict=False)
     added = (_CONTROL, _USER_DEFINED)
-    found = {i for i, (t, kind) in enumerate(kinds) if kind in added and t in _ENDS_OF_TURN}
+    known = {t: i for i, (t, kind) in enumerate(kinds) if kind in added}
+    if known.keys() >= _HARMONY_ENDS:
+        return sorted(known[end] for end in _HARMONY_ENDS)
+    found = {i for token, i in known.items() if token in _ENDS_OF_TURN}
     return sorted(found | {i for i in named if i is not None})
 
 
@@ -347,6 +352,14 @@ def _minimax_m2(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_minimax_m2(meta, config),
+        **_windows(meta, config, 2),
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+    }
+
+
 def _qwen3_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {
         **_qwen(meta, config),
@@ -358,7 +371,7 @@ def _qwen3_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2"}
+_MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss"}
 """Architectures with experts; some models of Gemma 4 have none."""
 _BY_LAYER = {"gemma4"}
 """Architectures whose sizes may differ by layer."""
@@ -382,5 +395,6 @@ _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]]
     "qwen3moe": (_qwen3_moe, "Qwen3MoeForCausalLM", "qwen3_moe"),
     "glm4moe": (_glm4_moe, "Glm4MoeForCausalLM", "glm4_moe"),
     "minimax-m2": (_minimax_m2, "MiniMaxM2ForCausalLM", "minimax_m2"),
+    "gpt-oss": (_gpt_oss, "GptOssForCausalLM", "gpt_oss"),
 }
 """llama.cpp's name of an architecture: its own settings, the class in config.json, and transformers' model type."""

@@ -56,6 +56,7 @@ BYTE_LEVEL_SPLITS: dict[str, tuple[str | None, ...]] = {
     "hunyuan-dense": (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3),
     "tekken": (_TEKKEN,),
     "minimax-m2": (_O200K,),
+    "gpt-4o": (_O200K,),
 }
 """Regular expressions that cut a text, one after the other, before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
 _WITHOUT_MERGES = {"llama-bpe", "llama3", "llama-v3", "glm4", "tekken"}

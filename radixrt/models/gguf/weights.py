@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
+from radixrt.layers.quantization.block_stack import BlockStack
 from radixrt.layers.quantization.blocks import block_matrices
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.file import PLAIN_KINDS, TensorEntry
@@ -58,6 +59,8 @@ _LAYER = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
 }
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The projections of each expert, by the stack that holds them."""
 _GEMMA = {"ffn_norm": "pre_feedforward_layernorm"}
 _GEMMA4 = {
     **_GEMMA,
@@ -70,9 +73,26 @@ _GEMMA4 = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
-_SPECIAL = {"gemma2": _GEMMA, "gemma3": _GEMMA, "gemma4": _GEMMA4, "phi3": {"ffn_up": "mlp.gate_up_proj"}}  # fmt: skip
+_SPECIAL = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gemma4": _GEMMA4,
+    "phi3": {"ffn_up": "mlp.gate_up_proj"},
+    "hunyuan_v1_dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "minimax_m2": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.w1",
+        "ffn_down_exps": "block_sparse_moe.experts.w2",
+        "ffn_up_exps": "block_sparse_moe.experts.w3",
+        "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+    },
+}
 """Other names in layers, by family."""
 _WHOLE = {
+    "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "layer_output_scale.weight": "layer_scalar",
     "ffn_gate_inp.scale": "router.scale",
@@ -109,7 +129,7 @@ class BlockFormats:
         self.kept: set[str] = set()
         """Tensors of the file that stay in blocks, of the matrices so far."""
         for entry in entries:
-            if entry.kind in BLOCK_KINDS:
+            if entry.kind in BLOCK_KINDS and ".ffn_gate_inp." not in entry.name:
                 name = _name(entry.name, _family(config))
                 for part, _ in translate(name, torch.empty(entry.shape, device="meta")):
                     self._kinds[part.removesuffix(".weight")] = entry.kind
@@ -117,11 +137,22 @@ class BlockFormats:
 
     def format_of(self, path: str, projections: Sequence[str]) -> MatrixFormat:
         """See ``matrix_formats``. Projections that are computed together are plain if one of them is."""
+        stack, is_stack, last = path.rpartition(".experts.")
+        if is_stack:  # one tensor of the file has a projection of all experts
+            return self._stack_format([f"{stack}.experts.0.{part}" for part in _STACKED[last]])
         names = projections or [path]
         if any(name not in self._kinds for name in names):
             return DenseMatrix
         self.kept.update(self._tensors[name] for name in names)
         return partial(self._matrix, kinds={name: self._kinds[name] for name in names})
+
+    def _stack_format(self, names: list[str]) -> MatrixFormat:
+        kinds = {self._kinds.get(name) for name in names}
+        kind = kinds.pop()
+        if kinds or kind is None:
+            return DenseMatrix
+        self.kept.update(self._tensors[name] for name in names)
+        return partial(BlockStack, kind=kind)
 
 
 def read_weights(
@@ -131,12 +162,13 @@ def read_weights(
     kept: Collection[str] = (),
     progress_level: int = logging.INFO,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors one at a time, under their names in a transformers checkpoint. The file is mapped.
+    """The tensors one at a time, under their names in a transformers checkpoint; those of all experts are one, whose name has no
+    number. The file is mapped.
 
     Args:
         config: the content of config.json.
         dtype: of dequantized matrices; other tensors keep theirs.
-        kept: names in the file of tensors that stay in blocks: uint8 [rows, bytes of a row].
+        kept: names in the file of tensors that stay in blocks: uint8 [..., rows, bytes of a row].
         progress_level: of the lines of the log that tell the progress.
     """
     family = _family(config)
@@ -145,7 +177,10 @@ def read_weights(
     for _, of_file in groupby(entries, key=lambda entry: entry.file):
         for entry in of_file:
             if entry.name not in _NOT_WEIGHTS:
-                tensor = _map(entry) if entry.name in kept else read_tensor(entry, dtype)
+                if entry.name in kept:
+                    tensor = _map(entry).view(*entry.shape[:-1], entry.row_bytes)
+                else:
+                    tensor = read_tensor(entry, dtype)
                 yield _name(entry.name, family), _as_in_transformers(tensor, entry.name, config)
             progress.add_tensor(math.prod(entry.shape[:-1]) * entry.row_bytes)
         progress.add_file()
@@ -190,9 +225,9 @@ def _name(name: str, family: str) -> str:
     if (found := _LAYER_NAME.fullmatch(name)) is None:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
-    if whole := _WHOLE.get(f"{found[2]}.{found[3]}"):
-        return f"model.layers.{found[1]}.{whole}"
-    special = _SPECIAL.get(family, {})
+    special, whole = _SPECIAL.get(family, {}), f"{found[2]}.{found[3]}"
+    if other := special.get(whole) or _WHOLE.get(whole):
+        return f"model.layers.{found[1]}.{other}"
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])
     end = "" if part in _FUSED else f".{found[3]}"
     return f"model.layers.{found[1]}.{part}{end}"

@@ -2,6 +2,7 @@
 
 from radixrt.parsers.tool_calls.format import ToolCallFormat
 from radixrt.parsers.tool_calls.functiongemma import FunctionGemma, Gemma4
+from radixrt.parsers.tool_calls.harmony import Harmony
 from radixrt.parsers.tool_calls.hermes import Exaone4, Hermes
 from radixrt.parsers.tool_calls.hunyuan import Hunyuan
 from radixrt.parsers.tool_calls.json_lists import Granite, Phi4Mini
@@ -28,4 +29,5 @@ FORMATS: dict[str, ToolCallFormat] = {
     "olmo3": Olmo3(),
     "functiongemma": FunctionGemma(),
     "gemma4": Gemma4(),
+    "harmony": Harmony(),
 }

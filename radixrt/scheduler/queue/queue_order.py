@@ -9,7 +9,7 @@ mixing ratio, where every n-th pick is the oldest, keeps the gain and bounds the
 from dataclasses import dataclass
 from typing import Literal
 
-from radixrt.base.config import SchedulePolicyName
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.scheduler.sequence import Sequence
 
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -11,6 +11,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.answers import ToolCall
 from radixrt.messages.requests import ChatPrompt, GenerateRequest
+from radixrt.parsers.harmony import ASSISTANT, FINAL, MARKS, MESSAGE, HarmonyParser
 from radixrt.parsers.reasoning import (
     FORMATS,
     PROMPT_BEGIN_TOKENS,
@@ -20,6 +21,9 @@ from radixrt.parsers.reasoning import (
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS as TOOL_CALL_FORMATS
 from radixrt.tokenizer.vocabulary import Vocabulary
+
+HARMONY = "harmony"
+"""A format of reasoning and of tool calls whose answers one parser reads."""
 
 
 class OutputParser:
@@ -31,6 +35,8 @@ class OutputParser:
         calls: ToolCallParser | None,
         closing_ids: list[int],
         opening: int | None = None,
+        messages: HarmonyParser | None = None,
+        mark_ids: frozenset[int] = frozenset(),
     ) -> None:
         """
         Args:
@@ -38,7 +44,11 @@ class OutputParser:
             calls: None: the text has no tool calls to split off.
             closing_ids: the tokens after which a grammar begins; empty if it does not begin after reasoning.
             opening: the only first token after which it does.
+            messages: splits everything off, in place of the other two.
+            mark_ids: the tokens of its marks.
         """
+        self._messages = messages
+        self._mark_ids = mark_ids
         self._reasoning = reasoning
         self._calls = calls
         self._closing_ids = closing_ids
@@ -51,16 +61,19 @@ class OutputParser:
     @property
     def num_reasoning_tokens(self) -> int:
         """Tokens of the reasoning so far, with its tags."""
-        if self._reasoning is None or self._reasoning.end == 0:
+        parser = self._messages or self._reasoning
+        if parser is None or parser.end == 0:
             return 0
-        if self._reasoning.end is None:
+        if parser.end is None:
             return len(self._ends)
-        return min(bisect_left(self._ends, self._reasoning.end) + 1, len(self._ends))
+        return min(bisect_left(self._ends, parser.end) + 1, len(self._ends))
 
     @staticmethod
     def of(
         request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
     ) -> "OutputParser":
+        if request.parse_reasoning == HARMONY:
+            return _harmony_parser(request, vocabulary, prompt_ids)
         calls = None
         held = request.constraint if isinstance(request.constraint, StructuralTag) else None
         is_free = request.constraint is None or (held is not None and held.free_text)
@@ -69,13 +82,13 @@ class OutputParser:
             calls = ToolCallParser(
                 TOOL_CALL_FORMATS.get(request.parse_tool_calls),
                 in_pieces=held is not None,
-                calls_alone=held is not None and not held.free_text,
+                calls_alone=held is not None and not (held.free_text or held.before),
                 stray_marks=reasoning.strays if reasoning is not None and is_free else (),
                 tools=_tool_schemas(request),
             )
         if reasoning is None:
             return OutputParser(None, calls, [])
-        closing_ids, opening = grammar_place(request, vocabulary, prompt_ids)
+        closing_ids, opening, _ = grammar_place(request, vocabulary, prompt_ids)
         parser = _reasoning_parser(request, vocabulary, prompt_ids)
         return OutputParser(parser, calls, closing_ids, opening)
 
@@ -100,10 +113,13 @@ class OutputParser:
         parser = _reasoning_parser(request, vocabulary, prompt_ids)
         if parser.has_none:
             return replace(sampling, max_reasoning_tokens=None)
-        opening = marks.opening if parser.needs_opening else ""
+        opening, closing = marks.opening if parser.needs_opening else "", marks.closing
+        if request.parse_reasoning == HARMONY:
+            opening = marks.opening
+            if not request.parse_tool_calls:
+                closing += ASSISTANT + FINAL  # a type of the content may follow
         opening_ids, closing_ids = (
-            tuple(vocabulary.encode(tag, add_special_tokens=False))
-            for tag in (opening, marks.closing)
+            tuple(vocabulary.encode(tag, add_special_tokens=False)) for tag in (opening, closing)
         )
         least = len(opening_ids) + len(closing_ids)
         if sampling.max_reasoning_tokens < least:
@@ -124,12 +140,20 @@ class OutputParser:
         if request.parse_reasoning:
             marks = FORMATS[request.parse_reasoning]
             tags |= {marks.opening, *(mark.strip() for mark in marks.strays)}
+        if request.parse_reasoning == HARMONY:
+            tags.update(MARKS)
         return {i for i, token in vocabulary.special_tokens.items() if token.content in tags}
 
     def watch(self, text: str, token_id: int | None) -> None:
         """Note a new token and its text: where the tokens that close the reasoning are complete, the grammar and
         the content begin."""
         self._num_characters += len(text)
+        if self._messages is not None and token_id is not None:
+            if token_id in self._mark_ids:
+                self._messages.tell_mark(self._num_characters)
+            if self._messages.end is None:
+                self._ends.append(self._num_characters)
+            return
         if self._reasoning is None or token_id is None:
             return
         if self._reasoning.is_optional and self._reasoning.opened is None:
@@ -150,6 +174,9 @@ class OutputParser:
             is_last: the answer is complete.
         """
         reasoning = ""
+        if self._messages is not None:
+            reasoning, content, calls = self._messages.push(text, is_last=is_last)
+            return reasoning, content, _joined(calls) if is_last else calls
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)
             if is_last:
@@ -174,22 +201,52 @@ def _joined(calls: list[ToolCall]) -> list[ToolCall]:
     return joined
 
 
+class GrammarPlace(NamedTuple):
+    """The fields of :class:`~radixrt.messages.grammars.GrammarUse` that say where a grammar begins; without any, at once."""
+
+    begin_after: list[int]
+    """The tokens that close the reasoning."""
+    opening: int | None
+    """The token that opens it, if the grammar begins at once without."""
+    then_after: list[int]
+
+
+AT_ONCE = GrammarPlace([], None, [])
+
+
 def grammar_place(
     request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
-) -> tuple[list[int], int | None]:
-    """The tokens that close the reasoning, after which a grammar begins, and the token that opens it, if the grammar begins at
-    once without; empty and None: it begins at once.
-    """
+) -> GrammarPlace:
+    """Where the grammar of a request begins in an answer."""
     marks = FORMATS.get(request.parse_reasoning)
     if marks is None or request.constraint is None:
-        return [], None
+        return AT_ONCE
+    if request.parse_reasoning == HARMONY:
+        if request.parse_tool_calls:  # the grammar covers the reasoning too
+            return AT_ONCE
+        begin, then = (vocabulary.encode(m, add_special_tokens=False) for m in (FINAL, MESSAGE))
+        return GrammarPlace(begin, None, then)
     parser = _reasoning_parser(request, vocabulary, prompt_ids)
     if parser.has_none:
-        return [], None
+        return AT_ONCE
     opening, closing = (
         vocabulary.encode(tag, add_special_tokens=False) for tag in (marks.opening, marks.closing)
     )
-    return closing, opening[0] if parser.is_optional else None
+    return GrammarPlace(closing, opening[0] if parser.is_optional else None, [])
+
+
+def _harmony_parser(
+    request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
+) -> OutputParser:
+    mark_ids = {i for i, token in vocabulary.special_tokens.items() if token.content in MARKS}
+    messages = HarmonyParser(
+        vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:]),
+        calls=request.parse_tool_calls == HARMONY,
+        in_pieces=request.constraint is not None,
+        is_held=request.constraint is not None,
+        marks_are_told=len(mark_ids) == len(MARKS),
+    )
+    return OutputParser(None, None, [], None, messages, frozenset(mark_ids))
 
 
 def _reasoning_parser(

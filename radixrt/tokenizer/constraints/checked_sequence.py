@@ -69,6 +69,7 @@ class CheckedSequence:
         self._begun = time.monotonic()
         self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
         """Tokens after which the grammar begins; empty once it has."""
+        self._then_after = unpack_ids(self._grammar.then_after).tolist()
         self._opening = self._grammar.opening
         self._tokens: list[int] = []
         self._num_before = 0
@@ -131,7 +132,7 @@ class CheckedSequence:
         if self._begin_after:
             self._num_before += 1
             if self._tokens[-len(self._begin_after) :] == self._begin_after:
-                self._begin_after = []
+                self._begin_after, self._then_after = self._then_after, []
             return
         text = "" if is_stop else self._detokenizer.push(token)
         self._checked.push([token], [text])

@@ -123,8 +123,13 @@ class ConstraintManager:
         self, compiled: Compiled, request: GenerateRequest, prompt_ids: list[int]
     ) -> GrammarUse:
         """How the answers of a request are held to its compiled constraint."""
-        closing, opening = grammar_place(request, self._vocabulary, prompt_ids)
-        return GrammarUse(compiled.grammar.key, begin_after=pack_ids(closing), opening=opening)
+        place = grammar_place(request, self._vocabulary, prompt_ids)
+        return GrammarUse(
+            compiled.grammar.key,
+            begin_after=pack_ids(place.begin_after),
+            opening=place.opening,
+            then_after=pack_ids(place.then_after),
+        )
 
     def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
         """Holds an answer back until its values are validated; None if the grammar enforces everything."""

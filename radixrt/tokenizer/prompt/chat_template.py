@@ -30,6 +30,7 @@ from radixrt.tokenizer.prompt.call_ids import demands_nine_characters, with_nine
 from radixrt.tokenizer.prompt.kept_turns import History, KeptTurn, KeptTurns, OpenTurn
 from radixrt.tokenizer.prompt.literals import Literals
 from radixrt.tokenizer.prompt.segments import CheckLength, Segment, any_length, joined
+from radixrt.tokenizer.prompt.thinking import reads_thinking, with_thinking
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
 
 
@@ -58,6 +59,7 @@ class ChatTemplate:
         strings = [token.content for token in vocabulary.special_tokens.values()]
         self._special = Literals(strings) if strings else None
         self._wants_short_ids = demands_nine_characters(vocabulary.hf.chat_template)
+        self._reads_thinking = reads_thinking(vocabulary.hf.chat_template)
         self._nonce = secrets.token_hex(8)
         self.turns = KeptTurns()
 
@@ -74,6 +76,8 @@ class ChatTemplate:
         given = prompt.messages
         if self._wants_short_ids:
             given = with_nine_characters(given)
+        if self._reads_thinking:
+            given = with_thinking(given)
         messages = self._hide_special_tokens(given, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)

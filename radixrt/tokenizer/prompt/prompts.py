@@ -24,8 +24,8 @@ from radixrt.tokenizer.prompt.pairs import PairEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 KEPT_BYTES_PER_TOKEN = 64
-"""Most memory of each kind of kept parts (turns, answers, encoded messages), for each token of the KV pool. That is 16 times
-the pool in token ids: of older parts the KV is gone, and most of what they could save with it."""
+"""Most memory of each kind of kept parts (turns, answers, encoded messages, prompts, texts of nodes), for each token of the KV
+pool. That is 16 times the pool in token ids: of older parts the KV is gone, and most of what they could save with it."""
 
 
 class EncodedPrompt(NamedTuple):
@@ -49,11 +49,11 @@ class PromptEncoder:
         self.fill_in_middle = FillInMiddle(vocabulary)
         self._pairs = PairEncoder(vocabulary, self._template)
 
-    def limit_memory(self, pool_tokens: int) -> None:
-        """Bound the kept parts of prompts by the size of the KV pool. Call it before the first prompt."""
+    def limit_memory(self, most_bytes: int) -> None:
+        """Bound the memory of each kind of kept parts of prompts. Call it before the first prompt."""
         segments = self._vocabulary.segments
         for memory in (segments.memory, segments.answers.memory, self._template.turns.memory):
-            memory.limit(KEPT_BYTES_PER_TOKEN * pool_tokens)
+            memory.limit(most_bytes)
 
     def encode(
         self, prompt: Prompt, limits: Limits, salt: str = ""

@@ -1,12 +1,14 @@
 """Learns the chance of a draft token to be accepted, and computes the number of draft tokens that pays.
 
-A draft token survives if it and all before it are accepted: the i-th with the chance p to the power of i. It is worth its
+A draft token survives if it and all before it are accepted. The first shows whether the source is the right one, so the tokens
+behind it have a chance of their own: with the chances p and q, the i-th survives with p times q to the power of i - 1. It is worth its
 row while that exceeds the price of a row: its time divided by the time of a token now. The price comes with the plan, so all
 ranks draft alike; the chances depend on the tokens alone.
 """
 
 import math
 from collections.abc import Collection
+from typing import NamedTuple
 
 KEPT = 0.97
 """Weight of a draft for each draft after it."""
@@ -30,6 +32,39 @@ Source = tuple[int, int]
 """A drafter, and the kind of its evidence."""
 
 
+class Chance(NamedTuple):
+    """That draft tokens are accepted, given that those before them are."""
+
+    first: float
+    later: float
+
+    def paying_length(self, price: float, most: int) -> int:
+        """Number of draft tokens whose chance to survive exceeds the price.
+
+        >>> Chance(0.5, 0.5).paying_length(0.2, 8), Chance(0.5, 0.9).paying_length(0.2, 31)
+        (2, 9)
+        >>> Chance(0.2, 0.9).paying_length(0.2, 8)
+        0
+        """
+        if self.first <= price:
+            return 0
+        if price <= 0:
+            return most
+        return min(most, math.ceil(math.log(price / self.first) / math.log(self.later)))
+
+    def expected_accepted(self, num_drafted: int) -> float:
+        """Mean number of draft tokens that are accepted.
+
+        >>> Chance(0.5, 0.5).expected_accepted(2)
+        0.75
+        """
+        return self.first * (1 - self.later**num_drafted) / (1 - self.later)
+
+    def survival(self, num_drafted: int) -> float:
+        """Chance that all are accepted, of at least one."""
+        return self.first * self.later ** (num_drafted - 1)
+
+
 class Chances:
     """The chances of all drafters in all slots.
 
@@ -39,8 +74,8 @@ class Chances:
 
     def __init__(self, expected: Collection[int] = ()) -> None:
         self._expected = expected
-        self._common: dict[Source, _Rate] = {}
-        self._own: dict[int, dict[Source, _Rate]] = {}
+        self._common: dict[Source, _Rates] = {}
+        self._own: dict[int, dict[Source, _Rates]] = {}
         """By slot."""
         self._declined: dict[int, int] = {}
         """By slot: proposals that did not pay since one was drafted."""
@@ -50,19 +85,20 @@ class Chances:
         self._own[slot] = {}
         self._declined[slot] = 0
 
-    def of(self, slot: int, source: Source) -> float:
-        """The chance of one more token to be accepted."""
-        first = EXPECTED_CHANCE if source[0] in self._expected else FIRST_CHANCE
-        chance = self._common.get(source, _NEVER).value(first, _FIRST_WEIGHT)
+    def of(self, slot: int, source: Source) -> Chance:
+        """The chances of its tokens to be accepted."""
+        common = self._common.get(source, _NEVER)
         own = self._own[slot].get(source, _NEVER)
-        return min(own.value(chance, _COMMON_WEIGHT), MOST_CHANCE)
+        first, later = _FIRST_OF_EXPECTED if source[0] in self._expected else _FIRST
+        first = own.first.value(common.first.value(first, _FIRST_WEIGHT), _COMMON_WEIGHT)
+        later = own.later.value(common.later.value(later, _FIRST_WEIGHT), _COMMON_WEIGHT)
+        return Chance(min(first, MOST_CHANCE), min(later, MOST_CHANCE))
 
     def learn(self, slot: int, source: Source, num_drafted: int, num_accepted: int) -> None:
         """Note the fate of a draft. The tokens behind the first that was rejected say nothing."""
-        tried = min(num_accepted + 1, num_drafted)
         self._declined[slot] = 0
         for rates in (self._common, self._own[slot]):
-            rates.setdefault(source, _Rate()).observe(num_accepted, tried)
+            rates.setdefault(source, _Rates()).observe(num_drafted, num_accepted)
 
     def decline(self, slot: int) -> bool:
         """Note that no draft pays in a slot; True if one token is to be drafted all the same."""
@@ -87,28 +123,20 @@ class _Rate:
         return (self._accepted + weight * expected) / (self._tried + weight)
 
 
-_NEVER = _Rate()
+class _Rates:
+    """Those of the first tokens of drafts, and of the others."""
+
+    __slots__ = ("first", "later")
+
+    def __init__(self) -> None:
+        self.first, self.later = _Rate(), _Rate()
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        self.first.observe(min(num_accepted, 1), 1)
+        if num_accepted:  # what is not tried is forgotten, and so tried again
+            self.later.observe(num_accepted - 1, min(num_accepted, num_drafted - 1))
 
 
-def paying_length(chance: float, price: float, most: int) -> int:
-    """Number of draft tokens whose chance to survive exceeds the price.
-
-    >>> paying_length(0.5, 0.2, 8), paying_length(0.9, 0.2, 31), paying_length(0.2, 0.2, 8)
-    (2, 15, 0)
-    """
-    if chance <= price:
-        return 0
-    if price <= 0 or chance >= 1:
-        return most
-    return min(most, math.ceil(math.log(price) / math.log(chance)) - 1)
-
-
-def expected_accepted(chance: float, num_drafted: int) -> float:
-    """Mean number of draft tokens that are accepted.
-
-    >>> expected_accepted(0.5, 2)
-    0.75
-    """
-    if chance >= 1:
-        return num_drafted
-    return chance * (1 - chance**num_drafted) / (1 - chance)
+_NEVER = _Rates()
+_FIRST = Chance(FIRST_CHANCE, FIRST_CHANCE)
+_FIRST_OF_EXPECTED = Chance(EXPECTED_CHANCE, EXPECTED_CHANCE)

@@ -20,7 +20,7 @@ _KIND_OF_TURNS = 16
 
 
 class NgramDrafter:
-    """One index a slot, made when its first token is drafted."""
+    """One index a slot."""
 
     def __init__(self) -> None:
         self._slots: dict[int, _Copying] = {}
@@ -28,6 +28,7 @@ class NgramDrafter:
 
     def admit(self, slot: int, text: list[int], num_prompt: int, sources: DraftSources) -> None:
         index = SuffixIndex(text, max(0, len(text) - MOST_INDEXED))
+        index.catch_up()
         self._slots[slot] = _Copying(index, self._turns.of(sources.salt))
 
     def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:

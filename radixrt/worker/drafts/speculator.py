@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, VerifiedDraft
-from radixrt.worker.drafts.chances import Chances, Source, expected_accepted, paying_length
+from radixrt.worker.drafts.chances import Chance, Chances, Source
 from radixrt.worker.drafts.drafter import Draft, Drafter
 from radixrt.worker.drafts.grammar import GrammarDrafter
 from radixrt.worker.drafts.ngram import NgramDrafter
@@ -23,7 +23,7 @@ from radixrt.worker.drafts.reference import ReferenceDrafter
 EXPECTED = ("grammar", "tree", "prediction")
 """Drafters whose texts the answers are expected to follow."""
 
-MOST_STRETCHES = 6
+MOST_STRETCHES = 4
 """Of a draft. Each takes some 10 µs to find."""
 
 _BEHIND = 1.0
@@ -53,11 +53,10 @@ class _Stretch(NamedTuple):
 
     source: Source
     num_tokens: int
-    chance: float
-    """Of each token."""
+    chance: Chance
 
 
-_NOTHING = _Stretch((0, 0), 0, 0.0)
+_NOTHING = _Stretch((0, 0), 0, Chance(0.0, 0.0))
 
 
 class Speculator:
@@ -171,7 +170,7 @@ class Speculator:
             tokens += draft.token_ids[: stretch.num_tokens]
             if stretch.num_tokens < len(draft.token_ids):
                 break
-            survival *= stretch.chance**stretch.num_tokens
+            survival *= stretch.chance.survival(stretch.num_tokens)
         return tokens
 
     def _best(
@@ -185,10 +184,10 @@ class Speculator:
                 continue
             source = index, draft.kind
             chance = self._chances.of(slot, source)
-            length = paying_length(chance, price, len(draft.token_ids))
-            accepted = expected_accepted(chance, length)
+            length = chance.paying_length(price, len(draft.token_ids))
+            accepted = chance.expected_accepted(length)
             if length == len(draft.token_ids) < budget:
-                accepted += chance**length * _BEHIND
+                accepted += chance.survival(length) * _BEHIND
             if accepted > most:
                 best, best_stretch, most = draft, _Stretch(source, length, chance), accepted
         return best, best_stretch

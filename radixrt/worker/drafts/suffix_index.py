@@ -11,7 +11,7 @@ from typing import NamedTuple
 LONGEST_MATCH = 32
 """Tokens that are compared at most."""
 
-CANDIDATES = 16
+CANDIDATES = 8
 """Places that are compared at most: the last ones."""
 
 SEPARATOR = -1
@@ -43,9 +43,9 @@ class SuffixIndex:
 
     >>> text = [5, 1, 2, 3, 9, 1, 2, 3, 7, 1, 2]
     >>> SuffixIndex(text).find(text)
-    SuffixMatch(place=7, length=2)
+    SuffixMatch(place=7, length=2, followed=0)
     >>> SuffixIndex(text).find([5, 1, 2])
-    SuffixMatch(place=3, length=3)
+    SuffixMatch(place=3, length=3, followed=0)
     >>> SuffixIndex(text).find([2, 9])
     SuffixMatch(place=5, length=1, followed=0)
     >>> SuffixIndex(text).find([2, 8]) is None
@@ -68,7 +68,7 @@ class SuffixIndex:
     def find(self, ending: Sequence[int]) -> SuffixMatch | None:
         """The place where the text goes on after the end of ``ending``: of the last places whose pair agrees, the one that
         agrees longest, and the last of these. If no pair agrees, the last place behind the last token. None: it does not occur."""
-        self._catch_up()
+        self.catch_up()
         if len(ending) < 2:
             return None
         place = self._last.get(_pair(ending[-2], ending[-1]), _NOWHERE)
@@ -95,8 +95,8 @@ class SuffixIndex:
             length += 1
         return length
 
-    def _catch_up(self) -> None:
-        """Index the tokens that the text has got. The pair at its end has no place behind it yet."""
+    def catch_up(self) -> None:
+        """Index the tokens that the text has got; :meth:`find` does it too. The pair at its end has no place behind it yet."""
         text, previous, last, single = self.text, self._previous, self._last, self._single
         for place in range(len(previous), len(text)):
             if place < 2:

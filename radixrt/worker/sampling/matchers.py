@@ -66,6 +66,8 @@ class _SlotMatcher:
     may_jump: bool
     opening: int | None = None
     """The grammar begins with the next token, the first one, unless that is this token."""
+    then_after: list[int] = field(default_factory=list)
+    """What follows ``begin_after`` in its place."""
     tail: list[int] = field(default_factory=list)
     """The last tokens before the grammar begins."""
     forbidden: ForbiddenPaths | None = None
@@ -129,6 +131,7 @@ class SlotMatchers:
             unpack_ids(use.begin_after).tolist(),
             may_jump,
             use.opening,
+            unpack_ids(use.then_after).tolist(),
         )
         self._by_slot[slot] = entry
         self._take(entry, output[: use.excluded_from].tolist())
@@ -258,10 +261,13 @@ class SlotMatchers:
     def _mask_next(self, slot: int, row: BitmaskRow) -> None:
         """Fill the mask of the next token of a slot."""
         budget = self._budgets.get(slot)
-        if budget is not None and budget.next_token is not None:  # a grammar has not begun
+        entry = self._by_slot.get(slot)
+        if budget is not None and budget.next_token is not None:
             allow_only(row, budget.next_token)
+            if entry is not None:  # a grammar that covers the reasoning too
+                entry.job = None
             return
-        if (entry := self._by_slot.get(slot)) is not None:
+        if entry is not None:
             self._apply_grammar(entry, row)
         if (restriction := self._restrictions.get(slot)) is not None:
             restriction.apply(row)
@@ -389,7 +395,7 @@ class SlotMatchers:
                 return
             entry.tail = [*entry.tail, token][-len(entry.begin_after) :]
             if entry.tail == entry.begin_after:
-                entry.begin_after, entry.tail = [], []
+                entry.begin_after, entry.then_after, entry.tail = entry.then_after, [], []
 
     def _advance(self, entry: _SlotMatcher, tokens: list[int]) -> None:
         if entry.forbidden is not None:

@@ -54,7 +54,8 @@ void bind_activation(nb::module_& module) {
   nb::enum_<Activation>(module, "Activation")
       .value("silu", Activation::silu)
       .value("gelu_tanh", Activation::gelu_tanh)
-      .value("gelu", Activation::gelu);
+      .value("gelu", Activation::gelu)
+      .value("clamped_swiglu", Activation::clamped_swiglu);
   module.def("gated_activation", gated_activation, nb::arg("gate_up"), nb::arg("output"), nb::arg("activation"));
   module.def("soft_cap", soft_cap, nb::arg("logits"), nb::arg("cap"));
 }

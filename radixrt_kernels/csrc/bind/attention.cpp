@@ -132,21 +132,27 @@ class AttentionPlan {
 
   // Without `key` and `value`, those of the step are in the caches already.
   void attend(const Tensor& query, const std::optional<Tensor>& key, const std::optional<Tensor>& value, const Tensor& key_cache,
-              const Tensor& value_cache, const Tensor& output, float scale, int64_t window, float soft_cap) {
+              const Tensor& value_cache, const Tensor& output, float scale, int64_t window, float soft_cap,
+              const std::optional<Tensor>& sinks) {
     const auto& kernels_of = kernels_for(query);
     check(query, key, value, key_cache, value_cache, output);
+    if (sinks)
+      require(sinks->dimensions == 1 && sinks->shape[0] == query.shape[1] && sinks->dtype == DType::float32 && sinks->dense(),
+              "sinks must be float32 [num_heads]", *sinks);
     require(window >= 0 && soft_cap >= 0, "sliding_window and soft_cap must not be negative; 0 is none");
     const bool coded = is_coded(key_cache);
     const int head_dim = static_cast<int>(query.shape[2]);
     const int64_t num_kv_heads = key_cache.shape[2];
     AttentionLayer layer{static_cast<int>(num_kv_heads), static_cast<int>(query.shape[1] / num_kv_heads), head_dim,
                          coded ? scale / hadamard_block(head_dim) : scale, soft_cap, window ? window : int64_t{1} << 40};
+    AttentionTensors tensors = describe(query, key_cache, value_cache, output);
+    tensors.sinks = sinks ? sinks->as<float>() : nullptr;
     nb::gil_scoped_release release;
     if (key) {
       append(*key, key_cache, true, kernels_of);
       append(*value, value_cache, false, kernels_of);
     }
-    compute(layer, describe(query, key_cache, value_cache, output), coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge);
+    compute(layer, tensors, coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge);
   }
 
  private:
@@ -202,7 +208,8 @@ class AttentionPlan {
             value_cache.strides[2],
             output.data,
             step_.page_size,
-            step_.keys_per_cut};
+            step_.keys_per_cut,
+            nullptr};
   }
 
   static bool is_coded(const Tensor& cache) { return cache.dtype == DType::int8; }
@@ -282,7 +289,8 @@ void bind_attention(nb::module_& module) {
            nb::arg("qo_indptr"), nb::arg("kv_indptr"), nb::arg("last_page_len"), nb::arg("kv_indices"), nb::arg("kv_slots"),
            nb::arg("page_size"), nb::arg("groups").none(), nb::arg("keys_per_cut"))
       .def("attend", &AttentionPlan::attend, nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(),
-           nb::arg("key_cache"), nb::arg("value_cache"), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"));
+           nb::arg("key_cache"), nb::arg("value_cache"), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"),
+           nb::arg("sinks") = nb::none());
 }
 
 }  // namespace radixrt

@@ -37,7 +37,7 @@ const BlockForm& form_of(int kind, int64_t columns) {
   return form;
 }
 
-Blockwise matrix_of(const Tensor& packed, int kind, int64_t rows, int64_t columns) {
+Blockwise matrix_of(const Tensor& packed, int kind, int64_t rows, int64_t columns, int64_t matrices = 1) {
   const BlockForm& form = form_of(kind, columns);
   require(rows > 0, "rows must be positive");
   Blockwise matrix{};
@@ -45,7 +45,7 @@ Blockwise matrix_of(const Tensor& packed, int kind, int64_t rows, int64_t column
   matrix.rows = rows;
   matrix.columns = columns;
   matrix.panel_bytes = form.panel_bytes(columns);
-  require(packed.dtype == DType::uint8 && packed.dense() && packed.elements() == panels_of(rows) * matrix.panel_bytes,
+  require(packed.dtype == DType::uint8 && packed.dense() && packed.elements() == matrices * panels_of(rows) * matrix.panel_bytes,
           "packed must be the packed form of `rows` times `columns` weights", packed);
   matrix.panels = packed.as<uint8_t>();
   return matrix;
@@ -138,6 +138,38 @@ void blockwise_linear(const Tensor& hidden, const nb::tuple& matrices, const std
   for_each_part_unit(parts, tokens, kernel.multiply);
 }
 
+void grouped_blockwise_linear(
+    const Tensor& hidden, const std::optional<Tensor>& tokens, const Tensor& starts, const Tensor& packed, int kind, int64_t rows,
+    const Tensor& output, const std::optional<Tensor>& bias) {
+  require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
+  const int32_t* chosen = chosen_tokens(tokens, hidden.shape[0]);
+  Groups groups = groups_of(starts, tokens ? tokens->shape[0] : hidden.shape[0]);
+  Blockwise stack = matrix_of(packed, kind, rows, hidden.shape[1], groups.count);
+  require(output.dimensions == 2 && output.shape[0] == groups.rows && output.shape[1] == rows && output.dense_after(0) &&
+              output.dtype == hidden.dtype,
+          "output must be [rows of tokens, rows] of hidden's dtype, rows without gaps", output);
+  const char* biases = biases_of(bias, groups, rows, hidden.dtype);
+  const auto& kernel = kernels_for(hidden.dtype);
+  if (groups.rows == 0) return;
+  int size = size_of(hidden.dtype);
+  int64_t hidden_bytes = hidden.strides[0] * size;
+  stack.output = output.as<char>();
+  stack.output_bytes = output.strides[0] * size;
+  stack.input_bytes = kernels<BlockwiseKernels>().prepared_bytes(stack.columns);
+  nb::gil_scoped_release release;
+  stack.inputs = prepare_rows(
+      hidden.shape[0], chosen, groups.rows, stack.input_bytes, kRoundedPerThread / stack.columns + 1, [&](int64_t token, char* to) {
+        kernel.prepare(hidden.as<char>() + token * hidden_bytes, stack.columns, to);
+      });
+  int64_t matrix_bytes = panels_of(rows) * stack.panel_bytes;
+  for_each_group_unit(groups, rows, stack.panel_bytes, [&](int64_t matrix, int64_t panel, int panels, int64_t row, int count) {
+    Blockwise own = stack;
+    own.panels += matrix * matrix_bytes;
+    own.bias = biases ? biases + matrix * rows * size : nullptr;
+    kernel.multiply(own, panel, panels, row, count);
+  });
+}
+
 void blockwise_look_up(const Tensor& packed, int kind, int64_t rows, const Tensor& wanted, const Tensor& output) {
   require(wanted.dimensions == 1 && wanted.dense() && wanted.dtype == DType::int64, "wanted must be [n] int64", wanted);
   require(output.dimensions == 2 && output.shape[0] == wanted.shape[0] && output.dense_after(0),
@@ -163,6 +195,9 @@ void bind_blockwise(nb::module_& module) {
   module.def("blockwise_pack", pack, nb::arg("blocks"), nb::arg("kind"), nb::arg("columns"), nb::arg("packed"));
   module.def(
       "blockwise_linear", blockwise_linear, nb::arg("hidden"), nb::arg("matrices"), nb::arg("bias").none(), nb::arg("output"));
+  module.def(
+      "grouped_blockwise_linear", grouped_blockwise_linear, nb::arg("hidden"), nb::arg("tokens").none(), nb::arg("starts"),
+      nb::arg("packed"), nb::arg("kind"), nb::arg("rows"), nb::arg("output"), nb::arg("bias") = nb::none());
   module.def(
       "blockwise_look_up", blockwise_look_up, nb::arg("packed"), nb::arg("kind"), nb::arg("rows"), nb::arg("wanted"),
       nb::arg("output"));

@@ -31,6 +31,14 @@ inline Groups groups_of(const Tensor& starts, int64_t rows) {
   return groups;
 }
 
+// The bias of each matrix, one after the other; null without.
+inline const char* biases_of(const std::optional<Tensor>& bias, const Groups& groups, int64_t rows, DType dtype) {
+  if (!bias) return nullptr;
+  require(bias->dimensions == 2 && bias->shape[0] == groups.count && bias->shape[1] == rows && bias->dense() && bias->dtype == dtype,
+          "bias must be [matrices, rows] of hidden's dtype", *bias);
+  return bias->as<char>();
+}
+
 // The input token of each row: `tokens`, or without it the row's own index.
 inline const int32_t* chosen_tokens(const std::optional<Tensor>& tokens, int64_t count) {
   if (!tokens) return nullptr;

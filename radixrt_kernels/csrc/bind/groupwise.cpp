@@ -96,7 +96,7 @@ void groupwise_linear(
 
 void grouped_groupwise_linear(
     const Tensor& hidden, const std::optional<Tensor>& tokens, const Tensor& starts, const Tensor& codes, const Tensor& scales,
-    const Tensor& zeros, int64_t rows, int bits, int64_t group_size, const Tensor& output) {
+    const Tensor& zeros, int64_t rows, int bits, int64_t group_size, const Tensor& output, const std::optional<Tensor>& bias) {
   require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
   const int32_t* chosen = chosen_tokens(tokens, hidden.shape[0]);
   Groups groups = groups_of(starts, tokens ? tokens->shape[0] : hidden.shape[0]);
@@ -105,6 +105,7 @@ void grouped_groupwise_linear(
               output.dtype == hidden.dtype,
           "output must be [rows of tokens, rows] of hidden's dtype, rows without gaps", output);
   const auto& kernel = kernels_for(hidden.dtype);
+  const char* biases = biases_of(bias, groups, rows, hidden.dtype);
   if (groups.rows == 0) return;
   int64_t hidden_bytes = hidden.strides[0] * size_of(hidden.dtype);
   stack.output = output.as<char>();
@@ -122,6 +123,7 @@ void grouped_groupwise_linear(
     own.codes += matrix * panels_each * panel_bytes;
     own.scales += matrix * scales_each * 2;
     own.zeros += matrix * scales_each;
+    own.bias = biases ? biases + matrix * rows * size_of(output.dtype) : nullptr;
     multiply(own, panel, panels, row, count);
   });
 }
@@ -154,7 +156,7 @@ void bind_groupwise(nb::module_& module) {
   module.def(
       "grouped_groupwise_linear", grouped_groupwise_linear, nb::arg("hidden"), nb::arg("tokens").none(), nb::arg("starts"),
       nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("rows"), nb::arg("bits"), nb::arg("group_size"),
-      nb::arg("output"));
+      nb::arg("output"), nb::arg("bias") = nb::none());
   module.def(
       "groupwise_look_up", groupwise_look_up, nb::arg("codes"), nb::arg("scales"), nb::arg("zeros"), nb::arg("rows"),
       nb::arg("bits"), nb::arg("group_size"), nb::arg("wanted"), nb::arg("output"));

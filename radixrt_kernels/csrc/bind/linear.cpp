@@ -68,7 +68,7 @@ void linear(
 
 void grouped_linear(
     const Tensor& hidden, const std::optional<Tensor>& tokens, const Tensor& starts, const Tensor& weights, int64_t rows,
-    const Tensor& output) {
+    const Tensor& output, const std::optional<Tensor>& bias) {
   require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
   require(hidden.dtype == weights.dtype, "hidden must be of the weights' dtype", hidden);
   int64_t columns = hidden.shape[1];
@@ -83,6 +83,7 @@ void grouped_linear(
   int64_t hidden_bytes = hidden.strides[0] * size, matrix_bytes = weights.elements() / groups.count * size;
   Linear product{
       nullptr, rows, columns, nullptr, hidden.as<char>(), hidden_bytes, output.as<char>(), output.strides[0] * size};
+  const char* biases = biases_of(bias, groups, rows, hidden.dtype);
   if (groups.rows == 0) return;
   nb::gil_scoped_release release;
   int64_t bytes = kernel.prepared_bytes(columns);
@@ -97,6 +98,7 @@ void grouped_linear(
   for_each_group_unit(groups, rows, columns * kPanel * size, [&](int64_t matrix, int64_t panel, int panels, int64_t row, int count) {
     Linear own = product;
     own.weights = weights.as<char>() + matrix * matrix_bytes;
+    own.bias = biases ? biases + matrix * rows * size : nullptr;
     kernel.multiply(own, panel, panels, row, count);
   });
 }
@@ -126,7 +128,7 @@ void bind_linear(nb::module_& module) {
       "linear", linear, nb::arg("hidden"), nb::arg("weights"), nb::arg("rows"), nb::arg("bias").none(), nb::arg("output"));
   module.def(
       "grouped_linear", grouped_linear, nb::arg("hidden"), nb::arg("tokens").none(), nb::arg("starts"), nb::arg("weights"),
-      nb::arg("rows"), nb::arg("output"));
+      nb::arg("rows"), nb::arg("output"), nb::arg("bias") = nb::none());
   module.def("look_up", look_up, nb::arg("weights"), nb::arg("rows"), nb::arg("wanted"), nb::arg("output"));
 }
 

@@ -8,6 +8,8 @@ namespace radixrt {
 namespace RADIXRT_ISA {
 namespace {
 
+constexpr float kSwigluAlpha = 1.702f, kSwigluLimit = 7.0f;  // gpt-oss
+
 RADIXRT_INLINE Floats silu(Floats x) { return x / (1.0f + exp(-x)); }
 
 RADIXRT_INLINE Floats gelu_tanh(Floats x) {
@@ -31,12 +33,19 @@ RADIXRT_INLINE Floats erf(Floats x) {
 
 RADIXRT_INLINE Floats gelu(Floats x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
 
+RADIXRT_INLINE Floats clamped_swiglu(Floats gate, Floats up) {
+  gate = gate > kSwigluLimit ? splat(kSwigluLimit) : gate;
+  up = up > kSwigluLimit ? splat(kSwigluLimit) : up < -kSwigluLimit ? splat(-kSwigluLimit) : up;
+  return gate / (1.0f + exp(-kSwigluAlpha * gate)) * (up + 1.0f);
+}
+
+// `function` of (gate, up).
 template <class T, class Function>
-RADIXRT_INLINE void gated(const T* gate_up, T* output, int64_t size, Function activation) {
+RADIXRT_INLINE void gated(const T* gate_up, T* output, int64_t size, Function function) {
   int64_t i = 0;
-  for (; i + kWidth <= size; i += kWidth) store(output + i, activation(load(gate_up + i)) * load(gate_up + size + i));
+  for (; i + kWidth <= size; i += kWidth) store(output + i, function(load(gate_up + i), load(gate_up + size + i)));
   if (int rest = static_cast<int>(size - i))
-    store_first(output + i, activation(load_first(gate_up + i, rest)) * load_first(gate_up + size + i, rest), rest);
+    store_first(output + i, function(load_first(gate_up + i, rest), load_first(gate_up + size + i, rest)), rest);
 }
 
 template <class T>
@@ -44,9 +53,10 @@ void row(Activation activation, const void* from, void* to, int64_t size) {
   auto gate_up = static_cast<const T*>(from);
   auto output = static_cast<T*>(to);
   switch (activation) {
-    case Activation::silu: return gated(gate_up, output, size, [](Floats x) { return silu(x); });
-    case Activation::gelu_tanh: return gated(gate_up, output, size, [](Floats x) { return gelu_tanh(x); });
-    case Activation::gelu: return gated(gate_up, output, size, [](Floats x) { return gelu(x); });
+    case Activation::silu: return gated(gate_up, output, size, [](Floats gate, Floats up) { return silu(gate) * up; });
+    case Activation::gelu_tanh: return gated(gate_up, output, size, [](Floats gate, Floats up) { return gelu_tanh(gate) * up; });
+    case Activation::gelu: return gated(gate_up, output, size, [](Floats gate, Floats up) { return gelu(gate) * up; });
+    case Activation::clamped_swiglu: return gated(gate_up, output, size, [](Floats gate, Floats up) { return clamped_swiglu(gate, up); });
   }
 }
 

@@ -5,10 +5,11 @@
 
 namespace radixrt {
 
-enum class Activation { silu, gelu_tanh, gelu };
+enum class Activation { silu, gelu_tanh, gelu, clamped_swiglu };
 
 struct ActivationKernels {
-  // output[i] = activation(gate_up[i]) * gate_up[size + i] for i < size, in float32, rounded once.
+  // output[i] = activation(gate_up[i]) * gate_up[size + i] for i < size, in float32, rounded once. clamped_swiglu also bounds both, and adds
+  // one to the second (gpt-oss).
   using Row = void (*)(Activation activation, const void* gate_up, void* output, int64_t size);
   Row float32, bfloat16, float16;
   // logits[i] = cap * tanh(logits[i] / cap)

@@ -259,9 +259,14 @@ struct Attention {
     for (int row = 0; row < all_rows; ++row) {
       float* from = result.values + row * width;
       if constexpr (kInterleaved) Few::put_in_order(from, width);
-      T* to = output_row(layer, tensors, task.first_token + row % rows / group, task.kv_head + row / rows, row % group);
-      write(from, 1.0f / result.sums[row], layer.head_dim, to);
+      const int kv_head = task.kv_head + row / rows, head = row % group;
+      T* to = output_row(layer, tensors, task.first_token + row % rows / group, kv_head, head);
+      write(from, factor_of_values(result.largest[row], result.sums[row], sink_of(layer, tensors, kv_head, head)), layer.head_dim, to);
     }
+  }
+
+  static const float* sink_of(const AttentionLayer& layer, const AttentionTensors& tensors, int kv_head, int head) {
+    return tensors.sinks ? tensors.sinks + kv_head * layer.heads_per_kv_head + head : nullptr;
   }
 
   static T* output_row(const AttentionLayer& layer, const AttentionTensors& tensors, int64_t token, int kv_head, int head) {
@@ -291,7 +296,7 @@ struct Attention {
           const Fold fold(largest, sum, splat(partials.largest[row]), splat(partials.sums[row]));
           fold_values(merged, partials.values + row * partials.stride + column, padded(columns), fold.later_is_larger[0], fold.factor[0]);
         }
-        write(merged, 1.0f / sum[0], columns, to + column);
+        write(merged, factor_of_values(largest[0], sum[0], sink_of(layer, tensors, task.kv_head, head)), columns, to + column);
       }
     }
   }

@@ -26,6 +26,7 @@ struct AttentionTensors {
   void* output;  // [num_tokens, num_heads, head_dim], dense
   int page_size;
   int64_t keys_per_cut;
+  const float* sinks;  // [num_heads] a score of each head that takes part in the softmax and has no value, or null
 };
 
 // Keys that are computed together. A multiple of the widest vector.

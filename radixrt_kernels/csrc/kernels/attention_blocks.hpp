@@ -92,6 +92,15 @@ struct Fold {
   }
 };
 
+// The factor of a row's values once all keys are in: the inverse of the weights' sum. `sink`: a score without a value, or null. It is the last
+// part of the fold, so it changes nothing before it.
+RADIXRT_INLINE float factor_of_values(float largest, float sum, const float* sink) {
+  if (sink == nullptr) return 1.0f / sum;
+  Floats most = splat(largest), all = splat(sum);
+  const Fold fold(most, all, splat(*sink * kLog2E), splat(1.0f));
+  return (fold.later_is_larger[0] ? fold.factor[0] : 1.0f) / all[0];
+}
+
 // values[width] of one row; `width` is a multiple of kWidth.
 RADIXRT_INLINE void fold_values(float* values, const float* later, int width, bool later_is_larger, float factor) {
   const float *smaller = later_is_larger ? values : later, *larger = later_is_larger ? later : values;

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from radixrt.base.config import EvictionPolicyName
+from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.scheduler.radix.eviction.awaited import Awaited
 from radixrt.scheduler.radix.eviction.by_key import (
     first_in_first_out,

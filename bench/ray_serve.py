@@ -1,0 +1,130 @@
+"""Time to first token of radixrt on Ray Serve, on a local cluster of two node processes, through Ray's proxy and without it.
+
+    make bench-ray
+
+The direct requests go to the ingress's own port, so the difference is that of Ray's proxy and of the ingress's.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import psutil
+
+from bench.local_server import free_port
+
+START_TIMEOUT_S = 300
+OBJECT_STORE_BYTES = 100 << 20
+"""Of each node."""
+
+
+@dataclass
+class LocalApp:
+    """The application on a cluster of two nodes, which are processes of this machine."""
+
+    url: str
+    direct_url: str
+    """Of the ingress's api process."""
+
+    def engines(self) -> list[psutil.Process]:
+        """The actors of the engines that live."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "ServeReplica:radixrt:Engine" in " ".join(process.info["cmdline"] or [])
+        ]
+
+    def joined(self) -> int:
+        """Engines that the ingress knows."""
+        with contextlib.suppress(httpx.HTTPError):
+            metrics = httpx.get(f"{self.direct_url}/metrics", timeout=30).text
+            return metrics.count("\nradixrt_queued_prefill_seconds{")
+        return 0
+
+    def wait_for_engines(self, number: int) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self.joined() != number:
+            assert time.monotonic() < deadline, f"{number} engines did not join"
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def local_app(engines: int = 2, **settings: Any) -> Iterator[LocalApp]:
+    """Start a cluster with one engine on each node, and serve until the block ends."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    from deploy.ray_app import AppArguments, app
+
+    node = {
+        "num_cpus": 1,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+    }
+    # Loopback addresses but 127.0.0.1, which Ray takes for that of the machine on its network.
+    head, *others = [f"127.0.0.{number + 2}" for number in range(engines)]
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "node_ip_address": head})
+    try:
+        for address in others:
+            cluster.add_node(**node, node_ip_address=address)
+        ray.init(
+            address=cluster.address,
+            namespace="serve",
+            log_to_driver=False,
+            _node_ip_address=head,
+        )
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        arguments = AppArguments(
+            min_engines=engines, max_engines=engines, ingress_cpus=0, settings=settings
+        )
+        handle = serve.run(app(arguments), name="radixrt", route_prefix="/")
+        direct = handle.direct_url.remote().result()
+        made = LocalApp(f"http://127.0.0.1:{port}", direct)
+        made.wait_for_engines(engines)
+        yield made
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def first_token_ms(client: httpx.Client, url: str, prompt: str) -> float:
+    """Milliseconds until the first event of a streamed answer."""
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "stream": True}
+    began = time.perf_counter()
+    with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        next(response.iter_lines())
+        passed = time.perf_counter() - began
+        response.read()
+    return 1e3 * passed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=200, help="on each way")
+    arguments = parser.parse_args()
+    with local_app() as served, httpx.Client(timeout=60) as client:
+        times: dict[str, list[float]] = {served.url: [], served.direct_url: []}
+        for number in range(arguments.requests + 10):
+            for url, measured in times.items():
+                measured.append(first_token_ms(client, url, f"Request {number}: the cat sat on"))
+        through, direct = (sorted(measured[10:]) for measured in times.values())
+    print("| | median | p90 | p99 |\n|---|---|---|---|")
+    for name, values in (("through Ray", through), ("direct", direct)):
+        quantiles = statistics.quantiles(values, n=100)
+        print(f"| {name}, ms | {quantiles[49]:.2f} | {quantiles[89]:.2f} | {quantiles[98]:.2f} |")
+    print(f"added, median: {statistics.median(through) - statistics.median(direct):.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
