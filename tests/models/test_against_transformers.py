@@ -111,6 +111,7 @@ def test_the_rows_that_are_wanted_have_the_bits_that_they_have_among_all(
     chosen = results[0][[0, 52, 59, 60, 61]]
     assert torch.equal(chosen, results[1])
     assert seen[-1] == 5 < seen[-3] == 62
+    assert len(harness.hidden([(fourth, d[20:])], torch.tensor([], dtype=torch.int64))) == 0
     first_of_each = torch.tensor([0, 1])
     assert harness.context.narrowed(first_of_each) is None
 

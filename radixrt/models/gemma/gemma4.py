@@ -205,6 +205,8 @@ class Gemma4ForCausalLM(CausalLM):
         for index, layer in enumerate(self.model.layers):
             if rows is not None and index == self.first_sharing:
                 # No layer from here on writes KV, so the other rows are of no use any more.
+                if not len(rows):
+                    return hidden[rows]
                 narrowed = context.narrowed(rows)
                 if narrowed is not None:
                     context, hidden, positions = narrowed, hidden[rows], positions[rows]
