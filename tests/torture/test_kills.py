@@ -335,9 +335,10 @@ def test_no_answer_is_lost_and_none_differs(
             await run.undisturbed()
             with capsys.disabled():
                 print(f"\nundisturbed: {time.monotonic() - begin:.1f} s")
-            drafted = server.info()["stats"]["accepted_draft_tokens"]
-            assert any(drafted.values()) == (speculation == "auto")
             run.holdings = Holdings.of(server)
+            info = (await client.get("/get_server_info")).json()
+            drafted = info["stats"]["accepted_draft_tokens"]
+            assert any(drafted.values()) == (speculation == "auto")
             clients = [asyncio.create_task(run.ask_on(number)) for number in range(CLIENTS)]
             while len([a for a in run.open.values() if a.num_events]) < 16:
                 await asyncio.sleep(0.01)
