@@ -4,8 +4,8 @@ The endpoints of ``radixrt/api/embeddings``, ``LLM.embed`` and ``LLM.score_pairs
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -54,7 +54,7 @@ class Judged(NamedTuple):
     run: Pooled
 
 
-Compute = Callable[[list[Prompt], Pool], Awaitable[Pooled]]
+Compute = Callable[[list[Prompt], Pool], Coroutine[Any, Any, Pooled]]
 """Runs prompts, each of which gives the same kind of numbers."""
 
 

@@ -228,11 +228,13 @@ class LLM:
     # ------------------------------------------------------------ numbers
 
     @overload
-    def embed(self, prompts: str, **kwargs: Any) -> Embedding: ...  # type: ignore[overload-overlap]
+    def embed(self, prompts: str, *args: Any, **kwargs: Any) -> Embedding: ...  # type: ignore[overload-overlap]
     @overload
-    def embed(self, prompts: Sequence[int], **kwargs: Any) -> Embedding: ...
+    def embed(self, prompts: Sequence[int], *args: Any, **kwargs: Any) -> Embedding: ...
     @overload
-    def embed(self, prompts: Sequence[PromptLike], **kwargs: Any) -> list[Embedding]: ...
+    def embed(
+        self, prompts: Sequence[PromptLike], *args: Any, **kwargs: Any
+    ) -> list[Embedding]: ...
     def embed(
         self,
         prompts: PromptLike | Sequence[PromptLike],
