@@ -415,7 +415,7 @@ class Scheduler:
             self.draft_trials.observe(
                 step.shape.rows, tokens, plain_s, forecast_s, result.step_s, drafts=step.drafts
             )
-        self.step_times.observe(shape, result.step_s, tokens)
+        self.step_times.observe(shape, result.step_s, tokens, has_drafts=drafted > 0)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
             self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)
         self.waits.observe_step(step.shape.rows, result.step_s)

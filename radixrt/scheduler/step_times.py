@@ -91,6 +91,8 @@ class StepTimes:
         self._gradient = [0.0] * len(_UNITS)
         """Weighted sum of the products of features and errors; 0 where the squared error is least."""
         self._observed = 0
+        self._decode_steps = 0
+        """Without drafts."""
         self._learned = 0
         self._largest_prefill = FIRST_TOKENS // 2
         self._decode_s = RecentRatio()
@@ -98,22 +100,33 @@ class StepTimes:
 
     # ------------------------------------------------------------ learning
 
-    def observe(self, shape: StepShape, seconds: float, new_tokens: int | None = None) -> None:
+    def observe(
+        self,
+        shape: StepShape,
+        seconds: float,
+        new_tokens: int | None = None,
+        *,
+        has_drafts: bool = False,
+    ) -> None:
         """Learn from a step.
 
         Args:
             seconds: 0 stands for an unknown time.
             new_tokens: of answers, if they are not one a row: rows of rejected drafts gave none.
+            has_drafts: the costs are not learned. Many rows compute where few wait for memory, so a line through both would
+                make the step of one answer too short, and the chunks beside answers with it.
         """
         self._observed += 1
         self._largest_prefill = max(self._largest_prefill, shape.tokens)
         if seconds <= 0 or self._observed <= WARM_UP_STEPS:
             return
-        if shape.tokens == 0 and self._observed % DECODE_STEPS_PER_UPDATE:
-            return
         features = _features(shape)
-        self._update(features, seconds)
-        self._learned += 1
+        if not has_drafts:
+            self._decode_steps += not shape.tokens
+            if not shape.tokens and self._decode_steps % DECODE_STEPS_PER_UPDATE:
+                return
+            self._update(features, seconds)
+            self._learned += 1
         self._observe_rates(
             features, shape, seconds, shape.rows if new_tokens is None else new_tokens
         )

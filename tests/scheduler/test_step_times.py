@@ -84,6 +84,18 @@ def test_ten_thousand_equal_decode_steps_do_not_make_it_forget_prompts() -> None
     assert times.seconds(long_step) == pytest.approx(truth.exact(long_step), rel=0.25)
 
 
+def test_steps_with_drafts_do_not_shorten_the_step_of_one_answer() -> None:
+    """Up to 16 rows wait for memory, for 22 to 27 ms; more compute, for 1 ms each."""
+    times = StepTimes(None)
+    for number in range(400):
+        drafted = number % 8 != 0
+        rows = 16 + number % 40 if drafted else 1 + number % 16
+        seconds = max(0.0217 + rows * 0.0003, rows * 0.001)
+        times.observe(StepShape(rows, 0), seconds, has_drafts=drafted)
+        times.observe(StepShape(rows, 0).with_chunk(0, 64), seconds + 0.064, has_drafts=drafted)
+    assert times.max_step_s == pytest.approx(5 * 0.022, rel=0.1)
+
+
 @pytest.mark.parametrize("start", [0, 100, 6000])
 def test_tokens_within_a_time_take_that_time(start: int) -> None:
     truth, times = Device(), StepTimes(None)

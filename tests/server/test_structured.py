@@ -295,5 +295,5 @@ def test_grammars_that_hung_the_worker_delay_no_other_stream(base_url: str) -> N
         beside = watched.result()
     assert (refused, taken) == ([400] * 6, 200)
     assert len(beside) > 100
-    # A worker that hangs sends nothing at all; 5 leaves room for the processes that compile.
-    assert statistics.median(beside) < 5 * statistics.median(alone)
+    # A worker that hangs sends nothing at all; 5 leaves room for the processes that compile. Several tokens may come at once.
+    assert statistics.mean(beside) < 5 * statistics.mean(alone)

@@ -93,7 +93,8 @@ def test_fusing_a_product_with_a_sum_is_within_what_is_compared(dtype: torch.dty
 @pytest.mark.parametrize("shape", [(1, 2), (5, 66), (3, 4096)])
 def test_gated_activations(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate_up = draw(*shape, dtype=dtype) * 4
-    expected = REFERENCE.gated_activation(name, gate_up)
+    exact = name == "clamped_swiglu"  # in halves, the reference rounds after each of its five steps
+    expected = REFERENCE.gated_activation(name, gate_up.float() if exact else gate_up).to(dtype)
     near_zero = 8.0 if dtype == torch.float32 else None  # the reference's 1 + tanh(x) cancels
     assert_close(gated_activation(name, gate_up), expected, near_zero=near_zero)
 

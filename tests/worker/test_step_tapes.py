@@ -38,12 +38,16 @@ class TapedModel:
         return getattr(self._model, name)
 
     def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: ForwardContext,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
         if self._tapes is None:
             self._tapes = StepTapes(self._model, context)
         with torch.inference_mode():
-            return self._tapes.forward(token_ids, positions)
+            return self._tapes.forward(token_ids, positions, rows)
 
 
 def answers(model: CausalLM | TapedModel) -> list[torch.Tensor]:
