@@ -6,7 +6,6 @@ directory that both sides map into memory, so a heartbeat needs no message and n
 
 import math
 import mmap
-import struct
 import time
 from pathlib import Path
 
@@ -15,12 +14,15 @@ from radixrt.base.ipc import Channels
 PATIENCE = 20
 """Limit of the duration of a piece of work, in multiples of the longest before it."""
 
-_RECORD = struct.Struct("=dQ")
+_RECORD_BYTES = 16
 """Time of ``time.monotonic()``, which all processes of a machine share; counted work."""
 
 
 class Heartbeat:
     """One process's record, for the process that writes it and for those that read it.
+
+    Each of the two numbers is written and read by one instruction. ``struct`` clears a record and then writes it byte by byte: a reader
+    in between sees a time long ago, and the supervisor would kill a process that works.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "heartbeat"
@@ -35,9 +37,11 @@ class Heartbeat:
     def __init__(self, path: Path) -> None:
         """Open the record, and make it if it is not there."""
         with path.open("a+b") as file:
-            if file.tell() < _RECORD.size:
-                file.truncate(_RECORD.size)
-            self._record = mmap.mmap(file.fileno(), _RECORD.size)
+            if file.tell() < _RECORD_BYTES:
+                file.truncate(_RECORD_BYTES)
+            self._record = mmap.mmap(file.fileno(), _RECORD_BYTES)
+        self._due_at = memoryview(self._record)[:8].cast("d")
+        self._total = memoryview(self._record)[8:].cast("Q")
         self._done = 0
         self._longest_s = 0.0
 
@@ -49,7 +53,8 @@ class Heartbeat:
             done: units of work (the scheduler counts tokens) that were finished since the last promise.
         """
         self._done += done
-        _RECORD.pack_into(self._record, 0, time.monotonic() + within_s, self._done)
+        self._total[0] = self._done
+        self._due_at[0] = time.monotonic() + within_s
 
     def promise_work(self, at_least_s: float, already_s: float = 0.0) -> None:
         """Promise to be back from a piece of work within ``at_least_s`` or, if that is more, 20 times the longest so far.
@@ -67,22 +72,23 @@ class Heartbeat:
 
     def is_overdue(self) -> bool:
         """The process has promised something and has not kept it."""
-        due_at, _ = _RECORD.unpack_from(self._record)
-        return 0.0 < due_at < time.monotonic()
+        return 0.0 < self._due_at[0] < time.monotonic()
 
     @property
     def has_begun(self) -> bool:
         """The process has started, and has promised something."""
-        return bool(_RECORD.unpack_from(self._record)[0])
+        return bool(self._due_at[0])
 
     def close(self) -> None:
         """Close the file; the record can't be read any more."""
+        self._due_at.release()
+        self._total.release()
         self._record.close()
 
     @property
     def done(self) -> int:
         """Units of work that the process has finished since it began."""
-        return int(_RECORD.unpack_from(self._record)[1])
+        return self._total[0]
 
 
 def is_well(channels: Channels) -> bool:

@@ -101,3 +101,21 @@ def test_the_threads_of_a_process_share_two_heaps(monkeypatch: pytest.MonkeyPatc
     assert _environment()["MALLOC_ARENA_MAX"] == "2"
     monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
     assert _environment()["MALLOC_ARENA_MAX"] == "7"
+
+
+def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:
+    """A reader that looks all the time, beside a process that promises all the time. A record that looks empty is that of a process
+    which has not started in time, and the supervisor would kill it."""
+    heartbeat = Heartbeat(tmp_path / "busy")
+    heartbeat.promise(1000)
+    promising = (
+        "import sys, pathlib, radixrt.base.heartbeat as h\n"
+        "heartbeat = h.Heartbeat(pathlib.Path(sys.argv[1]))\n"
+        "for _ in range(2_000_000): heartbeat.promise(1000, done=1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", promising, str(tmp_path / "busy")]) as busy:
+        while busy.poll() is None:
+            for _ in range(1000):
+                assert heartbeat.has_begun and not heartbeat.is_overdue()
+    assert heartbeat.done == 2_000_000
+    heartbeat.close()
