@@ -125,11 +125,11 @@ class AttentionPlan:
             scale,
             sliding_window or 0,
             soft_cap or 0.0,
-            *(() if sinks is None else (sinks,)),
+            sinks,
         )
         return output
 
     def attend_into(self, *arguments: torch.Tensor | float | None) -> None:
         """Same as :meth:`attend` with positional arguments: query, key, value, key cache, value cache, output, scale, window,
-        soft cap, and sinks if there are any. 0 disables the window or the soft cap."""
+        soft cap, sinks. 0 disables the window or the soft cap, None the sinks."""
         self._plan.attend(*arguments)

@@ -134,8 +134,7 @@ def grouped_linear(
     s = stack
     tape.call(
         _grouped_linear,
-        hidden, tokens, starts, s.codes, s.scales, s.zeros, s.rows, s.bits, s.group_size, output,
-        *(() if bias is None else (bias,)),
+        hidden, tokens, starts, s.codes, s.scales, s.zeros, s.rows, s.bits, s.group_size, output, bias,
     )  # fmt: skip
     return output
 

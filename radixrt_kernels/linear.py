@@ -102,8 +102,7 @@ def grouped_linear(
     """
     count = len(hidden) if tokens is None else len(tokens)
     output = hidden.new_empty((count, rows))
-    biases = () if bias is None else (bias,)
-    tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output, *biases)
+    tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output, bias)
     return output
 
 

@@ -86,7 +86,7 @@ class CpuBackend:
             spec.scale,
             spec.sliding_window or 0,
             spec.soft_cap or 0.0,
-            *(() if sinks is None else (sinks,)),
+            sinks,
         )
         return output
 
