@@ -110,6 +110,7 @@ def test_sigint_or_a_second_signal_ends_at_once_with_an_error_event(
     served_checkpoint: Path, tmp_path: Path, signals: tuple[int, ...]
 ) -> None:
     with busy_server(served_checkpoint, tmp_path) as (server, stream):
+        process_of(server, "worker").suspend()  # the answer does not end before
         for signum in signals:
             server.process.send_signal(signum)
             time.sleep(0.2)
