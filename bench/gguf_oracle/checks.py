@@ -1,6 +1,7 @@
 """The checks of a GGUF file against llama.cpp, and against float32 on its dequantized weights."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -56,8 +57,8 @@ class Divergence:
     @property
     def standard_error(self) -> float:
         """Of the mean, by the spread of the pages' means; NaN of a single page."""
-        means = torch.stack([page.mean() for page in self._pages])
-        return float(means.std()) / math.sqrt(len(means))
+        means = [float(page.mean()) for page in self._pages]
+        return statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
 
     def __str__(self) -> str:
         agreed = torch.cat(self._agreed)
@@ -65,6 +66,14 @@ class Divergence:
             f"{self.mean:.6f} ± {self.standard_error:.6f} over {len(agreed)} tokens of {len(self._pages)} pages, "
             f"same likeliest token {agreed.mean():.4f}"
         )
+
+
+class KVCacheDivergences(NamedTuple):
+    """Of distributions with a KV cache in int8 and with a plain one, from float32 with a plain one."""
+
+    exact_int8: Divergence
+    served: Divergence
+    served_int8: Divergence
 
 
 class Page(NamedTuple):
@@ -76,9 +85,9 @@ class Page(NamedTuple):
     """The first is the model's beginning-of-sequence token, if it has one, in place of the text's."""
 
 
-def served(folder: Path, dtype: str = "auto") -> CausalLM:
-    """The model with the kernels that a server would choose, for a value of ``--dtype``."""
-    return load_model(folder, dtype=dtype, kernels=layer_kernels(torch.device("cpu")))
+def served(folder: Path) -> CausalLM:
+    """The model with the kernels and the dtype that a server would choose."""
+    return load_model(folder, kernels=layer_kernels(torch.device("cpu")))
 
 
 def compare_tokens(server: Server, folder: Path, texts: Sequence[str]) -> Tokens:
@@ -154,14 +163,31 @@ def compare_divergence(
         yield ours, other
 
 
-def compare_kv_cache(model: CausalLM, pages: Sequence[Page]) -> Divergence:
-    """With a KV cache in int8 from one in the model's dtype, over the second half of each page."""
-    divergence = Divergence()
+def compare_kv_cache(
+    exact: CausalLM, model: CausalLM, pages: Sequence[Page]
+) -> Iterator[KVCacheDivergences]:
+    """Divergences from ``exact`` so far, after every page, over the second half of each.
+
+    Args:
+        exact: in float32 without rounded activations, so that only its KV cache makes a difference.
+        model: as it is served. Any change of its numbers lets other activations be rounded up, so two runs of it
+            differ by more than the cache.
+    """
+    found = KVCacheDivergences(Divergence(), Divergence(), Divergence())
     for _, tokens in pages:
         rows = _second_half(tokens)
-        base, other = (_logits(model, tokens, rows, dtype) for dtype in (None, torch.int8))
-        divergence.add(base.float().log_softmax(-1), other.float().log_softmax(-1))
-    return divergence
+        base, *others = (
+            _logits(of, tokens, rows, dtype).float().log_softmax(-1)
+            for of, dtype in (
+                (exact, None),
+                (exact, torch.int8),
+                (model, None),
+                (model, torch.int8),
+            )
+        )
+        for divergence, other in zip(found, others, strict=True):
+            divergence.add(base, other)
+        yield found
 
 
 def _second_half(tokens: list[int]) -> Tensor:

@@ -109,8 +109,11 @@ def test_keys_and_values_in_int8_move_distributions_a_little(
 ) -> None:
     pages = [Page(0, random.Random(i).choices(range(100), k=16)) for i in range(2)]
     with torch.inference_mode():
-        divergence = compare_kv_cache(served(checkpoint("llama")), pages)
-    assert 0 < divergence.mean < 0.002
+        model = served(checkpoint("llama"))
+        *_, found = compare_kv_cache(model, model, pages)
+    assert 0 < found.exact_int8.mean < 0.002
+    assert found.served.mean == 0
+    assert found.served_int8.mean == found.exact_int8.mean
 
 
 @needs_llama_cpp
