@@ -412,8 +412,14 @@ class Scheduler:
         shape = step.shape._replace(rows=tokens + drafted - accepted)
         if step.drafts is not None and self.step_times.is_known:
             answers = StepShape(step.shape.rows, step.shape.context)
-            forecasts = map(self.step_times.seconds, (answers, step.shape, shape))
-            compared = ComparedStep(step.shape.rows, tokens, *forecasts, drafts=step.drafts)
+            compared = ComparedStep(
+                rows=step.shape.rows,
+                new_tokens=tokens,
+                answers_s=self.step_times.seconds(answers),
+                plain_s=self.step_times.seconds(step.shape),
+                forecast_s=self.step_times.seconds(shape),
+                drafts=step.drafts,
+            )
             self.draft_trials.observe(compared, result.step_s)
         self.step_times.observe(shape, result.step_s, tokens, has_drafts=drafted > 0)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
