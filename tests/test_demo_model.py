@@ -8,6 +8,7 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -123,6 +124,18 @@ def test_the_expected_answer_is_right_and_another_is_not():
         assert not evaluate.is_right(
             suite.name, expected, {"role": "assistant", "content": "No idea."}
         )
+
+
+def test_a_difference_is_that_of_answers_to_the_same_conversations():
+    before, after = (
+        evaluate.Result("qa", "", 0.5, right=50 - len(wrong), asked=50, wrong=wrong)
+        for wrong in ([3, 7, 20, 41], [49, 7, 3])
+    )
+    gain, error = after.gain(before)
+    assert gain == pytest.approx(after.share - before.share)
+    differences = [1, 1, -1] + [0] * 47  # of conversations 20, 41, 49 and the others
+    assert gain == pytest.approx(1 / 50)
+    assert error == pytest.approx(np.std(differences, ddof=1) / 50**0.5)
 
 
 def test_model_answers_about_what_it_never_saw():

@@ -1,4 +1,4 @@
-"""``python -m bench.gguf_oracle [FILE.gguf] [--checks tokens greedy divergence families]``
+"""``python -m bench.gguf_oracle [FILE.gguf] [--checks tokens greedy divergence kv-cache families]``
 
 Holds a GGUF file, by default Gemma 3 270M in Q4_K_M, against llama.cpp, and llama.cpp's own files of tiny checkpoints against transformers:
 
@@ -7,7 +7,8 @@ Holds a GGUF file, by default Gemma 3 270M in Q4_K_M, against llama.cpp, and lla
     python -m bench.gguf_oracle
 
 The status is 1 if a check fails: a text has other tokens; fewer than 0.98 of the greedy tokens along llama.cpp's answers are the same; the mean divergence
-of next-token distributions from float32 on the dequantized weights is greater than llama.cpp's; a family's float32 logits differ.
+of next-token distributions from float32 on the dequantized weights is greater than llama.cpp's, or a KV cache in int8 adds more than 0.002
+to that of float32 or to that of the model as it is served; a family's float32 logits differ.
 """
 
 import argparse
@@ -19,7 +20,14 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from bench.gguf_oracle.checks import compare_divergence, compare_greedy, compare_tokens, served
+from bench.gguf_oracle.checks import (
+    compare_divergence,
+    compare_greedy,
+    compare_kv_cache,
+    compare_tokens,
+    divide,
+    served,
+)
 from bench.gguf_oracle.families import compare_families, reference
 from bench.gguf_oracle.llama_cpp import LlamaCpp
 from bench.gguf_oracle.texts import make_texts
@@ -28,13 +36,16 @@ from bench.peers_cpu.documentation import PASSAGE, installed_packages
 from bench.peers_cpu.environments import add_peers_dir
 from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import resolve_model_path
+from radixrt.models.loader import load_model
 
-CHECKS = ("tokens", "greedy", "divergence", "families")
+CHECKS = ("tokens", "greedy", "divergence", "kv-cache", "families")
 LEAST_AGREEMENT = 0.98
 LARGEST_ERROR = 1e-3
 """Of a logit of a family's file."""
 LARGEST_DIVERGENCE = 0.01
 """Of a family's Q4_K_M file, in nats."""
+LARGEST_KV_DIVERGENCE = 0.002
+"""That a KV cache in int8 adds to that of a plain one, in nats."""
 ANSWER = 32
 """Tokens of each answer."""
 
@@ -72,9 +83,13 @@ def _outcomes(
     arguments: argparse.Namespace, llama: LlamaCpp, prose: str
 ) -> Iterator[tuple[str, str, bool]]:
     """Name, result and success of each check."""
-    if set(arguments.checks) & {"tokens", "greedy", "divergence"}:
+    checks = set(arguments.checks)
+    if checks - {"families"}:
         file = arguments.file or gemma_file(arguments.work_dir)
-        yield from _outcomes_of_file(arguments, llama, file, prose)
+        if checks & {"tokens", "greedy"}:
+            yield from _outcomes_of_server(arguments, llama, file, prose)
+        if checks & {"divergence", "kv-cache"}:
+            yield from _outcomes_of_pages(arguments, llama, file, prose)
     if "families" in arguments.checks:
         corpus = arguments.work_dir / "corpus.txt"
         corpus.write_text(prose)
@@ -92,12 +107,11 @@ def _outcomes(
                 )
 
 
-def _outcomes_of_file(
+def _outcomes_of_server(
     arguments: argparse.Namespace, llama: LlamaCpp, file: Path, prose: str
 ) -> Iterator[tuple[str, str, bool]]:
     folder = resolve_model_path(str(file))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = served(folder)
     with llama.serve(file) as server:
         if "tokens" in arguments.checks:
             added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
@@ -109,18 +123,32 @@ def _outcomes_of_file(
             prompts = [
                 tokenizer.encode(prose[start : start + PASSAGE // 2]).ids for start in starts
             ]
-            greedy = compare_greedy(server, model, prompts, ANSWER)
+            greedy = compare_greedy(server, served(folder), prompts, ANSWER)
             share = greedy.agreed / greedy.tokens
             line = f"{greedy.agreed} of {greedy.tokens} ({share:.4f}); greatest margin of another one {greedy.worst_margin:.3f}"  # fmt: skip
             yield "greedy", line, share >= LEAST_AGREEMENT
+
+
+def _outcomes_of_pages(
+    arguments: argparse.Namespace, llama: LlamaCpp, file: Path, prose: str
+) -> Iterator[tuple[str, str, bool]]:
+    folder = resolve_model_path(str(file))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pages = divide(tokenizer, prose, arguments.pages)
     if "divergence" in arguments.checks:
-        text = arguments.work_dir / "pages.txt"
-        text.write_text(prose)
         base = reference(write_dequantized(file, arguments.work_dir / "float32", torch.float32))
-        bos = next(iter(tokenizer.encode("").ids), None)
-        d = compare_divergence(llama, file, model, base, bos, text, arguments.pages)
-        line = f"ours {d.ours:.6f} ± {d.ours_error:.6f}, llama.cpp {d.llama_cpp:.6f} ± {d.llama_cpp_error:.6f} over {d.positions} tokens; likeliest token of float32: {d.ours_agrees:.4f}, {d.llama_cpp_agrees:.4f}"
-        yield "divergence", line, d.ours <= d.llama_cpp
+        for ours, theirs in compare_divergence(
+            llama, file, served(folder), base, prose, pages, arguments.work_dir
+        ):
+            line = f"ours {ours}; llama.cpp {theirs}"
+            print(f"     {line}", flush=True)
+        yield "divergence", line, ours.mean <= theirs.mean
+    if "kv-cache" in arguments.checks:
+        exact = load_model(folder, dtype="float32")
+        for found in compare_kv_cache(exact, served(folder), pages):
+            print(f"     {found.exact_int8}", end="\r", flush=True)
+        line = f"float32 {found.exact_int8}; as served {found.served_int8}, with a plain one {found.served}"
+        yield "kv-cache", line, max(found.exact_int8.mean, found.served_int8.mean - found.served.mean) <= LARGEST_KV_DIVERGENCE  # fmt: skip
 
 
 def _tokens(texts: int, others: list[str]) -> str:

@@ -1,6 +1,7 @@
 """Evaluates the demo model on entities, numbers and field names outside its training set.
 
 Decoding is greedy, through any OpenAI-compatible server (`--base-url`), or with transformers (`--local DIR`).
+`--serve demo --also-with="--kv-cache-dtype int8"` asks a server with these flags the same, and compares the answers.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import random
 import re
+import shlex
+import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 Message = dict[str, Any]
+
+LARGEST_LOSS = 0.01
+"""Of the share of right answers, with the flags of `--also-with`."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +84,17 @@ class Result:
     right: int = 0
     asked: int = 0
     prompt_tokens: int = 0
+    wrong: list[int] = field(default_factory=list)  # conversations
 
     @property
     def share(self) -> float:
         return self.right / max(1, self.asked)
+
+    def gain(self, other: Result) -> tuple[float, float]:
+        """The share of right answers less that of ``other`` to the same conversations, and the standard error of this difference."""
+        mine, theirs = set(self.wrong), set(other.wrong)
+        gains = [(index in theirs) - (index in mine) for index in range(self.asked)]
+        return statistics.mean(gains), statistics.stdev(gains) / math.sqrt(self.asked)
 
 
 def tool_call(message: Message) -> tuple[str, Any] | None:
@@ -220,6 +234,8 @@ async def evaluate(
             result = results[suite.name]
             result.asked += 1
             result.right += right
+            if not right:
+                result.wrong.append(index)
             result.prompt_tokens += reply.prompt_tokens
             if verbose and not right:
                 progress.console.print(suite.name, index, reply.message, markup=False)
@@ -243,15 +259,28 @@ def table_of(results: list[Result]) -> Table:
     return table
 
 
+def gains_of(results: list[Result], others: list[Result]) -> Table:
+    """The difference that the flags of ``others`` make to the same conversations."""
+    table = Table(title="Right answers with the further flags, less those without, in points")
+    for heading in ("task", "asked", "difference", "standard error", "right only without", "right only with"):  # fmt: skip
+        table.add_column(heading, justify="left" if heading == "task" else "right")
+    for before, after in zip(results, others, strict=True):
+        gain, error = after.gain(before)
+        lost, won = set(after.wrong) - set(before.wrong), set(before.wrong) - set(after.wrong)
+        numbers = (f"{100 * gain:+.2f}", f"{100 * error:.2f}", str(len(lost)), str(len(won)))
+        table.add_row(after.says, str(after.asked), *numbers)
+    return table
+
+
 @contextlib.contextmanager
-def completer(args: argparse.Namespace) -> Iterator[Complete]:
+def completer(args: argparse.Namespace, *flags: str) -> Iterator[Complete]:
     """The backend: transformers, a server started here, or a running server."""
     if args.local:
         yield with_transformers(args.local)
     elif args.serve:
         from bench.local_server import local_server
 
-        with local_server(args.serve, "--log-level", "warning") as url:
+        with local_server(args.serve, "--log-level", "warning", *flags) as url:
             yield over_http(f"{url}/v1", args.model, args.api_key)
     else:
         yield over_http(args.base_url, args.model, args.api_key)
@@ -270,6 +299,11 @@ def main() -> None:
         metavar="DIR",
         help="start a radixrt server on this model, or on demo, for the time",
     )
+    parser.add_argument(
+        "--also-with",
+        metavar="FLAGS",
+        help="with --serve: compare with the answers of a server that has these further flags",
+    )
     parser.add_argument("--fast", action="store_true", help="20 conversations a task, not 200")
     parser.add_argument("--asked", type=int, help="conversations a task")
     parser.add_argument("--tasks", nargs="+", choices=[s.name for s in SUITES])
@@ -283,11 +317,26 @@ def main() -> None:
     suites = [s for s in SUITES if not args.tasks or s.name in args.tasks]
     asked = args.asked or (20 if args.fast else 200)
     constrain = not (args.free_json or args.local)
-    with completer(args) as complete:
-        results = asyncio.run(
-            evaluate(complete, suites, asked, constrain, args.concurrency, args.verbose)
+    if args.also_with and not args.serve:
+        parser.error("--also-with needs --serve")
+
+    def results_with(*flags: str) -> list[Result]:
+        with completer(args, *flags) as complete:
+            results = asyncio.run(
+                evaluate(complete, suites, asked, constrain, args.concurrency, args.verbose)
+            )
+        Console().print(table_of(results))
+        return results
+
+    results = results_with()
+    lost = False
+    if args.also_with:
+        others = results_with(*shlex.split(args.also_with))
+        Console().print(gains_of(results, others))
+        lost = any(
+            after.gain(before)[0] < -LARGEST_LOSS
+            for before, after in zip(results, others, strict=True)
         )
-    Console().print(table_of(results))
     if args.json:
         rows = [asdict(r) | {"share": r.share, "met": r.share >= r.bar} for r in results]
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
@@ -296,7 +345,7 @@ def main() -> None:
             "Of 20 conversations a task, a share is right to within some nine points: too few to judge by."
         )
         return
-    sys.exit(any(r.share < r.bar for r in results))
+    sys.exit(lost or any(r.share < r.bar for r in results))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Asynchronous client of a running engine. The api process and the offline ``LLM`` both use it."""
 
 import asyncio
-import itertools
 import logging
 import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,6 +15,7 @@ from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.heartbeat import is_well
 from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
 from radixrt.client.leases import HeldLeases
+from radixrt.client.open_calls import RETRY_AFTER_S, OpenCalls
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
@@ -26,7 +25,6 @@ from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
-    Call,
     CompileCall,
     DetokenizeCall,
     DrainReplicaCall,
@@ -54,36 +52,13 @@ from radixrt.messages.stats import SchedulerStats, TenantStats
 log = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.05
-RETRY_AFTER_S = 2
-
-MOST_DEATHS_OF_A_CALL = 2
-"""A call is asked again once: should it kill engines, it ends before the server does."""
 
 DEADLINE_GRACE_S = 0.5
 """The scheduler ends a request at its deadline; the client does it this much later, should the scheduler hang."""
 
 
-Value = TypeVar("Value")
-
 RunRequests = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
 """Runs requests of one answer each, which do not stream, side by side; returns the one chunk of each."""
-
-
-@dataclass(eq=False)
-class _OpenCall:
-    """A call without a reply."""
-
-    message: Call
-    reply: asyncio.Future[Any]
-    was_sent: bool = False
-    """To the engine that lives, or lived last."""
-    deaths: int = 0
-    """Engines that died while they had it."""
-
-    @property
-    def may_be_repeated(self) -> bool:
-        """A new engine would give the reply that the old one would have given; a pinned prompt is not in its tree."""
-        return not isinstance(self.message, PinCall) and self.deaths < MOST_DEATHS_OF_A_CALL
 
 
 class EngineClient:
@@ -114,8 +89,9 @@ class EngineClient:
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
         self._open = OpenRequests(self._send, lambda: self._channels.is_alive)
         self._seeds = random.Random(random_seed)
-        self._new_number = itertools.count()
-        self._calls: dict[int, _OpenCall] = {}
+        self._calls = OpenCalls(
+            self._send, lambda: self._channels.is_alive or self._died is not None
+        )
         self._leases = HeldLeases(lambda request: self.run([request]), self._pin)
         self._died: EngineDiedError | None = None
         self._receiving = loop.create_task(self._receive())
@@ -236,7 +212,7 @@ class EngineClient:
         Args:
             cache_salt: that of the chat; its earlier answers are the tokens that were generated.
         """
-        return await self._call(
+        return await self._calls.ask(
             TokenizeCall, Tokenized, prompt=prompt, tenant=tenant, cache_salt=cache_salt
         )
 
@@ -247,7 +223,7 @@ class EngineClient:
         tenant: Tenant = NO_TENANT,
     ) -> str:
         """The text of tokens."""
-        return await self._call(
+        return await self._calls.ask(
             DetokenizeCall,
             str,
             token_ids=pack_ids(token_ids),
@@ -257,11 +233,11 @@ class EngineClient:
 
     async def compile(self, constraint: Constraint) -> Advice:
         """Compile a constraint ahead of the requests that will use it; one that can't be enforced is not ``ok``."""
-        return await self._call(CompileCall, Advice, constraint=constraint)
+        return await self._calls.ask(CompileCall, Advice, constraint=constraint)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
-        return await self._call(FlushCacheCall, int)
+        return await self._calls.ask(FlushCacheCall, int)
 
     async def drain_replica(self, replica: int) -> None:
         """Move the running answers of a replica to others, and end its processes.
@@ -270,7 +246,7 @@ class EngineClient:
             RequestError: there is no such replica, it does not run, or no other one does.
         """
         self._check_replicas()
-        await self._call(DrainReplicaCall, bool, replica=replica)
+        await self._calls.ask(DrainReplicaCall, bool, replica=replica)
 
     def start_replica(self, replica: int) -> None:
         """Let the supervisor start a drained replica; one that runs is left alone.
@@ -312,7 +288,7 @@ class EngineClient:
         Raises:
             RequestError: a prompt is invalid, or they are too long together.
         """
-        return await self._call(
+        return await self._calls.ask(
             MatchCall, list[CacheMatch], prompts=prompts, cache_salt=cache_salt, tenant=tenant
         )
 
@@ -323,7 +299,7 @@ class EngineClient:
         Args:
             lease: the id of a lease that a dead engine had granted; "": a new one.
         """
-        return await self._call(
+        return await self._calls.ask(
             PinCall,
             LeaseGranted,
             prompt=prompt,
@@ -348,7 +324,7 @@ class EngineClient:
         """
         if lease:
             await self._leases.before_release(lease, tenant)
-        return await self._call(
+        return await self._calls.ask(
             ReleaseCacheCall,
             int,
             lease=lease,
@@ -363,7 +339,7 @@ class EngineClient:
         Args:
             view: fields of :class:`radixrt.messages.calls.CacheTreeCall`.
         """
-        return await self._call(CacheTreeCall, dict, **view)
+        return await self._calls.ask(CacheTreeCall, dict, **view)
 
     async def cache_node(self, node: int) -> CacheNode:
         """One node of an earlier view, with the tokens of its whole prefix.
@@ -371,7 +347,7 @@ class EngineClient:
         Raises:
             RequestError: it has left the tree.
         """
-        return await self._call(CacheNodeCall, CacheNode, node=node)
+        return await self._calls.ask(CacheNodeCall, CacheNode, node=node)
 
     async def explain_cache(
         self, request_id: str, tenant: Tenant = NO_TENANT, with_texts: bool = False
@@ -384,7 +360,7 @@ class EngineClient:
         Raises:
             RequestError: the request is unknown.
         """
-        return await self._call(
+        return await self._calls.ask(
             ExplainCacheCall,
             CacheExplanation,
             request_id=request_id,
@@ -396,20 +372,19 @@ class EngineClient:
         """Release a lease whose caller was cancelled."""
         if not pinning.cancelled() and pinning.exception() is None and self._died is None:
             lease = pinning.result().lease
-            call_id = next(self._new_number)  # nobody waits for the reply
-            self._outbox.send(ReleaseCacheCall(call_id=call_id, lease=lease, tenant=tenant))
+            self._calls.tell(ReleaseCacheCall, lease=lease, tenant=tenant)
 
     async def stats(self, check_invariants: bool = False) -> SchedulerStats:
         """Raises:
         RequestError: an invariant is broken (only with ``check_invariants``).
         """
-        stats = await self._call(StatsCall, SchedulerStats, check_invariants=check_invariants)
+        stats = await self._calls.ask(StatsCall, SchedulerStats, check_invariants=check_invariants)
         malformed_frames = stats.malformed_frames + self._inbox.malformed_frames
         return msgspec.structs.replace(stats, malformed_frames=malformed_frames)
 
     async def tenant_stats(self, tenant: Tenant) -> TenantStats:
         """The counters of one tenant."""
-        return await self._call(TenantStatsCall, TenantStats, tenant=tenant)
+        return await self._calls.ask(TenantStatsCall, TenantStats, tenant=tenant)
 
     def engine_died(self, reason: str) -> None:
         """Fail all requests and calls, those in flight and those to come."""
@@ -417,12 +392,7 @@ class EngineClient:
         if not self._info.done():
             self._info.set_exception(self._died)
         self._open.fail(self._died)
-        self._fail_calls(self._died)
-
-    def _fail_calls(self, error: RequestError | EngineDiedError) -> None:
-        for call in self._calls.values():
-            if not call.reply.done():
-                call.reply.set_exception(error)
+        self._calls.fail(self._died)
 
     @property
     def is_ready(self) -> bool:
@@ -438,7 +408,7 @@ class EngineClient:
             await asyncio.sleep(DRAIN_LOOK_S)
         end = RequestError(reason, status=503, retry_after_s=RETRY_AFTER_S)
         self._open.fail(end)
-        self._fail_calls(end)
+        self._calls.fail(end)
 
     def close(self) -> None:
         self._receiving.cancel()
@@ -461,29 +431,6 @@ class EngineClient:
                 "send valid Unicode."
             ) from error
 
-    async def _call(
-        self, kind: Callable[..., Call], value_type: type[Value], **fields: Any
-    ) -> Value:
-        """Send a call and wait for the value of its reply.
-
-        Raises:
-            RequestError: the reply is an error.
-        """
-        call_id = next(self._new_number)
-        reply = asyncio.get_running_loop().create_future()
-        call = self._calls[call_id] = _OpenCall(kind(call_id=call_id, **fields), reply)
-        try:
-            self._send_call(call)
-            return msgspec.convert(await reply, value_type)
-        finally:
-            del self._calls[call_id]
-
-    def _send_call(self, call: _OpenCall) -> None:
-        """While no engine lives, the call waits for the next one."""
-        call.was_sent = self._channels.is_alive
-        if call.was_sent or self._died is not None:
-            self._send(call.message)
-
     async def _receive(self) -> None:
         while True:
             self._dispatch(await self._inbox.receive())
@@ -503,13 +450,7 @@ class EngineClient:
                 if (opened := self._open.on_wire(message.request_id)) is not None:
                     opened.arrivals.put(message.as_error())
             case CallReply():
-                call = self._calls.get(message.call_id)
-                if call is None or call.reply.done():
-                    return
-                if message.error is not None:
-                    call.reply.set_exception(message.error.as_error())
-                else:
-                    call.reply.set_result(message.value)
+                self._calls.take(message)
             case RequestsLost():
                 self._open.take_over(message.request_ids, by_death=not message.has_drained)
                 self._leases.restore(message.leases)
@@ -525,23 +466,6 @@ class EngineClient:
         self._outbox.close()
         self._channels = Channels(self._channels.run_dir, info.engine)
         self._outbox = Outbox(self._channels.address("api", "tokenizer"))
-        for call in self._calls.values():
-            self._repeat(call)
+        self._calls.take_over()
         self._open.take_over()
         self._leases.restore()
-
-    def _repeat(self, call: _OpenCall) -> None:
-        """Ask a new engine, or fail."""
-        call.deaths += call.was_sent
-        if call.reply.done():
-            return
-        if call.may_be_repeated:
-            self._send_call(call)
-        else:
-            call.reply.set_exception(
-                RequestError(
-                    "The engine was restarted before it answered; ask again.",
-                    status=503,
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            )

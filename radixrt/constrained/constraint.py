@@ -161,3 +161,17 @@ Constraint = Annotated[
     JsonSchema | AnyJson | Regex | Choice | Ebnf | Lark | StructuralTag | Compound,
     msgspec.Meta(description="The constraint of an answer."),
 ]
+
+
+def is_endless(part: Format | Parameters) -> bool:
+    """Whether a format goes on until something else ends it: free text."""
+    match part:
+        case AnyText():
+            return True
+        case StructuralTag():
+            return part.free_text
+        case Series():
+            return is_endless(part.elements[-1])
+        case Either():
+            return any(map(is_endless, part.elements))
+    return False

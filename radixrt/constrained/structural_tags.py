@@ -6,14 +6,13 @@
 
 import itertools
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from radixrt.base.errors import RequestError, shown
-from radixrt.constrained import requests
+from radixrt.base.errors import shown
+from radixrt.constrained import fields, requests
 from radixrt.constrained.constraint import (
     AnyText,
     Choice,
@@ -26,9 +25,8 @@ from radixrt.constrained.constraint import (
     StructuralTag,
     Tag,
     Tokens,
+    is_endless,
 )
-
-_Object = dict[str, Any]
 
 MAX_TAGS = 1024
 MAX_TRIGGERS = 64
@@ -52,25 +50,25 @@ def structural_tag(value: Any, param: str) -> Constraint:
     """
     if isinstance(value, str):
         value = requests.parse_json(value, param)
-    given = _object(value, param)
+    given = fields.as_object(value, param)
     if given.get("type", "structural_tag") != "structural_tag":
-        raise _wrong(f"{param}.type", 'must be "structural_tag"')
+        raise fields.wrong(f"{param}.type", 'must be "structural_tag"')
     _check_nesting(given, param)
     if "format" in given:
-        _refuse_other_keys(given, {"type", "format"}, param)
+        fields.refuse_others(given, {"type", "format"}, param)
         return _format(given["format"], f"{param}.format")
     if "structures" in given:
         return _older_form(given, param)
-    raise _wrong(param, "needs a format, or structures and triggers")
+    raise fields.wrong(param, "needs a format, or structures and triggers")
 
 
-def _check_nesting(given: _Object, param: str) -> None:
+def _check_nesting(given: fields.Object, param: str) -> None:
     level: list[Any] = [given]
     for _ in range(MAX_NESTING):
         level = [inner for each in level for inner in _inner(each)]
         if not level:
             return
-    raise _wrong(param, f"is nested more than {MAX_NESTING} deep, the schemas in it apart")
+    raise fields.wrong(param, f"is nested more than {MAX_NESTING} deep, the schemas in it apart")
 
 
 def _inner(value: Any) -> list[Any]:
@@ -90,33 +88,33 @@ def check_triggers(tag: StructuralTag, param: str) -> StructuralTag:
         ("triggers", tag.triggers, MAX_TRIGGERS),
     ):
         if len(entries) > most:
-            raise _wrong(param, f"has {len(entries)} {name}; at most {most} are taken")
+            raise fields.wrong(param, f"has {len(entries)} {name}; at most {most} are taken")
     for index, one in enumerate(tag.tags):
         fitting = [trigger for trigger in tag.triggers if one.begin.startswith(trigger)]
         if len(fitting) != 1:
             problem = f"begins with {len(fitting)} of the triggers, and must begin with exactly one"
-            raise _wrong(f"{param}.tags[{index}].begin", problem)
+            raise fields.wrong(f"{param}.tags[{index}].begin", problem)
     for index, trigger in enumerate(tag.triggers):
         if not any(one.begin.startswith(trigger) for one in tag.tags):
-            raise _wrong(f"{param}.triggers[{index}]", "is not the beginning of any tag")
+            raise fields.wrong(f"{param}.triggers[{index}]", "is not the beginning of any tag")
     return tag
 
 
-def _older_form(given: _Object, param: str) -> StructuralTag:
-    _refuse_other_keys(given, {"type", "structures", "triggers"}, param)
+def _older_form(given: fields.Object, param: str) -> StructuralTag:
+    fields.refuse_others(given, {"type", "structures", "triggers"}, param)
     tags = []
-    for index, item in enumerate(_list(given["structures"], f"{param}.structures")):
+    for index, item in enumerate(fields.as_list(given["structures"], f"{param}.structures")):
         where = f"{param}.structures[{index}]"
-        structure = _object(item, where)
-        _refuse_other_keys(structure, {"begin", "schema", "end"}, where)
+        structure = fields.as_object(item, where)
+        fields.refuse_others(structure, {"begin", "schema", "end"}, where)
         tags.append(
             Tag(
-                begin=_text(structure, "begin", where),
+                begin=fields.text(structure, "begin", where),
                 content=requests.json_schema(structure.get("schema"), f"{where}.schema"),
-                end=_text(structure, "end", where, may_be_empty=True),
+                end=fields.text(structure, "end", where, may_be_empty=True),
             )
         )
-    triggers = _texts(given.get("triggers"), f"{param}.triggers")
+    triggers = fields.as_texts(given.get("triggers"), f"{param}.triggers")
     return check_triggers(StructuralTag(tags=tuple(tags), triggers=triggers), param)
 
 
@@ -125,30 +123,32 @@ def _format(value: Any, where: str) -> Constraint:
     found = _part(value, where)
     if isinstance(found, AnyText):
         if found == AnyText():
-            raise _wrong(where, "lets any text through; leave it out")
+            raise fields.wrong(where, "lets any text through; leave it out")
         return Series(elements=(found,))
     return found
 
 
 def _part(value: Any, where: str) -> Format:
     """The format of a part of an answer."""
-    given = _object(value, where)
+    given = fields.as_object(value, where)
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _FORMATS:
-        raise _wrong(f"{where}.type", f"must be one of {', '.join(_FORMATS)}, not {shown(kind)}")
+        raise fields.wrong(
+            f"{where}.type", f"must be one of {', '.join(_FORMATS)}, not {shown(kind)}"
+        )
     keys, read = _FORMATS[kind]
-    _refuse_other_keys(given, {"type", *keys}, where)
+    fields.refuse_others(given, {"type", *keys}, where)
     return read(given, where)
 
 
 # ---------------------------------------------------------------- tags
 
 
-def _triggered_tags(given: _Object, where: str) -> StructuralTag:
+def _triggered_tags(given: fields.Object, where: str) -> StructuralTag:
     least, most = _counts(given, where)
     tag = StructuralTag(
         tags=_tags(given, where),
-        triggers=_texts(given.get("triggers"), f"{where}.triggers"),
+        triggers=fields.as_texts(given.get("triggers"), f"{where}.triggers"),
         min_tags=least,
         max_tags=most,
         excludes=_excludes(given, where),
@@ -156,33 +156,33 @@ def _triggered_tags(given: _Object, where: str) -> StructuralTag:
     return check_triggers(tag, where)
 
 
-def _dispatch(given: _Object, where: str) -> StructuralTag:
+def _dispatch(given: fields.Object, where: str) -> StructuralTag:
     """Triggered tags whose beginnings are the triggers, without ends."""
     tags = []
-    for index, rule in enumerate(_list(given.get("rules"), f"{where}.rules")):
+    for index, rule in enumerate(fields.as_list(given.get("rules"), f"{where}.rules")):
         pattern, content = _rule(rule, f"{where}.rules[{index}]")
         if not isinstance(pattern, str) or not pattern:
-            raise _wrong(f"{where}.rules[{index}][0]", "must be a string and not be empty")
+            raise fields.wrong(f"{where}.rules[{index}][0]", "must be a string and not be empty")
         tags.append(Tag(begin=pattern, content=content, end=""))
     return check_triggers(
         StructuralTag(
             tags=tuple(tags),
             triggers=tuple(dict.fromkeys(tag.begin for tag in tags)),
-            max_tags=None if _flag(given, "loop", where, True) else 1,
+            max_tags=None if fields.flag(given, "loop", where, True) else 1,
             excludes=_excludes(given, where),
         ),
         where,
     )
 
 
-def _tags_with_separator(given: _Object, where: str) -> StructuralTag:
+def _tags_with_separator(given: fields.Object, where: str) -> StructuralTag:
     tags = _tags(given, where)
     least, most = _counts(given, where)
     return StructuralTag(
         tags=tags,
         triggers=_shortest_prefixes([tag.begin for tag in tags]),
         free_text=False,
-        separator=_text(given, "separator", where, may_be_empty=True),
+        separator=fields.text(given, "separator", where, may_be_empty=True),
         min_tags=least,
         max_tags=most,
     )
@@ -197,14 +197,14 @@ def _shortest_prefixes(begins: list[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _counts(given: _Object, where: str) -> tuple[int, int | None]:
+def _counts(given: fields.Object, where: str) -> tuple[int, int | None]:
     """Least and most tags."""
-    least = int(_flag(given, "at_least_one", where))
-    return least, 1 if _flag(given, "stop_after_first", where) else None
+    least = int(fields.flag(given, "at_least_one", where))
+    return least, 1 if fields.flag(given, "stop_after_first", where) else None
 
 
-def _tags(given: _Object, where: str) -> tuple[Tag, ...]:
-    items = _list(given.get("tags"), f"{where}.tags")
+def _tags(given: fields.Object, where: str) -> tuple[Tag, ...]:
+    items = fields.as_list(given.get("tags"), f"{where}.tags")
     return tuple(_tag(item, f"{where}.tags[{index}]") for index, item in enumerate(items))
 
 
@@ -213,23 +213,26 @@ def _tag(value: Any, where: str) -> Tag:
     content = _content(given.get("content"), f"{where}.content")
     ends = given.get("end")
     if isinstance(ends, list):
-        first, *others = _texts(ends, f"{where}.end")
+        first, *others = fields.as_texts(ends, f"{where}.end")
     else:
-        first, others = _text(given, "end", where, may_be_empty=not is_endless(content)), []
+        first, others = fields.text(given, "end", where, may_be_empty=not is_endless(content)), []
     return Tag(
-        begin=_text(given, "begin", where), content=content, end=first, other_ends=tuple(others)
+        begin=fields.text(given, "begin", where),
+        content=content,
+        end=first,
+        other_ends=tuple(others),
     )
 
 
-def _checked_tag(value: Any, where: str) -> _Object:
-    given = _object(value, where)
-    _refuse_other_keys(given, {"type", "begin", "content", "end"}, where)
+def _checked_tag(value: Any, where: str) -> fields.Object:
+    given = fields.as_object(value, where)
+    fields.refuse_others(given, {"type", "begin", "content", "end"}, where)
     if given.get("type", "tag") != "tag":
-        raise _wrong(f"{where}.type", 'must be "tag"')
+        raise fields.wrong(f"{where}.type", 'must be "tag"')
     return given
 
 
-def _tag_alone(given: _Object, where: str) -> Format:
+def _tag_alone(given: fields.Object, where: str) -> Format:
     if isinstance(given.get("begin"), dict) or isinstance(given.get("end"), dict):
         return _between_tokens(given, where)
     tag = _tag(given, where)
@@ -238,160 +241,152 @@ def _tag_alone(given: _Object, where: str) -> Format:
     )
 
 
-def _between_tokens(given: _Object, where: str) -> Series:
+def _between_tokens(given: fields.Object, where: str) -> Series:
     """A tag that begins or ends with a token."""
     content = _part(given.get("content"), f"{where}.content")
     marks: list[Format] = []
     for name in ("begin", "end"):
         if isinstance(given.get(name), dict):
-            token = _object(given[name], f"{where}.{name}")
+            token = fields.as_object(given[name], f"{where}.{name}")
             if token.get("type", "token") != "token":
-                raise _wrong(f"{where}.{name}.type", 'must be "token"')
-            _refuse_other_keys(token, {"type", "token"}, f"{where}.{name}")
+                raise fields.wrong(f"{where}.{name}.type", 'must be "token"')
+            fields.refuse_others(token, {"type", "token"}, f"{where}.{name}")
             marks.append(_token(token, f"{where}.{name}"))
         else:
-            text = _text(given, name, where, may_be_empty=name == "end" and not is_endless(content))
+            text = fields.text(
+                given, name, where, may_be_empty=name == "end" and not is_endless(content)
+            )
             marks.append(Choice(options=(text,)))
     begin, end = marks
     if is_endless(content) and not isinstance(end, Tokens):
-        raise _wrong(f"{where}.end", "must be a token, as the beginning is")
+        raise fields.wrong(f"{where}.end", "must be a token, as the beginning is")
     return Series(elements=(begin, content, end))
 
 
 def _content(value: Any, where: str) -> Format | Parameters:
     """The content of a tag, which may be parameters that are written one by one."""
-    given = _object(value, where)
+    given = fields.as_object(value, where)
     kind, style = given.get("type"), given.get("style")
     if kind != "qwen_xml_parameter" and (kind, style) != ("json_schema", "qwen_xml"):
         return _part(value, where)
-    _refuse_other_keys(given, {"type", "json_schema", "style"}, where)
+    fields.refuse_others(given, {"type", "json_schema", "style"}, where)
     schema = requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
     loaded = json.loads(schema.schema)
     if not isinstance(loaded, dict) or loaded.get("type", "object") != "object":
-        raise _wrong(f"{where}.json_schema", 'must be a schema of type "object"')
+        raise fields.wrong(f"{where}.json_schema", 'must be a schema of type "object"')
     return Parameters(schema=schema, style="qwen_xml")
-
-
-def is_endless(part: Format | Parameters) -> bool:
-    """Whether a format goes on until something else ends it: free text."""
-    match part:
-        case AnyText():
-            return True
-        case StructuralTag():
-            return part.free_text
-        case Series():
-            return is_endless(part.elements[-1])
-        case Either():
-            return any(map(is_endless, part.elements))
-    return False
 
 
 # ---------------------------------------------------------------- formats of formats
 
 
-def _sequence(given: _Object, where: str) -> Format:
+def _sequence(given: fields.Object, where: str) -> Format:
     elements = _parts(given, where)
     for index, (each, following) in enumerate(itertools.pairwise(elements)):
         if is_endless(each) and not (isinstance(each, AnyText) and isinstance(following, Tokens)):
             problem = "has no end of its own; put it last, or make it the content of a tag"
-            raise _wrong(f"{where}.elements[{index}]", problem)
+            raise fields.wrong(f"{where}.elements[{index}]", problem)
     return elements[0] if len(elements) == 1 else Series(elements=elements)
 
 
-def _or(given: _Object, where: str) -> Format:
+def _or(given: fields.Object, where: str) -> Format:
     elements = _parts(given, where)
     if len({is_endless(each) for each in elements}) > 1:
         problem = "must all be free text, or none of them: a free text could be any of the others"
-        raise _wrong(f"{where}.elements", problem)
+        raise fields.wrong(f"{where}.elements", problem)
     return elements[0] if len(elements) == 1 else Either(elements=elements)
 
 
-def _parts(given: _Object, where: str) -> tuple[Format, ...]:
-    items = _list(given.get("elements"), f"{where}.elements")
+def _parts(given: fields.Object, where: str) -> tuple[Format, ...]:
+    items = fields.as_list(given.get("elements"), f"{where}.elements")
     return tuple(_part(item, f"{where}.elements[{index}]") for index, item in enumerate(items))
 
 
-def _repeated(least: int, most: int | None) -> Callable[[_Object, str], Format]:
+def _repeated(least: int, most: int | None) -> Callable[[fields.Object, str], Format]:
     return lambda given, where: _times(given, where, least, most)
 
 
-def _repeat(given: _Object, where: str) -> Format:
+def _repeat(given: fields.Object, where: str) -> Format:
     least, most = given.get("min"), given.get("max")
     for name, value, lowest in (("min", least, 0), ("max", most, -1)):
         if type(value) is not int or not lowest <= value <= MAX_REPEATS:
-            raise _wrong(f"{where}.{name}", f"must be an integer from {lowest} to {MAX_REPEATS}")
+            raise fields.wrong(
+                f"{where}.{name}", f"must be an integer from {lowest} to {MAX_REPEATS}"
+            )
     assert isinstance(least, int) and isinstance(most, int)
     if -1 < most < max(least, 1):
-        raise _wrong(f"{where}.max", "must be -1, or at least 1 and min")
+        raise fields.wrong(f"{where}.max", "must be -1, or at least 1 and min")
     return _times(given, where, least, None if most == -1 else most)
 
 
-def _times(given: _Object, where: str, least: int, most: int | None) -> Format:
+def _times(given: fields.Object, where: str, least: int, most: int | None) -> Format:
     content = _part(given.get("content"), f"{where}.content")
     if is_endless(content):
-        raise _wrong(f"{where}.content", "has no end of its own; make it the content of a tag")
+        raise fields.wrong(
+            f"{where}.content", "has no end of its own; make it the content of a tag"
+        )
     return Repeated(content=content, least=least, most=most)
 
 
 # ---------------------------------------------------------------- tokens
 
 
-def _token(given: _Object, where: str) -> Tokens:
+def _token(given: fields.Object, where: str) -> Tokens:
     return Tokens(tokens=_token_list([given.get("token")], f"{where}.token"))
 
 
-def _other_token(given: _Object, where: str) -> Tokens:
+def _other_token(given: fields.Object, where: str) -> Tokens:
     return Tokens(tokens=_excluded_tokens(given, where), excluded=True)
 
 
-def _any_tokens(given: _Object, where: str) -> Repeated:
+def _any_tokens(given: fields.Object, where: str) -> Repeated:
     most = _max_tokens(given, where)
     return Repeated(content=_other_token(given, where), least=0, most=most)
 
 
-def _any_text(given: _Object, where: str) -> AnyText:
+def _any_text(given: fields.Object, where: str) -> AnyText:
     excludes, most = _excludes(given, where), _max_tokens(given, where)
     if excludes and most is not None:
-        raise _wrong(f"{where}.max_tokens", "can't go with excludes")
+        raise fields.wrong(f"{where}.max_tokens", "can't go with excludes")
     return AnyText(excludes=excludes, max_tokens=most)
 
 
-def _max_tokens(given: _Object, where: str) -> int | None:
+def _max_tokens(given: fields.Object, where: str) -> int | None:
     most = given.get("max_tokens")
     if most is not None and (type(most) is not int or not 0 <= most <= MAX_TOKENS):
-        raise _wrong(f"{where}.max_tokens", f"must be an integer from 0 to {MAX_TOKENS}")
+        raise fields.wrong(f"{where}.max_tokens", f"must be an integer from 0 to {MAX_TOKENS}")
     return most
 
 
-def _token_triggered_tags(given: _Object, where: str) -> Series:
+def _token_triggered_tags(given: fields.Object, where: str) -> Series:
     triggers = _token_list(given.get("trigger_tokens"), f"{where}.trigger_tokens")
     tags: list[Format] = []
-    for index, item in enumerate(_list(given.get("tags"), f"{where}.tags")):
+    for index, item in enumerate(fields.as_list(given.get("tags"), f"{where}.tags")):
         place = f"{where}.tags[{index}]"
         tag = _checked_tag(item, place)
-        begin = _object(tag.get("begin"), f"{place}.begin").get("token")
+        begin = fields.as_object(tag.get("begin"), f"{place}.begin").get("token")
         if begin not in triggers:
-            raise _wrong(f"{place}.begin.token", "must be one of the trigger_tokens")
+            raise fields.wrong(f"{place}.begin.token", "must be one of the trigger_tokens")
         tags.append(_between_tokens(tag, place))
     return _tags_at_tokens(given, where, triggers, tags, *_counts(given, where))
 
 
-def _token_dispatch(given: _Object, where: str) -> Series:
+def _token_dispatch(given: fields.Object, where: str) -> Series:
     tags: list[Format] = []
     triggers: list[int | str] = []
-    for index, rule in enumerate(_list(given.get("rules"), f"{where}.rules")):
+    for index, rule in enumerate(fields.as_list(given.get("rules"), f"{where}.rules")):
         place = f"{where}.rules[{index}]"
         token, content = _rule(rule, place)
         triggers += _token_list([token], f"{place}[0]")
         if is_endless(content):
-            raise _wrong(f"{place}[1]", "has no end of its own; make it the content of a tag")
+            raise fields.wrong(f"{place}[1]", "has no end of its own; make it the content of a tag")
         tags.append(Series(elements=(Tokens(tokens=(triggers[-1],)), content)))
-    most = None if _flag(given, "loop", where, True) else 1
+    most = None if fields.flag(given, "loop", where, True) else 1
     return _tags_at_tokens(given, where, tuple(triggers), tags, 0, most)
 
 
 def _tags_at_tokens(
-    given: _Object,
+    given: fields.Object,
     where: str,
     triggers: tuple[int | str, ...],
     tags: list[Format],
@@ -406,40 +401,40 @@ def _tags_at_tokens(
     return Series(elements=(held, free))
 
 
-def _excluded_tokens(given: _Object, where: str) -> tuple[int | str, ...]:
+def _excluded_tokens(given: fields.Object, where: str) -> tuple[int | str, ...]:
     excluded = given.get("exclude_tokens") or []
     return _token_list(excluded, f"{where}.exclude_tokens") if excluded else ()
 
 
 def _token_list(value: Any, where: str) -> tuple[int | str, ...]:
-    tokens = _list(value, where)
+    tokens = fields.as_list(value, where)
     for token in tokens:
         if type(token) not in (int, str) or token == "":
-            raise _wrong(where, "must hold ids of tokens, or their texts")
+            raise fields.wrong(where, "must hold ids of tokens, or their texts")
         if isinstance(token, int) and not 0 <= token < 1 << 31:
-            raise _wrong(where, f"holds {token}, which is the id of no token")
+            raise fields.wrong(where, f"holds {token}, which is the id of no token")
     return tuple(dict.fromkeys(tokens))
 
 
 # ---------------------------------------------------------------- texts and JSON
 
 
-def _json_schema(given: _Object, where: str) -> Format:
+def _json_schema(given: fields.Object, where: str) -> Format:
     if given.get("style", "json") != "json":
         problem = (
             'must be "json", or "qwen_xml" in the content of a tag; other styles are not supported'
         )
-        raise _wrong(f"{where}.style", problem)
+        raise fields.wrong(f"{where}.style", problem)
     found = requests.json_schema(given.get("json_schema"), f"{where}.json_schema")
-    any_order = _flag(given, "any_order", where) or found.any_order
+    any_order = fields.flag(given, "any_order", where) or found.any_order
     return msgspec.structs.replace(found, any_order=any_order)
 
 
-_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Format]]] = {
+_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[fields.Object, str], Format]]] = {
     "json_schema": (("json_schema", "style", "any_order"), _json_schema),
     "regex": (("pattern",), lambda g, where: requests.regex(g.get("pattern"), f"{where}.pattern")),
     "grammar": (("grammar",), lambda g, where: requests.grammar(g.get("grammar"), f"{where}.grammar")),
-    "const_string": (("value",), lambda g, where: Choice(options=(_text(g, "value", where),))),
+    "const_string": (("value",), lambda g, where: Choice(options=(fields.text(g, "value", where),))),
     "any_text": (("excludes", "max_tokens"), _any_text),
     "tag": (("begin", "content", "end"), _tag_alone),
     "triggered_tags": (("triggers", "tags", "at_least_one", "stop_after_first", "excludes"), _triggered_tags),
@@ -463,55 +458,10 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[_Object, str], Format]]] = 
 def _rule(value: Any, where: str) -> tuple[Any, Format]:
     """Of a dispatch: what begins the format, and the format."""
     if not isinstance(value, list) or len(value) != 2:
-        raise _wrong(where, "must be a list of a pattern and a format")
+        raise fields.wrong(where, "must be a list of a pattern and a format")
     return value[0], _part(value[1], f"{where}[1]")
 
 
-def _flag(given: _Object, name: str, where: str, default: bool = False) -> bool:
-    value = given.get(name, default)
-    if not isinstance(value, bool):
-        raise _wrong(f"{where}.{name}", "must be a boolean")
-    return value
-
-
-def _excludes(given: _Object, where: str) -> tuple[str, ...]:
+def _excludes(given: fields.Object, where: str) -> tuple[str, ...]:
     excluded = given.get("excludes") or []
-    return _texts(excluded, f"{where}.excludes") if excluded else ()
-
-
-def _object(value: Any, where: str) -> _Object:
-    if not isinstance(value, dict):
-        raise _wrong(where, "must be an object")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise _wrong(where, "must be a list with at least one entry")
-    return value
-
-
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    texts = _list(value, where)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise _wrong(where, "must hold strings, none of them empty")
-    return tuple(dict.fromkeys(texts))
-
-
-def _text(given: _Object, name: str, where: str, may_be_empty: bool = False) -> str:
-    text = given.get(name)
-    if not isinstance(text, str) or not (text or may_be_empty):
-        filled = "" if may_be_empty else " and not be empty"
-        raise _wrong(f"{where}.{name}", f"must be a string{filled}")
-    return text
-
-
-def _refuse_other_keys(given: _Object, known: set[str], where: str) -> None:
-    """Refuse unknown keys: they would have to be ignored."""
-    for name in given.keys() - known:
-        shown = name if re.fullmatch(r"\w{1,50}", name) else repr(name[:50])
-        raise _wrong(f"{where}.{shown}", "is not supported; leave it out")
-
-
-def _wrong(where: str, problem: str) -> RequestError:
-    return RequestError(f"{where} {problem}.", param=where)
+    return fields.as_texts(excluded, f"{where}.excludes") if excluded else ()

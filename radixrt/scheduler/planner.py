@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
 from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice
+from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice, beside_prompts
 from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
@@ -399,19 +399,30 @@ class Planner:
 
     def _seal(self, draft: PlanDraft) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        price = self._draft_price(draft.shape)
-        step_id = self._in_flight.send(self._slots.sequences, draft.shape, drafts=price < NO_DRAFTS)
-        return draft.seal(step_id, released, price)
+        price, drafts = self._draft_price(draft.shape), None
+        if price < NO_DRAFTS:
+            drafts = self._trials.wants_drafts(draft.shape.rows)
+        step_id = self._in_flight.send(self._slots.sequences, draft.shape, drafts=drafts)
+        return draft.seal(step_id, released, price if drafts else NO_DRAFTS)
 
     def _draft_price(self, shape: StepShape) -> float:
         """That of a step with these decoding sequences and prompts."""
-        wanted = shape.rows and bool((self._slots.is_decoding & self._slots.speculates).any())
-        if not wanted or not self._trials.plan(shape.rows):
+        if not (shape.rows and (self._slots.is_decoding & self._slots.speculates).any()):
             return NO_DRAFTS
         price = self._price.value
         if shape.tokens:  # a row computes as long as a prompt token
             price = min(max(price, self._times.prompt_token_price(shape)), MOST_PRICE)
-        return price
+            price = beside_prompts(price, self._outlasting(shape.tokens))
+        return price if price <= MOST_PRICE else NO_DRAFTS
+
+    def _outlasting(self, tokens: int) -> float:
+        """Of the tokens that the running answers will still get, the part that comes after all prompts are computed, ``tokens`` of
+        them a step. Prompts that wait for an answer to end are left out."""
+        to_come = float(sum(map(self._rest, self._prefilling.values())))
+        if self.full_at is None:
+            to_come += self._waiting.prompt_tokens
+        longest_rest = 2 * self.admission.outputs.mean_rest() if to_come else 0.0
+        return max(0.0, 1 - to_come / tokens / longest_rest) if longest_rest else 1.0
 
     def _free_pages(self) -> None:
         """Retract a sequence; if only one runs, break a lease instead.

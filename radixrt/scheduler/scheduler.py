@@ -34,7 +34,7 @@ from radixrt.messages.steps import (
 )
 from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.drafts.price import DraftPrice
-from radixrt.scheduler.drafts.trials import DraftTrials
+from radixrt.scheduler.drafts.trials import ComparedStep, DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -47,7 +47,7 @@ from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.step_times import StepTimes
+from radixrt.scheduler.step_times import StepShape, StepTimes
 from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 
 _FAILURES = {
@@ -412,11 +412,17 @@ class Scheduler:
         accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
         shape = step.shape._replace(rows=tokens + drafted - accepted)
-        if self.limits.speculates and not shape.tokens and self.step_times.is_known:
-            plain_s, forecast_s = map(self.step_times.seconds, (step.shape, shape))
-            self.draft_trials.observe(
-                step.shape.rows, tokens, plain_s, forecast_s, result.step_s, drafts=step.drafts
+        if step.drafts is not None and self.step_times.is_known:
+            answers = StepShape(step.shape.rows, step.shape.context)
+            compared = ComparedStep(
+                rows=step.shape.rows,
+                new_tokens=tokens,
+                answers_s=self.step_times.seconds(answers),
+                plain_s=self.step_times.seconds(step.shape),
+                forecast_s=self.step_times.seconds(shape),
+                drafts=step.drafts,
             )
+            self.draft_trials.observe(compared, result.step_s)
         self.step_times.observe(shape, result.step_s, tokens, has_drafts=drafted > 0)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
             self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)

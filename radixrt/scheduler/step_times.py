@@ -25,7 +25,7 @@ FORGETTING = 0.95
 """Weight of a step for each step after it: the last 20 steps decide."""
 
 DECODE_STEPS_PER_UPDATE = 4
-"""Only every fourth pure decode step is learned from: they resemble each other, and each costs some microseconds."""
+"""Once costs are known, only every fourth pure decode step is learned from: they resemble each other, and each costs some microseconds."""
 
 WARM_UP_STEPS = 3
 """Steps at the start whose times are not learned: kernels are loaded in them."""
@@ -123,7 +123,8 @@ class StepTimes:
         features = _features(shape)
         if not has_drafts:
             self._decode_steps += not shape.tokens
-            if not shape.tokens and self._decode_steps % DECODE_STEPS_PER_UPDATE:
+            is_like_others = self._decode_steps % DECODE_STEPS_PER_UPDATE > 0 and self.is_known
+            if not shape.tokens and is_like_others:
                 return
             self._update(features, seconds)
             self._learned += 1

@@ -18,8 +18,8 @@ class StepInFlight:
     shape: StepShape
     follows: bool
     """It was sent while another step was in flight, so a worker that waited for it waited for the scheduler."""
-    drafts: bool
-    """The worker may draft tokens."""
+    drafts: bool | None
+    """Whether the worker may draft tokens; None: drafts would not pay, and nobody learns from the step what they cost."""
 
 
 class StepsInFlight:
@@ -33,7 +33,7 @@ class StepsInFlight:
         return len(self._steps)
 
     def send(
-        self, sequences: list[Sequence | None], shape: StepShape, *, drafts: bool = False
+        self, sequences: list[Sequence | None], shape: StepShape, *, drafts: bool | None = None
     ) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
         step_id = self._next_id

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import shutil
 import socket
 import ssl
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -54,7 +56,26 @@ class RunningServer:
         return httpx.Client(base_url=self.url, timeout=20)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def send(
+    server: RunningServer,
+    body: dict,
+    receive_buffer: int | None = None,
+    path: str = "/v1/completions",
+) -> socket.socket:
+    """Send a request, and leave its answer unread."""
+    address = urlsplit(server.url)
+    client = socket.socket()
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(20)
+    client.connect((address.hostname, address.port))
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    client.sendall(head.encode() + b"Connection: close\r\n\r\n" + content)
+    return client
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -12,7 +11,7 @@ from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention
-from tests.api.conftest import RunningServer, StartServer, wait_until
+from tests.api.conftest import RunningServer, StartServer, send, wait_until
 from tests.fake_scheduler import CACHE_WRITE_TOKENS, CACHED_TOKENS
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -298,9 +297,9 @@ def test_what_cannot_be_warmed_is_refused(
 
 
 def test_who_leaves_before_the_lease_is_there_leaves_none(server: RunningServer) -> None:
-    server.scheduler.call_s = 0.5
-    with server.http as http, pytest.raises(httpx.ReadTimeout):
-        http.post("/v1/cache/pin", json={"prompt": "the fox"}, timeout=0.25)
+    server.scheduler.call_s = 1.0
+    with send(server, {"prompt": "the fox"}, path="/v1/cache/pin"):
+        wait_until(lambda: len(server.scheduler.cache_calls) == 1)
     wait_until(lambda: len(server.scheduler.cache_calls) == 2)
     pin, release = server.scheduler.cache_calls
     assert isinstance(pin, PinTokensCall)

@@ -329,8 +329,8 @@ def test_an_id_in_use_by_another_key_is_neither_disclosed_nor_aborted(
     server_with_keys: RunningServer,
 ) -> None:
     server_with_keys.answer_endlessly()
-    server_with_keys.scheduler.step_s = 0.01
-    body = {"prompt": "hi", "max_tokens": 300, "rid": "mine"}
+    server_with_keys.scheduler.step_s = 0.02
+    body = {"prompt": "hi", "max_tokens": 500, "rid": "mine"}
     with (
         ThreadPoolExecutor() as pool,
         http(server_with_keys, "alice") as alice,
@@ -403,7 +403,7 @@ def test_more_requests_in_flight_than_a_key_may_have_get_429(
 ) -> None:
     limits = {"max_parallel_requests": 2, "max_tokens": 300, "max_cached_fraction": 0.25}
     server = limited(start_server, tmp_path, **limits)
-    server.scheduler.step_s = 0.01
+    server.scheduler.step_s = 0.03
     body = {"prompt": "hi", "max_tokens": 300}
     with (
         ThreadPoolExecutor() as pool,

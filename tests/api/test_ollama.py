@@ -57,12 +57,13 @@ def test_a_pause_is_filled_with_objects_that_add_nothing(
     """As while a new engine starts."""
     monkeypatch.setattr(events, "COMMENT_EVERY_S", 0.05)
     server.answer_with("the cat sat on the mat")
-    server.scheduler.step_s = 0.02
+    server.scheduler.step_s = 0.2
     stream = client.chat("tiny", HELLO, stream=True) if in_message else client.generate("tiny", "hi", stream=True)  # fmt: skip
     parts = [next(stream)]
     server.scheduler.paused.set()
     while [text_of(part) for part in parts[-3:]] != ["", "", ""]:
         parts.append(next(stream))
+    server.scheduler.step_s = 0.0
     server.scheduler.paused.clear()
     parts += stream
     assert "".join(map(text_of, parts)) == "the cat sat on the mat"

@@ -13,7 +13,18 @@ from tests.api.conftest import RunningServer, StartServer
 from tests.fake_scheduler import engine_info
 
 LONGEST_MS = 250.0
-"""CPU time of a callback of an event loop. The longest take 60 ms; before the limits some took 30 s."""
+"""CPU time of a callback of an event loop, where :func:`known_work_ms` is 6. The longest take 60 ms; before the limits some took
+30 s."""
+
+
+def known_work_ms() -> float:
+    """CPU time of some work in Python, the best of three."""
+    times = []
+    for _ in range(3):
+        begin = time.thread_time()
+        sum(number * number for number in range(200_000))
+        times.append(1000 * (time.thread_time() - begin))
+    return min(times)
 
 
 class Callbacks:
@@ -80,4 +91,4 @@ def test_a_hostile_request_holds_no_event_loop(
     with long_context.http as client:
         response = client.post(attack.path, content=attack.body())
     assert response.status_code == status, response.text[:200]
-    assert callbacks.longest_ms < LONGEST_MS
+    assert callbacks.longest_ms < LONGEST_MS * max(1.0, known_work_ms() / 6)

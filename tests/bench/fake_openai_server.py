@@ -22,6 +22,8 @@ class FakeServer:
     api_key: str | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
+    sent: list[list[float]] = field(default_factory=list)
+    """The times of the chunks with tokens, of each answer: seconds from the arrival of its request."""
     flushes: int = 0
     running: int = 0
     most_running: int = 0
@@ -97,10 +99,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         left, total = body["max_tokens"], body["max_tokens"]
+        begin, sent = time.perf_counter(), list[float]()
+        self.fake.sent.append(sent)
         time.sleep(self.fake.first_token_s)
         while left:
             count = min(left, 1 if left == total else self.fake.tokens_per_chunk)
             left -= count
+            sent.append(time.perf_counter() - begin)
             self.event({"choices": [self.choice(body, [7] * count)], "usage": None})
             if left:
                 time.sleep(self.fake.gap_s)

@@ -134,10 +134,10 @@ def test_closed_loop_keeps_the_asked_number_of_requests_running(tmp_path):
 
 
 def test_open_loop_starts_requests_at_the_asked_rate_whether_answered_or_not(tmp_path):
-    with FakeServer(first_token_s=0.5) as server:
+    with FakeServer(first_token_s=1.0) as server:
         bench(server, tmp_path, "--rate", "100", "--num-prompts", "40", "--output-len", "1")
     span = server.arrivals[-1] - server.arrivals[0]
-    assert 0.15 < span < 0.8
+    assert 0.15 < span < 2.5  # one after the other they would take 40 s
     assert server.most_running > 15
 
 
@@ -218,7 +218,7 @@ def test_a_trace_keeps_its_times_and_its_shared_prefixes(tmp_path):
     assert (len(first), len(second)) == (700, 600)
     assert first[:512] == second[:512] and first[512:600] != second[512:600]
     assert [body["max_tokens"] for body in server.bodies] == [2, 1]
-    assert 0.19 < server.arrivals[1] - server.arrivals[0] < 1
+    assert 0.19 < server.arrivals[1] - server.arrivals[0] < 1.9
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,16 @@ def test_a_file_that_is_no_dataset_is_refused(tmp_path, text: str, message: str)
 
 
 def test_latencies_are_those_of_the_server(tmp_path):
+    """At most twice those that the server itself sees, which grow with the load of the machine."""
     with FakeServer(first_token_s=0.06, gap_s=0.02) as server:
         _, result = bench(server, tmp_path, "--concurrency", "2")
     summary = result["summary"]
-    assert 60 <= summary["ttft_ms"]["p50"] < 120
-    assert 19 <= summary["itl_ms"]["p50"] < 50
-    assert 19 <= summary["tpot_ms"]["p50"] < 50
-    assert 140 <= summary["e2e_ms"]["p50"] < 320
+    first_ms, *_, last_ms = 1000 * np.median(server.sent, axis=0)
+    gap_ms = (last_ms - first_ms) / 4
+    assert 60 <= first_ms <= summary["ttft_ms"]["p50"] < 2 * first_ms
+    assert 19 <= summary["itl_ms"]["p50"] < 2.5 * gap_ms
+    assert 19 <= summary["tpot_ms"]["p50"] < 2.5 * gap_ms
+    assert 140 <= last_ms <= summary["e2e_ms"]["p50"] < 2.3 * last_ms
     assert summary["output_tokens"] == 60
     assert summary["cached_tokens"] * 2 == summary["prompt_tokens"]
 
@@ -256,8 +259,8 @@ def test_latencies_are_those_of_the_server(tmp_path):
 def test_tokens_that_come_in_one_chunk_share_its_gap(tmp_path):
     with FakeServer(gap_s=0.04, tokens_per_chunk=4) as server:
         _, result = bench(server, tmp_path, "--output-len", "9", "--concurrency", "1")
-    assert 9 <= result["summary"]["itl_ms"]["p50"] < 20
-    assert result["summary"]["tpot_ms"]["p50"] < 20
+    assert 9 <= result["summary"]["itl_ms"]["p50"] < 30
+    assert result["summary"]["tpot_ms"]["p50"] < 30
 
 
 def test_percentiles_and_rates_from_records_made_by_hand():

@@ -1,17 +1,33 @@
 """The comparison with llama.cpp: texts for tokenizers, the log-probabilities that it writes, and, where it is installed, its own files."""
 
 import os
+import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
-from bench.gguf_oracle.checks import _cut_off, _divergence
+import radixrt_kernels
+from bench.gguf_oracle.checks import (
+    Divergence,
+    Page,
+    _cut_off,
+    _divergence,
+    compare_kv_cache,
+    divide,
+    served,
+)
 from bench.gguf_oracle.families import FAMILIES, compare_families
 from bench.gguf_oracle.llama_cpp import MAX_DROP, LlamaCpp, Pages
 from bench.gguf_oracle.texts import make_texts
+from radixrt.base.errors import ConfigError
 
 PEERS = Path(os.environ.get("RADIXRT_PEERS", "~/.cache/radixrt/peers")).expanduser()
 needs_llama_cpp = pytest.mark.skipif(
@@ -55,6 +71,49 @@ def test_divergence_is_zero_of_itself_and_that_of_the_textbook() -> None:
     expected = torch.nn.functional.kl_div(other, base, reduction="none", log_target=True).sum(-1)
     torch.testing.assert_close(_divergence(_cut_off(base), _cut_off(other)), expected)
     assert _divergence(base, base).abs().max() == 0
+
+
+def test_pages_are_those_of_llama_perplexity_also_where_a_text_begins_with_one() -> None:
+    words = [f"w{i}" for i in range(9)]
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(["<s>", *words])}, "<s>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    text = "  ".join(random.Random(0).choices(words, k=44))
+    for template, bos in (("$A", []), ("<s> $A", [0])):
+        tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", 0)])
+        ids = tokenizer.encode(text).ids
+        pages = divide(tokenizer, text, 9, length=8)
+        assert [page.tokens for page in pages] == [bos + ids[i + len(bos) : i + 8] for i in (0, 8, 16, 24)]  # fmt: skip
+        for page in pages:
+            assert tokenizer.encode(text[page.start :]).ids[:8] == page.tokens
+    assert len(divide(tokenizer, text, 3, length=8)) == 3
+    with pytest.raises(ConfigError, match="fewer than 64 tokens"):
+        divide(tokenizer, text, 9, length=32)
+
+
+def test_the_mean_of_pages_has_the_error_of_its_pages() -> None:
+    base = torch.randn(3, 8, 50).log_softmax(-1)
+    other = (base + torch.randn(3, 8, 50) / 10).log_softmax(-1)
+    divergence = Divergence()
+    for page in zip(base, other, strict=True):
+        divergence.add(*page)
+    means = _divergence(base, other).mean(-1)
+    assert divergence.mean == pytest.approx(float(means.mean()))
+    assert divergence.standard_error == pytest.approx(np.std(means.tolist(), ddof=1) / 3**0.5)
+    agreed = int((base.argmax(-1) == other.argmax(-1)).sum())
+    assert str(divergence).endswith(f"over 24 tokens of 3 pages, same likeliest token {agreed / 24:.4f}")  # fmt: skip
+
+
+@pytest.mark.skipif(radixrt_kernels.native is None, reason="only the kernels read int8")
+def test_keys_and_values_in_int8_move_distributions_a_little(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    pages = [Page(0, random.Random(i).choices(range(100), k=16)) for i in range(2)]
+    with torch.inference_mode():
+        model = served(checkpoint("llama"))
+        *_, found = compare_kv_cache(model, model, pages)
+    assert 0 < found.exact_int8.mean < 0.002
+    assert found.served.mean == 0
+    assert found.served_int8.mean == found.exact_int8.mean
 
 
 @needs_llama_cpp

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ class InProcessEngine:
             "max_total_tokens": 4096,
             "max_running_requests": 16,
             "log_level": "warning",
-            "speculation": "off",  # its drafts depend on the times of steps
+            "speculation": "off",
         }
         self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
@@ -216,7 +217,9 @@ class InProcessEngine:
         results = self.runner.step(self._sent.popleft()) if self._sent else self.runner.collect()
         batches = []
         for result in results:
-            batches.append(self.scheduler.absorb(result))
+            # Unknown times: drafts would depend on the load of the machine.
+            untimed = msgspec.structs.replace(result, step_s=0.0)
+            batches.append(self.scheduler.absorb(untimed))
             check_invariants(self.scheduler)
         return batches
 

@@ -18,7 +18,8 @@ from radixrt.base.errors import ConfigError
 from radixrt.device.device import CpuDevice
 from radixrt.models import registry
 from radixrt.models.loader import load_model
-from radixrt.worker.kv.pool import KVPool, bytes_per_token
+from radixrt.worker.kv import pool
+from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages
 from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.engine.kv_spec_models import HEAD_DIMS, greedy_tokens, save_config
 from tests.engine.test_against_transformers import make_prompts
@@ -146,6 +147,20 @@ def test_eight_bit_keys_and_values_with_scales_have_a_place_in_the_pool() -> Non
     assert [tuple(t.shape) for t in layer] == [(4, 4, 8, 64), (4, 4, 8, 64), (4, 4, 8), (4, 4, 8)]
     with pytest.raises(ConfigError, match="No attention backend reads a KV cache of 4 tensors"):
         make_backend("torch_reference", setup)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_same_memory_holds_nearly_twice_the_tokens_in_int8(
+    head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_available_bytes", lambda device, share: 4 << 30)
+
+    def pages(dtype: torch.dtype) -> int:
+        specs = [KVSpec.keys_and_values(2, head_dim, dtype)] * 24
+        setup = AttentionSetup([AttentionSpec(14, 2, head_dim, 0.125)] * 24, kv_specs=specs)
+        return pool_pages(setup, mem_fraction=1, max_total_tokens=None, max_useful_tokens=1 << 40)
+
+    assert 1.9 <= pages(torch.int8) / pages(torch.bfloat16) < 2
 
 
 @pytest.mark.parametrize(

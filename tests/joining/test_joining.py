@@ -190,8 +190,8 @@ def test_only_holders_of_the_token_are_let_in(folders) -> None:
             known.send(frame)
             right = Engine(folders(), host.address)
             right.link.join(engine_info())
-            await right.until(lambda: right.is_joined)
-            assert known.poll(1000) and len(host.engines) == 2, "one with the token is answered"
+            await right.until(lambda: right.is_joined and len(host.engines) == 2)
+            assert known.poll(10_000), "one with the token is answered"
             known.close(linger=0)
             right.close()
 
@@ -231,7 +231,7 @@ def test_an_engine_whose_connection_ends_is_lost_at_once(folders) -> None:
             await engine.until(lambda: engine.is_joined)
             folder = host.engines[0].channels.folder
             engine.close()
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(ingress_end.SILENCE_S - 1):
                 while host.engines:
                     await asyncio.sleep(0.01)
             assert not folder.exists() and not host.channels.replicas()

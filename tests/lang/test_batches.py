@@ -296,7 +296,10 @@ threading.Thread(target=tell, daemon=True).start()
 try:
     program.run_batch([{"word": str(n)} for n in range(8)], max_concurrency=4, backend=backend)
 except KeyboardInterrupt:
-    time.sleep(0.2)
+    end = time.monotonic() + 10
+    while backend.running and time.monotonic() < end:
+        time.sleep(0.005)
+    time.sleep(0.2)  # no other call begins
     print("interrupted", backend.running, len(backend.calls))
 """
 

@@ -91,13 +91,14 @@ def test_forks_share_the_past_and_nothing_else(scripted: ScriptedBackend) -> Non
 
 
 def test_join_keeps_the_order_of_the_forks_whoever_ends_first() -> None:
-    delays = {"0": 0.06, "1": 0.0, "2": 0.03}
+    order = ["1", "2", "0"]
     finished: list[str] = []
 
     class Uneven(ScriptedBackend):
         async def generate(self, call):
             word = call.prompt[-1]
-            await asyncio.sleep(delays[word])
+            while order[len(finished)] != word:
+                await asyncio.sleep(0.001)
             finished.append(word)
             async for piece in super().generate(call):
                 yield piece
@@ -109,7 +110,7 @@ def test_join_keeps_the_order_of_the_forks_whoever_ends_first() -> None:
                 fork += str(number) + rl.gen("y")
 
     state = run(program, Uneven())
-    assert finished == ["1", "2", "0"]
+    assert finished == order
     assert state["y"] == ["<x0>", "<x1>", "<x2>"]
 
 

@@ -1,6 +1,8 @@
 """Drives a model with a paged KV cache by hand: what the worker does, with nothing clever in it."""
 
+import copy
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +25,13 @@ class Sequence:
 
     pages: list[int] = field(default_factory=list)
     length: int = 0
+
+
+def with_forward(model: CausalLM, forward: Callable[..., torch.Tensor]) -> CausalLM:
+    """The same model, with another forward pass."""
+    other = copy.copy(model)
+    other.forward = forward  # type: ignore[method-assign]
+    return other
 
 
 class Harness:

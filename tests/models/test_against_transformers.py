@@ -9,10 +9,8 @@ import pytest
 import torch
 import transformers
 
-import radixrt_kernels
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
-from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from tests.checkpoints import CONFIGS, VOCAB_SIZE
@@ -89,31 +87,6 @@ def test_a_step_that_mixes_prefill_chunks_and_decodes_equals_transformers(
     for logits, prompt in zip(mixed, PROMPTS, strict=True):
         expected = pair.expected_logits(prompt)[-len(logits) :]
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.skipif(not radixrt_kernels.available(), reason="the reference's bits follow the batch")
-def test_the_rows_that_are_wanted_have_the_bits_that_they_have_among_all(
-    checkpoint: Callable[[str], Path],
-) -> None:
-    """Layers that share KV compute no other rows: a decode, a chunk without any, a prompt's last token, a draft's last three."""
-    model = load_model(checkpoint("gemma4_e"), kernels=NativeKernels())
-    sequences, results = [[Sequence() for _ in PROMPTS] for _ in range(2)], []
-    layer, seen = model.model.layers[-2], []  # the first that shares
-    feed_forward = layer.feed_forward
-    layer.feed_forward = lambda *inputs: seen.append(len(inputs[0])) or feed_forward(*inputs)
-    for rows, own in zip((None, torch.tensor([0, 52, 59, 60, 61])), sequences, strict=True):
-        harness = Harness(model, page_size=4)
-        first, second, third, fourth = own
-        a, b, c, d = PROMPTS
-        harness.step([(first, a[:-1]), (second, b[:8]), (third, c[:5])])
-        work = [(first, a[-1:]), (fourth, d[:20]), (second, b[8:]), (third, c[5:14])]
-        results.append(harness.hidden(work, rows))
-    chosen = results[0][[0, 52, 59, 60, 61]]
-    assert torch.equal(chosen, results[1])
-    assert seen[-1] == 5 < seen[-3] == 62
-    assert len(harness.hidden([(fourth, d[20:])], torch.tensor([], dtype=torch.int64))) == 0
-    first_of_each = torch.tensor([0, 1])
-    assert harness.context.narrowed(first_of_each) is None
 
 
 def test_64_greedy_tokens_of_a_mixed_batch_equal_transformers_generate(pair: Pair) -> None:

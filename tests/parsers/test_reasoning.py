@@ -23,6 +23,20 @@ def parse(parser: ReasoningParser, pieces: list[str]) -> tuple[str, str]:
     return "".join(thought for thought, _ in parts), "".join(content for _, content in parts)
 
 
+def parse_held(
+    parser: ReasoningParser, thought: str, content: str, cuts: list[int]
+) -> tuple[str, str]:
+    """The same, of a parser that is told when the grammar of the content begins."""
+    parts, seen = [], 0
+    for piece in pieces_of(thought + content, cuts):
+        seen += len(piece)
+        if seen >= len(thought):
+            parser.reasoning_length = len(thought)
+        parts.append(parser.push(piece))
+    parts.append(parser.flush())
+    return "".join(t for t, _ in parts), "".join(c for _, c in parts)
+
+
 @pytest.mark.parametrize("written", FORMATS.values(), ids=FORMATS)
 @given(cuts=CUTS)
 def test_the_thought_is_split_off_however_it_comes(
@@ -81,15 +95,7 @@ def test_a_grammar_begins_behind_a_labelled_thought(cuts: list[int], labelled: b
     thought, content = f"<|channel>{'thought' * labelled}\nHm.<channel|>", "{}"
     parser = ReasoningParser(GEMMA4, held=True, opens_with_token=True)
     parser.opened = True
-    parts, seen = [], 0
-    for piece in pieces_of(thought + content, cuts):
-        seen += len(piece)
-        if seen >= len(thought):
-            parser.reasoning_length = len(thought)
-        parts.append(parser.push(piece))
-    parts.append(parser.flush())
-    assert "".join(t for t, _ in parts) == "Hm."
-    assert "".join(c for _, c in parts) == content
+    assert parse_held(parser, thought, content, cuts) == ("Hm.", content)
 
 
 @given(cuts=CUTS)
@@ -97,15 +103,7 @@ def test_held_content_begins_where_its_grammar_does(cuts: list[int]) -> None:
     """The thought writes its closing tag in other tokens first: the grammar has not begun."""
     thought, content = "<think>a </think> b </think>", "\n\n{}"
     parser = ReasoningParser(QWEN, held=True)
-    parts, seen = [], 0
-    for piece in pieces_of(thought + content, cuts):
-        seen += len(piece)
-        if seen >= len(thought):
-            parser.reasoning_length = len(thought)
-        parts.append(parser.push(piece))
-    parts.append(parser.flush())
-    assert "".join(t for t, _ in parts) == "a </think> b"
-    assert "".join(c for _, c in parts) == content
+    assert parse_held(parser, thought, content, cuts) == ("a </think> b", content)
 
 
 @given(cuts=CUTS, opened=st.booleans())

@@ -4,7 +4,10 @@ import random
 
 import pytest
 
+from radixrt.messages.steps import NO_DRAFTS, StepPlan
 from radixrt.scheduler.drafts.price import FIRST_PRICE, DraftPrice
+from radixrt.scheduler.step_times import StepShape
+from tests.scheduler.timed_engine import TimedEngine
 
 STEP_S, ROW_S = 0.020, 0.001
 
@@ -89,3 +92,39 @@ def test_it_is_learned_while_the_number_of_sequences_changes_in_each_step() -> N
         price.observe(batch, drafted, batch, seconds)
     mean_s = STEP_S + ROW_S * (2 * 5 + 20)
     assert price.value == pytest.approx(ROW_S / (mean_s / 5), rel=0.2)
+
+
+@pytest.mark.parametrize(("length", "pays"), [(8, False), (400, True)])
+def test_beside_prompts_that_fill_each_step_drafts_pay_in_answers_that_outlast_them(
+    length: int, pays: bool
+) -> None:
+    """A short answer ends while the prompts are computed, in as many steps with drafts as without."""
+
+    def step_seconds(shape: StepShape) -> float:
+        return STEP_S + ROW_S * (shape.rows + shape.tokens)
+
+    engine = TimedEngine(
+        step_seconds, speculates=True, max_step_ms=100, max_prefill_tokens=512, chunked_prefill_size=512
+    )  # fmt: skip
+    for _ in range(4):
+        engine.add(0.0, 40, length)  # so long are answers here
+    engine.run()
+    plans: list[StepPlan] = []
+    plan_step = engine.scheduler.plan
+
+    def plan() -> StepPlan | None:
+        if (planned := plan_step()) is not None:
+            plans.append(planned)
+        return planned
+
+    engine.scheduler.plan = plan  # type: ignore[method-assign]
+    now = engine.clock.now
+    engine.add(now, 40, 300)
+    for _ in range(4):
+        engine.add(now + 0.5, 1500, 4)
+    engine.run()
+    beside = [number for number, plan in enumerate(plans) if plan.prefill]
+    prices = [plans[number].draft_price for number in beside][10:40]
+    assert all(price < 0.5 if pays else price == NO_DRAFTS for price in prices), prices
+    after = [plan.draft_price for plan in plans[beside[-1] + 1 :]]
+    assert len(after) > 100 and min(after[:8]) < 0.5, "the answer alone"

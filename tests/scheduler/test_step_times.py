@@ -65,6 +65,22 @@ def test_price_of_a_draft_beside_a_prompt_is_that_of_a_prompt_token() -> None:
         assert times.prompt_token_price(beside) == pytest.approx(0.001 / token_s, rel=0.2)
 
 
+def test_the_first_decode_steps_of_a_server_are_all_learned_from() -> None:
+    """Most have drafts and do not count. Prompts alone say little about the part of a step that is always the same."""
+    errors = []
+    for seed in range(8):
+        rng, times = np.random.default_rng(seed), StepTimes(None)
+        for tokens in (64, 64, 128, 256, 256, 256):
+            seconds = 0.020 + 0.001 * tokens
+            times.observe(StepShape(0, 0, tokens), seconds * float(rng.uniform(0.95, 1.05)))
+        for drafted in (0, 4, 2, 0, 6, 3, 0):
+            seconds = (0.021 + 0.001 * drafted) * float(rng.uniform(0.95, 1.05))
+            shape = StepShape(rows=1 + drafted, context=0)
+            times.observe(shape, seconds, has_drafts=drafted > 0)
+        errors.append(times.seconds(StepShape(rows=1, context=0)) / 0.021)
+    assert min(errors) > 0.9 and max(errors) < 1.1, errors
+
+
 def test_a_lasting_change_of_speed_is_learned() -> None:
     times = StepTimes(None)
     for truth in (Device(), Device(slower=3)):

@@ -114,7 +114,7 @@ def test_sigint_or_a_second_signal_ends_at_once_with_an_error_event(
         for signum in signals:
             server.process.send_signal(signum)
             time.sleep(0.2)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(20) == 0
     assert "stopped" in stream.error
 
 
@@ -197,11 +197,10 @@ def test_port_in_use(served_checkpoint: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        begin = time.monotonic()
+        late = ("--max-total-tokens", "999999999999")  # which the worker would refuse
         assert f"Port {port} on 127.0.0.1 is in use" in failure(
-            served_checkpoint, "--port", str(port)
+            served_checkpoint, "--port", str(port), *late
         )
-        assert time.monotonic() - begin < 5
 
 
 def test_a_port_is_taken_from_the_start() -> None:

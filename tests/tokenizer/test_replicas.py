@@ -127,6 +127,8 @@ def test_answers_of_a_dead_replica_go_on_in_the_other_and_it_comes_back(
     vocabulary: Vocabulary,
 ) -> None:
     async def scene(fleet: Fleet) -> None:
+        for scheduler in fleet.replicas.values():
+            scheduler.step_s = 0.05  # no answer ends before the death
         asking = [
             asyncio.create_task(fleet.answer(str(n), list(range(n, n + 40)), n=1 + n % 2))
             for n in range(10)
@@ -134,6 +136,7 @@ def test_answers_of_a_dead_replica_go_on_in_the_other_and_it_comes_back(
         await until(lambda: sum(fleet.running()) == 15)
         assert min(fleet.running()) > 0, "both work"
         fleet.kill_replica(1)
+        fleet.replicas[0].step_s = STEP_S
         answers = [answer for answers in await asyncio.gather(*asking) for answer in answers]
         assert answers == [list(range(2, 102))] * 15
         fleet.start_replica(1, 1)

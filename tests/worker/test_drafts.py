@@ -348,6 +348,16 @@ def test_a_sequence_whose_mask_was_late_rests() -> None:
     assert one.propose(0, 9, 0.0) == [4, 5, 6]
 
 
+def test_nothing_is_drafted_behind_the_end_of_an_answer() -> None:
+    """A step that was planned before the end is known computes one row of the sequence, and no more."""
+    one = speculator()
+    one.admit(admit([1, 2, 3], continuation=pack_ids([4, 5, 6])))
+    one.extend(np.array([0]), np.array([4], np.int32))
+    assert one.propose(0, 9, 0.0) == [5, 6]
+    one.extend(np.array([0]), np.array([2], np.int32))  # ends the answer
+    assert one.propose(0, 9, 0.0) == []
+
+
 def test_a_sequence_without_sources_is_not_drafted() -> None:
     one = speculator()
     plain = Admit(

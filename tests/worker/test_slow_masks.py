@@ -300,8 +300,8 @@ def test_all_ranks_hold_the_rows_that_the_first_one_holds(
     ready = one.rows_ready(slots, alone=False)
     assert ready is not None and ready.tolist() == [False, True]
     other = rank(second, lambda ready: said[0])
-    threading.Timer(0.05, second[1].go.set).start()
     begin = time.perf_counter()
+    threading.Timer(0.05, second[1].go.set).start()
     ready = other.rows_ready(slots, alone=False)
     assert ready is not None and ready.tolist() == [False, True]
     assert time.perf_counter() - begin > 0.02, "it has to wait for the row that the first rank has"

@@ -16,7 +16,7 @@ from radixrt.models.loader import load_model
 from radixrt.worker.step_tapes import StepTapes
 from radixrt_kernels import tape
 from tests.checkpoints import CONFIGS
-from tests.models.harness import Harness, Sequence
+from tests.models.harness import Harness, Sequence, with_forward
 
 torch.set_num_threads(1)
 
@@ -27,33 +27,28 @@ pytestmark = pytest.mark.skipif(
 PROMPTS = [list(range(3, 30)), list(range(40, 45)), list(range(100, 133))]
 
 
-class TapedModel:
-    """A model whose forward pass goes by tapes."""
+def taped(model: CausalLM) -> CausalLM:
+    """The model with a forward pass that goes by tapes."""
+    tapes: list[StepTapes] = []
 
-    def __init__(self, model: CausalLM) -> None:
-        self._model = model
-        self._tapes: StepTapes | None = None
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._model, name)
-
-    def __call__(
-        self,
+    def forward(
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         context: ForwardContext,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        if self._tapes is None:
-            self._tapes = StepTapes(self._model, context)
+        if not tapes:
+            tapes.append(StepTapes(model, context))
         with torch.inference_mode():
-            return self._tapes.forward(token_ids, positions, rows)
+            return tapes[0].forward(token_ids, positions, rows)
+
+    return with_forward(model, forward)
 
 
-def answers(model: CausalLM | TapedModel) -> list[torch.Tensor]:
+def answers(model: CausalLM) -> list[torch.Tensor]:
     """Logits of steps of two prompts, of all, of one, and of one with a piece of another's prompt."""
     setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
-    harness = Harness(model, page_size=4, backend=CpuBackend(setup))  # type: ignore[arg-type]
+    harness = Harness(model, page_size=4, backend=CpuBackend(setup))
     sequences = [Sequence() for _ in PROMPTS]
     found = harness.step(list(zip(sequences, PROMPTS, strict=True)))
     for step in range(5):
@@ -76,8 +71,8 @@ def test_every_architecture_computes_the_same(
         return replay(self, *inputs)
 
     monkeypatch.setattr(tape.Tape, "replay", counted)
-    expected, taped = answers(model), answers(TapedModel(model))
-    for ours, theirs in zip(taped, expected, strict=True):
+    expected, found = answers(model), answers(taped(model))
+    for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
     # the second step of each size is recorded, those after it are replays
     assert {count: replays.count(count) for count in (1, 2, 3)} == {1: 3, 2: 3, 3: 8}
@@ -91,5 +86,5 @@ def test_quantized_models_compute_the_same(
 ) -> None:
     folder = checkpoint(architecture)
     model = load_model(folder, quantization=quantization, dtype=dtype, kernels=NativeKernels())
-    for ours, theirs in zip(answers(TapedModel(model)), answers(model), strict=True):
+    for ours, theirs in zip(answers(taped(model)), answers(model), strict=True):
         assert torch.equal(ours, theirs)

@@ -11,9 +11,10 @@ from typing import Any
 
 import orjson
 
-from radixrt.base.errors import RequestError, shown
+from radixrt.base.errors import shown
 from radixrt.constrained import requests
 from radixrt.constrained.constraint import Lark
+from radixrt.constrained.fields import wrong
 from radixrt.constrained.tool_calls import CUSTOM_INPUT, Tool
 
 _BEFORE_INPUT = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
@@ -43,10 +44,10 @@ class CustomTool:
         """
         custom = tool.get("custom")
         if not isinstance(custom, dict) or not isinstance(custom.get("name"), str):
-            raise _wrong(f"{where}.custom", "must be an object with a name")
+            raise wrong(f"{where}.custom", "must be an object with a name")
         description = custom.get("description")
         if not isinstance(description, str | None):
-            raise _wrong(f"{where}.custom.description", "must be a string")
+            raise wrong(f"{where}.custom.description", "must be a string")
         syntax, definition = _grammar(custom.get("format"), f"{where}.custom.format")
         return CustomTool(custom["name"], description, syntax, definition)
 
@@ -84,7 +85,7 @@ class CustomTool:
         elif self.syntax == "lark":
             asked = requests.grammar(self.definition, param)
             if not isinstance(asked, Lark):
-                raise _wrong(param, "must be a Lark grammar (name: ...), not EBNF")
+                raise wrong(param, "must be a Lark grammar (name: ...), not EBNF")
             grammar = Lark(grammar=asked.grammar, in_json_string=True)
         arguments = Tool.of(self.name, parameters, True, param).arguments
         return Tool(self.name, arguments, grammar)
@@ -96,17 +97,13 @@ def _grammar(given: Any, where: str) -> tuple[str, str]:
         return "", ""
     grammar = given.get("grammar") if isinstance(given, dict) else None
     if not isinstance(grammar, dict) or given.get("type") != "grammar":
-        raise _wrong(where, 'must be {"type": "text"} or {"type": "grammar", "grammar": {...}}')
+        raise wrong(where, 'must be {"type": "text"} or {"type": "grammar", "grammar": {...}}')
     syntax, definition = grammar.get("syntax"), grammar.get("definition")
     if syntax not in tuple(_KINDS):
-        raise _wrong(f"{where}.grammar.syntax", f'must be "lark" or "regex", not {shown(syntax)}')
+        raise wrong(f"{where}.grammar.syntax", f'must be "lark" or "regex", not {shown(syntax)}')
     if not isinstance(definition, str):
-        raise _wrong(f"{where}.grammar.definition", "must be a string")
+        raise wrong(f"{where}.grammar.definition", "must be a string")
     return str(syntax), definition
-
-
-def _wrong(where: str, problem: str) -> RequestError:
-    return RequestError(f"{where} {problem}.", param=where)
 
 
 def call_of_custom(call: dict[str, Any], where: str) -> dict[str, Any]:
@@ -118,7 +115,7 @@ def call_of_custom(call: dict[str, Any], where: str) -> dict[str, Any]:
     custom = call.get("custom")
     texts = [custom.get(name) for name in ("name", "input")] if isinstance(custom, dict) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise _wrong(f"{where}.custom", "must be an object with a name and an input, both strings")
+        raise wrong(f"{where}.custom", "must be an object with a name and an input, both strings")
     rest = {name: value for name, value in call.items() if name != "custom"}
     function = {"name": texts[0], "arguments": {CUSTOM_INPUT: texts[1]}}
     return {**rest, "type": "function", "function": function}

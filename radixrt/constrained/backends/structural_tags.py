@@ -5,15 +5,11 @@ drops keywords. Here the schema of a tag is enforced as exactly as a schema of t
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.backends.any_order import lark_in_any_order
-from radixrt.constrained.backends.checked_tags import checked_tags, finds_content
-from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_text import (
     TERMINALS,
     LarkText,
@@ -22,7 +18,8 @@ from radixrt.constrained.backends.lark_text import (
     regex,
     repeated,
 )
-from radixrt.constrained.backends.parameter_rules import ParameterRules
+from radixrt.constrained.backends.tag_contents import TagContents
+from radixrt.constrained.backends.tag_triggers import check_triggers
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
@@ -39,23 +36,13 @@ from radixrt.constrained.constraint import (
     StructuralTag,
     Tag,
     Tokens,
+    is_endless,
 )
-from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import (
-    Checks,
-    Compiled,
-    Grammar,
-    SpanCheck,
-    Unenforced,
-)
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
-from radixrt.constrained.parameters import STYLES
+from radixrt.constrained.errors import CannotCompile
+from radixrt.constrained.grammar import Compiled, Grammar
 from radixrt.constrained.regex_text import alternatives, with_ecma_classes
-from radixrt.constrained.structural_tags import is_endless
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.constrained.tool_calls import begins_json, first_characters
-
-MAX_TAGS = 4096
+from radixrt.constrained.tool_calls import first_characters
 
 
 def compile_structural_tag(
@@ -71,9 +58,9 @@ def compile_structural_tag(
     text = _TagGrammar(constraint, facts, whitespace)
     return Compiled(
         grammar=_compiled(text.grammars(), facts),
-        checks=text.checks(),
-        checked=tuple(dict.fromkeys(text.checked)),
-        unenforced=tuple(dict.fromkeys(text.unenforced)),
+        checks=text.contents.checks(),
+        checked=tuple(dict.fromkeys(text.contents.checked)),
+        unenforced=tuple(dict.fromkeys(text.contents.unenforced)),
     )
 
 
@@ -86,57 +73,6 @@ def _compiled(grammars: list[dict[str, Any]], facts: TokenizerFacts) -> Grammar:
         raise CannotCompile(
             "It has too many of optional, star, plus, repeat, or and sequence within one another; at most some 28 are taken."
         ) from error
-
-
-def check_triggers(constraint: StructuralTag) -> None:
-    """Raises:
-    CannotCompile: it isn't certain which tag a trigger begins, or how many tags there may be.
-    """
-    if not constraint.tags or len(constraint.tags) > MAX_TAGS:
-        raise CannotCompile(
-            f"There are {len(constraint.tags)} tags; give between 1 and {MAX_TAGS}."
-        )
-    most = constraint.max_tags
-    if constraint.min_tags < 0 or (most is not None and most < max(constraint.min_tags, 1)):
-        raise CannotCompile(f"From {constraint.min_tags} to {most} tags are no number of tags.")
-    begins = sorted(
-        {_certain(tag) for tag in constraint.tags if not _is_told_from_others(tag, constraint)}
-    )
-    for begin, following in itertools.pairwise(begins):
-        if following.startswith(begin):
-            raise CannotCompile(
-                f"The tag {begin!r} begins like {following!r}, so a text may be either; let each go its own way."
-            )
-    if not constraint.free_text or constraint.lists:
-        return
-    for trigger in constraint.triggers:
-        if not trigger or not any(tag.begin.startswith(trigger) for tag in constraint.tags):
-            raise CannotCompile(f"The trigger {trigger!r} is not how any tag begins.")
-    for tag in constraint.tags:
-        if (count := sum(map(tag.begin.startswith, constraint.triggers))) != 1:
-            raise CannotCompile(
-                f"The tag that begins with {tag.begin!r} must begin with one trigger, and does with {count}."
-            )
-
-
-def _certain(tag: Tag) -> str:
-    """The text with which every occurrence of a tag begins."""
-    if not isinstance(tag.content, Parameters):
-        return tag.begin
-    next_marks = zip(STYLES[tag.content.style].opening[0], tag.end, strict=False)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], next_marks)
-    return tag.begin + "".join(character for character, _ in same)
-
-
-def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
-    """Whether the tag is JSON with an empty ``begin``, and every other tag begins as no JSON does."""
-    if tag.begin or constraint.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
-        return False
-    openings = [opening for opening, _ in constraint.lists] or [""]
-    others = [one.begin for one in constraint.tags if one is not tag]
-    return not any(
-        begins_json(opening + begin, tag.content) for opening in openings for begin in others
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,25 +94,13 @@ class _TagGrammar:
     ) -> None:
         self._constraint = constraint
         self._facts = facts
-        self._whitespace = whitespace
         self._text = LarkText(facts.special_names)
-        self._named: list[dict[str, Any]] = []
-        self._checks: dict[int, tuple[SpanCheck, ...]] = {}
-        """By the position of the tag in the constraint."""
-        self.checked: list[Unenforced] = []
-        self.unenforced: list[Unenforced] = []
-
-    def checks(self) -> Checks:
-        """Of the contents, after :meth:`grammars`."""
-        if not any(self._checks.values()):
-            return ()
-        assert isinstance(self._constraint, StructuralTag)
-        return checked_tags(self._constraint, self._checks)
+        self.contents = TagContents(constraint, facts, whitespace, self._text)
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._series([self._constraint])
         lark = f"start: {start}\n{TERMINALS}" + "\n".join(self._text.lines) + "\n"
-        return [{"name": "tags", "lark_grammar": lark}, *self._named]
+        return [{"name": "tags", "lark_grammar": lark}, *self.contents.named]
 
     # ------------------------------------------------------------ formats
 
@@ -231,7 +155,7 @@ class _TagGrammar:
             case _Held():
                 return self._endless(part.content, part.ends)
             case JsonSchema() | AnyJson() | Lark():
-                return self._grammar(part, None)
+                return self.contents.grammar(part, None)
             case StructuralTag():
                 return self._tags(part, ())
             case Choice():
@@ -463,11 +387,12 @@ class _TagGrammar:
         match tag.content:
             case JsonSchema() | AnyJson() | Lark():
                 place = index if part is self._constraint else None
-                grammar = self._grammar(tag.content, place, tag)
+                grammar = self.contents.grammar(tag.content, place, tag)
                 end = " | ".join(map(self._text.literal, ends))
                 return f"{grammar} ({end})" if len(ends) > 1 else f"{grammar} {end}"
             case Parameters():
-                return f"{self._parameters(part, index, tag, tag.content)} {self._text.literal(tag.end)}"
+                rules = self.contents.parameters(part, index, tag, tag.content)
+                return f"{rules} {self._text.literal(tag.end)}"
             case Regex() | Choice():
                 text = self._regular(tag.content)
                 if text is not None and len(ends) == 1:
@@ -476,88 +401,6 @@ class _TagGrammar:
             is_last = part.max_tags == 1 and not part.free_text and not any(ends)
             return self._endless(tag.content, () if is_last else ends)
         return self._series([tag.content], ends if any(ends) else (), True)
-
-    def _parameters(self, part: StructuralTag, index: int, tag: Tag, content: Parameters) -> str:
-        """Define the rules of a call's parameters; returns the name of the first."""
-        is_found = part is self._constraint and finds_content(part, tag)
-        try:
-            rules = ParameterRules(
-                content,
-                f"p{self._text.number()}",
-                self._text.literal,
-                self._text.names_control_token,
-                llguidance.json_schema_options(self._whitespace),
-                allow_checks=is_found,
-            )
-        except CannotCompile as error:
-            raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
-        self._text.lines += rules.lines
-        self._named += rules.named
-        if is_found:
-            self._checks[index] = tuple(rules.checks)
-        self.checked += rules.checked
-        self.unenforced += rules.unenforced
-        return rules.start
-
-    def _grammar(
-        self, content: JsonSchema | AnyJson | Lark, place: int | None, tag: Tag | None = None
-    ) -> str:
-        """Define a grammar of its own; returns the reference to it.
-
-        Args:
-            place: position of the tag in the constraint, if its values can be checked.
-        """
-        name = f"content_{self._text.number()}"
-        if isinstance(content, Lark):
-            text = content.grammar
-            try:
-                llguidance.compile_lark(text, self._facts)  # alone, for an error with its own lines
-                text = lark_in_json_string(text) if content.in_json_string else text
-            except CannotCompile as error:
-                raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
-            self._named.append({"name": name, "lark_grammar": text})
-            return f"@{name}"
-        schema = self._schema(content, place, tag)
-        if isinstance(content, JsonSchema) and content.any_order:
-            options = llguidance.json_schema_options(self._whitespace)
-            self._named.append({"name": name, "lark_grammar": lark_in_any_order(schema, options)})
-        else:
-            self._named.append({"name": name, "json_schema": schema})
-        return f"@{name}"
-
-    def _schema(
-        self, content: JsonSchema | AnyJson, place: int | None, tag: Tag | None
-    ) -> dict[str, Any]:
-        if isinstance(content, JsonSchema):
-            try:
-                plan = plan_json_schema(
-                    content.schema,
-                    strict=content.strict,
-                    backend="llguidance",
-                    allow_checks=content.strict
-                    and place is not None
-                    and tag is not None
-                    and finds_content(self._constraint, tag),
-                )
-            except CannotEnforce as error:
-                raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
-            if place is not None:
-                self._checks[place] = plan.checks
-            self.checked += plan.checked
-            self.unenforced += plan.unenforced
-            schema = plan.schema
-        else:
-            schema = {"type": "object"} if content.object_only else {}
-        if not isinstance(schema, dict):
-            schema = {} if schema is True else {"enum": []}
-        return {**schema, "x-guidance": llguidance.json_schema_options(self._whitespace)}
-
-
-def _place_of(tag: Tag | None) -> str:
-    """The place of a content, for errors."""
-    if tag is None:
-        return "a part of the structural tag"
-    return f"the tool {tag.tool!r}" if tag.tool else f"the tag {tag.begin!r}"
 
 
 def _is_one_tag(part: StructuralTag) -> bool:

@@ -3,6 +3,8 @@
 Least squares over all features of a step (:mod:`radixrt.scheduler.step_times`) forget what a row costs while the batch stays the same, and with sixteen sequences the noise of
 a step is larger than a row. So the time of a row is the slope of step times over the number of draft rows, from steps
 without prompts. A step is compared with the last ones of as many sequences, and only steps that differ in their drafts make it forget.
+
+Steps that prompts fill have a price of their own (:func:`beside_prompts`).
 """
 
 from radixrt.scheduler.step_times import RecentRatio
@@ -23,6 +25,24 @@ _NEWEST = 0.1
 
 _MOST_NOISE = 0.3
 """Of the mean time of a step: a larger difference to the forecast counts as this. The machine pauses now and then."""
+
+
+def beside_prompts(price: float, outlasting: float) -> float:
+    """The price of a draft row in a step that prompts fill, while more of them are to come.
+
+    There are as many such steps as the prompts need, whatever the answers get in them. So an accepted token saves the time of
+    its own row in a later step, and no step. Tokens that come when the prompts are computed save both.
+
+    >>> beside_prompts(0.25, outlasting=1.0), beside_prompts(0.25, outlasting=0.0)
+    (0.25, 1.0)
+    >>> beside_prompts(0.25, outlasting=0.5)
+    0.4
+
+    Args:
+        price: of a draft row, without prompts to come.
+        outlasting: of the tokens that the answers will still get, the part that comes when the prompts are computed.
+    """
+    return 1 / (outlasting / price + 1 - outlasting)
 
 
 class DraftPrice:

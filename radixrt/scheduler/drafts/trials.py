@@ -6,9 +6,13 @@ whose steps take a few milliseconds that can be more than drafts save. So now an
 the time of a token is compared. The more drafts save, the rarer that is.
 
 A batch of another size is another comparison: sizes of the same magnitude share one.
+
+Only steps that tell something are counted, whatever comes between them. Beside prompts, these are steps in which the answers take most of the time:
+the forecast for a long chunk errs by more than drafts cost.
 """
 
 from enum import Enum
+from typing import NamedTuple
 
 from radixrt.scheduler.step_times import RecentRatio
 
@@ -37,32 +41,39 @@ class _Phase(Enum):
     """Drafts do not pay."""
 
 
+class ComparedStep(NamedTuple):
+    """A step, with forecasts in seconds."""
+
+    rows: int
+    """Its sequences that decode."""
+    new_tokens: int
+    """Of answers."""
+    answers_s: float
+    """Without drafts, and without prompts."""
+    plain_s: float
+    """Without drafts."""
+    forecast_s: float
+    drafts: bool
+    """It was planned with drafts."""
+
+
 class DraftTrials:
     """The comparisons of all batch sizes."""
 
     def __init__(self) -> None:
         self._by_magnitude: dict[int, _Trial] = {}
 
-    def plan(self, rows: int) -> bool:
+    def wants_drafts(self, rows: int) -> bool:
         """Whether the next step, of this number of sequences, is to have drafts."""
-        return self._of(rows).plan()
+        return self._of(rows).wants_drafts
 
-    def observe(
-        self, rows: int, new_tokens: int, plain_s: float, forecast_s: float, seconds: float, *, drafts: bool
-    ) -> None:  # fmt: skip
-        """Note a step without prompts.
-
-        Args:
-            rows: its sequences.
-            new_tokens: of answers.
-            plain_s: forecast of the time of the step without drafts.
-            forecast_s: the same with them.
-            seconds: that it took.
-            drafts: it was planned with drafts.
-        """
-        if seconds > 0 and plain_s > 0 and rows:
-            bounded_s = min(seconds, _MOST_NOISE * forecast_s)
-            self._of(rows).observe(bounded_s, plain_s * new_tokens / rows, drafts=drafts)
+    def observe(self, step: ComparedStep, seconds: float) -> None:
+        """Note a step in which drafts might have paid, and the ``seconds`` that it took; 0: unknown."""
+        prompts_s = step.plain_s - step.answers_s
+        if seconds > 0 and step.rows and prompts_s < step.answers_s:
+            bounded_s = min(seconds, _MOST_NOISE * step.forecast_s)
+            as_plain_s = prompts_s + step.answers_s * step.new_tokens / step.rows
+            self._of(step.rows).observe(bounded_s, as_plain_s, drafts=step.drafts)
 
     def encourage(self) -> None:
         """A sequence has come whose answer is perhaps known: try drafts again."""
@@ -79,7 +90,7 @@ class _Trial:
     def __init__(self) -> None:
         self._phase = _Phase.ON
         self._left = STEPS_ON
-        """Steps of the phase."""
+        """Steps of the phase to come."""
         self._rest = LEAST_REST
         self._begin_on()
         self._off = RecentRatio()
@@ -89,20 +100,22 @@ class _Trial:
         self._on = RecentRatio()
         self._num_on = 0
 
-    def plan(self) -> bool:
-        if self._left <= 0:
-            self._next_phase()
-        self._left -= 1
+    @property
+    def wants_drafts(self) -> bool:
         return self._phase is _Phase.ON
 
     def observe(self, seconds: float, plain_s: float, *, drafts: bool) -> None:
-        """Note a step, and the time in which plain steps would give as many tokens."""
+        """Note a step, and the time in which plain steps would give as much."""
         if drafts:
             self._on.observe(seconds, plain_s)
             self._num_on += 1
         else:
             self._off.observe(seconds, plain_s)
             self._num_off += 1
+        if drafts == self.wants_drafts:  # otherwise it was planned in the phase before
+            self._left -= 1
+        if self._left <= 0:
+            self._next_phase()
 
     def encourage(self) -> None:
         if self._phase is _Phase.REST:

@@ -138,7 +138,7 @@ class Speculator:
             price: of a row, see ``StepPlan.draft_price``.
         """
         one = self._slots.get(slot)
-        if one is None:
+        if one is None or one.text[-1] in one.ends:  # the scheduler has not seen the end yet
             return []
         if one.rest:
             one.rest -= 1
