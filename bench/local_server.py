@@ -26,6 +26,13 @@ def local_server(model_path: str, *flags: str) -> Iterator[str]:
     Raises:
         ConfigError: the server did not start; the reason is on stderr.
     """
+    with serving(model_path, *flags) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def serving(model_path: str, *flags: str) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """As :func:`local_server`, with the server's first process."""
     port = free_port()
     command = [
         sys.executable,
@@ -41,7 +48,7 @@ def local_server(model_path: str, *flags: str) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with children.running(command, stdout=subprocess.DEVNULL) as process:
         _wait_until_alive(url, process)
-        yield url
+        yield url, process
 
 
 def free_port() -> int:

@@ -5,10 +5,8 @@ import dataclasses
 import math
 import os
 import secrets
-import tempfile
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -73,10 +71,10 @@ class Supervised:
         Raises:
             ConfigError: says what to change.
         """
-        file = Path(tempfile.mkdtemp(prefix="radixrt-join-")) / "token"
-        file.touch(mode=0o600)
-        file.write_text(token)
-        self.config = prepare(dataclasses.replace(config, join_token_file=str(file)))
+        self._token = os.memfd_create("radixrt-join-token")  # a file that ends with this process
+        os.write(self._token, token.encode())
+        file = f"/proc/{os.getpid()}/fd/{self._token}"
+        self.config = prepare(dataclasses.replace(config, join_token_file=file))
         listener = bind("127.0.0.1", 0) if answers_clients else None
         self.port = listener.getsockname()[1] if listener else 0
         self.supervisor = Supervisor(self.config, listener, MAX_DEATHS)

@@ -1,6 +1,7 @@
 """A scheduler that has no engine: it answers with scripted tokens and remembers what it was told."""
 
 import dataclasses
+import math
 import threading
 import time
 from array import array
@@ -8,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.ipc import Channels, Poller
 from radixrt.joining.engine_end import IngressLink
+from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.cache_tree import (
@@ -103,14 +106,12 @@ class FakeScheduler:
             join: settings of an engine that joins an ingress; None: the tokenizer process is on this machine.
         """
         self._poller = Poller()
-        self._inbox: Inbox[ToScheduler] | IngressLink
-        self._outbox: Outbox | IngressLink
+        self._tokenizer: TokenizerLink | IngressLink
         if join is None:
-            self._inbox = Inbox(channels.address("tokenizer", "scheduler"), ToScheduler)
-            self._outbox = Outbox(channels.address("scheduler", "tokenizer"))
-            self._poller.add(self._inbox.socket)
+            Heartbeat(channels.heartbeat_file("scheduler")).promise(math.inf)
+            self._tokenizer = TokenizerLink(channels, self._poller, lambda: self._running.clear())
         else:
-            self._inbox = self._outbox = IngressLink(
+            self._tokenizer = IngressLink(
                 join, channels, "a model", self._poller, lambda: self._running.clear()
             )
         self._info = info
@@ -136,19 +137,15 @@ class FakeScheduler:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-        self._inbox.close()
-        self._outbox.close()
+        self._tokenizer.close()
 
     def _run(self) -> None:
-        if isinstance(self._outbox, IngressLink):
-            self._outbox.join(self._info)
-        else:
-            self._outbox.send(self._info)
+        self._tokenizer.join(self._info)
         while not self._stop.is_set():
             self._poller.wait(0.0 if self._running else 0.01)
-            if isinstance(self._outbox, IngressLink):
-                self._outbox.send(ReplicaReport(load=ReplicaLoad(), stream="", sequence=0))
-            for message in self._inbox.receive_waiting():
+            if isinstance(self._tokenizer, IngressLink):
+                self._tokenizer.send(ReplicaReport(load=ReplicaLoad(), stream="", sequence=0))
+            for message in self._tokenizer.receive_waiting():
                 self._handle(message)
             if self._running and not self.paused.is_set():
                 self._step()
@@ -159,7 +156,7 @@ class FakeScheduler:
             case SequenceRequest():
                 self.requests.append(message)
                 if refusal := self.refuse(message):
-                    self._outbox.send(TokenBatch(refused=[refusal]))
+                    self._tokenizer.send(TokenBatch(refused=[refusal]))
                 else:
                     self._running[message.seq_id] = _Running(message, self.script(message))
             case ReleaseSequences():
@@ -168,19 +165,19 @@ class FakeScheduler:
                         self.released.append(seq_id)
             case FlushCacheCall():
                 self.flushes += 1
-                self._outbox.send(CallReply(call_id=message.call_id, value=3))
+                self._tokenizer.send(CallReply(call_id=message.call_id, value=3))
             case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall() | CacheNodeCall():
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
-                self._outbox.send(_cache_reply(message))
+                self._tokenizer.send(_cache_reply(message))
             case CacheFactsCall():
                 facts = CacheFacts(cached_tokens=CACHED_TOKENS, reusable_tokens=CACHED_TOKENS)
-                self._outbox.send(CallReply(call_id=message.call_id, value=facts))
+                self._tokenizer.send(CallReply(call_id=message.call_id, value=facts))
             case TenantStatsCall():
                 stats = dict.fromkeys(TenantStats.__struct_fields__, 2)
-                self._outbox.send(CallReply(call_id=message.call_id, value=stats))
+                self._tokenizer.send(CallReply(call_id=message.call_id, value=stats))
             case StatsCall():
-                self._outbox.send(CallReply(call_id=message.call_id, value=self._stats()))
+                self._tokenizer.send(CallReply(call_id=message.call_id, value=self._stats()))
 
     def _step(self) -> None:
         seq_ids, token_ids = [], []
@@ -222,7 +219,7 @@ class FakeScheduler:
             elif running.request.num_output + running.at == sampling.max_tokens:
                 finished[seq_id] = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
-        self._outbox.send(
+        self._tokenizer.send(
             TokenBatch(
                 seq_ids=pack_ids(seq_ids),
                 token_ids=pack_ids(token_ids),

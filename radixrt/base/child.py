@@ -51,9 +51,8 @@ def run_child(
     run_dir: Path = arguments.run_dir
     config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
     channels = Channels(run_dir, arguments.engine, arguments.replica, arguments.start)
-    set_up_logging(
-        name if channels.replica is None else f"{name}.{channels.replica}", config.log_level
-    )
+    is_numbered = channels.replica is not None and config.is_routed
+    set_up_logging(f"{name}.{channels.replica}" if is_numbered else name, config.log_level)
     try:
         main(config, channels, arguments)
     except ConfigError as error:

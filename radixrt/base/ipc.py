@@ -43,8 +43,9 @@ class FrameTooLargeError(RadixrtError):
 class Channels:
     """The addresses of a server's channels, as files in its run directory.
 
-    Each engine that the supervisor starts has a folder of its own there, so that nothing of a dead engine reaches the next.
-    So has each start of each replica, in its engine's folder. Only the api process's inbox outlives engines.
+    Each engine that the supervisor starts has a folder of its own there, so that nothing of a dead engine reaches the next. It is the
+    tokenizer process's. So has each start of a replica, a scheduler with its workers, which can outlive the engine: it then belongs to
+    the next one. Only the api process's inbox is the same for all engines.
     """
 
     def __init__(
@@ -53,9 +54,8 @@ class Channels:
         """
         Args:
             engine: number of the engine, counted from the start of the server.
-            replica: number of the replica whose scheduler and workers use the channels; None: the engine has no replicas, or
-                all share the channels.
-            start: number of the replica's start, counted from the start of the engine.
+            replica: number of the replica whose scheduler and workers use the channels; None: those of api and tokenizer process.
+            start: number of the replica's start, counted from the start of the server.
         """
         self.run_dir = run_dir
         self.engine = engine
@@ -82,8 +82,8 @@ class Channels:
     @property
     def folder(self) -> Path:
         """The files of this engine, or of this start of a replica; removed at its death."""
-        of_engine = self.run_dir / str(self.engine)
-        return of_engine if self.replica is None else of_engine / f"{self.replica}.{self.start}"
+        name = str(self.engine) if self.replica is None else f"{self.replica}.{self.start}"
+        return self.run_dir / name
 
     @property
     def is_alive(self) -> bool:
@@ -98,7 +98,7 @@ class Channels:
     @property
     def tokenizer_file(self) -> Path:
         """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
-        return self.run_dir / str(self.engine) / "tokenizer.json"
+        return self.run_dir / "tokenizer.json"
 
     @property
     def joined_file(self) -> Path:
@@ -123,17 +123,31 @@ class Channels:
         return Channels(self.run_dir, self.engine, replica, start)
 
     def replicas(self) -> list["Channels"]:
-        """Those of the replicas of this engine that live."""
-        names = [path.name.split(".") for path in self.folder.glob("[0-9]*.[0-9]*")]
+        """Those of the replicas that live."""
+        names = [path.name.split(".") for path in self.run_dir.glob("[0-9]*.[0-9]*")]
         return [self.of_replica(int(replica), int(start)) for replica, start in names]
 
     def address(self, sender: str, receiver: str) -> str:
-        """For example ``ipc:///tmp/radixrt-x/0/scheduler-worker0``."""
-        folder = self.run_dir if receiver == "api" else self.folder
-        return f"ipc://{folder}/{sender}-{receiver}"
+        """For example ``ipc:///tmp/radixrt-x/0/api-tokenizer``. A replica has other addresses for each tokenizer process:
+        ``ipc:///tmp/radixrt-x/1/scheduler-tokenizer.0.3``, ``ipc:///tmp/radixrt-x/0.3/tokenizer-scheduler.1``."""
+        number = ""
+        if receiver == "api":
+            folder = self.run_dir
+        elif receiver == "tokenizer":
+            folder = self.run_dir / str(self.engine)
+            number = "" if self.replica is None else f".{self.replica}.{self.start}"
+        else:
+            folder = self.folder
+            number = f".{self.engine}"
+        return f"ipc://{folder}/{sender}-{receiver}{number}"
+
+    @property
+    def attach_address(self) -> str:
+        """At which a replica hears of the tokenizer process of the next engine."""
+        return f"ipc://{self.folder}/attach"
 
     def next_engine(self) -> None:
-        """Let further addresses be those of the next engine, and remove the files of this one."""
+        """Let further addresses be those of the next engine, and remove the files of this one. Replicas keep theirs."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.engine += 1
         self.folder.mkdir(mode=0o700)

@@ -399,9 +399,7 @@ class EngineClient:
         """An engine takes requests, and none of its processes hangs."""
         if not self._info.done() or self._died is not None:
             return False
-        if self._info.result().replicas != 1 and not any(map(is_well, self._channels.replicas())):
-            return False
-        return is_well(self._channels)
+        return is_well(self._channels) and any(map(is_well, self._channels.replicas()))
 
     async def drain(self, grace_s: float, reason: str) -> None:
         """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""

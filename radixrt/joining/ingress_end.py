@@ -114,6 +114,9 @@ class JoinPort:
         self._keys = keys
         self._num_local = num_local
         self._free = set(range(num_local, MAX_REPLICAS))
+        for left in channels.replicas():
+            if left.replica in self._free:  # joined a tokenizer process that has died
+                shutil.rmtree(left.folder, ignore_errors=True)
         self._num_joined = 0
         self._engines: dict[bytes, JoinedEngine] = {}
         """By the identity of the connection."""

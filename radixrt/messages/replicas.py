@@ -57,6 +57,13 @@ class EventsReplayed(Message, frozen=True):
     """An encoded list of :class:`radixrt.kv.events.EventBatch`."""
 
 
+class Attach(Message, frozen=True):
+    """A tokenizer process tells a scheduler that it is the one to talk to. What others before it have sent is void."""
+
+    engine: int
+    """Number of its engine."""
+
+
 class ReplicaDrained(Message, frozen=True):
     """A replica's last message before it ends, as it was told to."""
 

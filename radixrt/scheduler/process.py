@@ -14,6 +14,7 @@ from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Channels, Inbox, Outbox, Poller, close_all
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
+from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.kv.events import ReplayRequest
 from radixrt.messages.answers import EngineInfo, RequestFailed
 from radixrt.messages.calls import (
@@ -70,16 +71,14 @@ class SchedulerProcess:
         )
         self._channels = channels
         self._poller = Poller(self._from_worker)
-        self._from_tokenizer: Inbox[ToScheduler] | IngressLink
-        self._to_tokenizer: Outbox | IngressLink
+        self._tokenizer: TokenizerLink | IngressLink
         if config.join is None:
-            self._from_tokenizer = Inbox(channels.address("tokenizer", "scheduler"), ToScheduler)
-            self._to_tokenizer = Outbox(channels.address("scheduler", "tokenizer"))
-            self._poller.add(self._from_tokenizer.socket)
+            self._tokenizer = TokenizerLink(channels, self._poller, self._forget_tokenizer)
         else:
             model = model_fingerprint(config)
-            ingress = IngressLink(config, channels, model, self._poller, self._forget_ingress)
-            self._from_tokenizer = self._to_tokenizer = ingress
+            self._tokenizer = IngressLink(
+                config, channels, model, self._poller, self._forget_tokenizer
+            )
         self._to_workers = [
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
@@ -90,7 +89,7 @@ class SchedulerProcess:
         self._max_in_flight = 1 if config.debug_disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
         self.scheduler = Scheduler(SchedulerLimits.of(config, info))
-        self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
+        self._cache_calls = CacheCalls(self.scheduler, self._tokenizer.send)
         self._log = None
         if config.request_log is not None:
             file = request_log_file(config.request_log, channels.replica)
@@ -107,10 +106,7 @@ class SchedulerProcess:
         """Sequences from the tokenizer process."""
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
-        if isinstance(self._to_tokenizer, IngressLink):
-            self._to_tokenizer.join(info)
-        else:
-            self._to_tokenizer.send(info)
+        self._tokenizer.join(info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -125,7 +121,7 @@ class SchedulerProcess:
             self._new_tokens = 0
             working = self._cache_calls.is_working
             self._poller.wait(0 if working else self._seconds_to_next_deadline())
-            for request in self._from_tokenizer.receive_waiting():
+            for request in self._tokenizer.receive_waiting():
                 self._handle(request)
             for result in self._from_worker.receive_waiting():
                 self._absorb(result)
@@ -140,20 +136,20 @@ class SchedulerProcess:
     def say_goodbye(self) -> None:
         """Let the requests go on in other replicas, unless another process of this one has died: a request may be the cause."""
         if self._channels.is_alive:
-            self._to_tokenizer.send(ReplicaDrained())
+            self._tokenizer.send(ReplicaDrained())
             close_all()
 
-    def _forget_ingress(self) -> None:
-        """The ingress is lost, and its sequences go on elsewhere."""
+    def _forget_tokenizer(self) -> None:
+        """The tokenizer process is lost: its sequences go on elsewhere, or the next one sends them again."""
         for seq_id in self.scheduler.forget_all():
             if self._log is not None:
                 self._log.ended(seq_id)
-        self._cache_calls = CacheCalls(self.scheduler, self._to_tokenizer.send)
+        self._cache_calls = CacheCalls(self.scheduler, self._tokenizer.send)
         self._received = 0
 
     def _report(self, stream: EventStream, batch: bytes | None) -> None:
         """Tell the router the load, and the changes of the cache."""
-        self._to_tokenizer.send(
+        self._tokenizer.send(
             ReplicaReport(
                 load=replica_load(self.scheduler, self._received),
                 stream=stream.name,
@@ -171,7 +167,7 @@ class SchedulerProcess:
                     self._refuse(refused)
 
     def _send_tokens(self, batch: TokenBatch) -> None:
-        self._to_tokenizer.send(batch)
+        self._tokenizer.send(batch)
         self._new_tokens += num_ids(batch.token_ids)
         if self._log is not None:
             self._log.answered(batch)
@@ -185,7 +181,7 @@ class SchedulerProcess:
 
     def _refuse(self, refused: list[SequenceRefused]) -> None:
         """Report sequences that were not queued."""
-        self._to_tokenizer.send(TokenBatch(refused=refused))
+        self._tokenizer.send(TokenBatch(refused=refused))
         if self._log is not None:
             for sequence in refused:
                 self._log.refused(sequence.seq_id)
@@ -223,7 +219,7 @@ class SchedulerProcess:
                 self._release(message)
             case FlushCacheCall():
                 pages_freed = self.scheduler.flush_cache()
-                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
+                self._tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
             case (
                 MatchTokensCall()
                 | PinTokensCall()
@@ -235,16 +231,16 @@ class SchedulerProcess:
                 self._cache_calls.take(message)
             case ReplayEvents() if self._kv_events is not None:
                 request = ReplayRequest(stream=message.stream, sequence=message.sequence)
-                self._to_tokenizer.send(EventsReplayed(self._kv_events.stream.replay(request)))
+                self._tokenizer.send(EventsReplayed(self._kv_events.stream.replay(request)))
             case StatsCall():
-                self._to_tokenizer.send(self._stats(message))
+                self._tokenizer.send(self._stats(message))
             case DrainReplicaCall():
                 self._channels.drained_file.touch()
-                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=True))
+                self._tokenizer.send(CallReply(call_id=message.call_id, value=True))
                 raise _DrainReplica
             case TenantStatsCall():
                 stats = self.scheduler.tenant_stats(message.tenant)
-                self._to_tokenizer.send(CallReply(call_id=message.call_id, value=stats))
+                self._tokenizer.send(CallReply(call_id=message.call_id, value=stats))
 
     def _stats(self, call: StatsCall) -> CallReply:
         if call.check_invariants:
@@ -254,7 +250,7 @@ class SchedulerProcess:
                 failed = RequestFailed(message=f"An invariant is broken: {error}.", status=500)
                 return CallReply(call_id=call.call_id, error=failed)
         malformed = call.malformed_frames
-        malformed += self._from_tokenizer.malformed_frames + self._from_worker.malformed_frames
+        malformed += self._tokenizer.malformed_frames + self._from_worker.malformed_frames
         queued_s = replica_load(self.scheduler, self._received).queued_s
         stats = msgspec.structs.replace(self.scheduler.stats(malformed), queued_prefill_s=queued_s)
         if self._kv_events is not None:

@@ -273,6 +273,8 @@ class Scheduler:
         """
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
+        self._deadlines.clear()
+        self._arrivals.clear()
         self.grammars.drop_all()
         for lease in self.kv.leases.all():
             self.kv.leases.end(lease)

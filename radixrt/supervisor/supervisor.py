@@ -1,8 +1,9 @@
 """Starts an engine's processes, watches them, starts them again when one dies or hangs, and ends them together.
 
-The state of an engine is spread over its worker, scheduler and tokenizer processes, so the death of one is the end of the
-engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
-and hands them to the next engine (:mod:`radixrt.client.engine_client`). With ``--dp``, an engine has several replicas, each a
+The state of an engine is spread over its worker, scheduler and tokenizer processes. The death of a worker or a scheduler is the end
+of the engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
+and hands them to the next engine (:mod:`radixrt.client.engine_client`). If the tokenizer process dies, the next engine has a new one
+and the same scheduler and workers, whose cache stays. With ``--dp``, an engine has several replicas, each a
 scheduler and its workers. The death of one of these is the end of its replica only, which is started again. A scheduler that is
 told to end (SIGTERM, or by an admin) lets its replica's requests go on in others first, and ends with status 0.
 """
@@ -66,7 +67,7 @@ class _Child:
     process: subprocess.Popen[str]
     heartbeat: Heartbeat
     replica: int | None = None
-    """Number of the replica that it is part of."""
+    """Number of the replica that it is part of; None: of none, or of the only one."""
     started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
     is_stopped: bool = False
@@ -129,7 +130,7 @@ class _Deaths:
             dead: the process that has ended.
             members: the processes that end with it.
         """
-        tokens = sum(child.heartbeat.done for child in members if child.name == "scheduler")
+        tokens = sum(child.heartbeat.done for child in members)
         is_healthy = tokens or time.monotonic() - dead.started_at > HEALTHY_S
         self.count = 1 if is_healthy else self.count + 1
 
@@ -185,10 +186,12 @@ class Supervisor:
         self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
         self._api: _Child | None = None
         self._engine: list[_Child] = []
-        self._replicas: list[_Replica] = []
         self._parent_pipe = os.pipe()  # children see its end when this process is gone
         self._stopping = self._draining = False
         self.channels = Channels(Channels.make_run_dir())
+        self._replicas = [
+            _Replica(self.channels.of_replica(n, 0), restart_at=0.0) for n in range(config.dp)
+        ]
         write_config(self.channels.run_dir, config)
         try:
             self._start_engine()
@@ -272,14 +275,7 @@ class Supervisor:
         return [*self._engine, *([self._api] if self._api else [])]
 
     def _start_engine(self) -> None:
-        if not self._config.is_routed:
-            self._start_replica(self.channels)
-        else:
-            numbers = range(self._config.dp)
-            self._replicas = [
-                _Replica(self.channels.of_replica(n, 0), restart_at=0.0) for n in numbers
-            ]
-            self._start_due_replicas()
+        self._start_due_replicas()
         if self._config.join is None:
             self._engine.append(self._start("tokenizer", self.channels))
 
@@ -320,7 +316,9 @@ class Supervisor:
             process_group=0,  # Ctrl-C is the supervisor's to handle
         )
         heartbeat = Heartbeat(channels.heartbeat_file(name))
-        child = _Child(name, process, heartbeat, channels.replica)
+        child = _Child(
+            name, process, heartbeat, channels.replica if self._config.is_routed else None
+        )
         following = (self._ended, self._show_log)
         threading.Thread(target=child.follow_log, args=following, daemon=True).start()
         return child
@@ -352,18 +350,22 @@ class Supervisor:
             child.kill_if_hung(is_late=limit_s is not None and now - child.started_at > limit_s)
 
     def _replace_engine(self, dead: _Child) -> None:
-        """Start a new engine after a pause that grows from death to death.
+        """Start a new engine after a pause that grows from death to death. Replicas stay if only the tokenizer process has died.
 
         Raises:
             EngineDiedError: too many engines have ended.
         """
-        self._deaths.add(dead, self._engine)
+        members = [dead] if dead.name == "tokenizer" else self._engine
+        self._deaths.add(dead, members)
         death = dead.death()
         if self._deaths.count >= self._max_deaths:
             raise death
         log.error("%s\nA new engine is started; open requests go on in it.", death)
         self.channels.next_engine()  # first: from here on, the server is not ready
-        self._end_members(self._engine)
+        if members is self._engine:
+            for replica in self._replicas:
+                self._begin_start(replica)
+        self._end_members(members)
         time.sleep(self._deaths.delay_s)
         self._start_engine()
 
@@ -379,13 +381,17 @@ class Supervisor:
             log.warning("Replica %d has drained.", dead.replica)
         else:
             self._count_death(dead, replica, members)
-        shutil.rmtree(replica.channels.folder, ignore_errors=True)  # first: its requests go on now
+        self._begin_start(replica)  # first: its requests go on now
         self._end_members(members)
+        self._start_due_replicas()
+
+    def _begin_start(self, replica: _Replica) -> None:
+        """Remove the files of a replica's last start, and let the next one come."""
+        shutil.rmtree(replica.channels.folder, ignore_errors=True)
         replica.channels = self.channels.of_replica(
             replica.channels.replica or 0, replica.channels.start + 1
         )
         replica.restart_at = time.monotonic() + replica.deaths.delay_s
-        self._start_due_replicas()
 
     def _end_members(self, members: list[_Child]) -> None:
         _end(members)

@@ -93,13 +93,15 @@ class TokenizerProcess:
             channels.address("api", "tokenizer"), ToTokenizerFromApi
         )
         if config.replica_listen is not None:  # engines that join need it
-            channels.tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
+            vocabulary.save(channels.tokenizer_file)
         self._schedulers = Schedulers(config, channels)
         self._to_api = Outbox(channels.address("tokenizer", "api"))
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait in the queue."""
         self._queue = FairQueue()
         self._is_ready = False
+        self._new_tokens = 0
+        """Since the last heartbeat."""
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message is its :class:`EngineInfo`."""
@@ -168,7 +170,8 @@ class TokenizerProcess:
         heartbeat = Heartbeat(self._channels.heartbeat_file("tokenizer"))
         limit_s = self._config.step_timeout or math.inf
         while True:
-            heartbeat.promise(limit_s - self._queue.seconds_at_work())
+            heartbeat.promise(limit_s - self._queue.seconds_at_work(), done=self._new_tokens)
+            self._new_tokens = 0
             await asyncio.sleep(LONGEST_WAIT_S)
 
     # ------------------------------------------------------------ from the api
@@ -380,6 +383,7 @@ class TokenizerProcess:
     def _absorb(self, scheduler: SchedulerLink, message: TokenBatch | CallReply) -> None:
         match message:
             case TokenBatch():
+                self._new_tokens += num_ids(message.token_ids)
                 self._in_flight.absorb(message)
             case CallReply() if not self._config.is_routed:
                 self._calls.pass_on(message)

@@ -17,6 +17,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.links import ToTokenizerFromScheduler
 from radixrt.messages.replicas import (
+    Attach,
     EventsReplayed,
     ReplayEvents,
     ReplicaDrained,
@@ -46,6 +47,10 @@ class SchedulerLink:
             channels.address("scheduler", "tokenizer"), ToTokenizerFromScheduler
         )
         self._outbox = joined or Outbox(channels.address("tokenizer", "scheduler"))
+        self._attaching: Outbox | None = None
+        if joined is None:
+            self._attaching = Outbox(channels.attach_address)
+            self._attaching.send(Attach(channels.engine))
         self.grammars = SentGrammars(self.send)
         self.num_sequences = 0
         """Sent."""
@@ -68,6 +73,8 @@ class SchedulerLink:
     def close(self) -> None:
         self.inbox.close()
         self._outbox.close()
+        if self._attaching is not None:
+            self._attaching.close()
 
 
 Absorb = Callable[[SchedulerLink, TokenBatch | CallReply], None]
@@ -95,7 +102,8 @@ class Schedulers:
         self.links: dict[int, SchedulerLink] = {}
         """By replica."""
         if not config.is_routed:
-            self.links[0] = SchedulerLink(channels)
+            latest = max(channels.replicas(), key=lambda replica: replica.start)
+            self.links[0] = SchedulerLink(latest)
         self._router: Router | None = None
         self._first: EngineInfo | None = None
         self._ready, self._joined = asyncio.Event(), asyncio.Event()
@@ -109,7 +117,8 @@ class Schedulers:
         )
 
     async def info(self) -> EngineInfo:
-        """Wait until all schedulers of this machine are ready, or the first that joins, while :meth:`serve` runs."""
+        """Wait until all schedulers of this machine are ready, or the first that joins, while :meth:`serve` runs. In the place of a
+        tokenizer process that has died, one is enough: another may be loading its model."""
         await self._ready.wait()
         assert self._first is not None
         return self._first
@@ -211,7 +220,8 @@ class Schedulers:
         self._first = self._first or info
         if self._port is not None:
             self._port.compare_with(self._first)
-        if all(n in self.links or self._is_drained(n) for n in range(self._num_replicas)):
+        missing = [n for n in range(self._num_replicas) if n not in self.links]
+        if self._channels.engine or all(map(self._is_drained, missing)):
             self._ready.set()
         return await self._read(link, absorb)
 

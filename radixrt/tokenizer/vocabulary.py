@@ -82,6 +82,12 @@ class Vocabulary:
             _check_syntax(hf, config.chat_template)
         return Vocabulary(hf)
 
+    def save(self, file: Path) -> None:
+        """Write the tokenizer.json. Other processes may read the file meanwhile."""
+        written = file.with_suffix(".new")
+        written.write_text(self.backend.to_str(), encoding="utf-8")
+        written.replace(file)
+
     def encode(
         self, text: str, add_special_tokens: bool, check_length: CheckLength = any_length
     ) -> list[int]:

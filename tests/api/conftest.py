@@ -136,7 +136,9 @@ def starting(model_folder: Path) -> Iterator[StartServer]:
         run_dir = Channels.make_run_dir()
         channels = Channels(run_dir)
         given = (info or engine_info(), *([] if scheduler_type is FakeScheduler else [config]))
-        scheduler = scheduler_type(channels, *given)
+        replica = channels.of_replica(0, 0)
+        replica.folder.mkdir()
+        scheduler = scheduler_type(replica, *given)
         vocabulary = Vocabulary.load(config)
 
         async def tokenizer() -> None:

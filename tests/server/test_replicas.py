@@ -16,18 +16,21 @@ import pytest
 from tests.server.conftest import Server
 from tests.server.test_takeover import (
     REQUESTS,
+    TO_PIN,
     Stream,
     is_alive,
     post,
+    process_of,
     request,
     until,
     wait_until_unready,
 )
 from tests.servers import samples
 
+PAGE = 4
 FLAGS = (
-    *("--dp", "2", "--dtype", "float32", "--page-size", "4", "--reasoning-parser", "deepseek-r1"),
-    *("--speculation", "auto"),
+    *("--dp", "2", "--dtype", "float32", "--page-size", str(PAGE)),
+    *("--reasoning-parser", "deepseek-r1", "--speculation", "auto"),
 )
 LONGEST_PAUSE_S = 60.0
 """Of the slowest test machine. The promise of docs/routing.md is measured by hand."""
@@ -147,6 +150,37 @@ def test_answers_of_a_killed_replica_go_on_with_the_same_tokens(
     assert alive.count("radixrt.worker") == alive.count("radixrt.scheduler") == 2, (
         "none is left over"
     )
+
+
+def test_replicas_and_their_caches_outlive_the_tokenizer_process(
+    server: Server, threads: ThreadPoolExecutor, undisturbed: list[dict[int, str]]
+) -> None:
+    """Greedy, sampled, two answers and JSON."""
+    kinds, tokenizer = (3, 4, 6, 8), process_of(server, "tokenizer")
+    before = [processes(server, name) for name in ("scheduler", "worker")]
+    to_keep = {"prompt": TO_PIN, "cache_salt": "kept", "max_tokens": 1}
+    post(server, "/v1/completions", to_keep)
+    lease = post(server, "/v1/cache/pin", {"prompt": TO_PIN, "cache_salt": "kept"}).json()
+    assert lease["pinned_tokens"] > len(TO_PIN) // 8
+    bodies = [{**requests("tokenizer")[kind], "cache_salt": "tokenizer"} for kind in kinds]
+    streams = [Stream(server, body) for body in bodies]
+    running = [threads.submit(stream.run) for stream in streams]
+    for stream in streams[:3]:
+        stream.wait_for_events()
+    suspend(server)  # so that no answer ends before the process
+    assert not all(future.done() for future in running)
+    tokenizer.kill()
+    resume(server)
+    done = [future.result(LONGEST_PAUSE_S) for future in running]
+    assert [stream.texts for stream in done] == [undisturbed[kind] for kind in kinds]
+    assert all(stream.finish and not stream.error for stream in done)
+    assert process_of(server, "tokenizer") != tokenizer
+    assert before == [processes(server, name) for name in ("scheduler", "worker")]
+    usage = post(server, "/v1/completions", to_keep).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= lease["pinned_tokens"] - PAGE
+    released = post(server, "/v1/cache/release", {"lease": lease["lease"]})
+    assert released.json() == {"released_tokens": lease["pinned_tokens"]}
+    assert server.info(check_invariants=True)["invariants"] == "ok"
 
 
 def test_a_drain_moves_all_answers_at_once(

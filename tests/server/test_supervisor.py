@@ -32,7 +32,7 @@ def children(tmp_path: Path) -> Iterator[list[_Child]]:
 def supervisor(engine: list[_Child], age_s: float, step_timeout: float = 4.0) -> Supervisor:
     made = object.__new__(Supervisor)
     made._config = ServerConfig(step_timeout=step_timeout)
-    made._engine, made._start_limit_s = engine, None
+    made._engine, made._replicas, made._start_limit_s = engine, [], None
     set_age(engine, age_s)
     return made
 

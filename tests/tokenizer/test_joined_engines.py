@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import zmq
 
@@ -55,13 +54,11 @@ class JoinedFleet(Fleet):
 def play(vocabulary: Vocabulary, scene: Callable[[JoinedFleet], Awaitable[None]]) -> None:  # noqa: F811
     async def main() -> None:
         fleet = JoinedFleet(vocabulary)
-        running = asyncio.create_task(fleet.process.run())
+        fleet.run()
         try:
             await asyncio.wait_for(scene(fleet), 30)
         finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+            await fleet.stop()
             fleet.close()
 
     asyncio.run(main())

@@ -50,12 +50,14 @@ class Stage:
     def __init__(self, channels: Channels, vocabulary: Vocabulary, config: ServerConfig) -> None:
         self.channels = channels
         self.vocabulary = vocabulary
+        self.replica = channels.of_replica(0, 0)
+        self.replica.folder.mkdir()
         self.process = TokenizerProcess(config, channels, vocabulary)
         self.client = EngineClient(channels)
         self.at_scheduler: AsyncInbox[ToScheduler] = AsyncInbox(
-            channels.address("tokenizer", "scheduler"), ToScheduler
+            self.replica.address("tokenizer", "scheduler"), ToScheduler
         )
-        self.from_scheduler = Outbox(channels.address("scheduler", "tokenizer"))
+        self.from_scheduler = Outbox(self.replica.address("scheduler", "tokenizer"))
 
     async def sequence(self) -> SequenceRequest:
         message = await asyncio.wait_for(self.at_scheduler.receive(), 5)
@@ -375,9 +377,9 @@ def test_a_reader_that_does_not_read_is_given_up(vocabulary: Vocabulary) -> None
 
 def test_garbage_on_a_channel_and_unknown_sequences_harm_nobody(vocabulary: Vocabulary) -> None:
     async def scene(stage: Stage) -> None:
-        for sender in ("api", "scheduler"):
+        for channels, sender in ((stage.channels, "api"), (stage.replica, "scheduler")):
             socket = zmq.Context.instance().socket(zmq.PUSH)
-            socket.connect(stage.channels.address(sender, "tokenizer"))
+            socket.connect(channels.address(sender, "tokenizer"))
             for frame in (b"", b"\x00garbage", b"\x80", b"\x91" * 5000, bytes(100_000)):
                 socket.send(frame)
             socket.close(linger=1000)

@@ -39,9 +39,26 @@ class Fleet:
         self.replicas: dict[int, FakeScheduler] = {}
         for replica in range(NUM_REPLICAS):
             self.start_replica(replica, 0)
-        config = ServerConfig(dp=NUM_REPLICAS)
-        self.process = TokenizerProcess(config, self.channels, vocabulary)
-        self.client = EngineClient(self.channels)
+        self.config = ServerConfig(dp=NUM_REPLICAS)
+        self.process = TokenizerProcess(self.config, self.channels, vocabulary)
+        self.client = EngineClient(Channels(self.channels.run_dir))
+        self._vocabulary = vocabulary
+
+    def run(self) -> None:
+        self._running = asyncio.create_task(self.process.run())
+
+    async def stop(self) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
+    async def replace_tokenizer(self) -> None:
+        """As the supervisor does when it has died."""
+        await self.stop()
+        self.process.close()
+        self.channels.next_engine()
+        self.process = TokenizerProcess(self.config, self.channels, self._vocabulary)
+        self.run()
 
     def start_replica(self, replica: int, start: int) -> None:
         channels = self.channels.of_replica(replica, start)
@@ -88,15 +105,13 @@ def next_numbers(request: SequenceRequest) -> list[int]:
 def play(vocabulary: Vocabulary, scene: Callable[[Fleet], Awaitable[None]]) -> None:
     async def main() -> None:
         fleet = Fleet(vocabulary)
-        running = asyncio.create_task(fleet.process.run())
+        fleet.run()
         try:
             info = await asyncio.wait_for(fleet.client.ready(), 10)
             assert info.replicas == NUM_REPLICAS
             await asyncio.wait_for(scene(fleet), 30)
         finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+            await fleet.stop()
             fleet.close()
 
     asyncio.run(main())
@@ -129,6 +144,25 @@ def test_answers_of_a_dead_replica_go_on_in_the_other_and_it_comes_back(
         for n in range(10):
             await fleet.answer(f"later {n}", list(range(n, n + 40)), length=2)
         assert fleet.replicas[1].requests, "the replica that is back works again"
+
+    play(vocabulary, scene)
+
+
+def test_answers_go_on_in_the_same_replicas_behind_the_next_tokenizer_process(
+    vocabulary: Vocabulary,
+) -> None:
+    async def scene(fleet: Fleet) -> None:
+        for engine in (1, 2):
+            asking = [
+                asyncio.create_task(fleet.answer(f"{engine} {n}", list(range(n, n + 40))))
+                for n in range(10)
+            ]
+            await until(lambda: sum(fleet.running()) == 10)
+            assert min(fleet.running()) > 0, "both work"
+            await fleet.replace_tokenizer()
+            assert await asyncio.gather(*asking) == [[list(range(2, 102))]] * 10
+            assert fleet.client.engine == engine
+            assert sum(fleet.running()) == 0, "nothing of the dead one runs on"
 
     play(vocabulary, scene)
 

@@ -67,9 +67,12 @@ def processes_of(server: Server) -> list[psutil.Process]:
 def files_left(server: Server) -> list[str]:
     """Files in the folder of the server that are not of its engine."""
     (run_dir,) = server.temp_dir.iterdir()
-    engines = sorted((p for p in run_dir.iterdir() if p.is_dir()), key=lambda p: int(p.name))
-    other = [p.name for p in run_dir.iterdir() if not p.is_dir()]
-    return [p.name for p in engines[:-1]] + sorted({*other} - {"config.json", "tokenizer-api"})
+    folders = [p.name for p in run_dir.iterdir() if p.is_dir()]
+    replicas = [name for name in folders if "." in name]
+    engines = sorted({*folders} - {*replicas}, key=int)
+    other = {p.name for p in run_dir.iterdir() if not p.is_dir()}
+    expected = {"config.json", "tokenizer.json", "tokenizer-api"}
+    return engines[:-1] + replicas[1:] + sorted(other - expected)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

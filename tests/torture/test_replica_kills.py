@@ -1,6 +1,7 @@
 """A hundred ends of replicas under 64 clients, half of them with drafts: no answer is lost, none differs, and nothing is left.
 
-Of ten, nine are deaths (SIGKILL of a worker or a scheduler) and one is a drain (SIGTERM of a scheduler).
+Most are deaths (SIGKILL of a worker or a scheduler), one in twelve is a drain (SIGTERM of a scheduler), and one in five is the death of
+the tokenizer process, which replicas survive.
 
 RADIXRT_KILLS sets their number, RADIXRT_SEED their places.
 """
@@ -42,23 +43,26 @@ class ReplicaRun(Run):
     pauses_of_streams: list[float] = field(default_factory=list)
     """The longest of each stream that was open at a death."""
 
-    def processes(self) -> list[psutil.Process]:
-        """Those of the replicas."""
+    def processes(self, *names: str) -> list[psutil.Process]:
         family = [process for process in self.server.family() if is_alive(process)]
-        return [process for process in family if module_of(process) in ("worker", "scheduler")]
+        return [process for process in family if module_of(process) in names]
 
     async def end_one(self) -> None:
-        """End a process of a replica, and wait until all answers go on and the replica is back."""
+        """End a process of a replica, or the tokenizer process. Wait until all answers go on and the replicas are complete."""
         await self.until(lambda: len(self.open) == CLIENTS, "clients do not ask")
         await asyncio.sleep(self.rng.uniform(0, 1.0))
-        processes = self.processes()
-        self.shared_memory |= shared_memory_of(processes)
-        victim = self.rng.choice(processes)
-        drains = module_of(victim) == "scheduler" and self.rng.random() < 0.2
-        place = victim.cmdline()[victim.cmdline().index("--replica") + 1]
-        self.table["drain" if drains else "death", module_of(victim)] += 1
+        of_replicas = self.processes("worker", "scheduler")
+        self.shared_memory |= shared_memory_of(of_replicas)
+        victim = self.rng.choice([*of_replicas, *self.processes("tokenizer")])
+        name = module_of(victim)
+        drains = name == "scheduler" and self.rng.random() < 0.2
+        self.table["drain" if drains else "death", name] += 1
         open_streams = [found for found in self.open.values() if found.num_events]
-        news = f"Replica {place} has {'drained' if drains else 'died'} with"
+        if name == "tokenizer":
+            news = "goes on with"
+        else:
+            place = victim.cmdline()[victim.cmdline().index("--replica") + 1]
+            news = f"Replica {place} has {'drained' if drains else 'died'} with"
         lines = self.log_count(news)
         began = time.monotonic()
         victim.send_signal(signal.SIGTERM if drains else signal.SIGKILL)
@@ -66,6 +70,8 @@ class ReplicaRun(Run):
         self.deaths += 1
         await self.everybody_goes_on()
         self.pauses.append(time.monotonic() - began)
+        if name == "tokenizer":
+            assert all(map(is_alive, of_replicas))
         while (
             len(await asyncio.to_thread(of_replica, self.server, "radixrt_steps_total")) < REPLICAS
         ):

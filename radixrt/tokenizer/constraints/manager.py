@@ -47,7 +47,7 @@ class ConstraintManager:
         self, config: ServerConfig, tokenizer_file: Path, vocabulary: Vocabulary, info: EngineInfo
     ) -> None:
         """Leaves the tokenizer in ``tokenizer_file``, for the pool and for the workers."""
-        tokenizer_file.write_text(vocabulary.backend.to_str(), encoding="utf-8")
+        vocabulary.save(tokenizer_file)
         self.counters = StructuredStats()
         self._vocabulary = vocabulary
         self._max_attempts = MAX_ATTEMPTS
