@@ -1,6 +1,6 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + (1 + EVICTION_WEIGHT * evicting) * prefill + new * (BUSY_PRICE_S * busy + KV_PRICE_S * context) + ANSWER_PRICE_S * answers
+    cost = wait + (1 + EVICTION_WEIGHT * evicting) * prefill + BUSY_PRICE_S * busy * new + KV_PRICE_S * context + ANSWER_PRICE_S * answers
 
 *wait* is the time until the replica computes this prompt: of the steps in flight, and of the prompts that are partly computed, wait or were
 sent since its last report. The scheduler lets a short prompt overtake long ones, so each counts with at most the time of this prompt. A prompt whose
@@ -9,10 +9,10 @@ prefix is still to be computed overtakes no part of it. *prefill* is the time to
 where it evicts others: *evicting* is the share of these tokens that find no free page. A tier below the pool would make the
 prefill ``min(compute, load)``; there is none yet.
 
-A session stays where its first prompt went, so a prompt also pays for the load that its later turns will meet there, in proportion to what is new:
-*new* is the share (n - m) / n. *busy* is the share of the last seconds in which the replica had prompts to
-compute. *context* is that of the running sequences as a share of the pool: they compute beside the prompts, and their pages are not free.
-A session that is at home pays neither, and leaves only for a wait. *answers* is the number of sequences
+A session stays where its first prompt went, so a prompt also pays for the load that its later turns will meet there. *busy* is the share of the last
+seconds in which the replica had prompts to compute, and *new* is (n - m) / n: a session that is at home does not pay, and leaves only for a wait.
+*context* is that of the running sequences as a share of the pool: they compute beside the prompts, and their pages are not free. Each
+counts what it shares with others, so a prefix of most requests spreads. *answers* is the number of sequences
 that run, wait or were sent, so that short prompts, which cost nothing else, spread.
 
 The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
@@ -44,7 +44,7 @@ BUSY_PRICE_S = 1.0
 BUSY_OVER_S = 10.0
 """Time constant of the mean of *busy*."""
 
-KV_PRICE_S = 2.0
+KV_PRICE_S = 1.0
 """Cost of running sequences with as much context as the pool has, against none."""
 
 ANSWER_PRICE_S = 0.01
