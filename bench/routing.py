@@ -72,7 +72,7 @@ def _row(arguments: argparse.Namespace, num_tokens: int) -> dict[str, str]:
         sequences[replica] += 1
         _store(router, replica, sequences[replica], packed[: 2 * num_tokens])
         router.report(
-            replica, ReplicaLoad(received=1 << 30, queued_s=0.01 * number % 1, pool_tokens=1 << 20)
+            replica, ReplicaLoad(received=1 << 30, waiting_s=0.01 * number % 1, pool_tokens=1 << 20)
         )
         for times, turn in ((first, packed), (next_turn, packed + _turn(random))):
             begin = time.thread_time()

@@ -28,8 +28,8 @@ LEAST_HITS = {2: 0.95, 8: 0.90}
 """Share of one engine's hits, by the number of replicas; the traffic is as many times as fast as recorded."""
 
 GRID: dict[str, tuple[float, ...]] = {
-    "WEIGHT": (1.0, 1.5, 2.0),
     "EVICTION_WEIGHT": (0.0, 1.5, 3.0),
+    "KV_PRICE_S": (1.0, 2.0, 4.0),
 }
 """Values of the constants of :mod:`radixrt.router.router`."""
 

@@ -12,8 +12,12 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     received: int = 0
     """Sequences received since the start; those that the router has sent later are not in the other fields."""
-    queued_s: float = 0.0
-    """Seconds until the prompts that wait, and those in steps in flight, are computed."""
+    step_s: float = 0.0
+    """Seconds until the steps in flight end."""
+    partial_s: list[float] = []
+    """Seconds to compute the rest of each partly computed prompt."""
+    waiting_s: float = 0.0
+    """Seconds to compute the prompts that wait."""
     slowdown: float = 1.0
     """Time of a prompt beside the decoding sequences over its time alone."""
     seconds_per_token: float = 0.0
@@ -29,6 +33,11 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     free_tokens: int = 0
     """Of the pool, those without KV."""
     pool_tokens: int = 1
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds until all prompts are computed."""
+        return self.step_s + sum(self.partial_s) + self.waiting_s
 
 
 class ReplicaReport(Message, frozen=True, kw_only=True):

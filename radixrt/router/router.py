@@ -1,14 +1,18 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + (WEIGHT + EVICTION_WEIGHT * evicting) * prefill + BUSY_PRICE_S * busy + KV_PRICE_S * context + ANSWER_PRICE_S * answers
+    cost = wait + (1 + EVICTION_WEIGHT * evicting) * prefill + BUSY_PRICE_S * busy * new + KV_PRICE_S * context + ANSWER_PRICE_S * answers
 
-*wait* is the time until the replica has computed the prompts before this one, as the replica itself reports, plus the
-prompts that were sent to it since. *prefill* is the time to compute the tokens of the prompt that it has not cached:
+*wait* is the time until the replica computes this prompt: of the steps in flight, and of the prompts that are partly computed, wait or were
+sent since its last report. The scheduler lets a short prompt overtake long ones, so each counts with at most the time of this prompt. A prompt whose
+prefix is still to be computed overtakes no part of it. *prefill* is the time to compute the tokens of the prompt that are not cached:
 ``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times
-where it evicts others: *evicting* is the share of its tokens that find no free page. A tier below the pool would make the
-prefill ``min(compute, load)``; there is none yet. *busy* is the share of the last seconds in which the replica had prompts to
-compute: its next prompts will wait, too, and a session stays where its first prompt went. *context* is that of the running
-sequences as a share of the pool: they compute beside the prompts, and their pages are not free. *answers* is the number of sequences
+where it evicts others: *evicting* is the share of these tokens that find no free page. A tier below the pool would make the
+prefill ``min(compute, load)``; there is none yet.
+
+A session stays where its first prompt went, so a prompt also pays for the load that its later turns will meet there. *busy* is the share of the last
+seconds in which the replica had prompts to compute, and *new* is (n - m) / n: a session that is at home does not pay, and leaves only for a wait.
+*context* is that of the running sequences as a share of the pool: they compute beside the prompts, and their pages are not free. Each
+counts what it shares with others, so a prefix of most requests spreads. *answers* is the number of sequences
 that run, wait or were sent, so that short prompts, which cost nothing else, spread.
 
 The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
@@ -31,11 +35,8 @@ from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
-WEIGHT = 1.0
-"""Of the seconds of prefill, against seconds of wait."""
-
 EVICTION_WEIGHT = 3.0
-"""Added to it for the share of the tokens that replace others in a full pool."""
+"""Of the prefill, for the share of the tokens that replace others in a full pool; added to its own weight of 1."""
 
 BUSY_PRICE_S = 1.0
 """Cost of a replica that always computes prompts, against one that computes none."""
@@ -43,7 +44,7 @@ BUSY_PRICE_S = 1.0
 BUSY_OVER_S = 10.0
 """Time constant of the mean of *busy*."""
 
-KV_PRICE_S = 4.0
+KV_PRICE_S = 1.0
 """Cost of running sequences with as much context as the pool has, against none."""
 
 ANSWER_PRICE_S = 0.01
@@ -132,8 +133,20 @@ class _Replica:
         self.sent_s = self.busy(now) * BUSY_OVER_S + prefill_s
         self.sent_at = now
 
-    def wait_s(self, now: float) -> float:
-        return max(0.0, self.load.queued_s - (now - self.reported_at)) + self.pending_s
+    def computed_blocks(self, hashes: list[BlockHash], matched: int) -> int:
+        """Of the leading blocks that it has or will have, those that are computed."""
+        cached = self.mirror.hashes
+        if not matched or hashes[matched - 1] in cached:
+            return matched
+        return bisect_left(hashes, True, 0, matched, key=lambda block: block not in cached)
+
+    def wait_s(self, own_s: float, now: float) -> float:
+        """Seconds until a prompt is computed, without its own; ``own_s`` is that part: longer prompts delay it by no more."""
+        load = self.load
+        rests_s = sum(min(rest_s, own_s) for rest_s in load.partial_s)
+        rests_s += min(load.waiting_s, load.waiting * own_s)
+        pending_s = min(self.pending_s, len(self.pending) * own_s)
+        return max(0.0, load.step_s + rests_s - (now - self.reported_at)) + pending_s
 
 
 class Router:
@@ -235,19 +248,20 @@ class Router:
     def _candidate(self, number: int, prompt: RoutedPrompt, now: float) -> Candidate:
         replica = self._replicas[number]
         load, tokens = replica.load, prompt.num_tokens
-        cached = replica.matched_blocks(prompt.hashes) * self.page_size
-        cached = min(cached, tokens - 1)  # the last token is always computed
-        by_token = load.seconds_per_token or SECONDS_PER_TOKEN
-        pairs = (tokens + cached) * (tokens - cached) / 2
-        prefill_s = load.slowdown * (by_token * (tokens - cached) + load.seconds_per_pair * pairs)
+        matched = replica.matched_blocks(prompt.hashes)
+        computed = replica.computed_blocks(prompt.hashes, matched) * self.page_size
+        cached = min(matched * self.page_size, tokens - 1)  # the last token is always computed
+        prefill_s = _prefill_s(load, tokens, cached)
+        own_s = _prefill_s(load, tokens, computed) if computed < cached else prefill_s
         free = load.free_tokens - replica.pending_tokens
         evicting = 1 - min(1.0, max(0, free) / (tokens - cached))
+        context = (load.context_tokens + replica.pending_tokens) / load.pool_tokens
         cost_s = (
-            replica.wait_s(now)
-            + (WEIGHT + EVICTION_WEIGHT * evicting) * prefill_s
-            + BUSY_PRICE_S * replica.busy(now)
+            replica.wait_s(own_s, now)
+            + (1 + EVICTION_WEIGHT * evicting) * prefill_s
+            + BUSY_PRICE_S * replica.busy(now) * (tokens - cached) / tokens
+            + KV_PRICE_S * context
             + ANSWER_PRICE_S * (load.running + load.waiting + len(replica.pending))
-            + KV_PRICE_S * (load.context_tokens + replica.pending_tokens) / load.pool_tokens
         )
         return Candidate(number, cached, prefill_s, cost_s)
 
@@ -255,3 +269,10 @@ class Router:
         self._turned_at = now
         for replica in self._replicas.values():
             replica.old, replica.young = replica.young, set()
+
+
+def _prefill_s(load: ReplicaLoad, tokens: int, cached: int) -> float:
+    """Seconds to compute a prompt of which the first ``cached`` tokens are cached."""
+    by_token = load.seconds_per_token or SECONDS_PER_TOKEN
+    pairs = (tokens + cached) * (tokens - cached) / 2
+    return load.slowdown * (by_token * (tokens - cached) + load.seconds_per_pair * pairs)

@@ -15,19 +15,22 @@ def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
     """
     slots, times, kv = scheduler.slots, scheduler.step_times, scheduler.kv
     running = np.flatnonzero(slots.in_use)
-    rest = np.maximum(slots.known[running] - slots.planned[running], 0).sum()
+    rest = slots.known[running] - slots.planned[running]
     context = int(slots.planned[slots.is_decoding].sum())
     decode = StepShape(int(slots.is_decoding.sum()), context)
-    by_prompt_token, decode_s = times.seconds_per_prompt_token, times.seconds(decode)
+    by_token, by_pair = times.prefill_costs
+    by_prompt_token = max(times.seconds_per_prompt_token, by_token)
+    decode_s = times.seconds(decode)
     most_prefill_s = scheduler.limits.max_prefill_tokens * by_prompt_token
     prefill_s = min(times.prefill_seconds(decode), most_prefill_s)
     slowdown = 1 + decode_s / prefill_s if prefill_s > 0 else 1.0
-    tokens = scheduler.waiting.prompt_tokens + float(rest)
-    by_token, by_pair = times.prefill_costs
+    per_token_s = by_prompt_token * slowdown
     page_size, tree = scheduler.limits.page_size, kv.tree
     return ReplicaLoad(
         received=received,
-        queued_s=scheduler.seconds_in_flight + tokens * by_prompt_token * slowdown,
+        step_s=scheduler.seconds_in_flight,
+        partial_s=(rest[rest > 0] * per_token_s).tolist(),
+        waiting_s=scheduler.waiting.prompt_tokens * per_token_s,
         slowdown=slowdown,
         seconds_per_token=by_token,
         seconds_per_pair=by_pair,

@@ -1,5 +1,6 @@
 """The router sends a prompt where it costs the fewest seconds."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import hypothesis.strategies as st
@@ -49,10 +50,12 @@ class Fleet:
         received: int = 0,
         context: int = 0,
         free: int = 0,
+        partial_s: Sequence[float] = (),
     ) -> None:
         load = ReplicaLoad(
             received=received,
-            queued_s=queued_s,
+            step_s=queued_s,
+            partial_s=list(partial_s),
             seconds_per_token=RATE,
             context_tokens=context,
             free_tokens=free,
@@ -163,6 +166,37 @@ def test_affinity_gives_way_to_a_long_wait() -> None:
     fleet.cache(1, tokens(40))
     fleet.report(1, queued_s=10.0)
     assert fleet.choose(tokens(41)) == 0
+
+
+def test_a_short_prompt_overtakes_long_ones_and_a_long_one_waits_for_them() -> None:
+    for cached, expected in ((40, 1), (4, 0)):
+        fleet = Fleet(2)
+        fleet.cache(1, tokens(cached))
+        fleet.report(0, free=POOL_TOKENS)
+        fleet.report(1, free=POOL_TOKENS, partial_s=[10.0])
+        assert fleet.choose(tokens(44)) == expected
+
+
+def test_a_prompt_whose_prefix_is_being_computed_overtakes_no_part_of_it() -> None:
+    fleet = Fleet(2)
+    fleet.cache(0, tokens(900))
+    fleet.report(0, queued_s=10.0)
+    assert fleet.choose(tokens(1000)) == 1, "computed there in a second"
+    fleet.report(0)
+    assert fleet.choose(tokens(1004)) == 0, "a tenth of a second, and the second lasts"
+
+
+def test_a_session_does_not_leave_its_pages_for_a_replica_that_computes_less() -> None:
+    for cached, expected in ((960, 1), (0, 0)):
+        fleet = Fleet(2)
+        fleet.report(0, queued_s=100.0)
+        for number in range(10):
+            assert fleet.choose(tokens(1000, 10_000 + 2000 * number)) == 1
+        for replica in range(2):
+            fleet.report(replica, received=10, free=POOL_TOKENS)
+        if cached:
+            fleet.cache(1, tokens(cached))
+        assert fleet.choose(tokens(1000)) == expected
 
 
 def test_a_wait_passes_with_the_time() -> None:

@@ -5,9 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from radixrt.scheduler.load import replica_load
 from radixrt.scheduler.step_times import (
     LEAST_MS,
     NO_BOUND,
+    RecentRatio,
     StepShape,
     StepTimes,
     attended_pairs,
@@ -230,3 +232,23 @@ def test_chunks_end_with_pages() -> None:
     engine.run(check=True)
     ends = [chunk.start + chunk.num_tokens for p in plans if p for chunk in p.prefill]
     assert all(end % 16 == 0 or end in lengths for end in ends) and len(ends) > 20
+
+
+def test_the_load_for_a_router_tells_the_rest_of_a_partly_computed_prompt() -> None:
+    engine = TimedEngine(
+        lambda shape: 0.020 + 0.001 * shape.rows + 0.001 * shape.tokens,
+        max_step_ms=0,
+        max_prefill_tokens=512,
+    )
+    for second in range(20):
+        engine.add(float(second), 300 + 10 * second, 10)
+    engine.add(30.0, LONG, 2)
+    engine.run(until=lambda: engine.clock.now > 32)
+    load = replica_load(engine.scheduler, 21)
+    rest = LONG - int(engine.scheduler.slots.planned.max())
+    # An early fit may have given all time to the step itself, and none to its prompts.
+    engine.scheduler.step_times._prefill_s = RecentRatio()
+    engine.scheduler.step_times._prefill_s.observe(1e-9, 1)
+    assert replica_load(engine.scheduler, 21).slowdown == pytest.approx(load.slowdown, rel=0.5)
+    assert load.partial_s == [pytest.approx(0.001 * rest, rel=0.1)]
+    assert load.waiting_s == 0 and load.queued_s == load.step_s + load.partial_s[0]

@@ -124,13 +124,15 @@ class _Run:
         self._replica_of = [0] * len(trace.requests)
 
     def run(self) -> Replay:
+        for number, engine in enumerate(self._engines):
+            self._rule.report(number, engine)
         while self._advance():
-            for engine in self._engines:
-                if engine.ends_at <= self._clock.now:
-                    self._record(engine.end_step())
+            ended = [engine for engine in self._engines if engine.ends_at <= self._clock.now]
+            for engine in ended:
+                self._record(engine.end_step())
             self._arrive()
             for number, engine in enumerate(self._engines):
-                if engine.start_step():
+                if engine.start_step() or engine in ended:
                     self._rule.report(number, engine)
                 self._order += engine.take_admitted()
         counters = [engine.scheduler.counters for engine in self._engines]

@@ -64,7 +64,7 @@ class RoutingRule:
         """A request has its first token."""
 
     def report(self, replica: int, engine: SimulatedEngine) -> None:
-        """A replica has started a step."""
+        """A replica has started a step, or has nothing more to compute."""
 
     def prompt(self, arrival: Arrival) -> RoutedPrompt:
         return RoutedPrompt.of(arrival.request.token_ids, "", self.page_size)
