@@ -281,11 +281,13 @@ import radixrt.lang as rl
 from tests.lang.scripted_backend import ScriptedBackend
 
 backend = ScriptedBackend()
-backend.hold()
 
 @rl.function
 def program(s, word):
     s += word + rl.gen("x")
+
+program.run_batch([{"word": "first"}], backend=backend)  # nothing is imported when the signal comes
+backend.hold()
 
 def tell():
     while backend.running < 4:
@@ -311,7 +313,7 @@ def test_ctrl_c_cancels_a_batch() -> None:
         assert process.stdout.readline() == "running\n"
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=30)
-    assert output == "interrupted 0 4\n"
+    assert output == "interrupted 0 5\n"
 
 
 # ---------------------------------------------------------------- the order alone

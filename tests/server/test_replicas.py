@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import Server
+from tests.server.test_life import begun
 from tests.server.test_takeover import (
     REQUESTS,
     TO_PIN,
@@ -207,11 +208,12 @@ def test_sigterm_under_fifty_streams_loses_none(
     bodies = requests("SIGTERM")
     kinds = [number % len(bodies) for number in range(NUM_STREAMS)]
     streams = [Stream(server, bodies[kind]) for kind in kinds]
+    before = begun(server)
     suspend(server)  # all begin together, and none ends before the server is seen to be unready
     running = [threads.submit(stream.run) for stream in streams]
     until(lambda: in_schedulers(server) >= 0.8 * NUM_STREAMS, LONGEST_PAUSE_S)
-    resume(server)
-    until(lambda: any(stream.num_events for stream in streams))
+    resume(server)  # the others wait for grammars
+    until(lambda: begun(server) - before >= sum(bodies[kind].get("n", 1) for kind in kinds))
     suspend(server)
     assert sum(not future.done() for future in running) > NUM_STREAMS // 2
     server.process.terminate()

@@ -183,6 +183,7 @@ def test_other_templates_render_as_without_limits(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values: dict[str, Any] = {"messages": MESSAGES, "add_generation_prompt": True}
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 60.0)
     template_sandbox.install()
     compile_template = chat_template_utils._compile_jinja_template.__wrapped__
     with template_sandbox.bounded():

@@ -112,7 +112,7 @@ def test_the_others_get_a_token_in_every_step(
 
     engine = InProcessEngine(model_dir, device=device, debug_disable_jump_forward=True)
     use = engine.use(schema_grammar)
-    monkeypatch.setattr(matchers, "MASK_BUDGET_S", 0.05)  # the first three masks are in time
+    monkeypatch.setattr(matchers, "MASK_BUDGET_S", 0.2)  # the first three masks are in time
     gate = Gate(monkeypatch, schema_grammar, first=3)
     begin(engine, [(free, None), (held, use), (free, None)])
     came = numbers_of(engine, 14)
