@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 MOST_GHOSTS = 16384
 """Some 300 bytes each."""
+GHOSTS_A_PAGE = 2
+"""For each page of the pool, if that is fewer: a small pool forgets its past soon."""
 
 Before = int | str
 """The id of the page before; of the first page of a prompt, the cache salt."""

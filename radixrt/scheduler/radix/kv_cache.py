@@ -16,6 +16,7 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.continuation import continuation
 from radixrt.scheduler.radix.divergence import cache_facts
 from radixrt.scheduler.radix.eviction.registry import make_policy
+from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MOST_GHOSTS
 from radixrt.scheduler.radix.hint import HIGH, NONE
 from radixrt.scheduler.radix.leases import Leases
 from radixrt.scheduler.radix.node import Node, SequenceEnd
@@ -43,7 +44,8 @@ class KVCache:
         self.allocator = PageAllocator(num_pages)
         self._policy_name = limits.settings.eviction_policy
         self.policy = make_policy(self._policy_name, clock)
-        self.tree = RadixTree(self.page_size, self.policy, clock)
+        most_ghosts = min(MOST_GHOSTS, GHOSTS_A_PAGE * num_pages)
+        self.tree = RadixTree(self.page_size, self.policy, clock, most_ghosts)
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
         self.sessions = Sessions(self.tree)

@@ -20,7 +20,7 @@ from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
-from radixrt.scheduler.radix.ghosts import Before, Ghost, GhostList
+from radixrt.scheduler.radix.ghosts import MOST_GHOSTS, Before, Ghost, GhostList
 from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
@@ -79,6 +79,7 @@ class RadixTree:
     Args:
         policy: order of eviction; default: least recently used.
         clock: seconds from any fixed moment, for the stamps on the nodes.
+        most_ghosts: evicted pages that are remembered.
 
     Attributes:
         ghosts: the pages that were evicted last.
@@ -89,12 +90,13 @@ class RadixTree:
         page_size: int,
         policy: EvictionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most_ghosts: int = MOST_GHOSTS,
     ) -> None:
         self.page_size = page_size
         self.policy: EvictionPolicy = policy or least_recently_used()
         self.observer: TreeObserver | None = None
         """Called for every page that enters or leaves the tree."""
-        self.ghosts = GhostList()
+        self.ghosts = GhostList(most_ghosts)
         self.shares = Shares()
         self._page_bytes = page_size * ID_BYTES
         self._roots: dict[str, Node] = {}
