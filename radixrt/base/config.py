@@ -74,8 +74,8 @@ class SchedulerSettings:
     )
     max_step_ms: float | None = _scheduling(
         None,
-        "Longest step, in milliseconds: prefill chunks are sized for it by the times of the last steps; if not given, five "
-        "times the step of one answer, but from 15 to 150; 0 is no limit.",
+        "Longest step, in milliseconds: prefill chunks are sized for it by the times of the last steps; if not given, the "
+        "step of the running answers alone and four times the step of one, but from 15 to 150; 0 is no limit.",
         at_least=0,
     )
     chunked_prefill_size: int = _scheduling(

@@ -33,9 +33,11 @@ WARM_UP_STEPS = 3
 FIRST_TOKENS = 64
 """Most prompt tokens of the first step."""
 
-STEPS_OF_ONE_ANSWER = 5.0
+STEPS_OF_ONE_ANSWER = 4.0
 LEAST_MS, MOST_MS = 15.0, 150.0
-"""The default of ``--max-step-ms``: five times the step of one running answer, within these bounds."""
+"""The default of ``--max-step-ms``: four times the step of one answer for prompts, on top of the step of the running answers, within
+these bounds. With the same bound for any number of answers, sixteen of them took half of each step, and all weights were read for few
+prompt tokens."""
 
 NO_BOUND, NO_BOUND_S = 1 << 30, 1e9
 """More tokens, and more seconds, than any step has."""
@@ -218,13 +220,13 @@ class StepTimes:
 
     # ------------------------------------------------------------ the bound of a step
 
-    @property
-    def max_step_s(self) -> float:
-        """The bound of a step's time: that of ``--max-step-ms``."""
+    def max_step_s(self, decode: StepShape) -> float:
+        """The bound of the time of a step with these decoding rows: that of ``--max-step-ms``."""
         if self._max_step_ms is None:
-            one_answer_ms = 1e3 * self.seconds(StepShape(rows=1, context=0))
-            most_ms = min(max(STEPS_OF_ONE_ANSWER * one_answer_ms, LEAST_MS), MOST_MS)
-            return most_ms / 1e3
+            one_answer_s = self.seconds(StepShape(rows=1, context=0))
+            answers_s = self.seconds(decode) if decode.rows else one_answer_s
+            most_ms = 1e3 * (STEPS_OF_ONE_ANSWER * one_answer_s + answers_s)
+            return min(max(most_ms, LEAST_MS), MOST_MS) / 1e3
         return self._max_step_ms / 1e3 if self._max_step_ms > 0 else NO_BOUND_S
 
     def prefill_seconds(self, decode: StepShape) -> float:
@@ -232,9 +234,8 @@ class StepTimes:
 
         It is never less than a third of the rows' own time: where answers alone fill the step, prompts go on too.
         """
-        most = self.max_step_s
         decode_s = self.seconds(decode)
-        return max(most - decode_s, decode_s / 3)
+        return max(self.max_step_s(decode) - decode_s, decode_s / 3)
 
     def most_prefill_tokens(self) -> int:
         """Most prompt tokens of the next step while costs are little known."""

@@ -154,7 +154,7 @@ def test_an_idle_server_accepts_the_first_request_after_a_flood() -> None:
 def test_a_request_is_refused_if_its_timeout_is_shorter_than_the_wait() -> None:
     engine = load(SUSTAINABLE, 30, 30.0)
     now = engine.clock.now + 1
-    for _ in range(60):
+    for _ in range(40):
         engine.add(now, 100, output_tokens=50, max_tokens=500)
     hurried = engine.add(now, 100, 5, deadline=time.time() + 1.0)
     patient = engine.add(now, 100, 5, deadline=time.time() + 1000.0)

@@ -8,6 +8,7 @@ import pytest
 from radixrt.scheduler.load import replica_load
 from radixrt.scheduler.step_times import (
     LEAST_MS,
+    MOST_MS,
     NO_BOUND,
     RecentRatio,
     StepShape,
@@ -17,6 +18,7 @@ from radixrt.scheduler.step_times import (
 from tests.scheduler.timed_engine import Request, TimedEngine, percentile
 
 LONG, SHORT = 7000, 60
+ONE_ANSWER = StepShape(1, 0)
 
 
 class Device:
@@ -111,7 +113,7 @@ def test_steps_with_drafts_do_not_shorten_the_step_of_one_answer() -> None:
         seconds = max(0.0217 + rows * 0.0003, rows * 0.001)
         times.observe(StepShape(rows, 0), seconds, has_drafts=drafted)
         times.observe(StepShape(rows, 0).with_chunk(0, 64), seconds + 0.064, has_drafts=drafted)
-    assert times.max_step_s == pytest.approx(5 * 0.022, rel=0.1)
+    assert times.max_step_s(ONE_ANSWER) == pytest.approx(5 * 0.022, rel=0.1)
 
 
 @pytest.mark.parametrize("start", [0, 100, 6000])
@@ -133,11 +135,14 @@ def test_bound_of_a_step() -> None:
         for shape in random_shapes(0, 200):
             times.observe(shape, truth.exact(shape))
         bounds[max_step_ms] = times
-    assert bounds[None].max_step_s == pytest.approx(5 * 0.021, rel=0.05)
-    assert bounds[40.0].max_step_s == 0.04
+    assert bounds[None].max_step_s(ONE_ANSWER) == pytest.approx(5 * 0.021, rel=0.05)
+    assert bounds[None].max_step_s(StepShape(0, 0)) == bounds[None].max_step_s(ONE_ANSWER)
+    assert bounds[None].max_step_s(StepShape(16, 0)) == pytest.approx(4 * 0.021 + 0.036, rel=0.05)
+    assert bounds[None].max_step_s(StepShape(100, 0)) == MOST_MS / 1000
+    assert bounds[40.0].max_step_s(ONE_ANSWER) == 0.04
     assert bounds[0.0].tokens_within(bounds[0.0].prefill_seconds(StepShape(1, 0)), 0) > 1 << 24
     assert bounds[0.0].most_prefill_tokens() == NO_BOUND
-    assert StepTimes(None).max_step_s == LEAST_MS / 1000
+    assert StepTimes(None).max_step_s(ONE_ANSWER) == LEAST_MS / 1000
     crowded = StepShape(120, 0)
     assert bounds[40.0].prefill_seconds(crowded) == pytest.approx(0.14 / 3, rel=0.05)
 
@@ -170,7 +175,7 @@ def after_long(engine: TimedEngine) -> list[Request]:
 def test_short_prompts_wait_for_two_steps_beside_long_ones(num_long: int) -> None:
     engine = serve_beside_long_prompts(num_long, None)
     ttft = [request.ttft_s for request in after_long(engine)]
-    bound = engine.scheduler.step_times.max_step_s
+    bound = engine.scheduler.step_times.max_step_s(ONE_ANSWER)
     # The step that runs, the step that is planned already, and its own; and the noise of these.
     assert percentile(ttft, 90) < 1.25 * 3 * bound
     by_tokens = [r.ttft_s for r in after_long(serve_beside_long_prompts(num_long, 0))]
