@@ -111,6 +111,9 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(ghosts) == 0 and ghosts.find(49 % 7, bytes([49])) is None
 
     model = EngineModel(limits(num_pages=40))
+    for number in range(200):
+        ask(model, [number % 13 + 8] * 4 + [number // 13 + 8] * 8)
+    assert 0 < len(model.scheduler.kv.tree.ghosts) <= 2 * 40
     recent = model.scheduler.recent_facts
     for number in range(MOST_REMEMBERED + 5):
         recent.keep(number, CacheFacts(reusable_tokens=1))

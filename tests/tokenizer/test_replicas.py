@@ -153,6 +153,8 @@ def test_answers_go_on_in_the_same_replicas_behind_the_next_tokenizer_process(
 ) -> None:
     async def scene(fleet: Fleet) -> None:
         for engine in (1, 2):
+            for scheduler in fleet.replicas.values():
+                scheduler.step_s = 0.05  # no answer ends before the death
             asking = [
                 asyncio.create_task(fleet.answer(f"{engine} {n}", list(range(n, n + 40))))
                 for n in range(10)
@@ -160,6 +162,8 @@ def test_answers_go_on_in_the_same_replicas_behind_the_next_tokenizer_process(
             await until(lambda: sum(fleet.running()) == 10)
             assert min(fleet.running()) > 0, "both work"
             await fleet.replace_tokenizer()
+            for scheduler in fleet.replicas.values():
+                scheduler.step_s = STEP_S
             assert await asyncio.gather(*asking) == [[list(range(2, 102))]] * 10
             assert fleet.client.engine == engine
             assert sum(fleet.running()) == 0, "nothing of the dead one runs on"
