@@ -7,6 +7,8 @@
     python -m bench.peers_cpu --checkpoint padded --engines radixrt vllm openvino llama.cpp
                                                  right answers a second
     python -m bench.peers_cpu --quick            does everything work?
+    python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
+                                                 the time to the first answer
 
 Engines take turns: in each round every engine is started, warmed up, measured on each workload, and stopped, so a machine that slows
 down slows all of them down. The table has the medians over the rounds. Only a machine that does nothing else gives numbers worth quoting.
@@ -25,6 +27,7 @@ from bench.peers_cpu.checkpoints import CheckpointName, make_checkpoint
 from bench.peers_cpu.comparison import Comparison
 from bench.peers_cpu.engines import ENGINES
 from bench.peers_cpu.measuring import Run
+from bench.peers_cpu.starting import measure_starts
 from bench.peers_cpu.table import Results, table
 from bench.peers_cpu.workloads import make_workloads
 from radixrt.base.errors import ConfigError
@@ -34,7 +37,12 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["install"]:
         environments.main(arguments[1:])
         return
-    parsed = _parser().parse_args(arguments)
+    starts = arguments[:1] == ["start"]
+    parsed = _parser().parse_args(arguments[starts:])
+    if starts:
+        folder = parsed.checkpoint_dir / parsed.checkpoint
+        measure_starts(parsed, make_checkpoint(parsed.checkpoint, folder))
+        return
     workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
     chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
     if parsed.warm:

@@ -79,5 +79,5 @@ def _wait_until_alive(url: str, process: subprocess.Popen[bytes], log: Path) -> 
             with urllib.request.urlopen(f"{url}/models", timeout=2):
                 return
         except OSError:
-            time.sleep(0.5)
+            time.sleep(0.05)
     raise EngineFailedError(f"no answer within {START_TIMEOUT_S} s ({log})")
