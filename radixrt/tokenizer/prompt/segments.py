@@ -7,7 +7,7 @@ Earlier answers of the model keep the tokens that it generated.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from itertools import chain, compress, pairwise, product, takewhile
+from itertools import chain, compress, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -156,10 +156,10 @@ def _hidden(added: Sequence[str], specials: Sequence[str]) -> set[str]:
     hidden: set[str] = set()
     for rest in rests:
         hidden.update(rest[:end] for end in range(1, len(rest) + 1))
-        begins_with_rest = takewhile(
-            lambda special, rest=rest: special.startswith(rest), ordered[bisect_left(ordered, rest) :]
-        )
-        hidden.update(begins_with_rest)
+        for special in ordered[bisect_left(ordered, rest) :]:
+            if not special.startswith(rest):
+                break
+            hidden.add(special)
     return hidden
 
 
