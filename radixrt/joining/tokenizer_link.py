@@ -72,7 +72,7 @@ class TokenizerLink:
         self._poller.remove(self._inbox.socket)
         self._inbox.close()
         self._outbox.close()
-        Path(old.address("tokenizer", "scheduler").removeprefix("ipc://")).unlink()
+        Path(old.address("tokenizer", "scheduler").removeprefix("ipc://")).unlink(missing_ok=True)
         self._channels = Channels(old.run_dir, engine, old.replica, old.start)
         self._open()
         self._forget()
