@@ -52,7 +52,7 @@ class RotaryEmbedding(KernelLayer):
         self.interleaved = interleaved
         frequencies, attention_factor = _frequencies(config, context_length, layer_type)
         angles = torch.outer(torch.arange(context_length).float(), frequencies)
-        table = torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(attention_factor)
         self.register_buffer("cos_sin", table.float(), persistent=False)
         # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's kernel
 

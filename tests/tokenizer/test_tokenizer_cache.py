@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import AutoTokenizer
 
 from radixrt.base.config import ServerConfig
@@ -95,6 +96,15 @@ def test_cached_facts_are_those_of_the_tokenizer(kind: str, tmp_path: Path) -> N
     cached.save(tmp_path / "saved.json")
     saved = Tokenizer.from_file(str(tmp_path / "saved.json"))
     assert saved.to_str() == found.backend.to_str()
+
+
+@pytest.mark.parametrize("left", ["a", " ", "#version", "ä\n"])
+def test_merges_of_any_tokens_are_kept(left: str) -> None:
+    vocab = {left: 0, "b": 1, left + "b": 2}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[(left, "b")]))
+    written = tokenizer_cache._with_short_merges(tokenizer.to_str())
+    assert Tokenizer.from_buffer(written).to_str() == tokenizer.to_str()
+    assert (f'"{left} b"'.replace("\n", "\\n") in written.decode()) == (left in ("a", "ä\n"))
 
 
 def test_a_cached_tokenizer_needs_transformers_for_chats_only(

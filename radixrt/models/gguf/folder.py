@@ -5,6 +5,7 @@ the user's cache and is made once: the weights stay in the GGUF file.
 """
 
 import hashlib
+import importlib.util
 import json
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from radixrt.models.gguf.file import PLAIN_KINDS, GGUFFile, TensorEntry, read_he
 from radixrt.models.gguf.tokenizer import write_tokenizer
 
 _TABLE = "gguf.json"
-_FORM = 4
+_FORM = 5
 """Raised whenever the content of the folders changes, so that old ones are not used."""
 
 
@@ -77,12 +78,10 @@ def import_gguf(name: Path | str) -> None:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("gguf") is None:
         raise ConfigError(
             f"{name} is a GGUF file, for which the package gguf is needed: pip install gguf."
-        ) from None
+        )
 
 
 def _write(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:
