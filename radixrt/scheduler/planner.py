@@ -54,6 +54,10 @@ NEWCOMERS_SHARE = 0.5
 LEAST_CHUNK = 16
 """A chunk is not smaller than this for lack of time if it is the only one of its step, or the first of its prompt."""
 
+STEP_MULTIPLE = 16
+"""Steps whose prompts go on in the next step have a multiple of this number of rows. So the sizes of steps recur, and the worker has
+recorded most of them (:mod:`radixrt.worker.step_tapes`)."""
+
 
 class Budget(NamedTuple):
     """The part of a step for prompts."""
@@ -347,8 +351,8 @@ class Planner:
             self._counters.cached_tokens += gain
 
     def _chunk_within(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> int:
-        """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end the prompt."""
-        page_size = self._slots.page_size
+        """Tokens of the next chunk of a prompt. One that does not end the prompt ends with a page of the tree; but one that may take all
+        that is left makes the rows of the step a multiple of ``STEP_MULTIPLE``."""
         start = int(self._slots.planned[sequence.slot])
         most = most.within(draft.left)
         tokens = self._tokens_within(most, start)
@@ -357,7 +361,10 @@ class Planner:
         to_compute = sequence.num_tokens - start
         if tokens >= to_compute:
             return to_compute
-        over = (start + tokens) % page_size
+        if most == draft.left:
+            over = (draft.shape.rows + draft.shape.tokens + tokens) % STEP_MULTIPLE
+        else:
+            over = (start + tokens) % self._slots.page_size
         if over < tokens:
             return tokens - over
         return 0 if draft.prefill else tokens

@@ -1,6 +1,9 @@
 """Replays steps on a CPU from tapes of their kernel calls, without the model's Python."""
 
 import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -10,17 +13,23 @@ from radixrt_kernels import tape
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 64
-"""In larger steps the kernels take much longer than the Python between them. A tape takes about a megabyte, and some
-kilobytes per token."""
+MOST_TOKENS = 256
+"""In larger steps the kernels take much longer than the Python between them. The scheduler lets the sizes of steps with prompts
+recur: see :data:`radixrt.scheduler.planner.STEP_MULTIPLE`."""
+
+MOST_TOKENS_OF_EVERY_ROW = 64
+"""In larger steps with prompts, a model that computes less for the rows that are not wanted does so without a tape."""
 
 COMPUTED_BEFORE = 1
-"""Recording takes as long as ten replays save. Sizes of decode steps recur, those of prompts rarely do."""
+"""Recording takes as long as ten replays save. Sizes of decode steps recur."""
+
+COMPUTED_BEFORE_WITH_PROMPTS = 4
+"""Sizes of steps with prompts recur less often."""
 
 
 class StepTapes:
     """One tape for each number of tokens, from token ids to hidden states. It is recorded when that number has occurred more
-    than ``COMPUTED_BEFORE`` times.
+    than ``COMPUTED_BEFORE`` times. Of steps with prompts, few rows are wanted: behind the last attention these are computed without a tape.
 
     The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
     """
@@ -28,35 +37,57 @@ class StepTapes:
     def __init__(self, model: CausalLM, context: ForwardContext) -> None:
         self._model = model
         self._context = context
-        self._tapes: dict[int, tape.Tape] = {}
-        self._times_computed = [0] * (MOST_TOKENS + 1)
-        """By number of tokens."""
+        self._tapes: dict[tuple[int, bool], tape.Tape] = {}
+        """By number of tokens, and whether it ends with the last attention."""
+        self._times_computed: Counter[tuple[int, bool]] = Counter()
+        self._memory: torch.Tensor | None = None
+        """Of all tapes but the first; its pages become resident where a tape uses them."""
         self._recordable = True
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next step may overwrite it."""
-        count = len(token_ids)
-        if count > MOST_TOKENS or not self._recordable:
+        has_prompts = rows is not None and len(rows) < len(token_ids)
+        by_rows = has_prompts and self._model.ends_by_rows
+        most = MOST_TOKENS_OF_EVERY_ROW if has_prompts and not by_rows else MOST_TOKENS
+        if len(token_ids) > most or not self._recordable:
             return self._model.forward(token_ids, positions, self._context, rows)
-        hidden = self._of_every_row(token_ids, positions)
-        return hidden if rows is None else hidden[rows]
+        if not by_rows:
+            hidden: torch.Tensor = self._taped(
+                self._model.forward, token_ids, positions, COMPUTED_BEFORE
+            )
+            return hidden if rows is None else hidden[rows]
+        part, before = self._model.up_to_last_attention, COMPUTED_BEFORE_WITH_PROMPTS
+        hidden, residual = self._taped(part, token_ids, positions, before)
+        return self._model.after_last_attention(hidden[rows], residual[rows])
 
-    def _of_every_row(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        count = len(token_ids)
-        if count in self._tapes:
-            return self._tapes[count].replay(token_ids, positions)
-        self._times_computed[count] += 1
-        if self._times_computed[count] <= COMPUTED_BEFORE:
-            return self._compute(token_ids, positions)
+    def _taped(
+        self,
+        part: Callable[..., Any],
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        computed_before: int,
+    ) -> Any:
+        """The result of a part of the model, ``(token_ids, positions, context)``."""
+
+        def compute(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
+            return part(token_ids, positions, self._context)
+
+        kind = len(token_ids), part == self._model.up_to_last_attention
+        if (known := self._tapes.get(kind)) is not None:
+            return known.replay(token_ids, positions)
+        self._times_computed[kind] += 1
+        if self._times_computed[kind] <= computed_before:
+            return compute(token_ids, positions)
         try:
-            self._tapes[count], hidden = tape.record(self._compute, token_ids, positions)
+            taped, result = tape.record(compute, token_ids, positions, memory=self._memory)
         except tape.NotRecordable as reason:
             log.info("Steps of this model are not taped: %s.", reason)
             self._recordable = False
-            return self._compute(token_ids, positions)
-        return hidden
-
-    def _compute(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self._model.forward(token_ids, positions, self._context)
+            return compute(token_ids, positions)
+        self._tapes[kind] = taped
+        if self._memory is None:
+            most_bytes = 2 * taped.num_bytes // len(token_ids) * MOST_TOKENS
+            self._memory = torch.empty(most_bytes, dtype=torch.uint8)
+        return result
