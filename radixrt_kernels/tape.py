@@ -50,6 +50,8 @@ class Tape:
     calls: list[Call]
     num_bytes: int
     """Memory of the intermediate tensors, in bytes."""
+    recorded_bytes: int
+    """The same during the recording, when none shared memory."""
 
     def replay(self, *inputs: torch.Tensor) -> Any:
         """Compute on inputs of the recorded shapes. The next replay overwrites the result."""
@@ -150,7 +152,8 @@ class _Recording(TorchDispatchMode):
             (kernel, tuple(tree_map(moved, argument) for argument in arguments))
             for kernel, arguments in self.calls
         ]
-        return Tape(self.inputs, tree_map(moved, output), calls, num_bytes)
+        recorded_bytes = sum(life.num_bytes for life in self._own.values())
+        return Tape(self.inputs, tree_map(moved, output), calls, num_bytes, recorded_bytes)
 
     def _see_uses(self, output: Any) -> None:
         for index, (_, arguments) in enumerate(self.calls):

@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
-from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
+from radixrt.messages.steps import (
+    NO_DRAFTS,
+    STEP_MULTIPLE,
+    Admit,
+    BlockTable,
+    Prefill,
+    StepPlan,
+)
 from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice, beside_prompts
 from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.limits import SchedulerLimits
@@ -53,10 +60,6 @@ NEWCOMERS_SHARE = 0.5
 
 LEAST_CHUNK = 16
 """A chunk is not smaller than this for lack of time if it is the only one of its step, or the first of its prompt."""
-
-STEP_MULTIPLE = 16
-"""Steps whose prompts go on in the next step have a multiple of this number of rows. So the sizes of steps recur, and the worker has
-recorded most of them (:mod:`radixrt.worker.step_tapes`)."""
 
 
 class Budget(NamedTuple):

@@ -1,5 +1,6 @@
 """Replays steps on a CPU from tapes of their kernel calls, without the model's Python."""
 
+import ctypes
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -8,23 +9,29 @@ from typing import Any
 import torch
 
 from radixrt.attention.backend import ForwardContext
+from radixrt.messages.steps import STEP_MULTIPLE
 from radixrt.models.decoder import CausalLM
 from radixrt_kernels import tape
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 256
-"""In larger steps the kernels take much longer than the Python between them. The scheduler lets the sizes of steps with prompts
-recur: see :data:`radixrt.scheduler.planner.STEP_MULTIPLE`."""
+MOST_TOKENS = 64
+"""In larger steps the kernels take longer than the Python between them, and their sizes rarely recur. A tape takes about a megabyte."""
 
-MOST_TOKENS_OF_EVERY_ROW = 64
-"""In larger steps with prompts, a model that computes less for the rows that are not wanted does so without a tape."""
+MOST_TOKENS_WITH_PROMPTS = 256
+"""The sizes of steps with prompts recur, as multiples of ``STEP_MULTIPLE``. Beside 64 tokens, only these are taped."""
+
+MOST_RECORDED_BYTES = 192 << 20
+"""During a recording, the intermediate tensors of all layers are in memory. Steps for which these are larger are not recorded."""
 
 COMPUTED_BEFORE = 1
 """Recording takes as long as ten replays save. Sizes of decode steps recur."""
 
 COMPUTED_BEFORE_WITH_PROMPTS = 4
 """Sizes of steps with prompts recur less often."""
+
+
+_malloc_trim: Callable[..., object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
 
 
 class StepTapes:
@@ -42,16 +49,18 @@ class StepTapes:
         self._times_computed: Counter[tuple[int, bool]] = Counter()
         self._memory: torch.Tensor | None = None
         """Of all tapes but the first; its pages become resident where a tape uses them."""
+        self._bytes_per_token = 0
+        """During a recording."""
         self._recordable = True
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next step may overwrite it."""
-        has_prompts = rows is not None and len(rows) < len(token_ids)
-        by_rows = has_prompts and self._model.ends_by_rows
-        most = MOST_TOKENS_OF_EVERY_ROW if has_prompts and not by_rows else MOST_TOKENS
-        if len(token_ids) > most or not self._recordable:
+        count = len(token_ids)
+        by_rows = rows is not None and len(rows) < count and self._model.ends_by_rows
+        recurs = by_rows and count % STEP_MULTIPLE == 0 and count <= MOST_TOKENS_WITH_PROMPTS
+        if not self._recordable or not (recurs or count <= MOST_TOKENS):
             return self._model.forward(token_ids, positions, self._context, rows)
         if not by_rows:
             hidden: torch.Tensor = self._taped(
@@ -78,7 +87,8 @@ class StepTapes:
         if (known := self._tapes.get(kind)) is not None:
             return known.replay(token_ids, positions)
         self._times_computed[kind] += 1
-        if self._times_computed[kind] <= computed_before:
+        too_large = len(token_ids) * self._bytes_per_token > MOST_RECORDED_BYTES
+        if self._times_computed[kind] <= computed_before or too_large:
             return compute(token_ids, positions)
         try:
             taped, result = tape.record(compute, token_ids, positions, memory=self._memory)
@@ -87,7 +97,9 @@ class StepTapes:
             self._recordable = False
             return compute(token_ids, positions)
         self._tapes[kind] = taped
+        self._bytes_per_token = taped.recorded_bytes // len(token_ids)
+        _malloc_trim(0)
         if self._memory is None:
-            most_bytes = 2 * taped.num_bytes // len(token_ids) * MOST_TOKENS
+            most_bytes = 2 * taped.num_bytes // len(token_ids) * MOST_TOKENS_WITH_PROMPTS
             self._memory = torch.empty(most_bytes, dtype=torch.uint8)
         return result

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from radixrt.messages.steps import STEP_MULTIPLE
 from radixrt.scheduler.load import replica_load
-from radixrt.scheduler.planner import STEP_MULTIPLE
 from radixrt.scheduler.step_times import (
     LEAST_MS,
     MOST_MS,
