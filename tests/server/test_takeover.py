@@ -3,6 +3,7 @@
 The tests of one server run in order, on engine after engine, and the last one ends it. `make torture` has many more deaths.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -112,15 +113,26 @@ def process_of(server: Server, name: str) -> psutil.Process:
     """The process of the engine that runs; a dead one may not be gone yet."""
     deadline = time.monotonic() + 30
     while True:
-        found = [p for p in server.family() if is_alive(p) and f"radixrt.{name}" in p.cmdline()]
+        found = commands_of(server, name)
         if len(found) == 1:
-            return found[0]
+            return next(iter(found))
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
 
 
+def commands_of(server: Server, name: str) -> dict[psutil.Process, list[str]]:
+    """The processes of this name that live, and their command lines."""
+    commands = {}
+    for process in server.family():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended, or is a zombie
+            commands[process] = process.cmdline()
+    return {process: line for process, line in commands.items() if f"radixrt.{name}" in line}
+
+
 def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_until_ready(server: Server, timeout_s: float = 60) -> None:
