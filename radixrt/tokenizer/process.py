@@ -381,6 +381,8 @@ class TokenizerProcess:
             self._replica_calls.send(call)
 
     def _absorb(self, scheduler: SchedulerLink, message: TokenBatch | CallReply) -> None:
+        if not self._is_ready:
+            return  # of a step that was in flight when the tokenizer process before this one died
         match message:
             case TokenBatch():
                 self._new_tokens += num_ids(message.token_ids)
