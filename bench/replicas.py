@@ -13,6 +13,7 @@ import asyncio
 import http.client
 import itertools
 import json
+import re
 import signal
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ from bench.local_server import PROCESSES, CpuClock, local_server, serving
 from bench.markdown import markdown, mean_and_interval, median_and_range
 
 MODEL = "demo"
+_STEPS = re.compile(r"^radixrt_steps_total(?:{.*})? (\S+)$", re.MULTILINE)
 FLAGS = ("--kernel-threads", "1", "--max-total-tokens", "32768", "--log-level", "warning")
 """Of each engine, so that all of them compute alike."""
 
@@ -87,6 +89,8 @@ class Turn:
     wall_s: float = 0.0
     cpu_s: dict[str, float] = field(default_factory=dict)
     """By kind of process."""
+    steps: float = 0.0
+    """Of all workers. More small steps for the same tokens cost more CPU time."""
 
 
 class Side:
@@ -100,12 +104,18 @@ class Side:
     @contextmanager
     def turn(self) -> Iterator[Turn]:
         turn = Turn()
+        steps = self._steps()
         before, began = self._clock.seconds(), time.perf_counter()
         yield turn
         turn.wall_s = time.perf_counter() - began
         turn.cpu_s = {name: s - before[name] for name, s in self._clock.seconds().items()}
         turn.cpu_s["all"] = sum(turn.cpu_s.values())
+        turn.steps = self._steps() - steps
         self.turns.append(turn)
+
+    def _steps(self) -> float:
+        texts = [httpx.get(f"{url}/metrics", timeout=60).text for url in self.urls]
+        return sum(float(number) for text in texts for number in _STEPS.findall(text))
 
 
 def cpu_table(sides: dict[str, Side]) -> list[str]:
@@ -122,7 +132,8 @@ def cpu_table(sides: dict[str, Side]) -> list[str]:
         row["added, ms"] = mean_and_interval([b - a for a, b in zip(base, other, strict=True)])
         row["ratio"] = mean_and_interval([b / a for a, b in zip(base, other, strict=True)])
         rows.append(row)
-    return markdown(rows)
+    steps = [statistics.mean(t.steps / t.requests for t in side.turns) for side in sides.values()]
+    return [*markdown(rows), "", "steps for a request: " + ", ".join(f"{n:.3f}" for n in steps)]
 
 
 # ------------------------------------------------------------ throughput
