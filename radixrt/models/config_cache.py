@@ -21,33 +21,27 @@ from radixrt.base.user_cache import user_cache
 
 log = logging.getLogger(__name__)
 
-_FORM = 1
+_FORM = 2
 """Raised whenever the content of the files changes."""
 _MOST_FILES = 64
-_NOT_READ = {"name_or_path", "torch_dtype", "use_return_dict"}
-"""Attributes whose value is not of the config.json, or whose reading logs a warning."""
-
-
-class _Attributes(msgspec.Struct, frozen=True):
-    """The attributes of a transformers config."""
-
-    values: dict[str, Any]
-    others: list[str]
-    """Names of those whose values are no JSON."""
+_NOT_READ = frozenset({
+    "base_model_pp_plan", "dtype", "extra_config_files", "extra_files", "ignore_keys_at_rope_validation", "name_or_path",
+    "per_layer_config", "torch_dtype", "use_return_dict",
+})  # fmt: skip
+"""Attributes that are not kept, since no model here reads them: they are no JSON, are not of the config.json, or log a warning."""
 
 
 class KeptConfig:
     """Has the attributes of a transformers config, and none of its methods."""
 
-    def __init__(self, attributes: _Attributes) -> None:
-        vars(self).update(attributes.values)
-        self._others = frozenset(attributes.others)
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        vars(self).update(attributes)
 
     def __getattr__(self, name: str) -> Any:
         """Raises:
         TypeError: the attribute was not kept; ``getattr`` with a default must not hide that.
         """
-        if not name.startswith("_") and name in self._others:
+        if name in _NOT_READ:
             raise TypeError(f"The attribute {name} of a config is not kept.")
         raise AttributeError(name)
 
@@ -64,7 +58,7 @@ def transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
     key = f"{_FORM} {version} ".encode() + (model_dir / "config.json").read_bytes()
     file = user_cache("configs") / f"{hashlib.sha256(key).hexdigest()[:32]}.msgpack"
     try:
-        return KeptConfig(msgspec.msgpack.decode(file.read_bytes(), type=_Attributes))
+        return KeptConfig(msgspec.msgpack.decode(file.read_bytes(), type=dict[str, Any]))
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError) as error:
@@ -92,28 +86,20 @@ def _load(model_dir: Path, trust_remote_code: bool) -> Any:
             gc.enable()
 
 
-def _attributes(config: Any) -> _Attributes | None:
-    """What to keep of a config; None if its model needs more than attributes: parts of it are configs of their own, or transformers
-    computes its rotary frequencies."""
+def _attributes(config: Any) -> dict[str, Any] | None:
+    """What to keep of a config; None if its model needs more than attributes: parts of it are configs of their own, transformers computes
+    its rotary frequencies, or a value is no JSON."""
     if config.get_text_config() is not config or getattr(config, "is_heterogeneous", False):
         return None
-    values: dict[str, Any] = {}
-    others = sorted(_NOT_READ)
-    for name in {*dir(config), *config.attribute_map} - _NOT_READ:
-        if name.startswith("_"):
-            continue
-        try:
-            value = getattr(config, name)
-        except Exception:  # a property may raise any
-            others.append(name)
-            continue
-        if _is_json(value):
-            values[name] = value
-        elif not callable(value):
-            others.append(name)
-    if set(_rope_types(values)) - {"default"}:
+    names = {name for name in {*dir(config), *config.attribute_map} if not name.startswith("_")}
+    try:
+        values = {name: getattr(config, name) for name in names - _NOT_READ}
+    except Exception:  # a property may raise any
         return None
-    return _Attributes(values, others)
+    values = {name: value for name, value in values.items() if not callable(value)}
+    if not _is_json(values) or set(_rope_types(values)) - {"default"}:
+        return None
+    return values
 
 
 def _is_json(value: Any) -> bool:
@@ -133,7 +119,7 @@ def _rope_types(value: Any) -> Iterator[str]:
             yield from _rope_types(part)
 
 
-def _write(file: Path, attributes: _Attributes) -> None:
+def _write(file: Path, attributes: dict[str, Any]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, made = tempfile.mkstemp(dir=file.parent)

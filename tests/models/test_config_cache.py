@@ -15,9 +15,6 @@ from radixrt.models.config_cache import KeptConfig, transformers_config
 from radixrt.models.loader import load_model
 from tests.checkpoints import CONFIGS, _config
 
-NOT_KEPT = {"base_model_pp_plan", "dtype", "ignore_keys_at_rope_validation"}
-"""Attributes of transformers' own that no model here reads."""
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -33,7 +30,7 @@ def kept(folder: Path) -> KeptConfig | None:
 
 
 def test_a_kept_config_of_each_architecture_has_transformers_attributes(tmp_path: Path) -> None:
-    unkept, others = set(), set()
+    unkept = set()
     for architecture in CONFIGS:
         _config(architecture, {}).save_pretrained(tmp_path / architecture)
         config = kept(tmp_path / architecture)
@@ -41,18 +38,15 @@ def test_a_kept_config_of_each_architecture_has_transformers_attributes(tmp_path
             unkept.add(architecture)
             continue
         original = AutoConfig.from_pretrained(tmp_path / architecture)
-        for name in {*vars(original), *original.attribute_map, *vars(type(original))}:
-            value = getattr(original, name)
-            if name.startswith("_") or callable(value) or name in config_cache._NOT_READ:
+        for name in {*dir(original), *original.attribute_map} - config_cache._NOT_READ:
+            if name.startswith("_") or callable(value := getattr(original, name)):
                 continue
-            try:
-                assert getattr(config, name) == value, (architecture, name)
-                assert type(getattr(config, name)) is type(value), (architecture, name)
-            except TypeError:
-                others.add(name)
+            assert getattr(config, name) == value, (architecture, name)
+            assert type(getattr(config, name)) is type(value), (architecture, name)
         with pytest.raises(AttributeError):
             config.no_such_attribute  # noqa: B018
-    assert others <= NOT_KEPT, "a model may read them"
+        with pytest.raises(TypeError, match="not kept"):
+            getattr(config, "dtype", None)
     assert {"qwen2", "qwen3", "gemma2"} <= set(CONFIGS) - unkept
     assert {"llama", "gemma4"} <= unkept, "they need more than attributes"
 
@@ -84,6 +78,14 @@ def test_a_changed_or_damaged_config_is_read_again(tmp_path: Path, cache: Path) 
     file.write_text('{"model_type": "nothing"}')
     with pytest.raises(ConfigError, match="not a valid config"):
         transformers_config(tmp_path, False)
+
+
+def test_a_config_with_a_value_that_is_no_json_is_not_kept(tmp_path: Path) -> None:
+    _config("qwen2", {}).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config_cache._attributes(config) is not None
+    config.sizes = [(1, 2)]
+    assert config_cache._attributes(config) is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, cache: Path) -> None:
