@@ -38,6 +38,12 @@ hypothesis.settings.register_profile("suite", deadline=None, derandomize=not loo
 hypothesis.settings.load_profile("suite")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests and their servers keep of checkpoints is not kept in the user's cache."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """``checkpoint("llama")``: the folder of a tiny checkpoint, made once a test run."""

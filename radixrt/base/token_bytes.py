@@ -1,6 +1,9 @@
 """The bytes of each token of a tokenizer, of any kind."""
 
 import re
+from array import array
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -35,6 +38,30 @@ class TokenBytes:
         if self._has_byte_tokens and _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(token[3:5])
         return token.replace("\u2581", " ").encode()
+
+
+class TokenBytesTable:
+    """The bytes of many tokens, by id from 0 on, in little memory.
+
+    Attributes:
+        ends: uint32 for each token, where its bytes end.
+        data: the bytes of all tokens.
+    """
+
+    def __init__(self, ends: bytes, data: bytes) -> None:
+        self.ends = array("I", ends)
+        self.data = data
+
+    @staticmethod
+    def of_tokens(tokens: Iterable[bytes]) -> "TokenBytesTable":
+        tokens = list(tokens)
+        return TokenBytesTable(array("I", accumulate(map(len, tokens))).tobytes(), b"".join(tokens))
+
+    def of(self, token_id: int) -> bytes | None:
+        """The bytes of a token; None for an id beyond the table."""
+        if not 0 <= token_id < len(self.ends):
+            return None
+        return self.data[self.ends[token_id - 1] if token_id else 0 : self.ends[token_id]]
 
 
 def _component_types(component: Any) -> set[str]:

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.hf_config import head_dim
@@ -53,7 +52,7 @@ class RotaryEmbedding(KernelLayer):
         self.interleaved = interleaved
         frequencies, attention_factor = _frequencies(config, context_length, layer_type)
         angles = torch.outer(torch.arange(context_length).float(), frequencies)
-        table = torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(attention_factor)
         self.register_buffer("cos_sin", table.float(), persistent=False)
         # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's kernel
 
@@ -86,6 +85,8 @@ def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tu
         dim = int(head_dim(config) * (parameters.get("partial_rotary_factor") or 1.0))
         base = parameters["rope_theta"] * (fixed_ntk ** (dim / (dim - 2)) if fixed_ntk else 1.0)
         return 1.0 / base ** (torch.arange(0, dim, 2).float() / dim), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # takes half a second
+
     if rope_type not in ROPE_INIT_FUNCTIONS:
         raise ConfigError(
             f"The checkpoint's rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_INIT_FUNCTIONS)}."

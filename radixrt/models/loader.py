@@ -1,6 +1,5 @@
 """Loads the model of a checkpoint folder onto a device, without a second copy of the weights in memory."""
 
-import gc
 import logging
 import zlib
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from radixrt.layers.quantization.formats import check_experts, matrix_formats, r
 from radixrt.layers.quantization.scheme import quantization_scheme
 from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
+from radixrt.models.config_cache import transformers_config
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import BlockFormats, read_weights, warn_of_dequantization
@@ -60,7 +60,7 @@ def load_model(
         ConfigError: the checkpoint cannot be served; the message names the reason.
     """
     raw_config = checkpoint.check_checkpoint(model_dir, load_format, quantization)
-    config = _transformers_config(model_dir, trust_remote_code)
+    config = transformers_config(model_dir, trust_remote_code)
     torch_dtype = _DTYPES[checkpoint.checkpoint_dtype(raw_config) if dtype == "auto" else dtype]
     limit = checkpoint.context_length(raw_config)
     longest = min(context_length or limit, limit)
@@ -110,23 +110,6 @@ def _find_children_at_once(model: nn.Module) -> None:
         vars(module).update(module.named_children())
         vars(module).update(module.named_parameters(recurse=False))
         vars(module).update(module.named_buffers(recurse=False))
-
-
-def _transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig
-
-    collects = gc.isenabled()
-    gc.disable()  # it imports hundreds of modules, see radixrt/worker/__main__.py
-    try:
-        return AutoConfig.from_pretrained(
-            model_dir, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except Exception as error:  # transformers validates configs with many exception types
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{model_dir}/config.json is not a valid config: {reason}") from error
-    finally:
-        if collects:
-            gc.enable()
 
 
 @contextmanager

@@ -60,6 +60,9 @@ Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
+PREPARE_AFTER_S = 0.5
+"""Seconds from the first EngineInfo to the import of what chats need, which takes as long."""
+
 MOST_CHARS_OF_A_TOKEN = 16
 """Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
 
@@ -154,8 +157,11 @@ class TokenizerProcess:
                 score_tokens=score_tokens,
             )
         )
+        preparing = self._prepare_chats()
         try:
-            await asyncio.gather(serving, self._serve_api(), self._queue.serve(), beating)
+            await asyncio.gather(
+                serving, self._serve_api(), self._queue.serve(), beating, preparing
+            )
         finally:
             await self._constraints.close()
 
@@ -170,6 +176,12 @@ class TokenizerProcess:
         while True:
             self._heartbeat.promise(limit_s - self._queue.seconds_at_work())
             await asyncio.sleep(LONGEST_WAIT_S)
+
+    async def _prepare_chats(self) -> None:
+        """Import what chats need, once the first requests have had their time."""
+        await asyncio.sleep(PREPARE_AFTER_S)
+        await asyncio.to_thread(self._vocabulary.prepare_chats)
+        gc.freeze()
 
     # ------------------------------------------------------------ from the api
 

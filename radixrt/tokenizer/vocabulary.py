@@ -1,5 +1,6 @@
 """A checkpoint's tokenizer: encodes text, and knows the bytes of each token."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,21 @@ from tokenizers.models import BPE, Unigram
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.token_bytes import TokenBytes
+from radixrt.base.token_bytes import TokenBytes, TokenBytesTable
 from radixrt.tokenizer.prompt import template_sandbox
-from radixrt.tokenizer.prompt.segments import CheckLength, SegmentEncoder, any_length
+from radixrt.tokenizer.prompt.segments import (
+    CheckLength,
+    SegmentEncoder,
+    SegmentRules,
+    any_length,
+)
+from radixrt.tokenizer.tokenizer_cache import (
+    CachedTokenizer,
+    Facts,
+    entry_of,
+    read_entry,
+    write_entry,
+)
 
 KEPT_WORDS = 4000
 """Words whose tokens the tokenizers library keeps, in each thread that encodes; it never replaces them. A word takes some 32 bytes
@@ -29,7 +42,7 @@ class Vocabulary:
     """A checkpoint's tokenizer: encoding, and the bytes behind each token.
 
     Attributes:
-        hf: the transformers tokenizer, for its chat template and the names of its special tokens.
+        hf: the transformers tokenizer, or one from the cache that stands for it: for its chat template.
         backend: the ``tokenizers`` tokenizer that does the work.
         special_tokens: the control tokens, by id.
         special_ids: their ids.
@@ -38,7 +51,12 @@ class Vocabulary:
     """
 
     def __init__(self, hf: Any) -> None:
+        """
+        Args:
+            hf: of transformers, or from the cache with its facts.
+        """
         self.hf = hf
+        facts: Facts | None = getattr(hf, "facts", None)
         self.backend: Tokenizer = hf.backend_tokenizer
         if isinstance(self.backend.model, BPE | Unigram):  # others keep no words
             self.backend.model._resize_cache(KEPT_WORDS)  # ahead of the first text
@@ -47,11 +65,16 @@ class Vocabulary:
         added = self.backend.get_added_tokens_decoder()
         self.special_tokens = {i: token for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens)
-        self.segments = SegmentEncoder(self.backend, list(self.special_tokens.values()))
-        self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         self._bos_id: int | None = hf.bos_token_id
         self._token_bytes = TokenBytes(self.backend)
-        self._known_bytes: dict[int, bytes] = {}
+        self._known_bytes: TokenBytesTable | None = None
+        if facts is None:
+            rules = SegmentRules.of(self.backend, list(self.special_tokens.values()))
+            self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
+        else:
+            rules, self.longest_token = facts.segment_rules, facts.longest_token
+            self._known_bytes = TokenBytesTable(facts.token_ends, facts.token_data)
+        self.segments = SegmentEncoder(self.backend, rules)
 
     @staticmethod
     def load(config: ServerConfig) -> "Vocabulary":
@@ -63,8 +86,11 @@ class Vocabulary:
         path = config.tokenizer_path or config.model_path
         if not Path(path).is_dir():
             raise ConfigError(f"There is no folder {path} to load a tokenizer from.")
+        entry = None if config.trust_remote_code else entry_of(Path(path))  # code may read any file
+        hf = None if entry is None else read_entry(entry)
         try:
-            hf = _load(Path(path), config.trust_remote_code)
+            if hf is None:
+                hf = _load(Path(path), config.trust_remote_code)
         except Exception as error:  # transformers raises many kinds
             reason = " ".join(str(error).split())
             raise ConfigError(
@@ -76,17 +102,42 @@ class Vocabulary:
                 f"The tokenizer in {path} ({type(hf).__name__}) has no tokenizer.json form, which radixrt needs; "
                 "convert it with transformers' convert_slow_tokenizer or name another with --tokenizer-path."
             )
-        template_sandbox.install()
+        vocabulary = Vocabulary(hf)
+        if not isinstance(hf, CachedTokenizer):
+            template_sandbox.install()
+            if entry is not None:
+                write_entry(entry, hf, vocabulary._facts())
         if config.chat_template is not None:
             hf.chat_template = _read_template(Path(config.chat_template))
             _check_syntax(hf, config.chat_template)
-        return Vocabulary(hf)
+        return vocabulary
+
+    def _facts(self) -> Facts:
+        self.learn_token_bytes()
+        assert self._known_bytes is not None
+        return Facts(
+            chat_template=self.hf.chat_template,
+            special_names=self.hf.special_tokens_map,
+            bos_id=self._bos_id,
+            segment_rules=self.segments.rules,
+            longest_token=self.longest_token,
+            token_ends=self._known_bytes.ends.tobytes(),
+            token_data=self._known_bytes.data,
+        )
 
     def save(self, file: Path) -> None:
         """Write the tokenizer.json. Other processes may read the file meanwhile."""
         written = file.with_suffix(".new")
-        written.write_text(self.backend.to_str(), encoding="utf-8")
+        if isinstance(self.hf, CachedTokenizer):
+            shutil.copyfile(self.hf.file, written)
+        else:
+            written.write_text(self.backend.to_str(), encoding="utf-8")
         written.replace(file)
+
+    def prepare_chats(self) -> None:
+        """Import what the first chat needs, so that it need not wait."""
+        if isinstance(self.hf, CachedTokenizer) and self.hf.chat_template:
+            self.hf.renderer  # noqa: B018 (made on first use)
 
     def encode(
         self, text: str, add_special_tokens: bool, check_length: CheckLength = any_length
@@ -143,13 +194,14 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; b"" for an id without a token."""
-        found = self._known_bytes.get(token_id)
+        found = None if self._known_bytes is None else self._known_bytes.of(token_id)
         return self._token_bytes.of(token_id) if found is None else found
 
     def learn_token_bytes(self) -> None:
         """Find the bytes of all tokens, in some tenths of a second, so that :meth:`token_bytes` is quick for many of them."""
-        ids = range(self.backend.get_vocab_size(with_added_tokens=True))
-        self._known_bytes = {token_id: self._token_bytes.of(token_id) for token_id in ids}
+        if self._known_bytes is None:
+            ids = range(self.backend.get_vocab_size(with_added_tokens=True))
+            self._known_bytes = TokenBytesTable.of_tokens(map(self._token_bytes.of, ids))
 
 
 def encode_aside(
@@ -200,6 +252,11 @@ def _check_syntax(hf: Any, path: str) -> None:
     """Raises:
     ConfigError: the template is not valid Jinja. Its other errors depend on the messages.
     """
+    try:
+        template_sandbox.check_syntax(hf.chat_template)
+        return
+    except jinja2.TemplateError:
+        pass  # it may use a tag of transformers
     try:
         with template_sandbox.bounded():
             hf.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)

@@ -11,19 +11,15 @@ from tokenizers import Tokenizer
 
 from radixrt.tokenizer.prompt import kept_answers
 from radixrt.tokenizer.prompt.kept_answers import KeptAnswers
-from radixrt.tokenizer.prompt.segments import SegmentEncoder, joined
+from radixrt.tokenizer.prompt.segments import joined
 from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES, TokenMemory
 from tests.tiny_tokenizers import byte_fallback, byte_level
-from tests.tokenizer.test_segments import at_once, metaspace, special_tokens
+from tests.tokenizer.test_segments import at_once, encoder_of, metaspace, special_tokens
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
     """A text in as many tokens as it has characters."""
     return [i for character in text for i in at_once(tokenizer, character)]
-
-
-def encoder_of(tokenizer: Tokenizer) -> SegmentEncoder:
-    return SegmentEncoder(tokenizer, special_tokens(tokenizer))
 
 
 @settings(max_examples=150, deadline=None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from radixrt.tokenizer.prompt import segments
-from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, joined
+from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, SegmentRules, joined
 from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES
 from tests.tiny_tokenizers import byte_fallback, byte_level
 
@@ -26,6 +26,10 @@ KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "metaspace": 
 
 def special_tokens(tokenizer: Tokenizer) -> list[AddedToken]:
     return [token for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+
+
+def encoder_of(tokenizer: Tokenizer) -> SegmentEncoder:
+    return SegmentEncoder(tokenizer, SegmentRules.of(tokenizer, special_tokens(tokenizer)))
 
 
 def at_once(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -57,8 +61,7 @@ class Counting:
 @given(data=st.data())
 def test_segments_add_up_to_the_whole(kind: str, data: st.DataObject) -> None:
     tokenizer = KINDS[kind]()
-    specials = special_tokens(tokenizer)
-    encoder = SegmentEncoder(tokenizer, specials)
+    encoder = encoder_of(tokenizer)
     contents = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     piece = st.one_of(
         st.sampled_from(
@@ -78,7 +81,7 @@ def test_segments_add_up_to_the_whole(kind: str, data: st.DataObject) -> None:
 
 def test_only_new_messages_are_encoded() -> None:
     counting = Counting(byte_level())
-    encoder = SegmentEncoder(counting, special_tokens(counting.tokenizer))  # type: ignore[arg-type]
+    encoder = encoder_of(counting)  # type: ignore[arg-type]
     turn = "<|im_start|>user\n" + "the quick brown fox " * 40
     encoder.encode(turn)
     counting.seen.clear()
@@ -98,7 +101,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
         "CAPACITY_BYTES",
         3 * (ENTRY_BYTES + 4 * len(at_once(counting.tokenizer, texts[0]))),
     )
-    encoder = SegmentEncoder(counting, special_tokens(counting.tokenizer))  # type: ignore[arg-type]
+    encoder = encoder_of(counting)  # type: ignore[arg-type]
     for text in [*texts[:3], texts[0], texts[3]]:
         encoder.encode(text)
     counting.seen.clear()
@@ -119,7 +122,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.MonkeyP
 def test_tokens_that_do_not_split_cleanly_are_not_split_at(token: AddedToken) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([token])
-    encoder = SegmentEncoder(tokenizer, special_tokens(tokenizer))
+    encoder = encoder_of(tokenizer)
     text = f"a  {token.content} b<|im_start|> x{token.content}" * 3
     found = encoder.encode(text)
     assert joined(found) == at_once(tokenizer, text) and len(found) == 4

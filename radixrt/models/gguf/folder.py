@@ -5,8 +5,8 @@ the user's cache and is made once: the weights stay in the GGUF file.
 """
 
 import hashlib
+import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from radixrt.base.errors import ConfigError
+from radixrt.base.user_cache import user_cache
 from radixrt.models.gguf.config import generation_config, pooling_files, transformers_config
 from radixrt.models.gguf.file import PLAIN_KINDS, GGUFFile, TensorEntry, read_header
 from radixrt.models.gguf.tokenizer import write_tokenizer
 
 _TABLE = "gguf.json"
-_FORM = 4
+_FORM = 5
 """Raised whenever the content of the folders changes, so that old ones are not used."""
 
 
@@ -35,8 +36,7 @@ def checkpoint_folder(path: Path) -> Path:
     )  # not resolved: the hub's cache has the names of split files only in its links
     stat = path.stat()
     key = f"{_FORM} {path} {stat.st_size} {stat.st_mtime_ns}"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radixrt" / "gguf"
-    folder = cache / hashlib.sha256(key.encode()).hexdigest()[:16] / path.stem
+    folder = user_cache("gguf") / hashlib.sha256(key.encode()).hexdigest()[:16] / path.stem
     if folder.is_dir():
         import_gguf(path)
         return folder
@@ -78,12 +78,10 @@ def import_gguf(name: Path | str) -> None:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("gguf") is None:
         raise ConfigError(
             f"{name} is a GGUF file, for which the package gguf is needed: pip install gguf."
-        ) from None
+        )
 
 
 def _write(file: GGUFFile, config: dict[str, Any], folder: Path) -> None:

@@ -85,7 +85,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     tokenizer = _byte_level(meta) if kind == "gpt2" else _sentencepiece(meta)
     _add_tokens(tokenizer, meta)
     _add_ends(tokenizer, meta, is_embedder=bool(pooling_files(file)))
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     special = {
         f"{ours}_token": meta["tokens"][meta[f"{theirs}_token_id"]]

@@ -9,7 +9,6 @@ rendering and become plain text again only after the template's own control toke
 import contextlib
 import dataclasses
 import functools
-import inspect
 import re
 import secrets
 from typing import Any
@@ -31,6 +30,7 @@ from radixrt.tokenizer.prompt.kept_turns import History, KeptTurn, KeptTurns, Op
 from radixrt.tokenizer.prompt.literals import Literals
 from radixrt.tokenizer.prompt.segments import CheckLength, Segment, any_length, joined
 from radixrt.tokenizer.prompt.thinking import reads_thinking, with_thinking
+from radixrt.tokenizer.tokenizer_cache import template_parameters
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
 
 
@@ -53,9 +53,6 @@ class RenderedChat:
 class ChatTemplate:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._reserved_names = frozenset(
-            inspect.signature(vocabulary.hf.apply_chat_template).parameters
-        ) - {"kwargs"}
         strings = [token.content for token in vocabulary.special_tokens.values()]
         self._special = Literals(strings) if strings else None
         self._wants_short_ids = demands_nine_characters(vocabulary.hf.chat_template)
@@ -166,7 +163,7 @@ class ChatTemplate:
             raise RequestError(
                 "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
             )
-        reserved = self._reserved_names.intersection(kwargs)
+        reserved = template_parameters().intersection(kwargs) if kwargs else ()
         if reserved:
             raise RequestError(
                 f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}.",

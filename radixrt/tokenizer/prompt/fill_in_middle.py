@@ -28,6 +28,12 @@ class FimFormat:
     file: str = ""
     """Begins a file of the repository; empty: there is no such token."""
 
+    @property
+    def tokens(self) -> set[str]:
+        """All that it names."""
+        named = {self.prefix, self.suffix, self.middle, *self.ends, self.repository, self.file}
+        return named - {""}
+
 
 FORMATS = (
     FimFormat(
@@ -63,7 +69,9 @@ class FillInMiddle:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        known = vocabulary.backend.get_vocab()
+        named = {string for form in FORMATS for string in form.tokens}
+        found_ids = {string: vocabulary.backend.token_to_id(string) for string in named}
+        known = {string: i for string, i in found_ids.items() if i is not None}
         found = (f for f in FORMATS if all(t in known for t in (f.prefix, f.suffix, f.middle) if t))
         self._format = next(found, None)
         self._ids = known

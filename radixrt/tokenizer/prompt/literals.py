@@ -4,6 +4,7 @@ A regular expression holds the lock for the whole of a search: up to 0.2 s for a
 again and again. Tokens of running answers wait meanwhile.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -23,10 +24,14 @@ class Literals:
         Args:
             strings: at least one; none is empty.
         """
-        longest_first = sorted(strings, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
-        self._longest = len(longest_first[0])
+        self._longest_first = sorted(strings, key=len, reverse=True)
+        self._longest = len(self._longest_first[0])
         self._window_chars = window_chars
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """Made for the first text: with Gemma's 6,249 control tokens, that takes a tenth of a second."""
+        return re.compile("|".join(map(re.escape, self._longest_first)))
 
     def finditer(self, text: str) -> Iterator[re.Match[str]]:
         """The matches, in order; none overlaps another."""

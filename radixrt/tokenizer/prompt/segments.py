@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain, compress, pairwise, product
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
@@ -46,19 +47,33 @@ class Segment(NamedTuple):
     """Its ids are those that the model generated; the tokenizer might choose others."""
 
 
+class SegmentRules(msgspec.Struct, frozen=True):
+    """Where a tokenizer's texts may be cut. Found by encoding examples: half a second for Gemma's 6,249 control tokens."""
+
+    beginnings: list[str]
+    """The special tokens at which segments begin."""
+    joins_anywhere: bool
+    """Whether a text that is cut anywhere and encoded in two parts decodes to the same text."""
+
+    @staticmethod
+    def of(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> "SegmentRules":
+        return SegmentRules(_beginnings(tokenizer, special_tokens), _joins_anywhere(tokenizer))
+
+
 class SegmentEncoder:
     """Encodes texts in which special tokens count as such, and adds none of its own. Safe to use from several threads.
 
     Attributes:
         answers: the model's own answers, which are not encoded anew; the caller adds them.
+        rules: where texts are cut.
     """
 
-    def __init__(self, tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> None:
+    def __init__(self, tokenizer: Tokenizer, rules: SegmentRules) -> None:
         self.answers = KeptAnswers()
+        self.rules = rules
         self._tokenizer = tokenizer
         self.memory: TokenMemory[TokenIds] = TokenMemory(CAPACITY_BYTES)
-        self._begin = _beginnings(tokenizer, special_tokens)
-        self._joins_anywhere = _joins_anywhere(tokenizer)
+        self._begin = Literals(rules.beginnings) if rules.beginnings else None
 
     def encode(
         self,
@@ -77,7 +92,7 @@ class SegmentEncoder:
         """
         found = () if self._begin is None else self._begin.finditer(text)
         starts = {match.start() for match in found}
-        ends = starts.union(answer_ends) if self._joins_anywhere else starts
+        ends = starts.union(answer_ends) if self.rules.joins_anywhere else starts
         answers = self.answers.find(text, sorted(ends), salt)
         kept = {answer.start: answer.ids for answer in answers}
         bounds = _without_inner(sorted({0, len(text)} | starts), answers)
@@ -126,8 +141,8 @@ def _without_inner(bounds: list[int], answers: Sequence[KeptAnswer]) -> list[int
     return sorted(set(kept))
 
 
-def _beginnings(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> Literals | None:
-    """Where segments begin: at special tokens that split a text cleanly; None if there are none.
+def _beginnings(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> list[str]:
+    """Where segments begin: at special tokens that split a text cleanly.
 
     One that swallows the spaces beside it, or is looked for in the normalized text, does not. Nor is any trusted
     unseen: encoding by segments must give the same ids as encoding at once.
@@ -140,10 +155,7 @@ def _beginnings(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> L
         if not (token.lstrip or token.rstrip or token.normalized or token.single_word)
         and token.content not in hidden
     ]
-    kept = list(compress(clean, _each_splits(tokenizer, clean)))
-    if not kept:
-        return None
-    return Literals(kept)
+    return list(compress(clean, _each_splits(tokenizer, clean)))
 
 
 def _hidden(added: Sequence[str], specials: Sequence[str]) -> set[str]:
@@ -181,7 +193,6 @@ def _each_splits(tokenizer: Tokenizer, specials: list[str]) -> list[bool]:
 
 
 def _joins_anywhere(tokenizer: Tokenizer) -> bool:
-    """Whether a text that is cut anywhere and encoded in two parts decodes to the same text."""
     pairs = list(product(_PROBES, repeat=2))
     encodings = tokenizer.encode_batch_fast(list(_PROBES), add_special_tokens=False)
     ids = dict(zip(_PROBES, (encoding.ids for encoding in encodings), strict=True))

@@ -1,0 +1,95 @@
+"""A kept config has the attributes of transformers' config, or the config is not kept."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from radixrt.base.errors import ConfigError
+from radixrt.models import config_cache
+from radixrt.models.config_cache import KeptConfig, transformers_config
+from radixrt.models.loader import load_model
+from tests.checkpoints import CONFIGS, _config
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "radixrt" / "configs"
+
+
+def kept(folder: Path) -> KeptConfig | None:
+    """The config of a second start; None: it comes from transformers again."""
+    transformers_config(folder, False)
+    config = transformers_config(folder, False)
+    return config if isinstance(config, KeptConfig) else None
+
+
+def test_a_kept_config_of_each_architecture_has_transformers_attributes(tmp_path: Path) -> None:
+    unkept = set()
+    for architecture in CONFIGS:
+        _config(architecture, {}).save_pretrained(tmp_path / architecture)
+        config = kept(tmp_path / architecture)
+        if config is None:
+            unkept.add(architecture)
+            continue
+        original = AutoConfig.from_pretrained(tmp_path / architecture)
+        for name in {*dir(original), *original.attribute_map} - config_cache._NOT_READ:
+            if name.startswith("_") or callable(value := getattr(original, name)):
+                continue
+            assert getattr(config, name) == value, (architecture, name)
+            assert type(getattr(config, name)) is type(value), (architecture, name)
+        with pytest.raises(AttributeError):
+            config.no_such_attribute  # noqa: B018
+        with pytest.raises(TypeError, match="not kept"):
+            getattr(config, "dtype", None)
+    assert {"qwen2", "qwen3", "gemma2"} <= set(CONFIGS) - unkept
+    assert {"llama", "gemma4"} <= unkept, "they need more than attributes"
+
+
+def test_a_model_of_a_kept_config_is_the_same_without_transformers(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint("qwen2")
+    first = load_model(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    second = load_model(folder)
+    assert isinstance(second.config, KeptConfig) and not isinstance(first.config, KeptConfig)
+    pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
+    assert all(a == b and torch.equal(one, other) for (a, one), (b, other) in pairs)
+
+
+def test_a_changed_or_damaged_config_is_read_again(tmp_path: Path, cache: Path) -> None:
+    _config("qwen2", {}).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = kept(tmp_path)
+    assert config is not None
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 0.25}))
+    assert transformers_config(tmp_path, False).rms_norm_eps == 0.25
+    for each in cache.iterdir():
+        each.write_bytes(each.read_bytes()[:-5])
+    assert not isinstance(transformers_config(tmp_path, False), KeptConfig)
+    assert isinstance(transformers_config(tmp_path, False), KeptConfig)
+    assert not isinstance(transformers_config(tmp_path, True), KeptConfig), "code may read any file"
+    file.write_text('{"model_type": "nothing"}')
+    with pytest.raises(ConfigError, match="not a valid config"):
+        transformers_config(tmp_path, False)
+
+
+def test_a_config_with_a_value_that_is_no_json_is_not_kept(tmp_path: Path) -> None:
+    _config("qwen2", {}).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config_cache._attributes(config) is not None
+    config.sizes = [(1, 2)]
+    assert config_cache._attributes(config) is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file")
+    _config("qwen2", {}).save_pretrained(tmp_path / "model")
+    assert kept(tmp_path / "model") is None
