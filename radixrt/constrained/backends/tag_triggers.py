@@ -27,7 +27,7 @@ def check_triggers(constraint: StructuralTag) -> None:
     for begin, following in itertools.pairwise(begins):
         if following.startswith(begin):
             raise CannotCompile(
-                f"The tag {begin!r} begins like {following!r}, so a text may be either; let each go its own way."
+                f"The tag {begin!r} begins like {following!r}, so a text may be either. Change one, so that neither begins with the other."
             )
     if not constraint.free_text or constraint.lists:
         return
