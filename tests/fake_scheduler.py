@@ -109,11 +109,9 @@ class FakeScheduler:
         self._tokenizer: TokenizerLink | IngressLink
         if join is None:
             Heartbeat(channels.heartbeat_file("scheduler")).promise(math.inf)
-            self._tokenizer = TokenizerLink(channels, self._poller, lambda: self._running.clear())
+            self._tokenizer = TokenizerLink(channels, self._poller, self._forget)
         else:
-            self._tokenizer = IngressLink(
-                join, channels, "a model", self._poller, lambda: self._running.clear()
-            )
+            self._tokenizer = IngressLink(join, channels, "a model", self._poller, self._forget)
         self._info = info
         self.step_s = step_s
         self.script: Script = lambda request: unpack_ids(request.token_ids).tolist()
@@ -126,6 +124,7 @@ class FakeScheduler:
         self.call_s = 0.0
         self.paused = threading.Event()
         self._running: dict[int, _Running] = {}
+        self._has_step_in_flight = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -147,9 +146,17 @@ class FakeScheduler:
                 self._tokenizer.send(ReplicaReport(load=ReplicaLoad(), stream="", sequence=0))
             for message in self._tokenizer.receive_waiting():
                 self._handle(message)
+            if self._has_step_in_flight:
+                self._tokenizer.send(TokenBatch())
+                self._has_step_in_flight = False
             if self._running and not self.paused.is_set():
                 self._step()
                 time.sleep(self.step_s)
+
+    def _forget(self) -> None:
+        """As a scheduler with a step in flight, whose result has no tokens then."""
+        self._running.clear()
+        self._has_step_in_flight = True
 
     def _handle(self, message: ToScheduler) -> None:
         match message:

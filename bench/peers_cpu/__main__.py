@@ -39,9 +39,9 @@ def main(arguments: list[str]) -> None:
         return
     starts = arguments[:1] == ["start"]
     parsed = _parser().parse_args(arguments[starts:])
+    checkpoint = make_checkpoint(parsed.checkpoint, parsed.checkpoint_dir / parsed.checkpoint)
     if starts:
-        folder = parsed.checkpoint_dir / parsed.checkpoint
-        measure_starts(parsed, make_checkpoint(parsed.checkpoint, folder))
+        measure_starts(parsed, checkpoint)
         return
     workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
     chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
@@ -50,8 +50,6 @@ def main(arguments: list[str]) -> None:
         chosen = [each for pair in zip(chosen, again, strict=True) for each in pair]
     names = list(ENGINES) if "all" in parsed.engines else parsed.engines
     engines = [ENGINES[name] for name in names]
-    folder = parsed.checkpoint_dir / parsed.checkpoint
-    checkpoint = make_checkpoint(parsed.checkpoint, folder)
     prompts = [str(chat.turns[0].question) for chat in workloads["c"].conversations[:2]]
     comparison = Comparison(engines, chosen, checkpoint, prompts, parsed.peers_dir)
     comparison.run(1 if parsed.quick else parsed.rounds)

@@ -52,9 +52,13 @@ class Heartbeat:
             within_s: seconds from now.
             done: units of work (the scheduler counts tokens) that were finished since the last promise.
         """
+        self.count(done)
+        self._due_at[0] = time.monotonic() + within_s
+
+    def count(self, done: int) -> None:
+        """Note finished units of work, and promise nothing."""
         self._done += done
         self._total[0] = self._done
-        self._due_at[0] = time.monotonic() + within_s
 
     def promise_work(self, at_least_s: float, already_s: float = 0.0) -> None:
         """Promise to be back from a piece of work within ``at_least_s`` or, if that is more, 20 times the longest so far.

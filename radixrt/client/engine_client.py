@@ -455,10 +455,10 @@ class EngineClient:
                 self._open.take_over(message.request_ids, by_death=not message.has_drained)
                 self._leases.restore(message.leases)
             case EngineInfo():
+                if message.engine != self._channels.engine:
+                    self._take_over(message)
                 if not self._info.done():
                     self._info.set_result(message)
-                elif message.engine != self._channels.engine:
-                    self._take_over(message)
 
     def _take_over(self, info: EngineInfo) -> None:
         """An engine has died, and another is ready: hand it all that is open."""

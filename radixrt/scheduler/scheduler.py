@@ -9,7 +9,6 @@ to have ended has one surplus token in flight, which is dropped.
 import heapq
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -40,6 +39,7 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.groups import Groups
 from radixrt.scheduler.queue.queue_order import ORDERS
+from radixrt.scheduler.queue.queue_time import QueueTime
 from radixrt.scheduler.queue.wait_forecast import WaitForecast
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.radix.divergence import RecentFacts
@@ -118,9 +118,8 @@ class Scheduler:
         self.waits = WaitForecast(
             self.slots, self.waiting, self.groups, self.planner.admission.outputs, self.step_times
         )
-        self._max_wait_s = limits.settings.max_queue_seconds or math.inf
-        self._arrivals: deque[Sequence] = deque()
-        """Those that may have to be refused after --max-queue-seconds, and others that have run or ended meanwhile."""
+        limit_s = limits.settings.max_queue_seconds or math.inf
+        self.queue_time = QueueTime(limit_s, self.waits, self._sequences.keys(), clock)
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -157,12 +156,12 @@ class Scheduler:
         sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.limits.speculates and wants
-        if not is_accepted and (late := self._refuse_late(sequence)):
+        if not is_accepted and (late := self.queue_time.refusal(sequence, self.planner.full_at)):
+            self.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
         sequence.group = self.groups.join(request)
-        if self._max_wait_s < math.inf and not sequence.group.has_begun:
-            self._arrivals.append(sequence)
+        self.queue_time.watch(sequence)
         if request.options.deadline is not None:
             heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
         if grammar is not None and self.grammars.is_loading(grammar.key):
@@ -181,50 +180,14 @@ class Scheduler:
         message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
         return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())
 
-    def _refuse_late(self, sequence: Sequence) -> SequenceRefused | None:
-        """Refuse a sequence that would wait too long."""
-        waits = self.waits
-        most_s = waits.longest(self._max_wait_s)
-        sequence.forecast_wait_s = waits.seconds(sequence.num_tokens, self.planner.full_at)
-        wait_s = waits.corrected(sequence.forecast_wait_s)
-        if sequence.options.deadline is not None:
-            most_s = min(most_s, max(0.0, sequence.options.deadline - time.time()))
-        if wait_s > most_s:
-            self.counters.refused += 1
-            return _too_late(sequence, f"would wait about {wait_s:.0f} s", wait_s - most_s)
-        return None
-
     def refuse_overdue(self) -> list[SequenceRefused]:
-        """Drop the sequences that have waited for --max-queue-seconds, with their groups; no forecast is always right."""
+        """Drop the sequences that have waited for --max-queue-seconds, with their groups."""
         refused = []
-        while self.seconds_to_next_overdue() == 0:
-            first = self._arrivals.popleft()
-            wait_s = self.clock() - first.arrived
-            self.waits.observe(first.forecast_wait_s, wait_s)
-            more_s = self.waits.corrected(first.forecast_wait_s) - wait_s
-            for sequence in self._group_of(first):
-                self._remove(sequence)
-                refused.append(_too_late(sequence, f"has waited for {wait_s:.0f} s", more_s))
+        for sequence, refusal in self.queue_time.overdue():
+            self._remove(sequence)
+            refused.append(refusal)
         self.counters.refused += len(refused)
         return refused
-
-    def _group_of(self, first: Sequence) -> list[Sequence]:
-        """A waiting sequence, and those of its group that wait behind it."""
-        if first.group.num_alive == 1:
-            return [first]
-        others = [other for other in self._arrivals if other.group is first.group]
-        return [first, *(other for other in others if other.seq_id in self._sequences)]
-
-    def seconds_to_next_overdue(self) -> float | None:
-        """Seconds until a waiting sequence will have waited for --max-queue-seconds; None if none waits."""
-        arrivals = self._arrivals
-        while arrivals and (
-            arrivals[0].group.has_begun or arrivals[0].seq_id not in self._sequences
-        ):
-            arrivals.popleft()
-        if not arrivals:
-            return None
-        return max(0.0, arrivals[0].arrived + self.waits.longest(self._max_wait_s) - self.clock())
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar, or refuse them."""
@@ -274,7 +237,7 @@ class Scheduler:
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
         self._deadlines.clear()
-        self._arrivals.clear()
+        self.queue_time.clear()
         self.grammars.drop_all()
         for lease in self.kv.leases.all():
             self.kv.leases.end(lease)
@@ -508,8 +471,3 @@ class Scheduler:
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )
-
-
-def _too_late(sequence: Sequence, wait: str, retry_after_s: float) -> SequenceRefused:
-    message = f"The server is busy: the request {wait} (--max-queue-seconds, or its timeout); retry later."
-    return SequenceRefused(sequence.seq_id, message, 503, max(1, min(60, math.ceil(retry_after_s))))

@@ -115,7 +115,7 @@ def serve(config: ServerConfig) -> int:
             if keys.file is not None:
                 signal.signal(signal.SIGHUP, lambda signum, frame: supervisor.reload_keys())
             signal.signal(signal.SIGTERM, lambda signum, frame: _drain(supervisor))
-            supervisor.wait()
+            _wait(supervisor)
     except KeyboardInterrupt:
         return 0
     except (ConfigError, EngineDiedError) as error:
@@ -131,8 +131,16 @@ def _serve_joined(config: ServerConfig) -> int:
         Supervisor(config, None, MAX_DEATHS) as supervisor,
         answering_probes(listener, supervisor.channels),
     ):
-        supervisor.wait()
+        _wait(supervisor)
     return 0
+
+
+def _wait(supervisor: Supervisor) -> None:
+    """Until the server ends. Signals that come later do not interrupt the end of its processes."""
+    try:
+        supervisor.wait()
+    finally:
+        _ignore_signals()
 
 
 def _drain(supervisor: Supervisor) -> None:
@@ -142,6 +150,10 @@ def _drain(supervisor: Supervisor) -> None:
 
 def _interrupt_once(signum: int, frame: object) -> None:
     """Begin to stop; a second Ctrl-C must not leave half of the processes behind."""
-    for other in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(other, signal.SIG_IGN)
+    _ignore_signals()
     raise KeyboardInterrupt
+
+
+def _ignore_signals() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)

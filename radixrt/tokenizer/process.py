@@ -100,8 +100,7 @@ class TokenizerProcess:
         """Requests whose prompts are being encoded, or wait in the queue."""
         self._queue = FairQueue()
         self._is_ready = False
-        self._new_tokens = 0
-        """Since the last heartbeat."""
+        self._heartbeat = Heartbeat(channels.heartbeat_file("tokenizer"))
 
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message is its :class:`EngineInfo`."""
@@ -167,11 +166,9 @@ class TokenizerProcess:
 
     async def _beat(self) -> None:
         """Give signs of life as long as the event loop turns and no text keeps a thread for too long."""
-        heartbeat = Heartbeat(self._channels.heartbeat_file("tokenizer"))
         limit_s = self._config.step_timeout or math.inf
         while True:
-            heartbeat.promise(limit_s - self._queue.seconds_at_work(), done=self._new_tokens)
-            self._new_tokens = 0
+            self._heartbeat.promise(limit_s - self._queue.seconds_at_work())
             await asyncio.sleep(LONGEST_WAIT_S)
 
     # ------------------------------------------------------------ from the api
@@ -381,9 +378,11 @@ class TokenizerProcess:
             self._replica_calls.send(call)
 
     def _absorb(self, scheduler: SchedulerLink, message: TokenBatch | CallReply) -> None:
+        if not self._is_ready:
+            return  # of a step that was in flight when the tokenizer process before this one died
         match message:
             case TokenBatch():
-                self._new_tokens += num_ids(message.token_ids)
+                self._heartbeat.count(num_ids(message.token_ids))
                 self._in_flight.absorb(message)
             case CallReply() if not self._config.is_routed:
                 self._calls.pass_on(message)

@@ -114,6 +114,22 @@ def with_engines(test: Callable[[Engines], Awaitable[None]]) -> Callable[[], Non
     return wrapped
 
 
+def test_the_first_engine_may_die_before_it_is_ready() -> None:
+    async def scene() -> None:
+        engines = Engines()
+        try:
+            engines.die()
+            await engines.start()
+            asking = asyncio.create_task(engines.client.flush_cache())
+            call = await engines.next(FlushCacheCall)
+            engines.reply(CallReply(call_id=call.call_id, value=3))
+            assert await asking == 3
+        finally:
+            engines.close()
+
+    asyncio.run(scene())
+
+
 @with_engines
 async def test_a_call_is_asked_again(engines: Engines) -> None:
     asking = asyncio.create_task(engines.client.tokenize(PROMPT))

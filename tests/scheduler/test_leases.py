@@ -101,6 +101,19 @@ def test_pages_under_several_leases_count_once() -> None:
         check_invariants(engine.scheduler)
 
 
+def test_a_lease_that_is_taken_twice_is_one() -> None:
+    """A client that takes its leases again may not have heard of its first try."""
+    engine = Pinned()
+    engine.run(DOCUMENT)
+    tokens = np.array(DOCUMENT, dtype=np.int32)
+    for _ in range(2):
+        engine.leases.pin(tokens, "", 60.0, lease_id="mine")
+        check_invariants(engine.scheduler)
+    assert len(engine.leases) == 1 and engine.leases.release("mine").num_pages == 5
+    assert engine.tree.num_pinned_pages == 0
+    check_invariants(engine.scheduler)
+
+
 def test_a_pin_that_is_refused_says_what_to_do() -> None:
     engine = Pinned()
     assert "Warm it first" in engine.refusal(DOCUMENT).message

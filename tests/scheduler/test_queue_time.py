@@ -170,10 +170,10 @@ def test_answers_that_have_begun_are_never_refused_for_their_wait() -> None:
     engine.plan()
     resumed = engine.add([4, 5, 6], max_tokens=5, num_output=1, ignore_eos=True)
     new = engine.add([7, 8, 9], max_tokens=5, ignore_eos=True)
-    assert engine.scheduler.seconds_to_next_overdue() == 5
+    assert engine.scheduler.queue_time.seconds_to_next_overdue() == 5
     now[0] = 6.0
     assert [refused.seq_id for refused in engine.scheduler.refuse_overdue()] == [new]
-    assert engine.scheduler.seconds_to_next_overdue() is None
+    assert engine.scheduler.queue_time.seconds_to_next_overdue() is None
     engine._end(new, "refused")
     engine.run()
     assert engine.finished[running] == engine.finished[resumed] == "length"
@@ -254,4 +254,4 @@ def test_zero_is_no_bound() -> None:
         engine.add(0.1 * number, 300, output_tokens=30)
     engine.run()
     assert len(accepted(engine)) == len(engine.requests)
-    assert engine.scheduler.seconds_to_next_overdue() is None
+    assert engine.scheduler.queue_time.seconds_to_next_overdue() is None

@@ -36,17 +36,28 @@ IN_FULL = "RADIXRT_TORTURE" in os.environ
 
 @contextlib.contextmanager
 def busy_server(
-    served_checkpoint: Path, tmp_path: Path, *flags: str
+    served_checkpoint: Path, tmp_path: Path, *flags: str, worker_stands: bool = False
 ) -> Iterator[tuple[Server, Stream]]:
-    """A server that streams an answer. Its current folder has a file with the name of a library's: it is not imported."""
+    """A server that streams an answer. Its current folder has a file with the name of a library's: it is not imported.
+
+    Args:
+        worker_stands: the worker is suspended, so that the answer does not end.
+    """
     (tmp_path / "http.py").write_text("raise SystemExit('imported by accident')")
     flags = ("--served-model-name", "tiny", *flags)
     server = run_server(served_checkpoint, *flags, cwd=tmp_path).start()
     family = server.family()
-    stream = Stream(server, request(temperature=0, max_tokens=400))
-    reading = threading.Thread(target=stream.run)
-    reading.start()
-    stream.wait_for_events()
+    while True:
+        stream = Stream(server, request(temperature=0, max_tokens=400))
+        reading = threading.Thread(target=stream.run)
+        reading.start()
+        stream.wait_for_events()
+        if not worker_stands:
+            break
+        (worker := process_of(server, "worker")).suspend()
+        if server.info()["stats"]["running"]:
+            break
+        worker.resume()  # the answer was faster
     yield server, stream
     reading.join(30)
     assert_all_gone(family)
@@ -109,8 +120,7 @@ def begun(server: Server) -> int:
 def test_sigint_or_a_second_signal_ends_at_once_with_an_error_event(
     served_checkpoint: Path, tmp_path: Path, signals: tuple[int, ...]
 ) -> None:
-    with busy_server(served_checkpoint, tmp_path) as (server, stream):
-        process_of(server, "worker").suspend()  # the answer does not end before
+    with busy_server(served_checkpoint, tmp_path, worker_stands=True) as (server, stream):
         for signum in signals:
             server.process.send_signal(signum)
             time.sleep(0.2)
@@ -158,7 +168,7 @@ def test_a_killed_supervisor_or_api_process_takes_all_others_along(
             (process,) = [p for p in server.family() if "radixrt.api" in p.cmdline()]
             process.kill()
             assert server.process.wait(20) == 1
-            assert "The api process was killed by SIGKILL" in "".join(server.log)
+            until(lambda: "The api process was killed by SIGKILL" in "".join(server.log))
 
 
 @pytest.mark.parametrize("delay_s", [0.3, 1.0])

@@ -73,6 +73,8 @@ def test_answers_of_an_engine_that_is_gone_go_on_in_another(vocabulary: Vocabula
         assert info.replicas == 0 and info.page_size == engine_info().page_size
         await fleet.joined(2)
         assert fleet.client.is_ready
+        for engine in fleet.replicas.values():
+            engine.step_s = 0.05  # no answer ends before the engine does
         asking = [
             asyncio.create_task(fleet.answer(str(n), list(range(n, n + 40)), n=1 + n % 2))
             for n in range(10)
@@ -80,6 +82,7 @@ def test_answers_of_an_engine_that_is_gone_go_on_in_another(vocabulary: Vocabula
         await until(lambda: sum(fleet.running()) == 15)
         assert min(fleet.running()) > 0, "both work"
         fleet.replicas.pop(1).close()
+        fleet.replicas[0].step_s = STEP_S
         answers = [answer for answers in await asyncio.gather(*asking) for answer in answers]
         assert answers == [list(range(2, 102))] * 15
         fleet.start_engine()

@@ -326,6 +326,20 @@ def test_a_text_that_does_not_come_to_an_end_stops_the_heartbeat(
     play(vocabulary, scene, step_timeout=0.5)
 
 
+def test_a_token_is_counted_at_once(vocabulary: Vocabulary) -> None:
+    """The supervisor ends the server after deaths of processes without a token between them."""
+
+    async def scene(stage: Stage) -> None:
+        heartbeat = Heartbeat(stage.channels.heartbeat_file("tokenizer"))
+        answering = asyncio.create_task(collect(stage, request()))
+        sequence = await stage.sequence()
+        stage.tokens(sequence.seq_id, [60, 61], AnswerReport(finish_reason="stop"))
+        await answering
+        assert heartbeat.done == 2
+
+    play(vocabulary, scene)
+
+
 @pytest.mark.parametrize("work", ["encode", "decode"])
 def test_other_threads_run_while_a_long_text_is_encoded_or_decoded(
     vocabulary: Vocabulary, work: str

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -149,8 +150,12 @@ def test_answers_of_a_dead_replica_go_on_in_the_other_and_it_comes_back(
 
 
 def test_answers_go_on_in_the_same_replicas_behind_the_next_tokenizer_process(
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Which has a large vocabulary: the replicas send results of steps before it is ready."""
+    learn = vocabulary.learn_token_bytes
+    monkeypatch.setattr(vocabulary, "learn_token_bytes", lambda: (time.sleep(0.3), learn()))
+
     async def scene(fleet: Fleet) -> None:
         for engine in (1, 2):
             for scheduler in fleet.replicas.values():
