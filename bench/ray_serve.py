@@ -91,7 +91,8 @@ def local_app(engines: int = 2, **settings: Any) -> Iterator[LocalApp]:
             min_engines=engines, max_engines=engines, ingress_cpus=0, settings=settings
         )
         handle = serve.run(app(arguments), name="radixrt", route_prefix="/")
-        serve.run(_bare_app(), name="bare", route_prefix="/bare")
+        bare = serve.deployment(max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})(Bare)
+        serve.run(bare.bind(), name="bare", route_prefix="/bare")
         direct = handle.direct_url.remote().result()
         url = f"http://127.0.0.1:{port}"
         made = LocalApp(url, direct, f"{url}/bare")
@@ -103,20 +104,17 @@ def local_app(engines: int = 2, **settings: Any) -> Iterator[LocalApp]:
         cluster.shutdown()
 
 
-def _bare_app() -> Any:
-    from ray import serve
+async def _events() -> AsyncIterator[bytes]:
+    for _ in range(4):
+        yield b'data: {"choices": [{"text": " the"}]}\n\n'
 
-    async def body() -> AsyncIterator[bytes]:
-        for _ in range(4):
-            yield b'data: {"choices": [{"text": " the"}]}\n\n'
 
-    @serve.deployment(max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})
-    class Bare:
-        async def __call__(self, request: Request) -> StreamingResponse:
-            await request.body()
-            return StreamingResponse(body(), media_type="text/event-stream")
+class Bare:
+    """Reads the request and streams a fixed answer."""
 
-    return Bare.bind()
+    async def __call__(self, request: Request) -> StreamingResponse:
+        await request.body()
+        return StreamingResponse(_events(), media_type="text/event-stream")
 
 
 def first_token_ms(client: httpx.Client, url: str, prompt: str) -> float:
