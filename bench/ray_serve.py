@@ -2,7 +2,8 @@
 
     make bench-ray
 
-The direct requests go to the ingress's own port, so the difference is that of Ray's proxy and of the ingress's.
+The direct requests go to the ingress's own port, so the difference is that of Ray's proxy and of the ingress's. A *bare* application, a deployment that
+reads the request and streams a fixed answer, has the time that Ray itself takes.
 """
 
 import argparse
@@ -10,12 +11,14 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import psutil
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from bench.local_server import free_port
 
@@ -31,6 +34,7 @@ class LocalApp:
     url: str
     direct_url: str
     """Of the ingress's api process."""
+    bare_url: str
 
     def engines(self) -> list[psutil.Process]:
         """The actors of the engines that live."""
@@ -87,14 +91,30 @@ def local_app(engines: int = 2, **settings: Any) -> Iterator[LocalApp]:
             min_engines=engines, max_engines=engines, ingress_cpus=0, settings=settings
         )
         handle = serve.run(app(arguments), name="radixrt", route_prefix="/")
+        bare = serve.deployment(max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})(Bare)
+        serve.run(bare.bind(), name="bare", route_prefix="/bare")
         direct = handle.direct_url.remote().result()
-        made = LocalApp(f"http://127.0.0.1:{port}", direct)
+        url = f"http://127.0.0.1:{port}"
+        made = LocalApp(url, direct, f"{url}/bare")
         made.wait_for_engines(engines)
         yield made
     finally:
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
+
+
+async def _events() -> AsyncIterator[bytes]:
+    for _ in range(4):
+        yield b'data: {"choices": [{"text": " the"}]}\n\n'
+
+
+class Bare:
+    """Reads the request and streams a fixed answer."""
+
+    async def __call__(self, request: Request) -> StreamingResponse:
+        await request.body()
+        return StreamingResponse(_events(), media_type="text/event-stream")
 
 
 def first_token_ms(client: httpx.Client, url: str, prompt: str) -> float:
@@ -116,16 +136,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="on each way")
     arguments = parser.parse_args()
     with local_app() as served, httpx.Client(timeout=60) as client:
-        times: dict[str, list[float]] = {served.url: [], served.direct_url: []}
+        urls = (served.url, served.direct_url, served.bare_url)
+        times: dict[str, list[float]] = {url: [] for url in urls}
         for number in range(arguments.requests + 10):
             for url, measured in times.items():
                 measured.append(first_token_ms(client, url, f"Request {number}: the cat sat on"))
-        through, direct = (sorted(measured[10:]) for measured in times.values())
+        through, direct, bare = (sorted(measured[10:]) for measured in times.values())
     print("| | median | p90 | p99 |\n|---|---|---|---|")
-    for name, values in (("through Ray", through), ("direct", direct)):
+    for name, values in (("through Ray", through), ("direct", direct), ("bare", bare)):
         quantiles = statistics.quantiles(values, n=100)
         print(f"| {name}, ms | {quantiles[49]:.2f} | {quantiles[89]:.2f} | {quantiles[98]:.2f} |")
-    print(f"added, median: {statistics.median(through) - statistics.median(direct):.2f} ms")
+    added = statistics.median(through) - statistics.median(direct)
+    own = added - statistics.median(bare)
+    print(f"added, median: {added:.2f} ms, of which {own:.2f} ms are the ingress's")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ import secrets
 import threading
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-import httpx
+import aiohttp
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingContext
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from yarl import URL
 
 from radixrt.base.config import ServerConfig
 from radixrt.supervisor.launch import bind, prepare
@@ -35,7 +37,7 @@ LOOK_S = 0.2
 MOST_OPEN_REQUESTS = 10_000
 """radixrt has limits of its own (--max-queued-requests), and says no with a reason."""
 
-OF_THE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"content-length"}
+OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 """Headers that a proxy does not pass on."""
 
 
@@ -98,7 +100,7 @@ class Supervised:
 class Ingress:
     """Api, tokenizer process and router, and a proxy to them from Ray's own proxies."""
 
-    def __init__(self, settings: dict[str, Any], engines: object) -> None:
+    async def __init__(self, settings: dict[str, Any], engines: object) -> None:
         """
         Args:
             engines: their deployment, which belongs to the application because it is named here.
@@ -111,11 +113,15 @@ class Ingress:
         config = ServerConfig(
             **{**settings, "dp": 0, "tp": 1, "replica_listen": self._link.address}
         )
-        self._processes = Supervised(config, self._link.token, answers_clients=True)
-        self._http = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{self._processes.port}",
-            timeout=None,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        self._processes = await asyncio.to_thread(
+            Supervised, config, self._link.token, answers_clients=True
+        )
+        self._http = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(),
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
+            skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
+            auto_decompress=False,
         )
 
     def check_health(self) -> None:
@@ -126,38 +132,40 @@ class Ingress:
 
     def direct_url(self) -> str:
         """Of the api process, for programs on the ingress's node."""
-        return str(self._http.base_url)
+        return f"http://127.0.0.1:{self._processes.port}"
 
     async def queued_prefill_seconds(self) -> float:
         """Over all engines."""
-        response = await self._http.get("/metrics", headers=_authorization(self._processes.config))
-        response.raise_for_status()
-        families = text_string_to_metric_families(response.text)
+        headers = _authorization(self._processes.config)
+        async with self._http.get(f"{self.direct_url()}/metrics", headers=headers) as response:
+            response.raise_for_status()
+            families = text_string_to_metric_families(await response.text())
         return sum(s.value for family in families for s in family.samples if s.name == METRIC)
 
     async def __call__(self, request: Request) -> StreamingResponse:
         """Pass a request on. The header says to the api that its client is not on this machine."""
-        url = httpx.URL(path=request.url.path, query=request.url.query.encode())
-        headers = [pair for pair in request.headers.raw if pair[0] not in OF_THE_CONNECTION]
+        headers = [pair for pair in request.headers.items() if pair[0] not in OF_THE_CONNECTION]
         client = request.client.host if request.client else "unknown"
-        headers.append((b"x-forwarded-for", client.encode()))
-        passed_on = self._http.build_request(
-            request.method, url, headers=headers, content=await request.body()
+        headers.append(("x-forwarded-for", client))
+        url = f"{self.direct_url()}{quote(request.url.path)}?{request.url.query}"
+        response = await self._http.request(
+            request.method,
+            URL(url, encoded=True),
+            headers=headers,
+            data=await request.body() or None,
+            allow_redirects=False,
         )
-        response = await self._http.send(passed_on, stream=True)
 
         async def body() -> AsyncIterator[bytes]:
-            try:
-                async for piece in response.aiter_raw():
+            async with response:  # a client that is gone ends the connection
+                async for piece in response.content.iter_any():
                     yield piece
-            finally:
-                await response.aclose()
 
-        answer = StreamingResponse(body(), response.status_code)
+        answer = StreamingResponse(body(), response.status)
         answer.raw_headers = [
             (name.lower(), value)
-            for name, value in response.headers.raw
-            if name.lower() not in OF_THE_CONNECTION
+            for name, value in response.raw_headers
+            if name.decode().lower() not in OF_THE_CONNECTION
         ]
         return answer
 

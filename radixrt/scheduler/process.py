@@ -253,7 +253,6 @@ class SchedulerProcess:
         times = [self.scheduler.kv.leases.seconds_to_next_expiry()]
         times.append(self.scheduler.queue_time.seconds_to_next_overdue())
         times.append(None if deadline is None else max(0.0, deadline - time.time()))
-        times.append(None if self._reports is None else self._reports.seconds_to_next())
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _drop_expired(self) -> None:

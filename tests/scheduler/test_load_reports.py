@@ -1,4 +1,4 @@
-"""A router is told the load and the changes of the cache at once after a pause, and of many short steps together."""
+"""A router is told the load and the changes of the cache: of short steps together, of a long one and of the last one at once."""
 
 import msgspec
 import pytest
@@ -9,64 +9,67 @@ from radixrt.scheduler.load import REPORT_S, LoadReports
 from radixrt.scheduler.radix.kv_events.publisher import EventPublisher
 from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
 from radixrt.scheduler.radix.kv_events.stream import EventStream
+from radixrt.scheduler.scheduler import Scheduler
 from tests.scheduler.engine_model import EngineModel, limits
+
+SHORT_S, LONG_S = 0.3 * REPORT_S, 2 * REPORT_S
 
 
 class Reporting:
-    """An engine whose reports are kept, at a time that is set by hand."""
+    """An engine whose reports are kept. It computes an answer of seven tokens, one step at a time."""
 
-    def __init__(self, *, is_public: bool = False) -> None:
+    def __init__(self, *, step_s: float, is_public: bool = False) -> None:
         self.engine = EngineModel(limits())
         tree = self.engine.scheduler.kv.tree
         tree.observer = EventRecorder(64, tree.page_size, with_token_ids=False)
-        self.events = EventPublisher(
-            EventStream(tree.observer), "tcp://127.0.0.1:*" if is_public else None, None
-        )
-        self.now = 100.0
+        address = "tcp://127.0.0.1:*" if is_public else None
+        events = EventPublisher(EventStream(tree.observer), address, None)
         self.sent: list[ReplicaReport] = []
-        self.reports = LoadReports(
-            self.engine.scheduler, self.events, self.sent.append, lambda: self.now
-        )
-
-    def step(self, seconds: float) -> None:
-        """Compute another prompt of two pages."""
-        self.now += seconds
-        number = len(self.engine.requests)
-        self.engine.add([number + 1] * 8, 1)
-        self.engine.run()
-        self.reports.after_step(received=number + 1)
-
-
-def test_short_steps_are_reported_together() -> None:
-    replica = Reporting()
-    replica.step(0)
-    assert len(replica.sent) == 1  # at once
-    assert replica.reports.seconds_to_next() is None
-    for _ in range(3):
-        replica.step(REPORT_S / 4)
-    assert len(replica.sent) == 1
-    owed_s = replica.reports.seconds_to_next()
-    assert owed_s == pytest.approx(REPORT_S / 4)
-    replica.now += owed_s
-    replica.reports.after_step(received=4)  # no step; the process was woken
-    assert replica.reports.seconds_to_next() is None
-    last = replica.sent[-1]
-    batch = msgspec.msgpack.decode(last.events, type=EventBatch)
-    assert last.load.received == 4 and last.sequence == batch.sequence == 2
-    stored = b"".join(event.block_hashes for event in batch.events)  # type: ignore[union-attr]
-    assert len(stored) == 3 * 2 * 8
+        self.sent_after: list[int] = []
+        """Number of steps that were planned before each report."""
+        now = 100.0
+        reports = LoadReports(self.engine.scheduler, events, self.sent.append, lambda: now)
+        self.engine.add([1, 2, 3, 4, 5, 6, 7, 8, 9], 7)
+        while True:
+            is_over = self.engine.plan() is None
+            reports.after_step(received=1)
+            self.sent_after += [len(self.engine.plans)] * (len(self.sent) - len(self.sent_after))
+            if is_over:
+                break
+            now += step_s
+            self.engine.absorb()
+        events.close()
 
 
-def test_long_steps_are_reported_one_by_one() -> None:
-    replica = Reporting()
-    for _ in range(4):
-        replica.step(REPORT_S)
-    assert [report.load.received for report in replica.sent] == [1, 2, 3, 4]
+@pytest.fixture
+def step_s(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Of each step, as the scheduler forecasts it."""
+    seconds: float = request.param
+    monkeypatch.setattr(
+        Scheduler,
+        "seconds_in_flight",
+        property(lambda scheduler: seconds * scheduler.num_in_flight),
+    )
+    return seconds
 
 
-def test_a_public_stream_is_told_of_each_step() -> None:
-    replica = Reporting(is_public=True)
-    for _ in range(4):
-        replica.step(REPORT_S / 4)
-    assert len(replica.sent) == 4
-    replica.events.close()
+@pytest.mark.parametrize("step_s", [SHORT_S], indirect=True)
+def test_short_steps_are_reported_together_and_the_last_one_at_once(step_s: float) -> None:
+    replica = Reporting(step_s=step_s)
+    steps = len(replica.engine.plans)
+    assert steps == 7 and replica.sent_after == [4, steps]
+    batches = [msgspec.msgpack.decode(r.events, type=EventBatch) for r in replica.sent]
+    assert [batch.sequence for batch in batches] == [r.sequence for r in replica.sent] == [1, 2]
+    assert replica.sent[0].load.running == 1 and replica.sent[1].load.running == 0
+
+
+@pytest.mark.parametrize("step_s", [LONG_S], indirect=True)
+def test_long_steps_are_reported_when_they_begin(step_s: float) -> None:
+    replica = Reporting(step_s=step_s)
+    assert replica.sent_after == [*range(1, 8), 7]
+
+
+@pytest.mark.parametrize("step_s", [SHORT_S], indirect=True)
+def test_each_step_of_a_public_stream_is_reported(step_s: float) -> None:
+    replica = Reporting(step_s=step_s, is_public=True)
+    assert replica.sent_after == [*range(1, 8), 7]
