@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from bench.local_server import local_server, server_pids
-from bench.markdown import markdown
+from bench.markdown import markdown, mean_and_interval
 
 PROMPT = "The owner of Vidur is Noval. What is the owner of Vidur? " * 8
 MAX_TOKENS = 64
@@ -32,9 +32,6 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ollama": ("/api/chat", {"messages": _HISTORY, "max_tokens": MAX_TOKENS}),
 }
 """Path and body of each API's request."""
-
-_T_95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Quantiles of Student's t distribution by degrees of freedom; above 10: the normal distribution's would be 1.96."""
 
 
 async def _send(url: str, name: str, count: int) -> None:
@@ -69,14 +66,6 @@ def cpu_seconds_per_request(url: str, name: str, count: int) -> float:
     return (total() - before) / count
 
 
-def interval(ratios: list[float]) -> float:
-    """Half the width of the 95 % interval of the mean."""
-    if len(ratios) < 2:
-        return float("nan")
-    quantile = _T_95[min(len(ratios) - 1, len(_T_95) - 1)]
-    return quantile * statistics.stdev(ratios) / len(ratios) ** 0.5
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=10)
@@ -98,7 +87,7 @@ def main() -> None:
                     "API": name,
                     "chat, ms": f"{statistics.mean(chat for chat, _ in pairs) * 1e3:.2f}",
                     "API, ms": f"{statistics.mean(theirs for _, theirs in pairs) * 1e3:.2f}",
-                    "ratio": f"{statistics.mean(ratios):.3f} ± {interval(ratios):.3f}",
+                    "ratio": mean_and_interval(ratios),
                 }
             )
     print("\n".join(markdown(rows)))

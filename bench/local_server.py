@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 import psutil
@@ -60,18 +60,40 @@ def free_port() -> int:
 
 
 def server_pids(url: str) -> dict[str, int]:
-    """The processes of the server that listens at this address, in the order of :data:`PROCESSES`."""
+    """The processes of the server that listens at this address, in the order of :data:`PROCESSES`; the last of each kind."""
+    return {name: processes[-1].pid for name, processes in server_processes(url).items()}
+
+
+def server_processes(url: str) -> dict[str, list[psutil.Process]]:
+    """As :func:`server_pids`, with the schedulers and workers of all replicas."""
     port = str(urlsplit(url).port)
-    pids: dict[str, int] = {}
+    found: dict[str, list[psutil.Process]] = {name: [] for name in PROCESSES}
     for supervisor in psutil.process_iter(["cmdline"]):
         if port in (supervisor.info["cmdline"] or ()):
             for process in supervisor.children(recursive=True):
-                pids |= {
-                    name: process.pid
-                    for name in PROCESSES
-                    if f"radixrt.{name}" in process.cmdline()
-                }
-    return {name: pids[name] for name in PROCESSES}
+                for name in PROCESSES:
+                    if f"radixrt.{name}" in process.cmdline():
+                        found[name].append(process)
+    return found
+
+
+class CpuClock:
+    """The CPU time of servers, by kind of process.
+
+    Args:
+        urls: of the servers, which count as one.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        servers = [server_processes(url) for url in urls]
+        self._processes = {name: [p for s in servers for p in s[name]] for name in PROCESSES}
+
+    def seconds(self) -> dict[str, float]:
+        """Used so far."""
+        return {
+            name: sum(sum(process.cpu_times()[:2]) for process in processes)
+            for name, processes in self._processes.items()
+        }
 
 
 def _wait_until_alive(url: str, process: subprocess.Popen[bytes]) -> None:

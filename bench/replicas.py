@@ -13,21 +13,24 @@ import asyncio
 import http.client
 import itertools
 import json
+import re
 import signal
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import httpx
 
-from bench.local_server import local_server, serving
-from bench.markdown import markdown, median_and_range
+from bench.local_server import PROCESSES, CpuClock, local_server, serving
+from bench.markdown import markdown, mean_and_interval, median_and_range
 
 MODEL = "demo"
+_STEPS = re.compile(r"^radixrt_steps_total(?:{.*})? (\S+)$", re.MULTILINE)
 FLAGS = ("--kernel-threads", "1", "--max-total-tokens", "32768", "--log-level", "warning")
 """Of each engine, so that all of them compute alike."""
 
@@ -35,9 +38,6 @@ CLIENTS = 32
 WARM_UP_S = 2.0
 OUTPUT_TOKENS = 8
 STREAMS, STREAM_TOKENS = 50, 1500
-PARTS = 5
-"""Of the pairs of requests, for the range of their medians."""
-
 LOOK_S = 0.005
 """Between two looks at /ready."""
 
@@ -78,11 +78,69 @@ def prompts() -> Iterator[str]:
         yield f"{number} is the number of this question. The cat sat on the mat, and the dog asked why."
 
 
+# ------------------------------------------------------------ CPU time
+
+
+@dataclass
+class Turn:
+    """What was measured of one side in one turn."""
+
+    requests: int = 0
+    wall_s: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """By kind of process."""
+    steps: float = 0.0
+    """Of all workers. More small steps for the same tokens cost more CPU time."""
+
+
+class Side:
+    """Servers that are measured as one, and their turns."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.urls = urls
+        self.turns: list[Turn] = []
+        self._clock = CpuClock(urls)
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        turn = Turn()
+        steps = self._steps()
+        before, began = self._clock.seconds(), time.perf_counter()
+        yield turn
+        turn.wall_s = time.perf_counter() - began
+        turn.cpu_s = {name: s - before[name] for name, s in self._clock.seconds().items()}
+        turn.cpu_s["all"] = sum(turn.cpu_s.values())
+        turn.steps = self._steps() - steps
+        self.turns.append(turn)
+
+    def _steps(self) -> float:
+        texts = [httpx.get(f"{url}/metrics", timeout=60).text for url in self.urls]
+        return sum(float(number) for text in texts for number in _STEPS.findall(text))
+
+
+def cpu_table(sides: dict[str, Side]) -> list[str]:
+    """CPU time for a request, by kind of process; what the second side uses more than the first, by pairs of turns."""
+    rows = []
+    for process in (*PROCESSES, "all"):
+        base, other = (
+            [1e3 * turn.cpu_s[process] / turn.requests for turn in side.turns]
+            for side in sides.values()
+        )
+        row = {"CPU of": process}
+        for name, values in zip(sides, (base, other), strict=True):
+            row[f"{name}, ms"] = f"{statistics.mean(values):.3f}"
+        row["added, ms"] = mean_and_interval([b - a for a, b in zip(base, other, strict=True)])
+        row["ratio"] = mean_and_interval([b / a for a, b in zip(base, other, strict=True)])
+        rows.append(row)
+    steps = [statistics.mean(t.steps / t.requests for t in side.turns) for side in sides.values()]
+    return [*markdown(rows), "", "steps for a request: " + ", ".join(f"{n:.3f}" for n in steps)]
+
+
 # ------------------------------------------------------------ throughput
 
 
-async def requests_per_s(urls: Sequence[str], texts: Iterator[str], seconds: float) -> float:
-    """Of a closed loop of all clients, spread over the servers."""
+async def answered(urls: Sequence[str], texts: Iterator[str], seconds: float) -> int:
+    """Requests of a closed loop of all clients, spread over the servers."""
     connections = [Connection(urls[number % len(urls)]) for number in range(CLIENTS)]
     done = 0
     end = time.perf_counter() + seconds
@@ -95,54 +153,67 @@ async def requests_per_s(urls: Sequence[str], texts: Iterator[str], seconds: flo
 
     for connection in connections:
         await connection.open()
-    began = time.perf_counter()
     await asyncio.gather(*map(ask_on, connections))
-    passed = time.perf_counter() - began
     for connection in connections:
         connection.close()
-    return done / passed
+    return done
 
 
 async def throughput(together: str, separate: Sequence[str], rounds: int, seconds: float) -> str:
     texts = prompts()
-    sides = {"--dp 2": [together], "two servers": [*separate]}
-    for urls in sides.values():
-        await requests_per_s(urls, texts, WARM_UP_S)
-    rates: dict[str, list[float]] = {name: [] for name in sides}
+    sides = {"two servers": Side([*separate]), "--dp 2": Side([together])}
+    for side in sides.values():
+        await answered(side.urls, texts, WARM_UP_S)
     for turn in range(rounds):
-        for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
-            rates[name].append(await requests_per_s(sides[name], texts, seconds))
-    ratios = [one / two for one, two in zip(*rates.values(), strict=True)]
+        for side in list(sides.values())[:: 1 if turn % 2 == 0 else -1]:
+            with side.turn() as measured:
+                measured.requests = await answered(side.urls, texts, seconds)
+    rates = {name: [turn.requests / turn.wall_s for turn in side.turns] for name, side in sides.items()}  # fmt: skip
+    ratios = [two / one for one, two in zip(*rates.values(), strict=True)]
     row = {f"{name}, requests/s": median_and_range(values) for name, values in rates.items()}
-    return "\n".join(markdown([{**row, "ratio": median_and_range(ratios, 3)}]))
+    return "\n".join([*markdown([{**row, "ratio": mean_and_interval(ratios)}]), "", *cpu_table(sides)])  # fmt: skip
 
 
 # ------------------------------------------------------------ latency
 
 
-async def added_latency(one: str, two: str, pairs: int) -> str:
-    """Milliseconds of requests of one token."""
-    connections = [Connection(one), Connection(two)]
-    times: tuple[list[float], list[float]] = ([], [])
-    texts = itertools.islice(prompts(), pairs + 50)
-    for connection in connections:
+async def added_latency(one: str, two: str, rounds: int, pairs: int) -> str:
+    """Milliseconds of requests of one token, one at a time, to both servers by turns."""
+    sides = {"--dp 1": Side([one]), "--dp 2": Side([two])}
+    connections = {name: Connection(*side.urls) for name, side in sides.items()}
+    texts = prompts()
+    for connection in connections.values():
         await connection.open()
-    for number, text in enumerate(texts):
+    added: list[float] = []
+    medians: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(-1, rounds):  # the first warms up
+        with ExitStack() as stack:
+            if number >= 0:
+                for side in sides.values():
+                    stack.enter_context(side.turn()).requests = pairs
+            times = await _paired_ms(list(connections.values()), texts, pairs)
+        if number >= 0:
+            added.append(statistics.median(b - a for a, b in zip(*times, strict=True)))
+            for values, measured in zip(medians.values(), times, strict=True):
+                values.append(statistics.median(measured))
+    for connection in connections.values():
+        connection.close()
+    row = {f"{name}, ms": f"{statistics.median(values):.2f}" for name, values in medians.items()}
+    row["added by pair, ms"] = mean_and_interval(added, 2)
+    return "\n".join([*markdown([row]), "", *cpu_table(sides)])
+
+
+async def _paired_ms(
+    connections: Sequence[Connection], texts: Iterator[str], pairs: int
+) -> tuple[list[float], list[float]]:
+    """Times of the same requests on two connections."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for number, text in enumerate(itertools.islice(texts, pairs)):
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             began = time.perf_counter()
             await connections[side].complete(text, 1)
             times[side].append(1e3 * (time.perf_counter() - began))
-    for connection in connections:
-        connection.close()
-    alone, routed = (measured[50:] for measured in times)
-    added = [b - a for a, b in zip(alone, routed, strict=True)]
-    medians = [statistics.median(added[part::PARTS]) for part in range(PARTS)]
-    row = {
-        "--dp 1, ms": f"{statistics.median(alone):.2f}",
-        "--dp 2, ms": f"{statistics.median(routed):.2f}",
-        "added by pair, ms": median_and_range(medians, 2),
-    }
-    return "\n".join(markdown([row]))
+    return times
 
 
 # ------------------------------------------------------------ drain
@@ -213,9 +284,11 @@ async def drain(url: str, process: "subprocess.Popen[bytes]") -> dict[str, objec
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=["throughput", "latency", "drain"])
-    parser.add_argument("--rounds", type=int, default=8, help="of throughput")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each round and side")
-    parser.add_argument("--pairs", type=int, default=1000, help="of requests, for latency")
+    parser.add_argument("--rounds", type=int, default=10, help="of throughput and of latency")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="of a round of throughput and a side"
+    )
+    parser.add_argument("--pairs", type=int, default=150, help="of requests in a round of latency")
     parser.add_argument("--drains", type=int, default=3)
     arguments = parser.parse_args()
     with ExitStack() as stack:
@@ -223,7 +296,8 @@ def main() -> None:
             replicas = stack.enter_context(local_server(MODEL, *FLAGS, "--dp", "2"))
             first = stack.enter_context(local_server(MODEL, *FLAGS))
         if arguments.only in (None, "latency"):
-            print(asyncio.run(added_latency(first, replicas, arguments.pairs)), flush=True)
+            measuring = added_latency(first, replicas, arguments.rounds, arguments.pairs)
+            print(asyncio.run(measuring), flush=True)
         if arguments.only in (None, "throughput"):
             second = stack.enter_context(local_server(MODEL, *FLAGS))
             measuring = throughput(replicas, [first, second], arguments.rounds, arguments.seconds)

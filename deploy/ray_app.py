@@ -84,6 +84,7 @@ class Supervised:
     def _wait(self) -> None:
         try:
             self.supervisor.wait()
+            self.error = RuntimeError("The processes were drained.")
         except Exception as error:
             self.error = error
 

@@ -45,12 +45,15 @@ class Tape:
 
     inputs: list[torch.Tensor]
     """The tensors to which :meth:`replay` copies its arguments."""
-    output: torch.Tensor
+    output: Any
+    """A tensor, or tensors."""
     calls: list[Call]
     num_bytes: int
     """Memory of the intermediate tensors, in bytes."""
+    recorded_bytes: int
+    """The same during the recording, when none shared memory."""
 
-    def replay(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def replay(self, *inputs: torch.Tensor) -> Any:
         """Compute on inputs of the recorded shapes. The next replay overwrites the result."""
         for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
@@ -60,14 +63,16 @@ class Tape:
 
 
 def record(
-    compute: Callable[..., torch.Tensor], *inputs: torch.Tensor
-) -> tuple[Tape, torch.Tensor]:
+    compute: Callable[..., Any], *inputs: torch.Tensor, memory: torch.Tensor | None = None
+) -> tuple[Tape, Any]:
     """Run ``compute(*inputs)`` once and record it. Return the tape and the result.
 
     Args:
-        compute: its result may depend only on the inputs and on memory that its kernels read (such as a KV cache). It may
+        compute: its result, a tensor or a tuple of tensors, may depend only on the inputs and on memory that its kernels read (such as a KV cache). It may
             change only tensors that it allocates, and memory that its kernels write.
         inputs: tensors; a replay needs the same shapes and dtypes
+        memory: [bytes] uint8 for the intermediate tensors, which several tapes may share: then a replay of one overwrites the
+            results of all. If it is None or too small, the tape has memory of its own.
 
     Raises:
         NotRecordable: ``compute`` reads values of tensors in Python.
@@ -80,7 +85,7 @@ def record(
             output = compute(*recording.inputs)
     finally:
         _recording = None
-    return recording.tape(output), output
+    return recording.tape(output, memory), output
 
 
 @dataclass(slots=True)
@@ -132,9 +137,13 @@ class _Recording(TorchDispatchMode):
             self.calls.append((_again(func, kwargs), (result, *args)))
         return result
 
-    def tape(self, output: torch.Tensor) -> Tape:
+    def tape(self, output: Any, shared: torch.Tensor | None) -> Tape:
         self._see_uses(output)
-        memory = torch.empty(_assign_places(list(self._own.values())), dtype=torch.uint8)
+        num_bytes = _assign_places(list(self._own.values()))
+        if shared is not None and num_bytes <= len(shared):
+            memory = shared
+        else:
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
 
         def moved(value: Any) -> Any:
             return self._moved(value, memory) if isinstance(value, torch.Tensor) else value
@@ -143,15 +152,17 @@ class _Recording(TorchDispatchMode):
             (kernel, tuple(tree_map(moved, argument) for argument in arguments))
             for kernel, arguments in self.calls
         ]
-        return Tape(self.inputs, moved(output), calls, memory.numel())
+        recorded_bytes = sum(life.num_bytes for life in self._own.values())
+        return Tape(self.inputs, tree_map(moved, output), calls, num_bytes, recorded_bytes)
 
-    def _see_uses(self, output: torch.Tensor) -> None:
+    def _see_uses(self, output: Any) -> None:
         for index, (_, arguments) in enumerate(self.calls):
             for tensor in _tensors(arguments):
                 if life := self._own.get(_address(tensor)):
                     life.last = index
-        if life := self._own.get(_address(output)):
-            life.last = len(self.calls)
+        for tensor in _tensors(output):
+            if life := self._own.get(_address(tensor)):
+                life.last = len(self.calls)
 
     def _moved(self, tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         life = self._own.get(_address(tensor))

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.dummy_checkpoint import write_dummy_checkpoint
 from bench.local_server import local_server
-from bench.markdown import markdown, median_and_range
+from bench.markdown import markdown, mean_and_interval, median_and_range
 from bench.overload.load import Load, load_on, require_all
 from radixrt.bench.report import summarize
 from radixrt.bench.serve import closed_loop, open_loop
@@ -121,14 +121,15 @@ async def _running_answers(sides: Sides, rounds: int, count: int) -> list[dict[s
                 )
                 gaps[side] += [gap for record in records for gap in record.inter_token_latencies]
                 speeds[side].append(summarize(records).output_tokens_per_s)
-    base = float(np.median(speeds[UNBOUNDED]))
     return [
         {
             "server": side,
             "ITL p50, ms": f"{_percentiles_ms(gaps[side])[0]:.1f}",
             "ITL p99, ms": f"{_percentiles_ms(gaps[side])[1]:.1f}",
             "output tokens/s": median_and_range(speeds[side]),
-            f"ratio to {UNBOUNDED}": f"{float(np.median(speeds[side])) / base:.3f}",
+            f"ratio to {UNBOUNDED}, by pairs": mean_and_interval(
+                [a / b for a, b in zip(speeds[side], speeds[UNBOUNDED], strict=True)]
+            ),
         }
         for side in sides
     ]

@@ -41,7 +41,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(Message, frozen=True, kw_only=True):
-    """The news of a replica, after a step and at least once a second."""
+    """The news of a replica, after a step or several short ones, and at least once a second."""
 
     load: ReplicaLoad
     stream: str

@@ -119,6 +119,8 @@ class CausalLM(KernelLayer):
     """Logits become ``cap * tanh(logits / cap)`` (Gemma 2)."""
     generates = True
     """False: it has no LM head, see :meth:`replace_head`."""
+    ends_by_rows = True
+    """``forward`` is :meth:`up_to_last_attention` of all tokens, and :meth:`after_last_attention` of the rows that are wanted."""
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         """
@@ -197,16 +199,37 @@ class CausalLM(KernelLayer):
         Returns:
             hidden states [num_tokens or len(rows), hidden_size], for ``logits``
         """
+        hidden, residual = self.up_to_last_attention(input_ids, positions, context)
+        if rows is not None:
+            hidden, residual = hidden[rows], residual[rows]
+        return self.after_last_attention(hidden, residual)
+
+    @torch.inference_mode()
+    def up_to_last_attention(
+        self, input_ids: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """The part of :meth:`forward` that every token needs: its keys and values are in the KV cache afterwards.
+
+        Returns:
+            (hidden, residual), each [num_tokens, hidden_size], for :meth:`after_last_attention`
+        """
         hidden = self.model.embed_tokens(input_ids)
         if self.embedding_scale != 1.0:
             hidden = hidden * self.embedding_scale
         residual = torch.zeros_like(hidden)
-        layer: Any  # has the methods of DecoderLayer
+        last: Any = self.model.layers[-1]  # the layers have the methods of DecoderLayer
+        layer: Any
         for layer in self.model.layers:
             hidden, residual = layer.attend(hidden, residual, positions, context)
-            if rows is not None and layer is self.model.layers[-1]:
-                hidden, residual = hidden[rows], residual[rows]
-            hidden, residual = layer.feed_forward(hidden, residual)
+            if layer is not last:
+                hidden, residual = layer.feed_forward(hidden, residual)
+        return hidden, residual
+
+    @torch.inference_mode()
+    def after_last_attention(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """The rest of :meth:`forward`, row by row: (hidden, residual) [rows, hidden_size] -> [rows, hidden_size]"""
+        last: Any = self.model.layers[-1]
+        hidden, residual = last.feed_forward(hidden, residual)
         return self.model.norm.add_and_norm(hidden, residual)[0]
 
     @torch.inference_mode()

@@ -1,10 +1,17 @@
-"""Measures the load of a scheduler for a router: work that waits, in seconds, and the use of the KV pool."""
+"""Measures the load of a scheduler for a router: work that waits, in seconds, and the use of the KV pool; and reports it."""
+
+import time
+from collections.abc import Callable
 
 import numpy as np
 
-from radixrt.messages.replicas import ReplicaLoad
+from radixrt.messages.replicas import ReplicaLoad, ReplicaReport
+from radixrt.scheduler.radix.kv_events.publisher import EventPublisher
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.step_times import StepShape
+
+REPORT_S = 0.02
+"""Least time between two reports. With a report for each step, short requests to a small model take 12 % more CPU time."""
 
 
 def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
@@ -42,3 +49,54 @@ def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
         free_tokens=page_size * kv.allocator.num_free,
         pool_tokens=page_size * kv.allocator.num_pages,
     )
+
+
+class LoadReports:
+    """Tells a router the load and the changes of the cache: at once after a pause, and the state after many short steps together.
+
+    Args:
+        kv_events: the changes; where programs outside listen to them too, each step is reported.
+        send: to the router.
+        clock: seconds from any fixed moment.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        kv_events: EventPublisher,
+        send: Callable[[ReplicaReport], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler, self._kv_events, self._send, self._clock = (
+            scheduler,
+            kv_events,
+            send,
+            clock,
+        )
+        self._next_at = 0.0
+        self._is_owed = False
+
+    def seconds_to_next(self) -> float | None:
+        """Until :meth:`after_step` must be called, though there may be no step; None: the router knows everything."""
+        return max(0.0, self._next_at - self._clock()) if self._is_owed else None
+
+    def after_step(self, received: int) -> None:
+        """Report, or note that a report is owed.
+
+        Args:
+            received: sequences that the scheduler has got since its start.
+        """
+        now = self._clock()
+        self._is_owed = now < self._next_at and not self._kv_events.is_public
+        if self._is_owed:
+            return
+        self._next_at = now + REPORT_S
+        batch, stream = self._kv_events.publish(), self._kv_events.stream
+        self._send(
+            ReplicaReport(
+                load=replica_load(self._scheduler, received),
+                stream=stream.name,
+                sequence=stream.num_batches,
+                events=batch or b"",
+            )
+        )

@@ -36,7 +36,6 @@ from radixrt.messages.replicas import (
     EventsReplayed,
     ReplayEvents,
     ReplicaDrained,
-    ReplicaReport,
 )
 from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
@@ -49,9 +48,8 @@ from radixrt.messages.steps import StepResult
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.load import replica_load
+from radixrt.scheduler.load import LoadReports, replica_load
 from radixrt.scheduler.radix.kv_events.publisher import start_publisher
-from radixrt.scheduler.radix.kv_events.stream import EventStream
 from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -101,7 +99,9 @@ class SchedulerProcess:
             self.scheduler.limits.num_pages,
             channels.replica or 0,
         )
-        self._is_routed = config.is_routed
+        self._reports: LoadReports | None = None
+        if config.is_routed and self._kv_events is not None:
+            self._reports = LoadReports(self.scheduler, self._kv_events, self._tokenizer.send)
         self._received = 0
         """Sequences from the tokenizer process."""
         if self._kv_events is not None and self._kv_events.socket is not None:
@@ -128,10 +128,10 @@ class SchedulerProcess:
             self._drop_expired()
             self._fill_pipeline()
             self._cache_calls.work()
-            if self._kv_events is not None:
-                batch = self._kv_events.publish()  # last: the workers have their next step by now
-                if self._is_routed:
-                    self._report(self._kv_events.stream, batch)
+            if self._reports is None and self._kv_events is not None:
+                self._kv_events.publish()  # last: the workers have their next step by now
+            if self._reports is not None:
+                self._reports.after_step(self._received)
 
     def say_goodbye(self) -> None:
         """Let the requests go on in other replicas, unless another process of this one has died: a request may be the cause."""
@@ -146,17 +146,6 @@ class SchedulerProcess:
                 self._log.ended(seq_id)
         self._cache_calls = CacheCalls(self.scheduler, self._tokenizer.send)
         self._received = 0
-
-    def _report(self, stream: EventStream, batch: bytes | None) -> None:
-        """Tell the router the load, and the changes of the cache."""
-        self._tokenizer.send(
-            ReplicaReport(
-                load=replica_load(self.scheduler, self._received),
-                stream=stream.name,
-                sequence=stream.num_batches,
-                events=batch or b"",
-            )
-        )
 
     def _absorb(self, message: ToSchedulerFromWorker) -> None:
         match message:
@@ -264,6 +253,7 @@ class SchedulerProcess:
         times = [self.scheduler.kv.leases.seconds_to_next_expiry()]
         times.append(self.scheduler.queue_time.seconds_to_next_overdue())
         times.append(None if deadline is None else max(0.0, deadline - time.time()))
+        times.append(None if self._reports is None else self._reports.seconds_to_next())
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     def _drop_expired(self) -> None:

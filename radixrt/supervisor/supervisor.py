@@ -212,7 +212,8 @@ class Supervisor:
         return {child.label: child.process.pid for child in self._children}
 
     def wait(self) -> None:
-        """Watch until :meth:`stop` is called by another thread, the api process has drained, or a signal handler raises.
+        """Watch until :meth:`stop` is called by another thread, the api process has drained, a signal handler raises, or the
+        ingress that the engine has joined has drained all its replicas: nobody can start them again from there.
 
         Raises:
             ConfigError: a process could not start because of a setting, a checkpoint or the machine.
@@ -230,6 +231,9 @@ class Supervisor:
                 self._replace_engine(child)
             else:
                 self._end_replica(child, self._replicas[child.replica])
+                is_drained = all(one.channels.drained_file.exists() for one in self._replicas)
+                if self._config.join is not None and is_drained:
+                    return
 
     def drain(self) -> None:
         """Ask the api process to finish the open requests and to end; :meth:`wait` returns when it has."""

@@ -1,26 +1,42 @@
 """Replays steps on a CPU from tapes of their kernel calls, without the model's Python."""
 
+import ctypes
 import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from radixrt.attention.backend import ForwardContext
+from radixrt.messages.steps import STEP_MULTIPLE
 from radixrt.models.decoder import CausalLM
 from radixrt_kernels import tape
 
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 64
-"""In larger steps the kernels take much longer than the Python between them. A tape takes about a megabyte, and some
-kilobytes per token."""
+"""In larger steps the kernels take longer than the Python between them, and their sizes rarely recur. A tape takes about a megabyte."""
+
+MOST_TOKENS_WITH_PROMPTS = 256
+"""The sizes of steps with prompts recur, as multiples of ``STEP_MULTIPLE``. Beside 64 tokens, only these are taped."""
+
+MOST_RECORDED_BYTES = 192 << 20
+"""During a recording, the intermediate tensors of all layers are in memory. Steps for which these are larger are not recorded."""
 
 COMPUTED_BEFORE = 1
-"""Recording takes as long as ten replays save. Sizes of decode steps recur, those of prompts rarely do."""
+"""Recording takes as long as ten replays save. Sizes of decode steps recur."""
+
+COMPUTED_BEFORE_WITH_PROMPTS = 4
+"""Sizes of steps with prompts recur less often."""
+
+
+_malloc_trim: Callable[..., object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
 
 
 class StepTapes:
     """One tape for each number of tokens, from token ids to hidden states. It is recorded when that number has occurred more
-    than ``COMPUTED_BEFORE`` times.
+    than ``COMPUTED_BEFORE`` times. Of steps with prompts, few rows are wanted: behind the last attention these are computed without a tape.
 
     The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
     """
@@ -28,9 +44,13 @@ class StepTapes:
     def __init__(self, model: CausalLM, context: ForwardContext) -> None:
         self._model = model
         self._context = context
-        self._tapes: dict[int, tape.Tape] = {}
-        self._times_computed = [0] * (MOST_TOKENS + 1)
-        """By number of tokens."""
+        self._tapes: dict[tuple[int, bool], tape.Tape] = {}
+        """By number of tokens, and whether it ends with the last attention."""
+        self._times_computed: Counter[tuple[int, bool]] = Counter()
+        self._memory: torch.Tensor | None = None
+        """Of all tapes but the first; its pages become resident where a tape uses them."""
+        self._bytes_per_token = 0
+        """During a recording."""
         self._recordable = True
 
     def forward(
@@ -38,25 +58,48 @@ class StepTapes:
     ) -> torch.Tensor:
         """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next step may overwrite it."""
         count = len(token_ids)
-        if count > MOST_TOKENS or not self._recordable:
+        by_rows = rows is not None and len(rows) < count and self._model.ends_by_rows
+        recurs = by_rows and count % STEP_MULTIPLE == 0 and count <= MOST_TOKENS_WITH_PROMPTS
+        if not self._recordable or not (recurs or count <= MOST_TOKENS):
             return self._model.forward(token_ids, positions, self._context, rows)
-        hidden = self._of_every_row(token_ids, positions)
-        return hidden if rows is None else hidden[rows]
+        if not by_rows:
+            hidden: torch.Tensor = self._taped(
+                self._model.forward, token_ids, positions, COMPUTED_BEFORE
+            )
+            return hidden if rows is None else hidden[rows]
+        part, before = self._model.up_to_last_attention, COMPUTED_BEFORE_WITH_PROMPTS
+        hidden, residual = self._taped(part, token_ids, positions, before)
+        return self._model.after_last_attention(hidden[rows], residual[rows])
 
-    def _of_every_row(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        count = len(token_ids)
-        if count in self._tapes:
-            return self._tapes[count].replay(token_ids, positions)
-        self._times_computed[count] += 1
-        if self._times_computed[count] <= COMPUTED_BEFORE:
-            return self._compute(token_ids, positions)
+    def _taped(
+        self,
+        part: Callable[..., Any],
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        computed_before: int,
+    ) -> Any:
+        """The result of a part of the model, ``(token_ids, positions, context)``."""
+
+        def compute(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
+            return part(token_ids, positions, self._context)
+
+        kind = len(token_ids), part == self._model.up_to_last_attention
+        if (known := self._tapes.get(kind)) is not None:
+            return known.replay(token_ids, positions)
+        self._times_computed[kind] += 1
+        too_large = len(token_ids) * self._bytes_per_token > MOST_RECORDED_BYTES
+        if self._times_computed[kind] <= computed_before or too_large:
+            return compute(token_ids, positions)
         try:
-            self._tapes[count], hidden = tape.record(self._compute, token_ids, positions)
+            taped, result = tape.record(compute, token_ids, positions, memory=self._memory)
         except tape.NotRecordable as reason:
             log.info("Steps of this model are not taped: %s.", reason)
             self._recordable = False
-            return self._compute(token_ids, positions)
-        return hidden
-
-    def _compute(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self._model.forward(token_ids, positions, self._context)
+            return compute(token_ids, positions)
+        self._tapes[kind] = taped
+        self._bytes_per_token = taped.recorded_bytes // len(token_ids)
+        _malloc_trim(0)
+        if self._memory is None:
+            most_bytes = 2 * taped.num_bytes // len(token_ids) * MOST_TOKENS_WITH_PROMPTS
+            self._memory = torch.empty(most_bytes, dtype=torch.uint8)
+        return result

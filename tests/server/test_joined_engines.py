@@ -146,6 +146,22 @@ def test_an_engine_that_is_stopped_hands_its_answers_over(
     assert all(engine.process.wait(20) == 0 for engine in stopped)
 
 
+def test_an_engine_that_the_ingress_drains_ends_and_its_next_start_joins(
+    cluster: Cluster, undisturbed: list[dict[int, str]]
+) -> None:
+    drained: list[Server] = []
+
+    def drain(engine: Server) -> None:
+        replica = {"replica": int(joined_as(engine)[-1])}
+        httpx.post(f"{cluster.ingress.url}/v1/replicas/drain", json=replica).raise_for_status()
+        drained.append(engine)
+        cluster.engines.remove(engine)
+
+    interrupt(cluster, undisturbed, drain)
+    assert all(engine.process.wait(20) == 0 for engine in drained)
+    cluster.complete()
+
+
 def test_answers_of_a_killed_engine_go_on_with_the_same_tokens(
     cluster: Cluster, undisturbed: list[dict[int, str]]
 ) -> None:

@@ -13,8 +13,16 @@ import pytest
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
 from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.ipc import Channels
 from radixrt.supervisor import launch
-from radixrt.supervisor.supervisor import START_PATIENCE, Supervisor, _Child, _Deaths, _environment
+from radixrt.supervisor.supervisor import (
+    START_PATIENCE,
+    Supervisor,
+    _Child,
+    _Deaths,
+    _environment,
+    _Replica,
+)
 
 NOW = time.monotonic()
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -92,6 +100,36 @@ def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_cou
     else:
         one._replace_engine(children[1])
         assert one._deaths.count == 1
+
+
+@pytest.mark.parametrize("join", ["tcp://127.0.0.1:1", None])
+def test_an_engine_ends_when_the_ingress_has_drained_all_its_replicas(
+    tmp_path: Path, join: str | None
+) -> None:
+    """The replicas of a server with an api process wait for their next start."""
+    one = object.__new__(Supervisor)
+    one._config, one._max_deaths, one._api = ServerConfig(dp=2, join=join), 3, None
+    one.channels = Channels(tmp_path)
+    one._replicas = [_Replica(one.channels.of_replica(number, 0)) for number in range(2)]
+    one._engine = [
+        _Child("scheduler", subprocess.Popen(["true"]), Heartbeat(tmp_path / str(n)), replica=n)
+        for n in range(2)
+    ]
+    deaths = iter([*one._engine, None])
+    seen = []
+
+    def next_death() -> _Child | None:
+        child = next(deaths)
+        if child is not None:
+            child.process.wait()
+            one._replicas[child.replica or 0].channels.drained_file.touch()
+        seen.append(child)
+        return child
+
+    one._next_death = next_death  # type: ignore[method-assign]
+    one.wait()
+    assert len(seen) == (2 if join else 3)  # None: the server was stopped
+    assert one._engine == []
 
 
 def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> None:

@@ -13,7 +13,7 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
-from radixrt.worker.step_tapes import StepTapes
+from radixrt.worker.step_tapes import COMPUTED_BEFORE_WITH_PROMPTS, StepTapes
 from radixrt_kernels import tape
 from tests.checkpoints import CONFIGS
 from tests.models.harness import Harness, Sequence, with_forward
@@ -23,6 +23,8 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(
     not radixrt_kernels.available(), reason=f"no native kernels: {radixrt_kernels.missing_because}"
 )
+
+STEPS_WITH_PROMPTS = COMPUTED_BEFORE_WITH_PROMPTS + 3
 
 PROMPTS = [list(range(3, 30)), list(range(40, 45)), list(range(100, 133))]
 
@@ -46,7 +48,8 @@ def taped(model: CausalLM) -> CausalLM:
 
 
 def answers(model: CausalLM) -> list[torch.Tensor]:
-    """Logits of steps of two prompts, of all, of one, and of one with a piece of another's prompt."""
+    """Logits of steps of two prompts, of all, of one, and of one with a piece of another's prompt; then such steps again, of which the
+    last row of each is wanted."""
     setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
     harness = Harness(model, page_size=4, backend=CpuBackend(setup))
     sequences = [Sequence() for _ in PROMPTS]
@@ -55,6 +58,9 @@ def answers(model: CausalLM) -> list[torch.Tensor]:
         for members in (sequences[:2], sequences, sequences[2:]):
             found += harness.step([(sequence, [7 + step]) for sequence in members])
         found += harness.step([(sequences[0], [11]), (sequences[1], [12, 13 + step])])
+    for step in range(STEPS_WITH_PROMPTS):
+        work = [(sequences[2], [11]), (sequences[1], [12, 13 + step])]
+        found.append(model.logits(harness.hidden(work, torch.tensor([0, 2]))))
     return found
 
 
@@ -74,8 +80,9 @@ def test_every_architecture_computes_the_same(
     expected, found = answers(model), answers(taped(model))
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
-    # the second step of each size is recorded, those after it are replays
-    assert {count: replays.count(count) for count in (1, 2, 3)} == {1: 3, 2: 3, 3: 8}
+    # The second step of each size is recorded, those after it are replays; with prompts they have tapes of their own.
+    with_prompts = 2 if model.ends_by_rows else STEPS_WITH_PROMPTS
+    assert {count: replays.count(count) for count in (1, 2, 3)} == {1: 3, 2: 3, 3: 8 + with_prompts}
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -160,6 +160,7 @@ class Gemma4ForCausalLM(CausalLM):
 
     model: Gemma4Decoder
     decoder_class = Gemma4Decoder
+    ends_by_rows = False
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         config = config.get_text_config()

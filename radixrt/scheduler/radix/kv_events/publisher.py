@@ -81,6 +81,11 @@ class EventPublisher:
             flag = "--kv-events-replay"
             self.socket = _bind(zmq.ROUTER, flag, replay_address, self._format.max_queued_replies)
 
+    @property
+    def is_public(self) -> bool:
+        """Programs outside can listen, or request replays."""
+        return self._events is not None or self.socket is not None
+
     def publish(self) -> bytes | None:
         """Send the changes since the last call, and answer one replay request. Never waits.
 
