@@ -137,8 +137,14 @@ RADIXRT_INLINE void store_first(T* to, Floats x, int count) {
 
 // ------------------------------------------------------------ functions
 
+// The second operand if one is NaN.
+#if defined(__AVX512F__)
+RADIXRT_INLINE Floats maximum(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+RADIXRT_INLINE Floats minimum(Floats a, Floats b) { return (Floats)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 RADIXRT_INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 RADIXRT_INLINE Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
+#endif
 
 // Elements of `a` and `b` by their indices; those of `b` count from kWidth on.
 #if defined(__has_builtin)

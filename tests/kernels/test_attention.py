@@ -281,7 +281,14 @@ def coded(step: Step) -> Step:
     return dataclasses.replace(step, key_cache=caches[0], value_cache=caches[1])
 
 
-CODED_SHAPES = [((6, 2), 64, None, None), ((14, 2), 24, 100, None), ((8, 8), 80, None, 2.0)]
+CODED_SHAPES = [
+    ((6, 2), 64, None, None),
+    ((14, 2), 64, None, None),
+    ((14, 2), 24, 100, None),
+    ((8, 8), 80, None, 2.0),
+    ((9, 1), 130, None, 2.0),
+]
+"""With more than four heads to a KV head, some instruction sets multiply codes without decoding them."""
 
 
 @pytest.mark.parametrize("dtype", list(ATOL), ids=str)

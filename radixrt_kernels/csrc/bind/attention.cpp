@@ -152,7 +152,8 @@ class AttentionPlan {
       append(*key, key_cache, true, kernels_of);
       append(*value, value_cache, false, kernels_of);
     }
-    compute(layer, tensors, coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge);
+    compute(layer, tensors, coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge,
+            coded && kernels_of.in_bytes);
   }
 
  private:
@@ -236,8 +237,9 @@ class AttentionPlan {
   }
 
   void compute(const AttentionLayer& layer, const AttentionTensors& tensors, decltype(AttentionKernels::Of::attend) attend,
-               decltype(AttentionKernels::Of::merge) merge) {
-    const auto& schedule = schedule_for(layer);
+               decltype(AttentionKernels::Of::merge) merge, bool in_bytes) {
+    const int few_rows = kernels<AttentionKernels>().few_rows;
+    const auto& schedule = schedule_for(layer, in_bytes && layer.heads_per_kv_head > few_rows ? kTaskRows : few_rows);
     const int64_t scratch_bytes = kernels<AttentionKernels>().scratch_bytes(layer);
     PartialRows partials = room_for(schedule.num_partial_rows, layer.head_dim);
     parallel_for(static_cast<int64_t>(schedule.tasks.size()), [&](int64_t index, int) {
@@ -250,8 +252,8 @@ class AttentionPlan {
   }
 
   // Layers with the same heads and window share a schedule. A model has one or two schedules.
-  const AttentionSchedule& schedule_for(const AttentionLayer& layer) {
-    int threads = num_threads(), few_rows = kernels<AttentionKernels>().few_rows;
+  const AttentionSchedule& schedule_for(const AttentionLayer& layer, int few_rows) {
+    int threads = num_threads();
     for (const auto& known : schedules_)
       if (known.layer.num_kv_heads == layer.num_kv_heads && known.layer.heads_per_kv_head == layer.heads_per_kv_head &&
           known.layer.head_dim == layer.head_dim && known.layer.window == layer.window && known.threads == threads && known.few_rows == few_rows)

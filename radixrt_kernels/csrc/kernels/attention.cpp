@@ -7,6 +7,7 @@
 
 #include "isa.hpp"
 #include "kernels/attention_blocks.hpp"
+#include "kernels/byte_blocks.hpp"
 #include "kernels/few_rows.hpp"
 
 namespace radixrt {
@@ -23,7 +24,12 @@ struct Scratch {
   RowSums cut;     // of the cut that is being computed
   RowSums before;  // of the cuts before it
   float* factors;  // [rows] by which a block scales the sums of its cut
+  float* totals;   // [rows] of a block's weights
+  void* query_scales;  // [rows]
+  float* products;     // [2 * kRowsOfBytes][head_dim or kBlockKeys]
 };
+
+constexpr int kRowsOfBytes = 8;  // at once
 
 int padded(int head_dim) { return rounded_up(head_dim, kWidth); }
 
@@ -45,9 +51,12 @@ int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
   for (RowSums* sums : {&s.cut, &s.before}) {
     sums->values = reinterpret_cast<float*>(take(rows * rounded_up(layer.head_dim, 2 * kWidth)));
     sums->largest = reinterpret_cast<float*>(take(rows));
-    sums->sums = reinterpret_cast<float*>(take(rows));
+    sums->sums = reinterpret_cast<float*>(take(rows + kWidth));
   }
-  s.factors = reinterpret_cast<float*>(take(rows));
+  s.factors = reinterpret_cast<float*>(take(rows + kWidth));
+  s.totals = reinterpret_cast<float*>(take(rows + kWidth));
+  s.query_scales = take(2 * rows);
+  s.products = reinterpret_cast<float*>(take(2 * kRowsOfBytes * (wide > kBlockKeys ? wide : kBlockKeys)));
   if (scratch) *scratch = s;
   return bytes;
 }
@@ -60,27 +69,42 @@ struct Attention {
   using Unit = typename Units::Unit;
   using Few = FewRows<S, Units>;
   static constexpr bool kCoded = sizeof(S) == 1;
+#if defined(RADIXRT_HAS_BYTE_BLOCKS)
+  static constexpr bool kInBytes = kCoded && Units::kElements == 2;
+#else
+  static constexpr bool kInBytes = false;
+#endif
 
   // Rows ordered by KV head; within it, the heads of a query are adjacent.
-  static void pack_queries(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, int stride,
-                           Unit* to) {
+  template <class Body>
+  static void for_each_query(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, Body&& body) {
     auto query = static_cast<const T*>(tensors.query);
     const int group = layer.heads_per_kv_head;
+    int row = 0;
     for (int kv_head = task.kv_head; kv_head < task.kv_head + task.num_kv_heads; ++kv_head)
       for (int token = 0; token < task.num_tokens; ++token)
-        for (int head = 0; head < group; ++head, to += stride) {
-          const T* from = query + (task.first_token + token) * tensors.query_token_stride + (kv_head * group + head) * tensors.query_head_stride;
-          if constexpr (kCoded) {
-            float rotated[kMostCoded];
-            T rounded[kMostCoded];
-            convert(from, layer.head_dim, rotated);
-            rotate_head(rotated, layer.head_dim);
-            convert(rotated, layer.head_dim, rounded);
-            Units::pack_row(rounded, layer.head_dim, to);
-          } else {
-            Units::pack_row(from, layer.head_dim, to);
-          }
-        }
+        for (int head = 0; head < group; ++head, ++row)
+          body(row, query + (task.first_token + token) * tensors.query_token_stride + (kv_head * group + head) * tensors.query_head_stride);
+  }
+
+  static void rotate(const T* query, int head_dim, float* to) {
+    convert(query, head_dim, to);
+    rotate_head(to, head_dim);
+  }
+
+  static void pack_queries(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task, int stride,
+                           Unit* to) {
+    for_each_query(layer, tensors, task, [&](int row, const T* from) {
+      if constexpr (kCoded) {
+        float rotated[kMostCoded];
+        T rounded[kMostCoded];
+        rotate(from, layer.head_dim, rotated);
+        convert(rotated, layer.head_dim, rounded);
+        Units::pack_row(rounded, layer.head_dim, to + row * stride);
+      } else {
+        Units::pack_row(from, layer.head_dim, to + row * stride);
+      }
+    });
   }
 
   template <class From, class To>
@@ -125,6 +149,10 @@ struct Attention {
 
   static void attend(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
                      const int64_t* positions, const PartialRows& partials, void* memory) {
+#if defined(RADIXRT_HAS_BYTE_BLOCKS)
+    if constexpr (kInBytes)
+      if (layer.heads_per_kv_head > kFewRows) return attend_bytes(layer, tensors, task, positions, partials, memory);
+#endif
     if (task.num_tokens * layer.heads_per_kv_head <= kFewRows)
       attend_few(layer, tensors, task, positions, partials, memory);
     else
@@ -133,6 +161,70 @@ struct Attention {
 
   // Of a key or value.
   static int stored_elements(const AttentionLayer& layer) { return layer.head_dim + (kCoded ? kScaleBytes : 0); }
+
+#if defined(RADIXRT_HAS_BYTE_BLOCKS)
+  // Any number of KV heads over coded heads, without decoding them.
+  static void attend_bytes(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
+                           const int64_t* positions, const PartialRows& partials, void* memory) {
+    Scratch s;
+    lay_out(layer, static_cast<char*>(memory), &s);
+    auto queries = static_cast<uint32_t*>(s.queries), keys = static_cast<uint32_t*>(s.keys), values = static_cast<uint32_t*>(s.values),
+         weights = static_cast<uint32_t*>(s.weights);
+    auto query_scales = static_cast<QueryScale*>(s.query_scales);
+    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, heads = task.num_kv_heads, wide = padded(layer.head_dim);
+    const int units = ByteBlocks::key_units(layer.head_dim), value_width = ByteBlocks::value_width(layer.head_dim);
+    const ScoreScale scale(layer);
+    for_each_query(layer, tensors, task, [&](int row, const T* from) {
+      float rotated[kMostCoded];
+      rotate(from, layer.head_dim, rotated);
+      query_scales[row].pack(rotated, layer.head_dim, units, reinterpret_cast<int8_t*>(queries + 2 * row * units));
+    });
+    begin(tensors, task, s, heads * rows, wide);
+    const int row_elements = static_cast<int>((heads - 1) * tensors.key_head_stride) + stored_elements(layer);
+    const bool whole = row_elements == tensors.key_token_stride && row_elements == tensors.value_token_stride;
+    const int steps_ahead = heads * (2 * rows / kRowsAtOnce + 1) * (units + ByteBlocks::kWeightUnits * (value_width / 64));
+
+    for_each_block<S>(tensors, task, [&](int64_t first_key, const BlockRows<S>& block, const BlockRows<S>& next_block) {
+      end_cut_before<false>(first_key, tensors, task, s, heads * rows, wide, partials);
+      FarPrefetcher next(whole ? next_block.page_prefetcher(row_elements * tensors.page_size) : next_block.prefetcher(row_elements), steps_ahead);
+      const int columns = rounded_up(block.count, kWidth), depth = (block.count + kBytes - 1) / kBytes;
+      for (int head = 0; head < heads; ++head) {
+        const int64_t key_offset = head * tensors.key_head_stride, value_offset = head * tensors.value_head_stride;
+        BlockScales scales;
+        scales.read(block, key_offset + layer.head_dim, value_offset + layer.head_dim);
+        pack_keys<KeyBytes>(block.keys(), key_offset, block.count, layer.head_dim, keys, next);
+        ByteBlocks::pack_values(block.values(), value_offset, block.count, layer.head_dim, values);
+        WeightSteps steps;
+        int64_t token = -1;
+        Visible seen{};
+        for (int first = 0; first < rows; first += kRowsOfBytes) {
+          const int count = rows - first < kRowsOfBytes ? rows - first : kRowsOfBytes, at = head * rows + first;
+          float step_of[kRowsOfBytes];
+          multiply<KeyBytes>(queries + 2 * at * units, units, 2 * count, keys, kBlockKeys, columns, units, nullptr, s.products, kBlockKeys, next);
+          for (int row = 0; row < count; ++row) {
+            if ((first + row) / group != token) {
+              token = (first + row) / group;
+              seen = visible(positions[task.first_token + token], layer, first_key, block.count);
+              steps.set(scales.values, seen);
+            }
+            step_of[row] = steps.step;
+            const QueryScale& query = query_scales[at + row];
+            ScoreScale of_query = scale;
+            of_query.factor *= query.scale;
+            float* products = s.products + 2 * row * kBlockKeys;
+            softmax_row<ValueBytes>([&](int i) { return query.scores(products + i) * load(scales.keys + i); }, products, columns, seen, of_query,
+                                    steps.of_keys, weights + 2 * row * ByteBlocks::kWeightUnits, s.cut.largest[at + row], s.factors[row],
+                                    s.totals[row]);
+          }
+          update_sums(count, s.factors, s.totals, s.cut.sums + at);
+          multiply<ValueBytes>(weights, ByteBlocks::kWeightUnits, 2 * count, values, value_width, wide, depth, nullptr, s.products, wide, next);
+          ByteBlocks::add_products(s.products, count, wide, s.factors, step_of, s.cut.values + at * wide);
+        }
+      }
+    });
+    leave<false>(layer, tensors, task, s, wide, partials);
+  }
+#endif
 
   // Any number of KV heads, each with few rows.
   static void attend_few(const AttentionLayer& layer, const AttentionTensors& tensors, const AttentionTask& task,
@@ -160,9 +252,12 @@ struct Attention {
                    s.scores, next);
         for (int row = 0; row < rows; ++row) {
           Visible seen = visible(positions[task.first_token + row / group], layer, first_key, block.count);
-          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, kCoded ? &scales : nullptr, weights + row * kBlockKeys,
-                             s.cut.largest[first_row + row], s.cut.sums[first_row + row], s.factors[row]);
+          float* scores = s.scores + row * kBlockKeys;
+          auto score_of = [&](int i) { return kCoded ? load(scores + i) * load(scales.keys + i) : load(scores + i); };
+          softmax_row<Units>(score_of, scores, columns, seen, scale, kCoded ? scales.values : nullptr, weights + row * kBlockKeys,
+                             s.cut.largest[first_row + row], s.factors[row], s.totals[row]);
         }
+        update_sums(rows, s.factors, s.totals, s.cut.sums + first_row);
         Few::add_values(weights, rows, block.values(), head * tensors.value_head_stride, block.count, layer.head_dim, s.factors,
                         s.cut.values + first_row * wide, next);
       }
@@ -189,16 +284,19 @@ struct Attention {
       [[maybe_unused]] BlockScales scales;
       if constexpr (kCoded) scales.read(block, layer.head_dim, layer.head_dim);
       const int columns = rounded_up(block.count, kWidth);
-      pack_keys<Units>(block.keys(), block.count, layer.head_dim, keys, next);
+      pack_keys<Units>(block.keys(), 0, block.count, layer.head_dim, keys, next);
       multiply<Units>(queries, wide, rows, keys, kBlockKeys, columns, depth, nullptr, s.scores, kBlockKeys, next);
       for (int token = 0, row = 0; token < task.num_tokens; ++token) {
         Visible seen = visible(positions[task.first_token + token], layer, first_key, block.count);
         for (int head = 0; head < group; ++head, ++row) {
           next.steps(2);
-          softmax_row<Units>(s.scores + row * kBlockKeys, columns, seen, scale, kCoded ? &scales : nullptr, weights + row * kBlockKeys,
-                             s.cut.largest[row], s.cut.sums[row], s.factors[row]);
+          float* scores = s.scores + row * kBlockKeys;
+          auto score_of = [&](int i) { return kCoded ? load(scores + i) * load(scales.keys + i) : load(scores + i); };
+          softmax_row<Units>(score_of, scores, columns, seen, scale, kCoded ? scales.values : nullptr, weights + row * kBlockKeys,
+                             s.cut.largest[row], s.factors[row], s.totals[row]);
         }
       }
+      update_sums(rows, s.factors, s.totals, s.cut.sums);
       Units::pack_values(block.values(), block.count, layer.head_dim, wide, values, next);
       multiply<Units>(weights, kBlockKeys, rows, values, wide, wide, (block.count + Units::kElements - 1) / Units::kElements,
                       s.factors, s.cut.values, wide, next);
@@ -306,7 +404,8 @@ struct Attention {
 
 template <class T, class Units>
 constexpr AttentionKernels::Of kKernelsOf{Attention<T, Units, T>::attend, Attention<T, Units, int8_t>::attend,
-                                          Attention<T, Units, int8_t>::code, Attention<T, Units, T>::merge};
+                                          Attention<T, Units, int8_t>::code, Attention<T, Units, T>::merge,
+                                          Attention<T, Units, int8_t>::kInBytes};
 
 }  // namespace
 }  // namespace RADIXRT_ISA

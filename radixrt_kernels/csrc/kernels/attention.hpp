@@ -37,7 +37,8 @@ inline constexpr int kBlockKeys = 64;
 // end at cuts. Only the keys before a sliding window are left out by blocks, because invisible keys add exact zeros.
 //
 // Consecutive queries of the flat batch and consecutive KV heads, with a range of the keys of one block table. A task has several KV
-// heads only if each has at most `few_rows` rows (queries times heads that share a KV head), and all together at most kTaskRows.
+// heads only if each has at most `few_rows` rows (queries times heads that share a KV head), or if codes are multiplied in bytes, and all
+// together at most kTaskRows.
 struct AttentionTask {
   int first_token, num_tokens;
   int kv_head, num_kv_heads;
@@ -82,6 +83,7 @@ struct AttentionKernels {
                          const PartialRows&, void* scratch);
     void (*code)(const void* head, int head_dim, bool rotated, int8_t* to);
     void (*merge)(const AttentionLayer&, const AttentionTensors&, const MergeTask&, const PartialRows&);
+    bool in_bytes;  // codes are multiplied without decoding them, if more than `few_rows` heads share a KV head
   };
   Of float32, bfloat16, float16;
   int64_t (*scratch_bytes)(const AttentionLayer&);

@@ -14,7 +14,8 @@ inline constexpr float kMinusInfinity = -__builtin_inff();
 template <class T>
 struct BlockRows {
   const T* rows[2 * kBlockKeys];  // rows of the keys, then of the values
-  int count;
+  const T* pages[2 * kBlockKeys];  // the first row of a key and of a value in each page
+  int count, page_count;
 
   const T* const* keys() const { return rows; }
   const T* const* values() const { return rows + count; }
@@ -26,15 +27,24 @@ struct BlockRows {
     auto all_keys = static_cast<const T*>(tensors.key_cache) + task.kv_head * tensors.key_head_stride;
     auto all_values = static_cast<const T*>(tensors.value_cache) + task.kv_head * tensors.value_head_stride;
     int64_t page = first_key / tensors.page_size, offset = first_key % tensors.page_size;
-    for (int i = 0; i < count; ++i) {
-      int64_t id = task.pages[page];
-      rows[i] = all_keys + id * tensors.key_page_stride + offset * tensors.key_token_stride;
-      rows[count + i] = all_values + id * tensors.value_page_stride + offset * tensors.value_token_stride;
-      if (++offset == tensors.page_size) {
-        offset = 0;
-        ++page;
+    page_count = 0;
+    for (int i = 0; i < count; ++page, offset = 0) {
+      const int64_t id = task.pages[page];
+      const T* key = all_keys + id * tensors.key_page_stride + offset * tensors.key_token_stride;
+      const T* value = all_values + id * tensors.value_page_stride + offset * tensors.value_token_stride;
+      pages[page_count++] = key;
+      pages[page_count++] = value;
+      for (; i < count && offset < tensors.page_size; ++i, ++offset, key += tensors.key_token_stride, value += tensors.value_token_stride) {
+        rows[i] = key;
+        rows[count + i] = value;
       }
     }
+  }
+
+  // Of whole pages, whose tokens have no gaps between them.
+  Prefetcher page_prefetcher(int64_t elements) const {
+    auto first = reinterpret_cast<const char* const*>(pages);
+    return {first, first + page_count, int(elements * sizeof(T))};
   }
 
   // `elements`: per row.
@@ -150,13 +160,9 @@ struct BlockScales {
 
  private:
   static void read_column(const int8_t* const* rows, int64_t offset, int count, float* to) {
-    for (int i = 0; i < count; ++i) {
-      uint16_t bits;
-      memcpy(&bits, rows[i] + offset, sizeof bits);
-      uint32_t wide = uint32_t{bits} << 16;
-      memcpy(to + i, &wide, sizeof wide);
-    }
-    for (int i = count; i < kBlockKeys; ++i) to[i] = 0;
+    BFloat16 scales[kBlockKeys] = {};
+    for (int i = 0; i < count; ++i) memcpy(scales + i, rows[i] + offset, sizeof *scales);
+    for (int i = 0; i < kBlockKeys; i += kWidth) store(to + i, load(scales + i));
   }
 };
 
@@ -172,16 +178,16 @@ static void rotate_head(float* head, int head_dim) {
       }
 }
 
-// One row of the online softmax: scores become weights 2^(score - largest), invisible keys get weight 0. `scales`: null, or those by which
-// coded keys and values are multiplied.
-template <class Units>
-RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreScale scale, const BlockScales* scales,
-                                typename Units::Unit* weights, float& largest_so_far, float& sum_so_far, float& factor) {
+// One row of the online softmax: scores become weights 2^(score - largest), invisible keys get weight 0. `score_of(i)`: the products from key
+// i on, of which `scores` may be the memory. `value_scales`: null, or those by which coded values are multiplied. `update_sums` completes
+// `change` and `total_weight`.
+template <class Units, class ScoreOf>
+RADIXRT_INLINE void softmax_row(ScoreOf&& score_of, float* scores, int columns, Visible seen, ScoreScale scale, const float* value_scales,
+                                typename Units::Unit* weights, float& largest_so_far, float& change, float& total_weight) {
   Floats most = splat(kMinusInfinity);
   const bool all = seen.begin == 0 && seen.end == columns;
   for (int i = 0; i < columns; i += kWidth) {
-    Floats x = load(scores + i);
-    x = scale(scales ? x * load(scales->keys + i) : x);
+    Floats x = scale(score_of(i));
     if (!all) {
       Ints lane = lane_numbers() + i;
       x = (lane >= seen.begin) & (lane < seen.end) ? x : splat(kMinusInfinity);
@@ -192,15 +198,24 @@ RADIXRT_INLINE void softmax_row(float* scores, int columns, Visible seen, ScoreS
   float before = largest_so_far, now = largest(most);
   now = now > before ? now : before;
   float reference = now == kMinusInfinity ? 0.0f : now;  // no visible key yet: every weight is 2^-infinity
-  factor = before == kMinusInfinity ? 0.0f : exp2(splat(before - reference))[0];
+  change = before - reference;
   Floats total = splat(0.0f);
   for (int i = 0; i < columns; i += kWidth) {
     Floats weight = exp2(load(scores + i) - reference);
     total = total + weight;
-    Units::pack_weights(scales ? weight * load(scales->values + i) : weight, i, weights);
+    Units::pack_weights(value_scales ? weight * load(value_scales + i) : weight, i, weights);
   }
   largest_so_far = now;
-  sum_so_far = sum_so_far * factor + sum(total);
+  total_weight = sum(total);
+}
+
+// After `softmax_row` of some rows: changes become factors, and the sums include the totals. The arrays have whole vectors from the first row on.
+RADIXRT_INLINE void update_sums(int rows, float* changes, const float* totals, float* sums) {
+  for (int row = 0; row < rows; row += kWidth) {
+    Floats factor = exp2(load(changes + row)), before = load(sums + row);
+    store(changes + row, factor);
+    store(sums + row, lane_numbers() + row < rows ? before * factor + load(totals + row) : before);
+  }
 }
 
 }  // namespace radixrt::RADIXRT_ISA

@@ -24,6 +24,10 @@ struct FarPrefetcher {
   RADIXRT_INLINE void step() {
     for (int i = 0; i < lines_a_step; ++i) block.step<2>();
   }
+
+  RADIXRT_INLINE void steps(int count) {
+    for (int i = 0; i < count; ++i) step();
+  }
 };
 
 // S: as keys and values are stored.

@@ -157,9 +157,9 @@ struct PairUnits {
 };
 #endif
 
-// Packs rows of keys as the right operand [units of head_dim][kBlockKeys]; missing keys are zero.
+// Packs rows of keys, at `offset` elements in each, as the right operand [units of head_dim][kBlockKeys]; missing keys are zero.
 template <class Units, class T>
-RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typename Units::Unit* to, Prefetcher& next) {
+RADIXRT_INLINE void pack_keys(const T* const* rows, int64_t offset, int count, int head_dim, typename Units::Unit* to, auto& next) {
   constexpr int kStep = kWidth * Units::kElements;  // elements in a vector of units
   for (int key = 0; key < kBlockKeys && key < count; key += kWidth) {
     for (int i = 0; i < head_dim; i += kStep) {
@@ -167,7 +167,7 @@ RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typ
       UInts tile[kWidth];
 #pragma GCC unroll 16
       for (int row = 0; row < kWidth; ++row)
-        tile[row] = key + row < count ? Units::load_units(rows[key + row] + i, head_dim - i) : UInts{};
+        tile[row] = key + row < count ? Units::load_units(rows[key + row] + offset + i, head_dim - i) : UInts{};
       transpose(tile);
       int units = head_dim - i < kStep ? (head_dim - i + Units::kElements - 1) / Units::kElements : kWidth;
       for (int unit = 0; unit < units; ++unit)
@@ -180,7 +180,7 @@ RADIXRT_INLINE void pack_keys(const T* const* rows, int count, int head_dim, typ
 template <class Units, int rows, int vectors>
 RADIXRT_INLINE void multiply_block(const typename Units::Unit* left, int left_stride, const typename Units::Unit* right,
                                    int right_stride, int depth, const float* factors, float* result, int result_stride,
-                                   Prefetcher& next) {
+                                   auto& next) {
   Floats sums[rows][vectors] = {};
   for (int k = 0; k < depth; ++k) {
     next.step();
@@ -205,7 +205,7 @@ RADIXRT_INLINE void multiply_block(const typename Units::Unit* left, int left_st
 template <class Units, int vectors>
 static void multiply_columns(const typename Units::Unit* left, int left_stride, int rows,
                                      const typename Units::Unit* right, int right_stride, int depth, const float* factors,
-                                     float* result, int result_stride, Prefetcher& next) {
+                                     float* result, int result_stride, auto& next) {
   // Seven rows are computed as four and three, not as six and one: a block of one row has too few independent sums.
   int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   for (int block = 0, row = 0; block < blocks; ++block) {
@@ -234,7 +234,7 @@ static void multiply_columns(const typename Units::Unit* left, int left_stride, 
 template <class Units>
 RADIXRT_INLINE void multiply(const typename Units::Unit* left, int left_stride, int rows, const typename Units::Unit* right,
                              int right_stride, int columns, int depth, const float* factors, float* result, int result_stride,
-                                   Prefetcher& next) {
+                                   auto& next) {
   int column = 0;
   for (; column + kVectorsAtOnce * kWidth <= columns; column += kVectorsAtOnce * kWidth)
     multiply_columns<Units, kVectorsAtOnce>(left, left_stride, rows, right + column, right_stride, depth, factors,
