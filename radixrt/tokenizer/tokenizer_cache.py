@@ -72,9 +72,8 @@ class CachedTokenizer:
 
     def apply_chat_template(self, *args: Any, **settings: Any) -> Any:
         """As transformers does."""
-        return self.renderer.apply_chat_template(
-            *args, **{"chat_template": self.chat_template, **settings}
-        )
+        self.renderer.chat_template = self.chat_template  # one of several depends on the tools
+        return self.renderer.apply_chat_template(*args, **settings)
 
 
 def entry_of(folder: Path) -> Path | None:

@@ -127,6 +127,18 @@ def test_a_cached_tokenizer_needs_transformers_for_chats_only(
     assert text == "the <|im_end|> fox</s>Well, I"
 
 
+def test_one_of_several_templates_depends_on_the_tools(tmp_path: Path) -> None:
+    folder = save_byte_level(tmp_path / "model")
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("{{ tools[0].function.name }}{{ messages[0].content }}")
+    for vocabulary in (load(folder), load_cached(folder)):
+        encoder = PromptEncoder(vocabulary)
+        plain, _ = encoder.encode(ChatPrompt(messages=MESSAGES[1:]), LIMITS)
+        assert plain.startswith("<|im_start|>assistant")
+        assert encoder.encode(ChatPrompt(MESSAGES[1:], tools=TOOLS), LIMITS)[0] == "fWell, I"
+
+
 def test_a_template_file_is_checked_and_is_not_kept(tmp_path: Path) -> None:
     folder = save_byte_level(tmp_path / "model")
     mine = tmp_path / "mine.jinja"
