@@ -1,9 +1,36 @@
 """The folder in which radixrt keeps what it makes of checkpoints."""
 
+import hashlib
 import os
 from pathlib import Path
 
+_DIGEST_BYTES = 32
+
 
 def user_cache(name: str) -> Path:
-    """``$XDG_CACHE_HOME/radixrt/NAME``, by default in ``~/.cache``; it may not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radixrt" / name
+    """``$XDG_CACHE_HOME/radixrt/NAME``, by default in ``~/.cache``; it may not exist yet.
+
+    Raises:
+        OSError: the user has no home folder.
+    """
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise OSError("There is no home folder for a cache; set XDG_CACHE_HOME.") from error
+    return cache / "radixrt" / name
+
+
+def sealed(content: bytes) -> bytes:
+    """The content of a file whose damage :func:`unsealed` notices: a crash may leave zeros in it."""
+    return hashlib.sha256(content).digest() + content
+
+
+def unsealed(file: bytes) -> bytes:
+    """
+    Raises:
+        ValueError: the file is damaged.
+    """
+    content = file[_DIGEST_BYTES:]
+    if hashlib.sha256(content).digest() != file[:_DIGEST_BYTES]:
+        raise ValueError("The file is damaged.")
+    return content

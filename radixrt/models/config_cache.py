@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from radixrt.base.errors import ConfigError
-from radixrt.base.user_cache import user_cache
+from radixrt.base.user_cache import sealed, unsealed, user_cache
 
 log = logging.getLogger(__name__)
 
-_FORM = 2
+_FORM = 3
 """Raised whenever the content of the files changes."""
 _MOST_FILES = 64
 _NOT_READ = frozenset({
@@ -32,7 +32,7 @@ _NOT_READ = frozenset({
 
 
 class KeptConfig:
-    """Has the attributes of a transformers config, and none of its methods."""
+    """Has the attributes of a transformers config, and of its methods one."""
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         vars(self).update(attributes)
@@ -45,6 +45,10 @@ class KeptConfig:
             raise TypeError(f"The attribute {name} of a config is not kept.")
         raise AttributeError(name)
 
+    def get_text_config(self) -> "KeptConfig":
+        """Itself; others are not kept."""
+        return self
+
 
 def transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
     """The config of a checkpoint, by transformers or as it was kept.
@@ -56,12 +60,17 @@ def transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
         return _load(model_dir, trust_remote_code)
     version = importlib.metadata.version("transformers")
     key = f"{_FORM} {version} ".encode() + (model_dir / "config.json").read_bytes()
-    file = user_cache("configs") / f"{hashlib.sha256(key).hexdigest()[:32]}.msgpack"
     try:
-        return KeptConfig(msgspec.msgpack.decode(file.read_bytes(), type=dict[str, Any]))
+        file = user_cache("configs") / f"{hashlib.sha256(key).hexdigest()[:32]}.msgpack"
+    except OSError as error:
+        log.info("The config is not kept for the next start: %s", error)
+        return _load(model_dir, trust_remote_code)
+    try:
+        content = unsealed(file.read_bytes())
+        return KeptConfig(msgspec.msgpack.decode(content, type=dict[str, Any]))
     except FileNotFoundError:
         pass
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         log.warning("Ignored %s, which cannot be read: %s", file, error)
     config = _load(model_dir, trust_remote_code)
     if (attributes := _attributes(config)) is not None:
@@ -121,13 +130,17 @@ def _rope_types(value: Any) -> Iterator[str]:
 
 def _write(file: Path, attributes: dict[str, Any]) -> None:
     try:
+        content = sealed(msgspec.msgpack.encode(attributes))
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, made = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(descriptor, "wb") as content:
-            content.write(msgspec.msgpack.encode(attributes))
-        Path(made).replace(file)
+        try:
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(content)
+            Path(made).replace(file)
+        finally:
+            Path(made).unlink(missing_ok=True)
         oldest_first = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
         for each in oldest_first[:-_MOST_FILES]:
             each.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:  # an integer or a string that is too odd
         log.info("The config is not kept for the next start: %s", error)

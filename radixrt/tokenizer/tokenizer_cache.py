@@ -20,13 +20,13 @@ import tokenizers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from radixrt.base.user_cache import user_cache
+from radixrt.base.user_cache import sealed, unsealed, user_cache
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import SegmentRules
 
 log = logging.getLogger(__name__)
 
-_FORM = 1
+_FORM = 2
 """Raised whenever the content of the entries changes, or the code that finds it."""
 _MOST_ENTRIES = 32
 _FEWEST_TOKENS = 1 << 14
@@ -72,13 +72,20 @@ class CachedTokenizer:
 
     def apply_chat_template(self, *args: Any, **settings: Any) -> Any:
         """As transformers does."""
-        return self.renderer.apply_chat_template(
-            *args, **{"chat_template": self.chat_template, **settings}
-        )
+        self.renderer.chat_template = self.chat_template  # one of several depends on the tools
+        return self.renderer.apply_chat_template(*args, **settings)
 
 
-def entry_of(folder: Path) -> Path:
-    """The cache's folder for the tokenizer of a checkpoint; it may not exist yet."""
+def entry_of(folder: Path) -> Path | None:
+    """The cache's folder for the tokenizer of a checkpoint; it may not exist yet. None if there can be none."""
+    try:
+        return user_cache("tokenizers") / _digest_of(folder)
+    except OSError as error:
+        log.info("The tokenizer is not kept for the next start: %s", error)
+        return None
+
+
+def _digest_of(folder: Path) -> str:
     digest = hashlib.sha256(
         f"{_FORM} {tokenizers.__version__} {importlib.metadata.version('transformers')}".encode()
     )
@@ -87,16 +94,16 @@ def entry_of(folder: Path) -> Path:
             with file.open("rb") as content:
                 content_digest = hashlib.file_digest(content, "sha256").hexdigest()
             digest.update(f" {file.relative_to(folder)} {content_digest}".encode())
-    return user_cache("tokenizers") / digest.hexdigest()[:32]
+    return digest.hexdigest()[:32]
 
 
 def read_entry(entry: Path) -> CachedTokenizer | None:
     """The tokenizer of an entry; None if there is none that can be read."""
-    if not entry.is_dir():
-        return None
     try:
-        facts = msgspec.msgpack.decode((entry / _FACTS).read_bytes(), type=Facts)
+        facts = msgspec.msgpack.decode(unsealed((entry / _FACTS).read_bytes()), type=Facts)
         return CachedTokenizer(entry / _TOKENIZER, facts)
+    except FileNotFoundError:
+        return None
     except Exception as error:  # tokenizers raises bare Exception
         log.warning("Ignored %s, which cannot be read: %s", entry, error)
         return None
@@ -118,7 +125,7 @@ def write_entry(entry: Path, hf: Any, facts: Facts) -> None:
         made = Path(tempfile.mkdtemp(dir=entry.parent))
         try:
             (made / _TOKENIZER).write_bytes(_with_short_merges(hf.backend_tokenizer.to_str()))
-            (made / _FACTS).write_bytes(msgspec.msgpack.encode(facts))
+            (made / _FACTS).write_bytes(sealed(msgspec.msgpack.encode(facts)))
             shutil.rmtree(entry, ignore_errors=True)  # a damaged one
             made.rename(entry)
         finally:

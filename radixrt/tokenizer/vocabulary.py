@@ -128,9 +128,11 @@ class Vocabulary:
     def save(self, file: Path) -> None:
         """Write the tokenizer.json. Other processes may read the file meanwhile."""
         written = file.with_suffix(".new")
-        if isinstance(self.hf, CachedTokenizer):
+        try:
+            if not isinstance(self.hf, CachedTokenizer):
+                raise FileNotFoundError
             shutil.copyfile(self.hf.file, written)
-        else:
+        except FileNotFoundError:  # or another start has made room in the cache
             written.write_text(self.backend.to_str(), encoding="utf-8")
         written.replace(file)
 

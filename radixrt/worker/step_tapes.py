@@ -50,7 +50,7 @@ class StepTapes:
         self._memory: torch.Tensor | None = None
         """Of all tapes but the first; its pages become resident where a tape uses them."""
         self._bytes_per_token = 0
-        """During a recording."""
+        """During a recording; 0 before the first."""
         self._recordable = True
 
     def forward(
@@ -87,7 +87,8 @@ class StepTapes:
         if (known := self._tapes.get(kind)) is not None:
             return known.replay(token_ids, positions)
         self._times_computed[kind] += 1
-        too_large = len(token_ids) * self._bytes_per_token > MOST_RECORDED_BYTES
+        bytes_per_token = self._bytes_per_token or MOST_RECORDED_BYTES // MOST_TOKENS
+        too_large = len(token_ids) * bytes_per_token > MOST_RECORDED_BYTES
         if self._times_computed[kind] <= computed_before or too_large:
             return compute(token_ids, positions)
         try:

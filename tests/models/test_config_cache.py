@@ -1,6 +1,7 @@
 """A kept config has the attributes of transformers' config, or the config is not kept."""
 
 import json
+import pwd
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ def test_a_kept_config_of_each_architecture_has_transformers_attributes(tmp_path
             unkept.add(architecture)
             continue
         original = AutoConfig.from_pretrained(tmp_path / architecture)
+        assert config.get_text_config() is config
         for name in {*dir(original), *original.attribute_map} - config_cache._NOT_READ:
             if name.startswith("_") or callable(value := getattr(original, name)):
                 continue
@@ -70,10 +72,11 @@ def test_a_changed_or_damaged_config_is_read_again(tmp_path: Path, cache: Path) 
     assert config is not None
     file.write_text(json.dumps({**json.loads(file.read_text()), "rms_norm_eps": 0.25}))
     assert transformers_config(tmp_path, False).rms_norm_eps == 0.25
-    for each in cache.iterdir():
-        each.write_bytes(each.read_bytes()[:-5])
-    assert not isinstance(transformers_config(tmp_path, False), KeptConfig)
-    assert isinstance(transformers_config(tmp_path, False), KeptConfig)
+    for end in (b"", b"\xff" * 5):
+        for each in cache.iterdir():
+            each.write_bytes(each.read_bytes()[:-5] + end)
+        assert not isinstance(transformers_config(tmp_path, False), KeptConfig)
+        assert isinstance(transformers_config(tmp_path, False), KeptConfig)
     assert not isinstance(transformers_config(tmp_path, True), KeptConfig), "code may read any file"
     file.write_text('{"model_type": "nothing"}')
     with pytest.raises(ConfigError, match="not a valid config"):
@@ -88,8 +91,28 @@ def test_a_config_with_a_value_that_is_no_json_is_not_kept(tmp_path: Path) -> No
     assert config_cache._attributes(config) is None
 
 
+@pytest.mark.parametrize("odd", [10**30, "\ud800"])
+def test_a_config_with_a_value_that_is_too_odd_is_not_kept(
+    odd: object, tmp_path: Path, cache: Path
+) -> None:
+    _config("qwen2", {}).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "odd": odd}))
+    assert kept(tmp_path) is None and not cache.exists()
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file")
     _config("qwen2", {}).save_pretrained(tmp_path / "model")
     assert kept(tmp_path / "model") is None
+
+
+def test_a_user_without_a_home_folder_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    _config("qwen2", {}).save_pretrained(tmp_path)
+    assert kept(tmp_path) is None

@@ -1,5 +1,7 @@
 """A tokenizer from the cache is that of transformers, and the cache follows the checkpoint's files."""
 
+import pwd
+import shutil
 import sys
 from pathlib import Path
 
@@ -125,6 +127,18 @@ def test_a_cached_tokenizer_needs_transformers_for_chats_only(
     assert text == "the <|im_end|> fox</s>Well, I"
 
 
+def test_one_of_several_templates_depends_on_the_tools(tmp_path: Path) -> None:
+    folder = save_byte_level(tmp_path / "model")
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("{{ tools[0].function.name }}{{ messages[0].content }}")
+    for vocabulary in (load(folder), load_cached(folder)):
+        encoder = PromptEncoder(vocabulary)
+        plain, _ = encoder.encode(ChatPrompt(messages=MESSAGES[1:]), LIMITS)
+        assert plain.startswith("<|im_start|>assistant")
+        assert encoder.encode(ChatPrompt(MESSAGES[1:], tools=TOOLS), LIMITS)[0] == "fWell, I"
+
+
 def test_a_template_file_is_checked_and_is_not_kept(tmp_path: Path) -> None:
     folder = save_byte_level(tmp_path / "model")
     mine = tmp_path / "mine.jinja"
@@ -156,9 +170,18 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, cache: Path) -> None:
     for name in ("tokenizer.json", "facts.msgpack"):
         load_cached(folder)
         (entry,) = cache.iterdir()
-        (entry / name).write_bytes((entry / name).read_bytes()[:-10])
-        assert not isinstance(load(folder).hf, CachedTokenizer)
-        assert isinstance(load(folder).hf, CachedTokenizer)
+        for end in (b"", bytes(10)):  # zeros are what a crash may leave
+            (entry / name).write_bytes((entry / name).read_bytes()[:-10] + end)
+            assert not isinstance(load(folder).hf, CachedTokenizer)
+            assert isinstance(load(folder).hf, CachedTokenizer)
+
+
+def test_an_entry_may_go_while_its_tokenizer_is_used(tmp_path: Path, cache: Path) -> None:
+    vocabulary = load_cached(save_byte_level(tmp_path / "model"))
+    shutil.rmtree(cache)
+    vocabulary.save(tmp_path / "saved.json")
+    saved = Tokenizer.from_file(str(tmp_path / "saved.json"))
+    assert saved.to_str() == vocabulary.backend.to_str()
 
 
 def test_the_cache_keeps_the_newest_entries_and_none_of_code_that_came_along(
@@ -183,3 +206,15 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, cache: Path)
     cache.write_text("a file")
     vocabulary = load(save_byte_level(tmp_path / "model"))
     assert vocabulary.encode("the fox", False)
+
+
+def test_a_cache_that_cannot_be_reached_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_byte_level(tmp_path / "model")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("long" * 100)))
+    assert load(folder).encode("the fox", False)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user without an entry
+    assert load(folder).encode("the fox", False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
+from radixrt.worker import step_tapes
 from radixrt.worker.step_tapes import COMPUTED_BEFORE_WITH_PROMPTS, StepTapes
 from radixrt_kernels import tape
 from tests.checkpoints import CONFIGS
@@ -95,3 +97,29 @@ def test_quantized_models_compute_the_same(
     model = load_model(folder, quantization=quantization, dtype=dtype, kernels=NativeKernels())
     for ours, theirs in zip(answers(taped(model)), answers(model), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_no_recording_takes_more_memory_than_allowed(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is of a step that is small for every model."""
+    model = load_model(checkpoint("llama"), kernels=NativeKernels())
+    recorded: list[int] = []
+    record = tape.record
+
+    def counted(compute: Any, *inputs: torch.Tensor, **memory: Any) -> Any:
+        recorded.append(len(inputs[0]))
+        return record(compute, *inputs, **memory)
+
+    monkeypatch.setattr(tape, "record", counted)
+    setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
+    harness = Harness(taped(model), page_size=16, backend=CpuBackend(setup))
+
+    def compute(count: int) -> list[int]:
+        for _ in range(STEPS_WITH_PROMPTS):
+            harness.hidden([(Sequence(), [5] * count)], torch.tensor([count - 1]))
+        return recorded
+
+    assert compute(80) == [] and compute(16) == [16] and compute(80) == [16, 80]
+    monkeypatch.setattr(step_tapes, "MOST_RECORDED_BYTES", 1)
+    assert compute(96) == [16, 80]

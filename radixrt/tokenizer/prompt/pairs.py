@@ -35,7 +35,7 @@ class PairEncoder:
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate) -> None:
         self._vocabulary = vocabulary
         self._template = template
-        named = _ROLE.findall(vocabulary.hf.chat_template or "")
+        named = _ROLE.findall(str(vocabulary.hf.chat_template))  # there may be several
         self._takes_roles = {role for _, role in named} == {"query", "document"}
 
     def encode(self, pair: PairPrompt, limits: Limits, salt: str) -> EncodedPair:
