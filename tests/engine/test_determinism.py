@@ -45,6 +45,16 @@ class Case(NamedTuple):
     dtype: str
     quantization: str = "auto"
     kv_cache: str = "auto"
+    heads: str = "auto"
+    """Heads of queries, x, heads of keys and values."""
+
+    @property
+    def overrides(self) -> dict[str, int]:
+        """Fields of the config."""
+        if self.heads == "auto":
+            return {}
+        names = ("num_attention_heads", "num_key_value_heads")
+        return dict(zip(names, map(int, self.heads.split("x")), strict=True))
 
     def __str__(self) -> str:
         return "-".join(part for part in self if part != "auto")
@@ -62,6 +72,7 @@ if THOROUGH:
     CASES += [Case("qwen3", "bfloat16", "auto", "int8"), Case("gemma3", "float32", "int4", "int8")]
     CASES += [Case("gemma4_e", "float32", "int8", "int8"), Case("gemma4_moe", "bfloat16", "int4")]
     CASES += [Case("gpt_oss", "float32", "int4", "int8")]
+    CASES += [Case(family, "bfloat16", "auto", "int8", "8x1") for family in ("qwen2", "gemma2")]
 
 
 @dataclass(frozen=True)
@@ -172,9 +183,8 @@ def threads_as_before() -> Iterator[None]:
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     case: Case = request.param
-    folder = make_checkpoint(
-        case.family, tmp_path_factory.mktemp(case.family), max_position_embeddings=CONTEXT
-    )
+    folder = tmp_path_factory.mktemp(case.family)
+    make_checkpoint(case.family, folder, max_position_embeddings=CONTEXT, **case.overrides)
     model = Model(folder, case)
     cold = answers(model.engine(), Steps(), batch=1)
     assert len({answer.token_ids for answer in cold}) > len(cold) / 2, "the model repeats itself"
