@@ -144,7 +144,11 @@ class Ingress:
 
     async def __call__(self, request: Request) -> StreamingResponse:
         """Pass a request on. The header says to the api that its client is not on this machine."""
-        headers = [pair for pair in request.headers.items() if pair[0] not in OF_THE_CONNECTION]
+        headers = [
+            (name.decode(), value.decode(errors="replace"))  # aiohttp encodes them as UTF-8
+            for name, value in request.headers.raw
+            if name.decode() not in OF_THE_CONNECTION
+        ]
         client = request.client.host if request.client else "unknown"
         headers.append(("x-forwarded-for", client))
         url = f"{self.direct_url()}{quote(request.url.path)}?{request.url.query}"
