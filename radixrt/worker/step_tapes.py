@@ -24,6 +24,9 @@ MOST_TOKENS_WITH_PROMPTS = 256
 MOST_RECORDED_BYTES = 192 << 20
 """During a recording, the intermediate tensors of all layers are in memory. Steps for which these are larger are not recorded."""
 
+LEAST_BYTES_TO_GIVE_BACK = 32 << 20
+"""After a recording with fewer, the next steps use their memory."""
+
 COMPUTED_BEFORE = 1
 """Recording takes as long as ten replays save. Sizes of decode steps recur."""
 
@@ -99,7 +102,8 @@ class StepTapes:
             return compute(token_ids, positions)
         self._tapes[kind] = taped
         self._bytes_per_token = taped.recorded_bytes // len(token_ids)
-        _malloc_trim(0)
+        if taped.recorded_bytes >= LEAST_BYTES_TO_GIVE_BACK:
+            _malloc_trim(0)
         if self._memory is None:
             most_bytes = 2 * taped.num_bytes // len(token_ids) * MOST_TOKENS_WITH_PROMPTS
             self._memory = torch.empty(most_bytes, dtype=torch.uint8)
