@@ -22,9 +22,6 @@ MOST_DRAFTED = 31
 NO_DRAFTS = 1.0
 """Price of a draft row that is never worth it."""
 
-STEP_MULTIPLE = 16
-"""Steps whose prompts go on in the next step have a multiple of this number of rows, so that the sizes of large steps recur."""
-
 
 class DraftSources(msgspec.Struct, frozen=True, array_like=True):
     """Texts from which draft tokens of a sequence may come, beside its own."""

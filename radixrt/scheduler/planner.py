@@ -26,14 +26,7 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.stats import Counters
-from radixrt.messages.steps import (
-    NO_DRAFTS,
-    STEP_MULTIPLE,
-    Admit,
-    BlockTable,
-    Prefill,
-    StepPlan,
-)
+from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice, beside_prompts
 from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.limits import SchedulerLimits
@@ -354,8 +347,8 @@ class Planner:
             self._counters.cached_tokens += gain
 
     def _chunk_within(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> int:
-        """Tokens of the next chunk of a prompt. One that does not end the prompt ends with a page of the tree; but one that may take all
-        that is left makes the rows of the step a multiple of ``STEP_MULTIPLE``."""
+        """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end the prompt."""
+        page_size = self._slots.page_size
         start = int(self._slots.planned[sequence.slot])
         most = most.within(draft.left)
         tokens = self._tokens_within(most, start)
@@ -364,10 +357,7 @@ class Planner:
         to_compute = sequence.num_tokens - start
         if tokens >= to_compute:
             return to_compute
-        if most == draft.left:
-            over = (draft.shape.rows + draft.shape.tokens + tokens) % STEP_MULTIPLE
-        else:
-            over = (start + tokens) % self._slots.page_size
+        over = (start + tokens) % page_size
         if over < tokens:
             return tokens - over
         return 0 if draft.prefill else tokens

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 
 from radixrt.attention.backend import ForwardContext
-from radixrt.messages.steps import STEP_MULTIPLE
 from radixrt.models.decoder import CausalLM
 from radixrt_kernels import tape
 
 log = logging.getLogger(__name__)
 
 MOST_TOKENS = 64
-"""In larger steps the kernels take longer than the Python between them, and their sizes rarely recur. A tape takes about a megabyte."""
+"""In larger steps the kernels take longer than the Python between them, and their sizes rarely recur."""
 
 MOST_TOKENS_WITH_PROMPTS = 256
-"""The sizes of steps with prompts recur, as multiples of ``STEP_MULTIPLE``. Beside 64 tokens, only these are taped."""
+"""Chunks of prompts end with pages, and running answers are often as many as before, so the sizes of steps with prompts recur, too."""
 
 MOST_RECORDED_BYTES = 192 << 20
 """During a recording, the intermediate tensors of all layers are in memory. Steps for which these are larger are not recorded."""
@@ -62,8 +61,7 @@ class StepTapes:
         """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next step may overwrite it."""
         count = len(token_ids)
         by_rows = rows is not None and len(rows) < count and self._model.ends_by_rows
-        recurs = by_rows and count % STEP_MULTIPLE == 0 and count <= MOST_TOKENS_WITH_PROMPTS
-        if not self._recordable or not (recurs or count <= MOST_TOKENS):
+        if not self._recordable or count > (MOST_TOKENS_WITH_PROMPTS if by_rows else MOST_TOKENS):
             return self._model.forward(token_ids, positions, self._context, rows)
         if not by_rows:
             hidden: torch.Tensor = self._taped(

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from radixrt.messages.steps import STEP_MULTIPLE
 from radixrt.scheduler.load import replica_load
 from radixrt.scheduler.step_times import (
     LEAST_MS,
@@ -227,17 +226,17 @@ def test_sixteen_readers_of_one_new_document_compute_it_once_in_short_steps() ->
     )  # each its question and the page in which it begins
 
 
-def test_the_sizes_of_steps_with_prompts_recur() -> None:
-    engine = TimedEngine(Device(), max_step_ms=60, max_prefill_tokens=512, chunked_prefill_size=512)
+def test_chunks_end_with_pages() -> None:
+    engine = TimedEngine(Device(), max_step_ms=60, max_prefill_tokens=512)
+    plans = []
+    plan = engine.scheduler.plan
+    engine.scheduler.plan = lambda: plans.append(plan()) or plans[-1]  # type: ignore[method-assign]
     lengths = [1000, 333, 47, 2000]
     for length in lengths:
-        engine.add(0.0, length, output_tokens=30)
+        engine.add(0.0, length, output_tokens=2)
     engine.run(check=True)
-    sizes = [shape.rows + shape.tokens for shape, _ in engine.steps if shape.tokens]
-    others = [size for size in sizes if size % STEP_MULTIPLE]
-    assert len(sizes) > 20
-    assert len(others) <= len(lengths), "those in which a prompt ends"
-    assert any(shape.rows % STEP_MULTIPLE for shape, _ in engine.steps if shape.tokens)
+    ends = [chunk.start + chunk.num_tokens for p in plans if p for chunk in p.prefill]
+    assert all(end % 16 == 0 or end in lengths for end in ends) and len(ends) > 20
 
 
 def test_the_load_for_a_router_tells_the_rest_of_a_partly_computed_prompt() -> None:
