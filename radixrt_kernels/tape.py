@@ -68,8 +68,8 @@ def record(
     """Run ``compute(*inputs)`` once and record it. Return the tape and the result.
 
     Args:
-        compute: its result, a tensor or a tuple of tensors, may depend only on the inputs and on memory that its kernels read (such as a KV cache). It may
-            change only tensors that it allocates, and memory that its kernels write.
+        compute: its result, a tensor or a tuple of tensors, may depend only on the inputs and on memory that its kernels read (such
+            as a KV cache). It may change only tensors that it allocates, and memory that its kernels write.
         inputs: tensors; a replay needs the same shapes and dtypes
         memory: [bytes] uint8 for the intermediate tensors, which several tapes may share: then a replay of one overwrites the
             results of all. If it is None or too small, the tape has memory of its own.

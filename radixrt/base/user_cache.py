@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 _DIGEST_BYTES = 32
@@ -18,6 +19,20 @@ def user_cache(name: str) -> Path:
     except RuntimeError as error:
         raise OSError("There is no home folder for a cache; set XDG_CACHE_HOME.") from error
     return cache / "radixrt" / name
+
+
+def drop_oldest(cache: Path, most: int) -> None:
+    """Leave at most this number of files and folders in a folder of the cache, the last that were made.
+
+    Raises:
+        OSError: the folder cannot be read, or a file not removed.
+    """
+    oldest_first = sorted(cache.iterdir(), key=lambda entry: entry.stat().st_mtime)
+    for entry in oldest_first[:-most]:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def sealed(content: bytes) -> bytes:

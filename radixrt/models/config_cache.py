@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from radixrt.base.errors import ConfigError
-from radixrt.base.user_cache import sealed, unsealed, user_cache
+from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +139,6 @@ def _write(file: Path, attributes: dict[str, Any]) -> None:
             Path(made).replace(file)
         finally:
             Path(made).unlink(missing_ok=True)
-        oldest_first = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime)
-        for each in oldest_first[:-_MOST_FILES]:
-            each.unlink(missing_ok=True)
+        drop_oldest(file.parent, _MOST_FILES)
     except (OSError, OverflowError, ValueError) as error:  # an integer or a string that is too odd
         log.info("The config is not kept for the next start: %s", error)

@@ -67,12 +67,10 @@ class LoadReports:
         send: Callable[[ReplicaReport], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._scheduler, self._kv_events, self._send, self._clock = (
-            scheduler,
-            kv_events,
-            send,
-            clock,
-        )
+        self._scheduler = scheduler
+        self._kv_events = kv_events
+        self._send = send
+        self._clock = clock
         self._due_at: float | None = None
         """None: the router knew everything after the last step."""
 

@@ -128,10 +128,10 @@ class SchedulerProcess:
             self._drop_expired()
             self._fill_pipeline()
             self._cache_calls.work()
-            if self._reports is None and self._kv_events is not None:
-                self._kv_events.publish()  # last: the workers have their next step by now
-            if self._reports is not None:
+            if self._reports is not None:  # last: the workers have their next step by now
                 self._reports.after_step(self._received)
+            elif self._kv_events is not None:
+                self._kv_events.publish()
 
     def say_goodbye(self) -> None:
         """Let the requests go on in other replicas, unless another process of this one has died: a request may be the cause."""

@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from radixrt.base.user_cache import sealed, unsealed, user_cache
+from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import SegmentRules
 
@@ -69,6 +69,14 @@ class CachedTokenizer:
     def renderer(self) -> Any:
         """A transformers tokenizer for chat templates only."""
         return _renderer(self.facts.special_names)
+
+    def copy_to(self, file: Path) -> bool:
+        """Copy tokenizer.json. Returns False if another start has removed it from the cache."""
+        try:
+            shutil.copyfile(self.file, file)
+        except FileNotFoundError:
+            return False
+        return True
 
     def apply_chat_template(self, *args: Any, **settings: Any) -> Any:
         """As transformers does."""
@@ -130,9 +138,7 @@ def write_entry(entry: Path, hf: Any, facts: Facts) -> None:
             made.rename(entry)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-        oldest_first = sorted(entry.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
-        for folder in oldest_first[:-_MOST_ENTRIES]:
-            shutil.rmtree(folder, ignore_errors=True)
+        drop_oldest(entry.parent, _MOST_ENTRIES)
     except OSError as error:
         log.info("The tokenizer is not kept for the next start: %s", error)
 

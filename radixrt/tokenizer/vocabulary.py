@@ -1,6 +1,5 @@
 """A checkpoint's tokenizer: encodes text, and knows the bytes of each token."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,11 +127,7 @@ class Vocabulary:
     def save(self, file: Path) -> None:
         """Write the tokenizer.json. Other processes may read the file meanwhile."""
         written = file.with_suffix(".new")
-        try:
-            if not isinstance(self.hf, CachedTokenizer):
-                raise FileNotFoundError
-            shutil.copyfile(self.hf.file, written)
-        except FileNotFoundError:  # or another start has made room in the cache
+        if not (isinstance(self.hf, CachedTokenizer) and self.hf.copy_to(written)):
             written.write_text(self.backend.to_str(), encoding="utf-8")
         written.replace(file)
 
