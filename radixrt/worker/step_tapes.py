@@ -64,27 +64,20 @@ class StepTapes:
         if not self._recordable or count > (MOST_TOKENS_WITH_PROMPTS if by_rows else MOST_TOKENS):
             return self._model.forward(token_ids, positions, self._context, rows)
         if not by_rows:
-            hidden: torch.Tensor = self._taped(
-                self._model.forward, token_ids, positions, COMPUTED_BEFORE
-            )
+            hidden: torch.Tensor = self._taped(token_ids, positions, by_rows)
             return hidden if rows is None else hidden[rows]
-        part, before = self._model.up_to_last_attention, COMPUTED_BEFORE_WITH_PROMPTS
-        hidden, residual = self._taped(part, token_ids, positions, before)
+        hidden, residual = self._taped(token_ids, positions, by_rows)
         return self._model.after_last_attention(hidden[rows], residual[rows])
 
-    def _taped(
-        self,
-        part: Callable[..., Any],
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        computed_before: int,
-    ) -> Any:
-        """The result of a part of the model, ``(token_ids, positions, context)``."""
+    def _taped(self, token_ids: torch.Tensor, positions: torch.Tensor, by_rows: bool) -> Any:
+        """The result of the model, or, if ``by_rows``, of its part up to the last attention."""
+        part = self._model.up_to_last_attention if by_rows else self._model.forward
+        computed_before = COMPUTED_BEFORE_WITH_PROMPTS if by_rows else COMPUTED_BEFORE
 
         def compute(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
             return part(token_ids, positions, self._context)
 
-        kind = len(token_ids), part == self._model.up_to_last_attention
+        kind = len(token_ids), by_rows
         if (known := self._tapes.get(kind)) is not None:
             return known.replay(token_ids, positions)
         self._times_computed[kind] += 1
