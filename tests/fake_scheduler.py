@@ -8,9 +8,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels, Poller
+from radixrt.base.ipc import Poller
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed

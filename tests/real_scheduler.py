@@ -4,8 +4,9 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.ipc import Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.links import ToWorker

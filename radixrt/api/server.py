@@ -28,8 +28,8 @@ from radixrt.api.http.loading import Loading, accepting
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Channels
 from radixrt.base.tls import server_context
 from radixrt.client.engine_client import EngineClient
 

@@ -9,7 +9,7 @@ import mmap
 import time
 from pathlib import Path
 
-from radixrt.base.ipc import Channels
+from radixrt.base.channels import Channels
 
 PATIENCE = 20
 """Limit of the duration of a piece of work, in multiples of the longest before it."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from radixrt.base.channels import Channels
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.heartbeat import is_well
-from radixrt.base.ipc import AsyncInbox, Channels, FrameTooLargeError, Outbox
+from radixrt.base.ipc import AsyncInbox, FrameTooLargeError, Outbox
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_calls import RETRY_AFTER_S, OpenCalls
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests

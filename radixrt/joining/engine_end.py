@@ -8,8 +8,9 @@ import msgspec
 import zmq
 
 from radixrt import __version__
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Channels, Decoder, Poller, encode
+from radixrt.base.ipc import Decoder, Poller, encode
 from radixrt.joining.sockets import JoinKeys, engine_socket
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToJoinedEngine, ToScheduler

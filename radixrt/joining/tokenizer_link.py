@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.channels import Channels
+from radixrt.base.ipc import Inbox, Outbox, Poller
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToScheduler
 from radixrt.messages.replicas import Attach

@@ -12,7 +12,6 @@ from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.tls import server_context
-from radixrt.joining.sockets import JoinKeys
 from radixrt.models.checkpoint import (
     check_checkpoint,
     check_ranks,
@@ -22,7 +21,6 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
-from radixrt.supervisor.probes import answering_probes
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
 log = logging.getLogger(__name__)
@@ -105,6 +103,9 @@ def serve(config: ServerConfig) -> int:
         if keys.file is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also in the processes that start now
         if config.join_token_file is not None:
+            # asyncio and ZeroMQ, without which other servers start sooner
+            from radixrt.joining.sockets import JoinKeys
+
             JoinKeys.read(config.join_token_file)  # for its errors
         if config.join is not None:
             return _serve_joined(config)
@@ -126,6 +127,8 @@ def serve(config: ServerConfig) -> int:
 
 def _serve_joined(config: ServerConfig) -> int:
     """Run an engine that joins an ingress. SIGTERM ends it at once: the ingress continues its answers in other engines."""
+    from radixrt.supervisor.probes import answering_probes
+
     with (
         bind(config.host, config.port) as listener,
         Supervisor(config, None, MAX_DEATHS) as supervisor,

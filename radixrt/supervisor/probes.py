@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from radixrt.base.channels import Channels
 from radixrt.base.heartbeat import is_well
-from radixrt.base.ipc import Channels
 
 READ_TIMEOUT_S = 5.0
 """Of a request."""

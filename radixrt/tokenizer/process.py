@@ -17,10 +17,11 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Channels, Outbox
+from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Outbox
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
 from radixrt.messages.calls import SchedulerCall, StatsCall

@@ -21,8 +21,8 @@ import openai
 import pytest
 
 from radixrt.api.server import serve
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Channels
 from radixrt.messages.answers import EngineInfo
 from radixrt.parsers.choice import with_parsers
 from radixrt.tokenizer.process import TokenizerProcess

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from radixrt.base.channels import Channels
 from radixrt.base.errors import RequestError
-from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.client import leases
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.leases import HeldLeases

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller
+from radixrt.base.channels import Channels
+from radixrt.base.ipc import Inbox, Outbox, Poller
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.links import ToScheduler, ToTokenizerFromScheduler

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import zmq
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import MAX_REPLICAS, ServerConfig
-from radixrt.base.ipc import Channels
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import TokenPrompt

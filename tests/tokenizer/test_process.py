@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import zmq
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk, AnswerReport

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
-from radixrt.base.ipc import Channels
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.ids import pack_ids, unpack_ids

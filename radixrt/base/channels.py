@@ -1,0 +1,127 @@
+"""The addresses of the channels between a server's processes, as files in its run directory.
+
+:mod:`radixrt.base.ipc` has the sockets. The supervisor, which has none, starts without ZeroMQ.
+"""
+
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from radixrt.base.errors import ConfigError
+
+LONGEST_RUN_DIR = 76
+"""Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
+
+
+class Channels:
+    """The addresses of a server's channels, as files in its run directory.
+
+    Each engine that the supervisor starts has a folder of its own there, so that nothing of a dead engine reaches the next. It is the
+    tokenizer process's. So has each start of a replica, a scheduler with its workers, which can outlive the engine: it then belongs to
+    the next one. Only the api process's inbox is the same for all engines.
+    """
+
+    def __init__(
+        self, run_dir: Path, engine: int = 0, replica: int | None = None, start: int = 0
+    ) -> None:
+        """
+        Args:
+            engine: number of the engine, counted from the start of the server.
+            replica: number of the replica whose scheduler and workers use the channels; None: those of api and tokenizer process.
+            start: number of the replica's start, counted from the start of the server.
+        """
+        self.run_dir = run_dir
+        self.engine = engine
+        self.replica = replica
+        self.start = start
+
+    @staticmethod
+    def make_run_dir() -> Path:
+        """A fresh directory, mode 0700.
+
+        Raises:
+            ConfigError: its path is too long for a socket's address.
+        """
+        run_dir = Path(tempfile.mkdtemp(prefix="radixrt-"))
+        if len(str(run_dir)) > LONGEST_RUN_DIR:
+            run_dir.rmdir()
+            raise ConfigError(
+                f"The path of {run_dir} is too long for Unix sockets: set TMPDIR to a shorter one."
+            )
+        assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+        Channels(run_dir).folder.mkdir(mode=0o700)
+        return run_dir
+
+    @property
+    def folder(self) -> Path:
+        """The files of this engine, or of this start of a replica; removed at its death."""
+        name = str(self.engine) if self.replica is None else f"{self.replica}.{self.start}"
+        return self.run_dir / name
+
+    @property
+    def is_alive(self) -> bool:
+        """The supervisor has not noticed the death of this engine, or replica."""
+        return self.folder.is_dir()
+
+    @property
+    def drained_file(self) -> Path:
+        """While it is there, this replica is not started: an admin has drained it."""
+        return self.run_dir / f"drained-{self.replica}"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
+        return self.run_dir / "tokenizer.json"
+
+    @property
+    def joined_file(self) -> Path:
+        """Exists while the scheduler of these channels belongs to an ingress on another machine."""
+        return self.folder / "joined"
+
+    @property
+    def farewell_file(self) -> Path:
+        """Where the supervisor leaves the reason for the end of the server before it ends the api process."""
+        return self.run_dir / "farewell"
+
+    def heartbeat_file(self, process: str) -> Path:
+        """The record of a process; see :mod:`radixrt.base.heartbeat`."""
+        return self.folder / f"heartbeat-{process}"
+
+    def heartbeat_files(self) -> list[Path]:
+        """The records of this engine's processes, or of this replica's; none if it is not there."""
+        return list(self.folder.glob("heartbeat-*"))
+
+    def of_replica(self, replica: int, start: int) -> "Channels":
+        """The channels of a start of a replica of this engine."""
+        return Channels(self.run_dir, self.engine, replica, start)
+
+    def replicas(self) -> list["Channels"]:
+        """Those of the replicas that live."""
+        names = [path.name.split(".") for path in self.run_dir.glob("[0-9]*.[0-9]*")]
+        return [self.of_replica(int(replica), int(start)) for replica, start in names]
+
+    def address(self, sender: str, receiver: str) -> str:
+        """For example ``ipc:///tmp/radixrt-x/0/api-tokenizer``. A replica has other addresses for each tokenizer process:
+        ``ipc:///tmp/radixrt-x/1/scheduler-tokenizer.0.3``, ``ipc:///tmp/radixrt-x/0.3/tokenizer-scheduler.1``."""
+        number = ""
+        if receiver == "api":
+            folder = self.run_dir
+        elif receiver == "tokenizer":
+            folder = self.run_dir / str(self.engine)
+            number = "" if self.replica is None else f".{self.replica}.{self.start}"
+        else:
+            folder = self.folder
+            number = f".{self.engine}"
+        return f"ipc://{folder}/{sender}-{receiver}{number}"
+
+    @property
+    def attach_address(self) -> str:
+        """At which a replica hears of the tokenizer process of the next engine."""
+        return f"ipc://{self.folder}/attach"
+
+    def next_engine(self) -> None:
+        """Let further addresses be those of the next engine, and remove the files of this one. Replicas keep theirs."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.engine += 1
+        self.folder.mkdir(mode=0o700)
