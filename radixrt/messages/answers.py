@@ -9,7 +9,7 @@ from radixrt.constrained.grammar import Unenforced
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.logprobs import TokenLogprobs
-from radixrt.messages.message import Message
+from radixrt.messages.message import Message, ToolCall
 from radixrt.messages.pooling import PoolingInfo
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -86,16 +86,6 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     def times(self) -> AnswerTimes:
         """The durations by themselves."""
         return msgspec.convert(self, AnswerTimes, from_attributes=True)
-
-
-class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """One tool call, or a piece of one; only the first piece has a name."""
-
-    index: int
-    """Index of the call in its answer."""
-    name: str
-    arguments: str
-    """JSON, or the next piece of it."""
 
 
 JsonType = Literal["object", "array", "string", "number", "boolean", "null"]

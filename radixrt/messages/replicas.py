@@ -24,7 +24,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Fitted to the last steps: the cost of a prompt token. 0: not known yet."""
     seconds_per_pair: float = 0.0
     """Of a pair of a prompt token and a token before it."""
-    running: int = 0
     waiting: int = 0
     context_tokens: int = 0
     """Of all running sequences; what several share counts for each."""

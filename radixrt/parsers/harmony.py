@@ -7,7 +7,7 @@ the arguments of a call. The prompt has the beginning of the first header: ``<|s
 
 import re
 
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink
 

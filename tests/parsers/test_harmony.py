@@ -18,7 +18,7 @@ from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag
 from radixrt.constrained.grammar import CheckedTags
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.parsers.harmony import MARKS, HarmonyParser
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS

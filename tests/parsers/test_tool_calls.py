@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.parsers.tool_calls.json_calls import JsonCalls
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt import kept_turns
 from radixrt.tokenizer.prompt.kept_turns import AnswerParts, History, KeptTurns, OpenTurn

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.constrained.constraint import JsonSchema, Regex, StructuralTag, Tag
-from radixrt.messages.answers import ToolCall, ValueEvent
+from radixrt.messages.answers import ValueEvent
+from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import GenerateRequest, TextPrompt
 from radixrt.tokenizer.answer.value_events import AnswerValues, ValueTracker
 

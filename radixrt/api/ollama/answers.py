@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 
 from radixrt.api.responses import explanation_extras, structured_extras
-from radixrt.messages.answers import AnswerChunk, AnswerReport, ToolCall
+from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.message import ToolCall
 
 _NS = 1e9
 

@@ -11,7 +11,7 @@ from radixrt.base.errors import RequestError, shown
 from radixrt.base.nesting import check_depth
 from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
 from radixrt.constrained.tool_calls import CallSyntax, Tool, calls, one_call_or_json
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 
 _NAMED_KINDS = ("function", "custom")
 """Of tools."""

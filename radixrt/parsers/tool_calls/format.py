@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixrt.constrained.tool_calls import CallSyntax
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 

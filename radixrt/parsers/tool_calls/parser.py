@@ -1,6 +1,6 @@
 """Splits the tool calls off an answer's content."""
 
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
 

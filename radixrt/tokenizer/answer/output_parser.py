@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import StructuralTag
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import ChatPrompt, GenerateRequest
 from radixrt.parsers.harmony import ASSISTANT, FINAL, MARKS, MESSAGE, HarmonyParser
 from radixrt.parsers.reasoning import (

@@ -6,7 +6,8 @@ import re
 import msgspec
 
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Parameters, StructuralTag
-from radixrt.messages.answers import JsonType, ToolCall, ValueEvent
+from radixrt.messages.answers import JsonType, ValueEvent
+from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import GenerateRequest
 
 _SKIPPED = re.compile(r"[ \t\n\r:,]*")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.messages.answers import ToolCall
+from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt.kept_answers import text_digest
 from radixrt.tokenizer.prompt.token_memory import TokenMemory
