@@ -1,6 +1,9 @@
 """Reads the marks of a checkpoint by which its formats are recognised: the chat template and the added tokens."""
 
+import contextlib
 import dataclasses
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +18,19 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 class ModelMarks:
     template: str
     """The text of the chat template, of all of them if there are several; "" without one."""
-    tokens: frozenset[str] = frozenset()
-    """The texts of the tokens that were added to the vocabulary, such as control tokens."""
+    folder: Path
+    """Of tokenizer.json."""
+
+    @functools.cached_property
+    def tokens(self) -> frozenset[str]:
+        """The texts of the tokens that were added to the vocabulary, such as control tokens. tokenizer.json, of many megabytes, is read for
+        them when they are first needed.
+
+        Raises:
+            ConfigError: the file can't be read.
+        """
+        with _config_errors(self.folder):
+            return _added_tokens(self.folder)
 
     def in_template(self, *marks: str) -> bool:
         """Whether all of these texts stand in the template. Quotes in it may be escaped."""
@@ -32,16 +46,22 @@ class ModelMarks:
         Raises:
             ConfigError: a file can't be read.
         """
-        try:
+        with _config_errors(folder):
             if template_file is not None:
                 template = Path(template_file).read_text(encoding="utf-8")
             else:
                 template = _own_template(folder)
-            return ModelMarks(template.replace('\\"', '"'), _added_tokens(folder))
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
-            raise ConfigError(
-                f"Can't read the chat template and the added tokens of {folder}: {error}"
-            ) from error
+        return ModelMarks(template.replace('\\"', '"'), folder)
+
+
+@contextlib.contextmanager
+def _config_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"Can't read the chat template and the added tokens of {folder}: {error}"
+        ) from error
 
 
 class _TokenizerConfig(msgspec.Struct):

@@ -105,7 +105,13 @@ def test_the_vocabulary_tells_where_the_template_does_not(tmp_path: Path) -> Non
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(["<|tool_call|>", "<|/tool_call|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    assert with_parsers(ServerConfig(model_path=str(folder))).tool_call_parser == "phi4_mini"
+    config = ServerConfig(model_path=str(folder))
+    assert with_parsers(config).tool_call_parser == "phi4_mini"
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match="added tokens"):
+        with_parsers(config)
+    (folder / "chat_template.jinja").write_text(QWEN)
+    assert with_parsers(config).tool_call_parser == "hermes"  # reads no vocabulary
 
 
 def test_a_parser_that_is_set_stays(tmp_path: Path) -> None:
