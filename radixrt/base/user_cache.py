@@ -17,7 +17,7 @@ def user_cache(name: str) -> Path:
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:
-        raise OSError("There is no home folder for a cache; set XDG_CACHE_HOME.") from error
+        raise OSError("there is no home folder, and XDG_CACHE_HOME is not set") from error
     return cache / "radixrt" / name
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pwd
 import random
 import re
 import subprocess
@@ -507,6 +508,24 @@ def test_the_folder_is_made_once_and_again_for_a_changed_file(
         load_model(first)
     assert resolve_model_path(str(file)) != first
     assert len(list(cache.glob("*/tiny"))) == 2
+
+
+@pytest.mark.parametrize("cause", ["no home", "no folder"])
+def test_a_cache_that_cannot_be_written_is_an_error_that_names_the_remedy(
+    cause: str,
+    make: Callable[..., tuple[Path, Path]],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, file = make("qwen3", {})
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file")
+    if cause == "no home":
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name)
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(ConfigError, match=r"tiny\.gguf cannot be written .*set .*XDG_CACHE_HOME"):
+        resolve_model_path(str(file))
 
 
 def test_without_the_package_the_error_says_how_to_install_it(

@@ -6,7 +6,6 @@ less than a second here. Format: https://github.com/ggml-org/ggml/blob/master/do
 
 import math
 import mmap
-import re
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,30 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from radixrt.base.errors import ConfigError
+from radixrt.models.gguf.form import PART, TensorEntry
 
-PLAIN_KINDS = {0: "float32", 1: "float16", 30: "bfloat16"}
-"""Kinds of tensors that are not quantized, as PyTorch calls them."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # fmt: skip
 """Formats of ``struct``, which are also numpy's, by type number."""
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _VERSIONS = (2, 3)
-PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-"""End of the name of each file of a model that was split: its number, from 1, and the number of files."""
-
-
-class TensorEntry(NamedTuple):
-    """The place of one tensor."""
-
-    name: str
-    kind: int
-    """``gguf.GGMLQuantizationType``."""
-    shape: tuple[int, ...]
-    """Rows first, as in PyTorch."""
-    file: str
-    offset: int
-    """In bytes, from the beginning of the file."""
-    row_bytes: int
-    """Of a row, the last dimension."""
 
 
 class GGUFFile(NamedTuple):

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from radixrt.base.errors import ConfigError
-from radixrt.models.gguf.file import PART
-from radixrt.models.gguf.folder import import_gguf
+from radixrt.models.gguf.form import PART, import_gguf
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo

@@ -17,7 +17,7 @@ from radixrt.layers.matrix import DenseMatrix, MatrixFormat
 from radixrt.layers.quantization.block_stack import BlockStack
 from radixrt.layers.quantization.blocks import block_matrices
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
-from radixrt.models.gguf.file import PLAIN_KINDS, TensorEntry
+from radixrt.models.gguf.form import PLAIN_KINDS, TensorEntry
 from radixrt.models.loading_progress import LoadingProgress
 
 log = logging.getLogger(__name__)
