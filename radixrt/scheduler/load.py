@@ -41,7 +41,6 @@ def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
         slowdown=slowdown,
         seconds_per_token=by_token,
         seconds_per_pair=by_pair,
-        running=scheduler.num_running,
         waiting=len(scheduler.waiting),
         context_tokens=int(np.maximum(slots.planned, slots.known)[running].sum()),
         held_tokens=page_size

@@ -374,7 +374,8 @@ class Scheduler:
         drafted = sum(draft.num_drafted for draft in result.drafts)
         accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
-        shape = step.shape._replace(rows=tokens + drafted - accepted)
+        held = int(self.slots.is_held.sum())  # computed in the step before
+        shape = step.shape._replace(rows=max(0, tokens + drafted - accepted - held))
         if step.drafts is not None and self.step_times.is_known:
             answers = StepShape(step.shape.rows, step.shape.context)
             compared = ComparedStep(
@@ -386,7 +387,8 @@ class Scheduler:
                 drafts=step.drafts,
             )
             self.draft_trials.observe(compared, result.step_s)
-        self.step_times.observe(shape, result.step_s, tokens, has_drafts=drafted > 0)
+        step_s = result.step_s if shape.rows + shape.tokens else 0.0  # it has only sampled
+        self.step_times.observe(shape, step_s, tokens, has_drafts=drafted > 0)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
             self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)
         self.waits.observe_step(step.shape.rows, result.step_s)

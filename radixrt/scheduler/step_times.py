@@ -11,6 +11,9 @@ plans), by least squares with exponential forgetting:
 - A step makes the learner forget only the costs that it has a part in. So many decode steps leave the costs of prompts as
   they are.
 
+The bound of a step is a multiple of the step of one answer. The costs do not tell this time well: where all steps are as long as their bound, a
+smaller constant and dearer tokens fit as well, and the bound would follow. So it has a record of its own (:class:`ShortestStep`).
+
 Until the first times are known, a step computes at most twice the prompt tokens of the largest step before it.
 
 Sarathi-Serve (Agrawal et al., OSDI 2024) bounds the tokens of a step, so that running answers do not stall, and profiles
@@ -42,6 +45,14 @@ prompt tokens."""
 NO_BOUND, NO_BOUND_S = 1 << 30, 1e9
 """More tokens, and more seconds, than any step has."""
 
+FEW_TOKENS = 16
+"""Steps of so few tokens take about as long as that of one answer: they wait for weights from memory."""
+
+SHORTER_COUNTS, LONGER_COUNTS = 1 / 4, 1 / 32
+"""Parts of the difference by which the time of the shortest step follows another one."""
+_MOST_LONGER = 2.0
+"""Of the time of the shortest step: a longer one counts as this. The machine pauses now and then."""
+
 _KEPT = math.sqrt(FORGETTING)
 _UNITS = (1.0, 16.0, 16384.0, 128.0, 128.0 * 2048.0)
 """Of the features, so that all are about 1."""
@@ -68,6 +79,9 @@ class StepShape(NamedTuple):
         return self._replace(tokens=self.tokens + tokens, pairs=pairs)
 
 
+_ONE_ANSWER = StepShape(rows=1, context=0)
+
+
 def attended_pairs(start: int, tokens: int) -> int:
     """Pairs of a token of a chunk and a token that it attends to.
 
@@ -75,6 +89,27 @@ def attended_pairs(start: int, tokens: int) -> int:
     22
     """
     return tokens * start + tokens * tokens // 2
+
+
+class ShortestStep:
+    """The time of a step of as few tokens as there have been, and at most FEW_TOKENS.
+
+    Pauses make a step longer, and nothing makes it shorter. So the time follows shorter steps soon, and longer ones slowly.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = FEW_TOKENS + 1
+        self.seconds = 0.0
+        """0: there has been no step."""
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        if tokens < self._tokens:
+            self._tokens, self.seconds = tokens, min(seconds, self.seconds or seconds)
+        longer_s = min(seconds, _MOST_LONGER * self.seconds) - self.seconds
+        if longer_s < 0:
+            self.seconds += SHORTER_COUNTS * longer_s
+        elif tokens == self._tokens:
+            self.seconds += LONGER_COUNTS * longer_s
 
 
 class StepTimes:
@@ -92,6 +127,7 @@ class StepTimes:
         """Weighted sum of the products of the features, [5, 5]."""
         self._gradient = [0.0] * len(_UNITS)
         """Weighted sum of the products of features and errors; 0 where the squared error is least."""
+        self._shortest = ShortestStep()
         self._observed = 0
         self._decode_steps = 0
         """Without drafts."""
@@ -122,6 +158,7 @@ class StepTimes:
         self._largest_prefill = max(self._largest_prefill, shape.tokens)
         if seconds <= 0 or self._observed <= WARM_UP_STEPS:
             return
+        self._shortest.observe(shape.rows + shape.tokens, seconds)
         features = _features(shape)
         if not has_drafts:
             self._decode_steps += not shape.tokens
@@ -223,9 +260,9 @@ class StepTimes:
     def max_step_s(self, decode: StepShape) -> float:
         """The bound of the time of a step with these decoding rows: that of ``--max-step-ms``."""
         if self._max_step_ms is None:
-            one_answer_s = self.seconds(StepShape(rows=1, context=0))
-            answers_s = self.seconds(decode) if decode.rows else one_answer_s
-            most_ms = 1e3 * (STEPS_OF_ONE_ANSWER * one_answer_s + answers_s)
+            one_answer_s = self._shortest.seconds or self.seconds(_ONE_ANSWER)
+            more_s = max(0.0, self.seconds(decode) - self.seconds(_ONE_ANSWER))
+            most_ms = 1e3 * ((STEPS_OF_ONE_ANSWER + 1) * one_answer_s + more_s)
             return min(max(most_ms, LEAST_MS), MOST_MS) / 1e3
         return self._max_step_ms / 1e3 if self._max_step_ms > 0 else NO_BOUND_S
 

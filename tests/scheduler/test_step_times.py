@@ -2,9 +2,11 @@
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 
+from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.scheduler.load import replica_load
 from radixrt.scheduler.step_times import (
     LEAST_MS,
@@ -15,6 +17,7 @@ from radixrt.scheduler.step_times import (
     StepTimes,
     attended_pairs,
 )
+from tests.scheduler.engine_model import EngineModel, limits
 from tests.scheduler.timed_engine import Request, TimedEngine, percentile
 
 LONG, SHORT = 7000, 60
@@ -114,6 +117,79 @@ def test_steps_with_drafts_do_not_shorten_the_step_of_one_answer() -> None:
         times.observe(StepShape(rows, 0), seconds, has_drafts=drafted)
         times.observe(StepShape(rows, 0).with_chunk(0, 64), seconds + 0.064, has_drafts=drafted)
     assert times.max_step_s(ONE_ANSWER) == pytest.approx(5 * 0.022, rel=0.1)
+
+
+def roofline(rng: np.random.Generator, shape: StepShape) -> float:
+    """As on a CPU: a step reads all weights in 20 ms, and computes meanwhile. Times have noise of a tenth; of fifty steps, one
+    takes three times as long."""
+    pause = 3 if rng.random() < 0.02 else 1
+    computed_s = 0.00085 * (shape.rows + shape.tokens)
+    return (max(0.0165, computed_s) + 0.0035) * float(rng.uniform(0.95, 1.05)) * pause
+
+
+def tokens_of_steps(seed: int, rows: tuple[int, int]) -> list[int]:
+    """Prompt tokens of 200 steps beside some answers, each planned by the times of those before; at first, one answer alone, with
+    drafts, as after the first request of a server."""
+    rng, times = np.random.default_rng(seed), StepTimes(None)
+
+    def take(shape: StepShape, *, has_drafts: bool = False) -> None:
+        times.observe(shape, roofline(rng, shape), has_drafts=has_drafts)
+
+    for tokens in (64, 128, 128, 32):
+        take(StepShape(0, 0, tokens))
+    for drafted in (3, 6, 1, 4):
+        take(StepShape(1 + drafted, 0), has_drafts=True)
+    planned = []
+    for _ in range(200):
+        decode = StepShape(int(rng.integers(*rows)), 0)
+        most = times.tokens_within(times.prefill_seconds(decode), 0)
+        planned.append(max(16, min(most, times.most_prefill_tokens(), 512) // 16 * 16))
+        take(decode.with_chunk(0, planned[-1]))
+    return planned
+
+
+@pytest.mark.parametrize("rows", [(0, 1), (6, 17)])
+def test_steps_with_prompts_are_as_large_in_every_run(rows: tuple[int, int]) -> None:
+    """They are as long as their bound, so a bound that is learned from them alone drifts, or shrinks with them."""
+    runs = [tokens_of_steps(seed, rows) for seed in range(8)]
+    means = [np.mean(planned[20:]) for planned in runs]
+    assert min(means) > 80 and max(means) < 1.25 * min(means), means
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_the_time_of_one_answer_is_known_after_a_slow_first_step_and_after_a_change(
+    slower: float,
+) -> None:
+    rng, times, one = np.random.default_rng(0), StepTimes(None), StepShape(1, 500)
+    for _ in range(4):
+        times.observe(one, 0.020 * 3)
+    for _ in range(12):
+        times.observe(one, roofline(rng, one))
+    assert times.max_step_s(one) == pytest.approx(5 * 0.020, rel=0.15)
+    for _ in range(200):
+        times.observe(one, slower * roofline(rng, one))
+    expected_ms = min(5 * 20 * slower, MOST_MS)
+    assert 1000 * times.max_step_s(one) == pytest.approx(expected_ms, rel=0.1)
+
+
+def test_steps_that_only_sample_held_tokens_are_not_taken_for_steps_of_an_answer() -> None:
+    model = EngineModel(limits(max_step_ms=None))
+    step, only_sampled = model.worker.step, 0
+
+    def timed(plan: StepPlan) -> StepResult:
+        nonlocal only_sampled
+        before = model.worker.computed_tokens
+        result = step(plan)
+        computes = model.worker.computed_tokens > before
+        only_sampled += not computes
+        return msgspec.structs.replace(result, step_s=0.020 if computes else 0.0001)
+
+    model.worker.step = timed  # type: ignore[method-assign]
+    for number in range(20):
+        model.add([number, 2, 3], max_tokens=12, grammar=b"held")
+        model.run()
+    assert only_sampled > 10
+    assert model.scheduler.step_times.max_step_s(ONE_ANSWER) == pytest.approx(0.1, rel=0.01)
 
 
 @pytest.mark.parametrize("start", [0, 100, 6000])
