@@ -63,6 +63,7 @@ def _row(arguments: argparse.Namespace, num_tokens: int) -> dict[str, str]:
         filler = random.integers(0, VOCABULARY, arguments.pool)
         _store(router, replica, 1, pack_ids(filler))
     sequences = [1] * arguments.replicas
+    answers = dict.fromkeys(range(arguments.replicas), 0)
     first: list[float] = []
     hashing: list[float] = []
     next_turn: list[float] = []
@@ -78,7 +79,7 @@ def _row(arguments: argparse.Namespace, num_tokens: int) -> dict[str, str]:
             begin = time.thread_time()
             prompt = RoutedPrompt.of(turn, "", PAGE_SIZE)
             hashed = time.thread_time()
-            router.send(prompt, router.choose(prompt), number + 1)
+            router.send(prompt, router.choose(prompt, answers), number + 1)
             times.append(time.thread_time() - begin)
             if turn is packed:
                 hashing.append(hashed - begin)

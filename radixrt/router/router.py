@@ -13,7 +13,8 @@ A session stays where its first prompt went, so a prompt also pays for the load 
 seconds in which the replica had prompts to compute, and *new* is (n - m) / n: a session that is at home does not pay, and leaves only for a wait.
 *context* is that of the running sequences as a share of the pool: they compute beside the prompts, and their pages are not free. Each
 counts what it shares with others, so a prefix of most requests spreads. *answers* is the number of sequences
-that run, wait or were sent, so that short prompts, which cost nothing else, spread.
+that are not complete, so that short prompts, which cost nothing else, spread. The caller knows this number at any time; a report may be some
+short steps old.
 
 The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
 so prompts that arrive together share a prefix or spread as the cost says.
@@ -22,7 +23,7 @@ so prompts that arrive together share a prefix or spread as the cost says.
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import exp
 from typing import NamedTuple
@@ -211,19 +212,23 @@ class Router:
 
     # ------------------------------------------------------------ decisions
 
-    def choose(self, prompt: RoutedPrompt) -> Candidate:
-        """The replica with the least cost."""
+    def choose(self, prompt: RoutedPrompt, answers: Mapping[int, int]) -> Candidate:
+        """The replica with the least cost.
+
+        Args:
+            answers: of each replica, the sequences that were sent to it and are not complete.
+        """
         return min(
-            self.candidates(prompt),
+            self.candidates(prompt, answers),
             key=lambda found: (found.cost_s, self._replicas[found.replica].chosen),
         )
 
-    def candidates(self, prompt: RoutedPrompt) -> list[Candidate]:
-        """The cost of the prompt on each replica."""
+    def candidates(self, prompt: RoutedPrompt, answers: Mapping[int, int]) -> list[Candidate]:
+        """The cost of the prompt on each replica; see :meth:`choose`."""
         now = self._clock()
         if now - self._turned_at > EXPECTED_S / 2:
             self._forget_old(now)
-        return [self._candidate(number, prompt, now) for number in self._replicas]
+        return [self._candidate(number, prompt, answers[number], now) for number in self._replicas]
 
     def send(self, prompt: RoutedPrompt, chosen: Candidate, number: int) -> None:
         """Count a prompt as sent, until the replica has reported it.
@@ -245,7 +250,7 @@ class Router:
         """The replica that has most of a prompt."""
         return max(self._replicas, key=lambda r: self._replicas[r].matched_blocks(prompt.hashes))
 
-    def _candidate(self, number: int, prompt: RoutedPrompt, now: float) -> Candidate:
+    def _candidate(self, number: int, prompt: RoutedPrompt, answers: int, now: float) -> Candidate:
         replica = self._replicas[number]
         load, tokens = replica.load, prompt.num_tokens
         matched = replica.matched_blocks(prompt.hashes)
@@ -261,7 +266,7 @@ class Router:
             + (1 + EVICTION_WEIGHT * evicting) * prefill_s
             + BUSY_PRICE_S * replica.busy(now) * (tokens - cached) / tokens
             + KV_PRICE_S * context
-            + ANSWER_PRICE_S * (load.running + load.waiting + len(replica.pending))
+            + ANSWER_PRICE_S * answers
         )
         return Candidate(number, cached, prefill_s, cost_s)
 

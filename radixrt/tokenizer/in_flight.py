@@ -110,7 +110,7 @@ class InFlightAnswers:
         lost = list(dict.fromkeys(e.request_id for e in entries if e.scheduler is scheduler))
         for request_id in lost:
             for seq_id in self._seq_ids_of.pop(request_id):
-                del self._by_seq_id[seq_id]
+                self._pop(seq_id)
         return lost
 
     def absorb(self, batch: TokenBatch) -> None:
@@ -211,15 +211,21 @@ class InFlightAnswers:
 
     def _add(self, entry: _InFlight) -> None:
         self._by_seq_id[entry.seq_id] = entry
+        entry.scheduler.num_open += 1
         self._seq_ids_of[entry.request_id].add(entry.seq_id)
 
     def _remove(self, entry: _InFlight) -> None:
-        del self._by_seq_id[entry.seq_id]
+        self._pop(entry.seq_id)
         self._seq_ids_of[entry.request_id].discard(entry.seq_id)
+
+    def _pop(self, seq_id: int) -> _InFlight:
+        entry = self._by_seq_id.pop(seq_id)
+        entry.scheduler.num_open -= 1
+        return entry
 
     def _drop(self, request_id: str) -> None:
         seq_ids = self._seq_ids_of.pop(request_id, set())
-        dropped = [self._by_seq_id.pop(seq_id) for seq_id in seq_ids]
+        dropped = [self._pop(seq_id) for seq_id in seq_ids]
         _release(dropped)
         for entry in dropped:
             _release_grammar(entry)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import AsyncInbox, Channels, Outbox
+from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.ingress_end import JoinedEngine, JoinPort
 from radixrt.joining.sockets import JoinKeys
@@ -54,6 +55,8 @@ class SchedulerLink:
         self.grammars = SentGrammars(self.send)
         self.num_sequences = 0
         """Sent."""
+        self.num_open = 0
+        """Of these, those whose answers are not complete."""
 
     @property
     def replica(self) -> int:
@@ -134,7 +137,8 @@ class Schedulers:
             return self.links[0]
         router = self._router_of_all()
         prompt = RoutedPrompt.of(token_ids, salt, router.page_size)
-        chosen = router.choose(prompt)
+        answers = {replica: link.num_open for replica, link in self.links.items()}
+        chosen = router.choose(prompt, answers)
         link = self.links[chosen.replica]
         router.send(prompt, chosen, link.num_sequences + 1)
         return link

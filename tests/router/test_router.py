@@ -39,6 +39,7 @@ class Fleet:
         self.router = Router(PAGE_SIZE, self.clock)
         self.sequences = [0] * num_replicas
         self.sent = [0] * num_replicas
+        self.open = dict.fromkeys(range(num_replicas), 0)
         for replica in range(num_replicas):
             self.router.join(replica)
             self.report(replica)
@@ -76,13 +77,16 @@ class Fleet:
         self.router.take_events(replica, [msgspec.msgpack.encode(batch)])
 
     def cached_tokens(self, tokens: list[int], salt: str = "") -> list[int]:
-        return [found.cached_tokens for found in self.router.candidates(prompt(tokens, salt))]
+        return [
+            found.cached_tokens for found in self.router.candidates(prompt(tokens, salt), self.open)
+        ]
 
     def choose(self, tokens: list[int], salt: str = "") -> int:
         routed = prompt(tokens, salt)
-        chosen = self.router.choose(routed)
+        chosen = self.router.choose(routed, self.open)
         self.sent[chosen.replica] += 1
         self.router.send(routed, chosen, self.sent[chosen.replica])
+        self.open[chosen.replica] += 1
         return chosen.replica
 
 
@@ -248,6 +252,15 @@ def test_what_was_sent_counts_until_the_replica_reports_it() -> None:
     assert fleet.choose(tokens(60, 3000)) == first, "its own account: nothing is queued"
 
 
+def test_an_answer_counts_until_it_ends_whatever_the_replica_has_reported() -> None:
+    fleet = Fleet(2)
+    assert [fleet.choose(tokens(4, 100 * n)) for n in range(4)].count(0) == 2
+    for replica in range(2):
+        fleet.report(replica, received=2)
+    fleet.open[1] = 1
+    assert fleet.choose(tokens(4, 900)) == 1
+
+
 def test_expected_blocks_are_forgotten_if_no_event_comes() -> None:
     fleet = Fleet(2)
     first = fleet.choose(tokens(40))
@@ -280,7 +293,7 @@ def test_a_pin_goes_to_the_replica_that_has_most_of_its_prompt() -> None:
 def test_a_replica_without_rates_yet_is_compared_by_a_guess(rate: float) -> None:
     fleet = Fleet(2)
     fleet.router.report(0, ReplicaLoad(seconds_per_token=rate, pool_tokens=POOL_TOKENS))
-    costs = [found.cost_s for found in fleet.router.candidates(prompt(tokens(100)))]
+    costs = [found.cost_s for found in fleet.router.candidates(prompt(tokens(100)), fleet.open)]
     assert np.all(np.array(costs) > 0)
 
 

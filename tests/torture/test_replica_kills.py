@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from radixrt.base.ipc import Channels
+from radixrt.base.channels import Channels
 from tests.server.test_replicas import of_replica
 from tests.servers import Server, serving
 from tests.torture.leaks import (

@@ -86,7 +86,7 @@ class _RadixRT(RoutingRule):
 
     def pick(self, arrival: Arrival) -> int:
         prompt = self.prompt(arrival)
-        chosen = self.router.choose(prompt)
+        chosen = self.router.choose(prompt, dict(enumerate(self.in_flight)))
         self.sent[chosen.replica] += 1
         self.router.send(prompt, chosen, self.sent[chosen.replica])
         return chosen.replica
