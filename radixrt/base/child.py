@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import math
 import os
 import shutil
 import signal
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.ipc import Channels
 
 CONFIG_FILE = "config.json"
 CONFIG_ERROR_FILE = "config_error"
@@ -22,6 +23,9 @@ CONFIG_ERROR_FILE = "config_error"
 
 EXIT_CONFIG_ERROR = 78
 """Exit status of a process that cannot start because of a setting (EX_CONFIG of sysexits.h)."""
+
+NICE_STEP = 1.25
+"""Ratio of the CPU time of two processes that compete, of which one is nicer by 1 (sched(7))."""
 
 
 def write_config(run_dir: Path, config: ServerConfig) -> None:
@@ -58,6 +62,15 @@ def run_child(
     except ConfigError as error:
         (run_dir / CONFIG_ERROR_FILE).write_text(str(error))
         sys.exit(EXIT_CONFIG_ERROR)
+
+
+def take_replica_share(num_replicas: int) -> None:
+    """Let this thread, and those that it starts, claim the ``1 / num_replicas`` part of the CPU time of a busy machine.
+
+    All replicas compete with one api and one tokenizer process. With equal claims, prompts wait there, and the replicas compute
+    more steps, of fewer sequences each.
+    """
+    os.nice(round(math.log(num_replicas, NICE_STEP)))
 
 
 def set_up_logging(name: str, level: str) -> None:

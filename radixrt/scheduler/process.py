@@ -9,9 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from radixrt.base.channels import Channels
+from radixrt.base.child import take_replica_share
 from radixrt.base.config import ServerConfig
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels, Inbox, Outbox, Poller, close_all
+from radixrt.base.ipc import Inbox, Outbox, Poller, close_all
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
@@ -86,6 +88,8 @@ class SchedulerProcess:
         """Since the last heartbeat."""
         self._max_in_flight = 1 if config.debug_disable_overlap_schedule else MAX_STEPS_IN_FLIGHT
         info = self._wait_for_worker()
+        if config.dp > 1 and info.device == "cpu":
+            take_replica_share(config.dp)
         self.scheduler = Scheduler(SchedulerLimits.of(config, info))
         self._cache_calls = CacheCalls(self.scheduler, self._tokenizer.send)
         self._log = None

@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from radixrt.base.channels import Channels
+from radixrt.base.child import take_replica_share
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels, Inbox, Outbox
+from radixrt.base.ipc import Inbox, Outbox
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
@@ -111,7 +113,7 @@ def pick_device(name: str, rank: int) -> torch.device:
 
 
 def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
-    """The settings of one replica. On a CPU, replicas share the threads and the memory of the machine; each has GPUs of its own.
+    """The settings of one replica. On a CPU, replicas share its time, and the threads and the memory of the machine; each has GPUs of its own.
 
     Raises:
         ConfigError: there are too few GPUs.
@@ -125,6 +127,7 @@ def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
                 f"{torch.cuda.device_count()}."
             )
         return config
+    take_replica_share(config.dp)
     torch.set_num_threads(max(1, torch.get_num_threads() // config.dp))
     return dataclasses.replace(config, mem_fraction_static=config.mem_fraction_static / config.dp)
 

@@ -141,6 +141,13 @@ def serving_replicas(server: Server) -> list[str]:
     return sorted(of_replica(server, "radixrt_steps_total"))
 
 
+def test_replicas_leave_cpu_time_to_the_processes_in_front(server: Server) -> None:
+    (api,) = commands_of(server, "api")
+    for name in ("scheduler", "worker"):
+        nice = [process.nice() for process in processes(server, name).values()]
+        assert nice == 2 * [min(19, api.nice() + 3)], "half of the claim"
+
+
 def test_answers_of_a_killed_replica_go_on_with_the_same_tokens(
     server: Server, threads: ThreadPoolExecutor, undisturbed: list[dict[int, str]]
 ) -> None:
