@@ -114,14 +114,14 @@ class ServerConfig(SchedulerSettings):
     )
     load_format: Literal["auto", "safetensors", "dummy"] = _model(
         "auto",
-        "auto and safetensors read the checkpoint's safetensors files; dummy fills the weights with random numbers.",
+        "auto and safetensors read the checkpoint's weights; dummy fills the weights with random numbers.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
         "auto", "Type of weights and activations; auto is the checkpoint's own."
     )
     quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
         "auto",
-        "Weight format of the linear layers: auto keeps the checkpoint's (plain, AWQ, GPTQ or fp8); int8, int4 and fp8 "
+        "Weight format of the linear layers: auto keeps the checkpoint's (docs/quantization.md); int8, int4 and fp8 "
         "quantize a plain checkpoint while it is loaded.",
     )
     context_length: int | None = _model(
@@ -261,7 +261,7 @@ class ServerConfig(SchedulerSettings):
     mem_fraction_static: float = _memory(
         0.85,
         "Share of the device's memory for weights, the largest step and the KV pool; on a CPU, share of half of the "
-        "available memory (up to 8 GiB) for the KV pool.",
+        "available memory (up to 8 GiB) for the KV pool, which may be larger with --max-total-tokens.",
         at_least=0.05,
         at_most=0.98,
     )

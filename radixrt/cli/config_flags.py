@@ -112,9 +112,9 @@ served-model-name: [demo, chat]
 disable-radix-cache: false
 ```
 
-The server prints its address when it is ready to answer and ends
-cleanly on Ctrl-C or SIGTERM; it ends with status 1 and one sentence when it cannot start, or when one of
-its processes has died."""
+The server prints its address when it is ready to answer and ends cleanly on Ctrl-C or SIGTERM. It ends with status 1 and
+one sentence when it cannot start. A process that dies is replaced; after three deaths without a token between them the
+server ends with status 1, too ([reliability.md](reliability.md#faults))."""
 
 if __name__ == "__main__":
     print(markdown_page(), end="")

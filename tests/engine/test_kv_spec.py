@@ -153,7 +153,7 @@ def test_eight_bit_keys_and_values_with_scales_have_a_place_in_the_pool() -> Non
 def test_the_same_memory_holds_nearly_twice_the_tokens_in_int8(
     head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "_available_bytes", lambda device, share: 4 << 30)
+    monkeypatch.setattr(pool, "_available_bytes", lambda device, share, asked_for: 4 << 30)
 
     def pages(dtype: torch.dtype) -> int:
         specs = [KVSpec.keys_and_values(2, head_dim, dtype)] * 24
@@ -161,6 +161,25 @@ def test_the_same_memory_holds_nearly_twice_the_tokens_in_int8(
         return pool_pages(setup, mem_fraction=1, max_total_tokens=None, max_useful_tokens=1 << 40)
 
     assert 1.9 <= pages(torch.int8) / pages(torch.bfloat16) < 2
+
+
+def test_on_a_cpu_a_larger_pool_than_the_default_can_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(pool, "available_memory", lambda: 100 * gib)
+    specs = [KVSpec.keys_and_values(8, 128, torch.bfloat16)] * 32
+    setup = AttentionSetup([AttentionSpec(32, 8, 128, 0.1)] * 32, kv_specs=specs)
+
+    def gib_of_pool(asked: int | None) -> float:
+        tokens = None if asked is None else asked * gib // bytes_per_token(setup)
+        pages = pool_pages(setup, mem_fraction=0.85, max_total_tokens=tokens, max_useful_tokens=1 << 40)  # fmt: skip
+        return pages * setup.page_size * bytes_per_token(setup) / gib
+
+    assert gib_of_pool(None) == pytest.approx(6.8, abs=0.01)
+    assert gib_of_pool(80) == pytest.approx(80, abs=0.01)
+    with pytest.raises(ConfigError, match="--mem-fraction-static"):
+        gib_of_pool(90)
 
 
 @pytest.mark.parametrize(

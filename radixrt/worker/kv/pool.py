@@ -11,8 +11,9 @@ from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
 CPU_POOL_SHARE = 0.5
-"""Share of the available memory that the pool takes at most on a CPU, where other programs need memory too."""
+"""Share of the available memory that the pool takes by default on a CPU, where other programs need memory too."""
 CPU_POOL_LIMIT = 8 * GIB
+"""The same in bytes. A larger pool must be asked for."""
 
 
 class KVPool:
@@ -74,7 +75,7 @@ def pool_pages(
     """
     device, page_size = setup.device.torch_device, setup.page_size
     page_bytes = page_size * bytes_per_token(setup)
-    available = _available_bytes(device, mem_fraction)
+    available = _available_bytes(device, mem_fraction, asked_for=max_total_tokens is not None)
     if max_total_tokens is None:
         wanted_by = "a KV pool of one page"
         pages = min(available // page_bytes, max_useful_tokens // page_size)
@@ -95,8 +96,11 @@ def pool_pages(
     return pages
 
 
-def _available_bytes(device: torch.device, mem_fraction: float) -> int:
+def _available_bytes(device: torch.device, mem_fraction: float, *, asked_for: bool) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total * mem_fraction) - (total - free)
-    return int(min(CPU_POOL_LIMIT, CPU_POOL_SHARE * available_memory()) * mem_fraction)
+    most = available_memory()
+    if not asked_for:
+        most = min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * most))
+    return int(most * mem_fraction)
