@@ -20,7 +20,6 @@ PROCESSES = {"api", "tokenizer", "scheduler", "worker"}
 NO_TORCH = [
     "radixrt",
     "radixrt.cli.main",
-    "radixrt.supervisor.launch",
     "radixrt.client.engine_client",
     "radixrt.scheduler.process",
     "radixrt.api.server",
@@ -28,11 +27,17 @@ NO_TORCH = [
     "radixrt.constrained.compiler.process",
     "radixrt.constrained.loader",
 ]
+LARGE = {"torch", "numpy", "tokenizers", "zmq", "asyncio"}
 
 
 @pytest.mark.parametrize("module", NO_TORCH)
 def test_only_the_worker_needs_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_supervisor_imports_no_large_library() -> None:
+    code = f"import radixrt.supervisor.launch, sys; sys.exit(bool({LARGE} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

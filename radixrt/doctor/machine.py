@@ -9,9 +9,9 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from radixrt.base.channels import Channels
 from radixrt.base.errors import ConfigError
 from radixrt.base.host_memory import available_memory
-from radixrt.base.ipc import Channels
 from radixrt.base.local_url import local_url
 from radixrt.doctor.finding import Finding
 from radixrt.supervisor.launch import bind

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from radixrt.base.errors import ConfigError
 from radixrt.models.checkpoint import check_checkpoint
-from radixrt.models.gguf.folder import check_file
+from radixrt.models.gguf.conversion import check_file
 from radixrt.models.gguf.hub import PREFIX, cached_models, gguf_models
 
 _UNBOUNDED = 10_000

@@ -25,11 +25,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from radixrt.base.channels import Channels
 from radixrt.base.child import CONFIG_ERROR_FILE, EXIT_CONFIG_ERROR, write_config
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,10 @@ after each operation, and keep those of the native kernels and the other process
 FEW_HEAPS = {"MALLOC_ARENA_MAX": "2"}
 """For glibc. Threads load grammars, fill masks and encode texts, and each can get a heap of its own, up to eight for each CPU
 core. A heap keeps what is freed in it: with 256 grammars that came and went, 38 MB in 16 heaps, 12 MB in one."""
+
+ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""For numpy's OpenBLAS in all processes but workers, where torch may compute with OpenBLAS, too (on ARM). Otherwise its threads start, and
+spin, with the import of numpy: 0.05 s of CPU time a process on two cores."""
 
 
 @dataclass(eq=False)
@@ -313,7 +317,7 @@ class Supervisor:
             stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
-            env=_environment(),
+            env=_environment(module),
             text=True,
             errors="replace",
             pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
@@ -438,8 +442,9 @@ def _end(children: list[_Child]) -> None:
             child.process.wait()
 
 
-def _environment() -> dict[str, str]:
+def _environment(module: str) -> dict[str, str]:
     """Children import radixrt from the path of this process. Variables that the user has set are not changed."""
     package_parent = str(Path(__file__).parents[2])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**SHORT_SPINS, **FEW_HEAPS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    ours = {**SHORT_SPINS, **FEW_HEAPS, **({} if module == "worker" else ONE_BLAS_THREAD)}
+    return {**ours, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

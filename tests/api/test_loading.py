@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 
 from radixrt.api.server import serve
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Channels, Outbox
+from radixrt.base.ipc import Outbox
 from tests.fake_scheduler import engine_info
 
 BODIES = {

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
 from radixrt.base.heartbeat import Heartbeat
-from radixrt.base.ipc import Channels
 from radixrt.supervisor import launch
 from radixrt.supervisor.supervisor import (
     START_PATIENCE,
@@ -169,11 +169,21 @@ def test_a_signal_while_the_processes_end_does_not_interrupt_that(
     assert has_ended
 
 
-def test_the_threads_of_a_process_share_two_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    assert _environment()["MALLOC_ARENA_MAX"] == "2"
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
-    assert _environment()["MALLOC_ARENA_MAX"] == "7"
+@pytest.mark.parametrize(
+    ("name", "ours"), [("MALLOC_ARENA_MAX", "2"), ("OPENBLAS_NUM_THREADS", "1")]
+)
+def test_variables_for_the_processes_yield_to_those_of_the_user(
+    name: str, ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    assert _environment("api")[name] == ours
+    monkeypatch.setenv(name, "7")
+    assert _environment("api")[name] == "7"
+
+
+def test_torch_may_compute_with_all_threads_of_openblas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    assert "OPENBLAS_NUM_THREADS" not in _environment("worker")
 
 
 def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:

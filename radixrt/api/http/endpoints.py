@@ -1,5 +1,6 @@
 """Declares endpoints by the struct of their JSON body, which is validated and described in /openapi.json."""
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -64,16 +65,24 @@ class Endpoints(APIRouter):
 
 
 def include(app: FastAPI, routers: list[APIRouter]) -> None:
-    """Add endpoints, and the JSON schemas of their bodies to the app's description."""
+    """Add endpoints, and the JSON schemas of their bodies to the app's description, which is made when it is first needed."""
     bodies: dict[str, type[msgspec.Struct]] = {}
     for router in routers:
         app.include_router(router)
         bodies |= getattr(router, "bodies", {})
-    schemas, components = msgspec.json.schema_components(
-        bodies.values(), ref_template="#/components/schemas/{name}"
-    )
-    description = app.openapi()
-    description.setdefault("components", {}).setdefault("schemas", {}).update(components)
-    for path, schema in zip(bodies, schemas, strict=True):
-        content: dict[str, Any] = {"application/json": {"schema": schema}}
-        description["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
+    without_bodies = app.openapi
+
+    @functools.cache
+    def openapi() -> dict[str, Any]:
+        description = without_bodies()
+        schemas, components = msgspec.json.schema_components(
+            bodies.values(), ref_template="#/components/schemas/{name}"
+        )
+        description.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        for path, schema in zip(bodies, schemas, strict=True):
+            content = {"application/json": {"schema": schema}}
+            post = description["paths"][path]["post"]
+            post["requestBody"] = {"required": True, "content": content}
+        return description
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation extends it
