@@ -84,7 +84,7 @@ torture: install ## Kill and stop every process of a server under load, a hundre
 torture-replicas: install ## Kill replicas under 64 streams, a hundred times, half of them with drafts; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py $(ARGS)
 
-determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; minutes
+determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
 	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
@@ -105,7 +105,7 @@ format: install ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## Run all benchmarks on a quiet machine and write docs/benchmark_report.md; ARGS="--only kernels steps"
+bench: install ## Run the main benchmarks on a quiet machine and write docs/benchmark_report.md; ARGS="--only kernels steps"
 	$(BIN)/python -m bench.run_all $(ARGS)
 
 peers: install ## Make the environments of the engines that bench-peers compares with; ARGS="vllm openvino"

@@ -1,4 +1,4 @@
-"""All benchmarks once: ``make bench``. Writes a markdown report with the machine, the versions and the spread.
+"""The main benchmarks once: ``make bench``. Writes a markdown report with the machine, the versions and the spread.
 
     python -m bench.run_all [--report FILE] [--only NAME ...] [--skip NAME ...] [--quick]
 

@@ -12,9 +12,10 @@ to that of float32 or to that of the model as it is served; a family's float32 l
 """
 
 import argparse
+import functools
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -86,10 +87,11 @@ def _outcomes(
     checks = set(arguments.checks)
     if checks - {"families"}:
         file = arguments.file or gemma_file(arguments.work_dir)
+        float32 = functools.cache(lambda: _float32(file, arguments.work_dir))
         if checks & {"tokens", "greedy"}:
-            yield from _outcomes_of_server(arguments, llama, file, prose)
+            yield from _outcomes_of_server(arguments, llama, file, float32, prose)
         if checks & {"divergence", "kv-cache"}:
-            yield from _outcomes_of_pages(arguments, llama, file, prose)
+            yield from _outcomes_of_pages(arguments, llama, file, float32, prose)
     if "families" in arguments.checks:
         corpus = arguments.work_dir / "corpus.txt"
         corpus.write_text(prose)
@@ -108,8 +110,8 @@ def _outcomes(
 
 
 def _outcomes_of_server(
-    arguments: argparse.Namespace, llama: LlamaCpp, file: Path, prose: str
-) -> Iterator[tuple[str, str, bool]]:
+    arguments: argparse.Namespace, llama: LlamaCpp, file: Path, float32: Callable[[], torch.nn.Module], prose: str,
+) -> Iterator[tuple[str, str, bool]]:  # fmt: skip
     folder = resolve_model_path(str(file))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with llama.serve(file) as server:
@@ -123,22 +125,19 @@ def _outcomes_of_server(
             prompts = [
                 tokenizer.encode(prose[start : start + PASSAGE // 2]).ids for start in starts
             ]
-            greedy = compare_greedy(server, served(folder), prompts, ANSWER)
-            share = greedy.agreed / greedy.tokens
-            line = f"{greedy.agreed} of {greedy.tokens} ({share:.4f}); greatest margin of another one {greedy.worst_margin:.3f}"  # fmt: skip
-            yield "greedy", line, share >= LEAST_AGREEMENT
+            greedy = compare_greedy(server, served(folder), float32(), prompts, ANSWER)
+            yield "greedy", str(greedy), greedy.share >= LEAST_AGREEMENT
 
 
 def _outcomes_of_pages(
-    arguments: argparse.Namespace, llama: LlamaCpp, file: Path, prose: str
-) -> Iterator[tuple[str, str, bool]]:
+    arguments: argparse.Namespace, llama: LlamaCpp, file: Path, float32: Callable[[], torch.nn.Module], prose: str,
+) -> Iterator[tuple[str, str, bool]]:  # fmt: skip
     folder = resolve_model_path(str(file))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pages = divide(tokenizer, prose, arguments.pages)
     if "divergence" in arguments.checks:
-        base = reference(write_dequantized(file, arguments.work_dir / "float32", torch.float32))
         for ours, theirs in compare_divergence(
-            llama, file, served(folder), base, prose, pages, arguments.work_dir
+            llama, file, served(folder), float32(), prose, pages, arguments.work_dir
         ):
             line = f"ours {ours}; llama.cpp {theirs}"
             print(f"     {line}", flush=True)
@@ -149,6 +148,11 @@ def _outcomes_of_pages(
             print(f"     {found.exact_int8}", end="\r", flush=True)
         line = f"float32 {found.exact_int8}; as served {found.served_int8}, with a plain one {found.served}"
         yield "kv-cache", line, max(found.exact_int8.mean, found.served_int8.mean - found.served.mean) <= LARGEST_KV_DIVERGENCE  # fmt: skip
+
+
+def _float32(file: Path, work_dir: Path) -> torch.nn.Module:
+    """A model of transformers with the dequantized weights of a file, which are written to a file of some gigabytes."""
+    return reference(write_dequantized(file, work_dir / "float32", torch.float32))
 
 
 def _tokens(texts: int, others: list[str]) -> str:

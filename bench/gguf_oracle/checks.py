@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,13 +30,43 @@ class Tokens(NamedTuple):
     others: list[str]
 
 
-class Greedy(NamedTuple):
-    """Greedy tokens along llama.cpp's answers."""
+@dataclass
+class Greedy:
+    """Greedy tokens along llama.cpp's answers: llama.cpp's, ours and float32's."""
 
-    tokens: int
-    agreed: int
-    worst_margin: float
+    tokens: int = 0
+    agreed: int = 0
+    """llama.cpp's tokens that are ours."""
+    worst_margin: float = 0.0
     """The greatest difference between our greatest logit and that of llama.cpp's token, where they disagree."""
+    theirs_exact: int = 0
+    """llama.cpp's tokens that are float32's."""
+    ours_exact: int = 0
+    """Our tokens that are float32's."""
+    all_agreed: int = 0
+
+    def add(self, answer: Tensor, ours: Tensor, exact: Tensor) -> None:
+        """llama.cpp's tokens [tokens], our logits and float32's [tokens, vocabulary]."""
+        margins = _below_greatest(ours, answer)
+        theirs_exact = _below_greatest(exact, answer) == 0
+        self.tokens += len(answer)
+        self.agreed += int((margins == 0).sum())
+        self.worst_margin = max([self.worst_margin, *margins.tolist()])
+        self.theirs_exact += int(theirs_exact.sum())
+        self.ours_exact += int((_below_greatest(ours, exact.argmax(-1)) == 0).sum())
+        self.all_agreed += int((theirs_exact & (margins == 0)).sum())
+
+    @property
+    def share(self) -> float:
+        """Of llama.cpp's tokens that are ours."""
+        return self.agreed / self.tokens
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agreed} of {self.tokens} ({self.share:.4f}); greatest margin of another one {self.worst_margin:.3f}; "
+            f"float32's token is that of llama.cpp {self.theirs_exact} times ({self.theirs_exact / self.tokens:.4f}), "
+            f"ours {self.ours_exact} ({self.ours_exact / self.tokens:.4f}), both {self.all_agreed}"
+        )
 
 
 class Divergence:
@@ -98,20 +129,21 @@ def compare_tokens(server: Server, folder: Path, texts: Sequence[str]) -> Tokens
 
 
 def compare_greedy(
-    server: Server, model: CausalLM, prompts: Sequence[list[int]], count: int
-) -> Greedy:
-    """Our greedy token after each part of llama.cpp's answer, of ``count`` tokens, to each prompt."""
-    tokens = agreed = 0
-    worst = 0.0
+    server: Server, model: CausalLM, reference: torch.nn.Module, prompts: Sequence[list[int]], count: int,
+) -> Greedy:  # fmt: skip
+    """Our greedy token, and float32's, after each part of llama.cpp's answer, of ``count`` tokens, to each prompt.
+
+    Args:
+        reference: a model of transformers in float32.
+    """
+    greedy = Greedy()
     for prompt in prompts:
         answer = server.greedy(prompt, count)
-        rows = logits(model, prompt + answer)[len(prompt) - 1 : -1].float()
-        theirs = rows.gather(1, torch.tensor(answer)[:, None])[:, 0]
-        margins = rows.max(1).values - theirs
-        tokens += len(answer)
-        agreed += int((margins == 0).sum())
-        worst = max([worst, *margins.tolist()])
-    return Greedy(tokens, agreed, worst)
+        tokens = prompt + answer
+        ours = logits(model, tokens)[len(prompt) - 1 : -1].float()
+        exact = reference(torch.tensor([tokens]), logits_to_keep=len(answer) + 1).logits[0, :-1]
+        greedy.add(torch.tensor(answer), ours, exact)
+    return greedy
 
 
 def divide(tokenizer: Tokenizer, text: str, count: int, length: int = 512) -> list[Page]:
@@ -211,3 +243,8 @@ def _cut_off(rows: Tensor) -> Tensor:
 
 def _divergence(base: Tensor, other: Tensor) -> Tensor:
     return (base.exp() * (base - other)).sum(-1)
+
+
+def _below_greatest(rows: Tensor, tokens: Tensor) -> Tensor:
+    """Differences between the greatest logit of each row [rows, vocabulary] and that of a token [rows]."""
+    return rows.max(-1).values - rows.gather(-1, tokens[:, None])[:, 0]

