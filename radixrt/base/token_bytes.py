@@ -3,9 +3,11 @@
 import re
 from array import array
 from collections.abc import Iterable
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 
@@ -62,6 +64,44 @@ class TokenBytesTable:
         if not 0 <= token_id < len(self.ends):
             return None
         return self.data[self.ends[token_id - 1] if token_id else 0 : self.ends[token_id]]
+
+    def tokens(self) -> list[bytes]:
+        """The bytes of all of them."""
+        data = self.data
+        return [data[start:end] for start, end in pairwise((0, *self.ends))]
+
+
+class SavedTokens(msgspec.Struct, frozen=True):
+    """The tokens of a tokenizer, as a file beside its tokenizer.json, which is read in a twentieth of the time."""
+
+    special_ids: tuple[int, ...]
+    ends: bytes
+    """As in :class:`TokenBytesTable`."""
+    data: bytes
+
+    @staticmethod
+    def file_of(tokenizer_json: Path) -> Path:
+        return tokenizer_json.with_name("token_bytes.msgpack")
+
+    def save(self, tokenizer_json: Path) -> None:
+        """Other processes may read the file meanwhile."""
+        file = self.file_of(tokenizer_json)
+        written = file.with_suffix(".new")
+        written.write_bytes(msgspec.msgpack.encode(self))
+        written.replace(file)
+
+    @staticmethod
+    def load(tokenizer_json: Path) -> "SavedTokens | None":
+        """None: there is no such file."""
+        try:
+            content = SavedTokens.file_of(tokenizer_json).read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.msgpack.decode(content, type=SavedTokens)
+
+    @property
+    def table(self) -> TokenBytesTable:
+        return TokenBytesTable(self.ends, self.data)
 
 
 def _component_types(component: Any) -> set[str]:

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import json
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from radixrt.base.errors import ConfigError
-from radixrt.base.token_bytes import TokenBytes
+from radixrt.base.token_bytes import SavedTokens, TokenBytes
 from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 
 _MARKER = "\x02"
@@ -26,24 +27,38 @@ class TokenizerFacts:
     """Control tokens: never part of text."""
     eos_token_ids: tuple[int, ...]
     """Each of them ends an answer. All are control tokens here, also if the tokenizer does not mark them so."""
-    tokenizer: Tokenizer
+    load_tokenizer: Callable[[], Tokenizer]
 
     @staticmethod
     def load(
-        tokenizer_json: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]
+        tokenizer_json: Path,
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        read: Callable[[Path], Tokenizer] | None = None,
     ) -> "TokenizerFacts":
-        """Read a tokenizer.json. ``vocab_size`` is the model's: the tokenizer may have fewer tokens or more.
+        """Read a tokenizer.json, or the tokens that are saved beside it; then the tokenizer is read when it is needed.
+
+        Args:
+            vocab_size: of the model: the tokenizer may have fewer tokens or more.
+            read: reads a tokenizer.json; None: :func:`read_tokenizer`.
 
         Raises:
             ConfigError: the file is no tokenizer, or no end token lies in the vocabulary.
         """
-        try:
-            tokenizer = Tokenizer.from_file(str(tokenizer_json))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise ConfigError(
-                f"Can't read the tokenizer {tokenizer_json}, which structured output needs: {error}"
-            ) from error
-        return TokenizerFacts.of(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        read = read or read_tokenizer
+        saved = SavedTokens.load(tokenizer_json)
+        if saved is None:
+            return TokenizerFacts.of(
+                read(tokenizer_json), vocab_size=vocab_size, eos_token_ids=eos_token_ids
+            )
+        return TokenizerFacts._of_tokens(
+            saved.table.tokens(),
+            saved.special_ids,
+            vocab_size,
+            eos_token_ids,
+            functools.partial(read, tokenizer_json),
+        )
 
     @staticmethod
     def of(
@@ -54,21 +69,36 @@ class TokenizerFacts:
         Raises:
             ConfigError: no end token lies in the vocabulary.
         """
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        token_bytes = TokenBytes(tokenizer)
+        facts = TokenizerFacts._of_tokens(
+            [token_bytes.of(i) for i in range(vocab_size)],
+            token_bytes.special_ids,
+            vocab_size,
+            eos_token_ids,
+            lambda: tokenizer,
+        )
+        facts.tokenizer  # noqa: B018 (known from now on)
+        return facts
+
+    @staticmethod
+    def _of_tokens(
+        tokens: Sequence[bytes],
+        special_ids: Collection[int],
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        load_tokenizer: Callable[[], Tokenizer],
+    ) -> "TokenizerFacts":
         ends = tuple(dict.fromkeys(i for i in eos_token_ids if 0 <= i < vocab_size))
         if not ends:
             raise ConfigError(
                 f"None of the end-of-sequence tokens {list(eos_token_ids)} is among the model's {vocab_size} tokens, "
                 "so no grammar could end; set eos_token_id in generation_config.json."
             )
-        token_bytes = TokenBytes(tokenizer)
-        special = {i for i in token_bytes.special_ids if i < vocab_size}
         return TokenizerFacts(
-            tokens=tuple(token_bytes.of(i) for i in range(vocab_size)),
-            special_ids=frozenset(special | set(ends)),
+            tokens=(*tokens[:vocab_size], *[b""] * (vocab_size - len(tokens))),
+            special_ids=frozenset({*ends, *(i for i in special_ids if i < vocab_size)}),
             eos_token_ids=ends,
-            tokenizer=tokenizer,
+            load_tokenizer=load_tokenizer,
         )
 
     @staticmethod
@@ -81,6 +111,19 @@ class TokenizerFacts:
             vocab_size=config["vocab_size"],
             eos_token_ids=tuple(end) if isinstance(end, list) else (end,),
         )
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the tokenizer has been read."""
+        return "tokenizer" in self.__dict__
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Without truncation and padding. Its first use may read a file, some of which take a second."""
+        tokenizer = self.load_tokenizer()
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -100,6 +143,11 @@ class TokenizerFacts:
     def special_names(self) -> dict[str, int]:
         """Ids of the control tokens, by their text."""
         return {self.tokens[i].decode(): i for i in sorted(self.special_ids) if self.tokens[i]}
+
+    def id_of(self, name: str) -> int | None:
+        """The id of a token by its name in the tokenizer, which is not its text in all of them."""
+        found = self.special_names.get(name)
+        return self.tokenizer.token_to_id(name) if found is None else found
 
     def encode(self, text: str) -> list[int]:
         """Token ids whose bytes are exactly those of ``text``, as it would stand in the middle of an answer.
@@ -151,3 +199,15 @@ class TokenizerFacts:
     @functools.cached_property
     def _longest_token(self) -> int:
         return max(map(len, self._ids), default=1)
+
+
+def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
+    """Raises:
+    ConfigError: the file is no tokenizer.
+    """
+    try:
+        return Tokenizer.from_file(str(tokenizer_json))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(
+            f"Can't read the tokenizer {tokenizer_json}, which structured output needs: {error}"
+        ) from error

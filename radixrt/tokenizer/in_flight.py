@@ -63,6 +63,11 @@ class InFlightAnswers:
         self._seq_ids = itertools.count()
         self._validating: set[asyncio.Task[None]] = set()
 
+    @property
+    def any(self) -> bool:
+        """Whether there are any, or requests whose prompts are being encoded."""
+        return bool(self._seq_ids_of)
+
     def new_seq_id(self) -> int:
         return next(self._seq_ids) & 0x7FFFFFFF
 

@@ -62,7 +62,7 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 PREPARE_AFTER_S = 0.5
-"""Seconds from the first EngineInfo to the import of what chats need, which takes as long."""
+"""Seconds without a request until what later requests may need is loaded, which takes a second or two."""
 
 MOST_CHARS_OF_A_TOKEN = 16
 """Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
@@ -158,7 +158,7 @@ class TokenizerProcess:
                 score_tokens=score_tokens,
             )
         )
-        preparing = self._prepare_chats()
+        preparing = self._prepare_when_idle()
         try:
             await asyncio.gather(
                 serving, self._serve_api(), self._queue.serve(), beating, preparing
@@ -178,10 +178,15 @@ class TokenizerProcess:
             self._heartbeat.promise(limit_s - self._queue.seconds_at_work())
             await asyncio.sleep(LONGEST_WAIT_S)
 
-    async def _prepare_chats(self) -> None:
-        """Import what chats need, once the first requests have had their time."""
-        await asyncio.sleep(PREPARE_AFTER_S)
+    async def _prepare_when_idle(self) -> None:
+        """Load what chats, regular expressions and choices need, at a time without other requests; the first of them loads it otherwise."""
+        idle_since = time.monotonic()
+        while time.monotonic() < idle_since + PREPARE_AFTER_S:
+            await asyncio.sleep(PREPARE_AFTER_S / 5)
+            if self._in_flight.any:
+                idle_since = time.monotonic()
         await asyncio.to_thread(self._vocabulary.prepare_chats)
+        self._constraints.prepare()
         gc.freeze()
 
     # ------------------------------------------------------------ from the api

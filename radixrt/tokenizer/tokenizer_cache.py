@@ -26,7 +26,7 @@ from radixrt.tokenizer.prompt.segments import SegmentRules
 
 log = logging.getLogger(__name__)
 
-_FORM = 2
+_FORM = 3
 """Raised whenever the content of the entries changes, or the code that finds it."""
 _MOST_ENTRIES = 32
 _FEWEST_TOKENS = 1 << 14

@@ -11,7 +11,7 @@ from tokenizers.models import BPE, Unigram
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.token_bytes import TokenBytes, TokenBytesTable
+from radixrt.base.token_bytes import SavedTokens, TokenBytes, TokenBytesTable
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import (
     CheckLength,
@@ -125,7 +125,9 @@ class Vocabulary:
         )
 
     def save(self, file: Path) -> None:
-        """Write the tokenizer.json. Other processes may read the file meanwhile."""
+        """Write the tokenizer.json, and the tokens beside it if they are known. Other processes may read the files meanwhile."""
+        if (known := self._known_bytes) is not None:
+            SavedTokens(tuple(self.special_ids), known.ends.tobytes(), known.data).save(file)
         written = file.with_suffix(".new")
         if not (isinstance(self.hf, CachedTokenizer) and self.hf.copy_to(written)):
             written.write_text(self.backend.to_str(), encoding="utf-8")
@@ -197,7 +199,7 @@ class Vocabulary:
     def learn_token_bytes(self) -> None:
         """Find the bytes of all tokens, in some tenths of a second, so that :meth:`token_bytes` is quick for many of them."""
         if self._known_bytes is None:
-            ids = range(self.backend.get_vocab_size(with_added_tokens=True))
+            ids = range(1 + max(self.backend.get_vocab().values(), default=-1))
             self._known_bytes = TokenBytesTable.of_tokens(map(self._token_bytes.of, ids))
 
 

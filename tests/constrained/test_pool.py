@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 
 from bench.children import end, start
 from radixrt.base.errors import RequestError
+from radixrt.base.token_bytes import SavedTokens, TokenBytesTable
 from radixrt.constrained.compiler.cache import ByteLru, memory_of
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
@@ -40,6 +42,17 @@ def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     KINDS[KIND][0]().save(str(path))
     return str(path)
+
+
+@pytest.fixture
+def with_saved_tokens(tokenizer_json: str, tmp_path: Path) -> Path:
+    """A tokenizer.json with the tokens beside it, as the tokenizer process leaves them."""
+    file = tmp_path / "tokenizer.json"
+    shutil.copy(tokenizer_json, file)
+    facts = facts_of(KIND)
+    table = TokenBytesTable.of_tokens(facts.tokens)
+    SavedTokens(tuple(facts.special_ids), table.ends.tobytes(), table.data).save(file)
+    return file
 
 
 def config_of(tokenizer_json: str, **settings: Any) -> PoolConfig:
@@ -360,6 +373,64 @@ def test_the_error_at_the_time_limit_names_the_slow_subschema(
     with_strict_pool(body)
 
 
+def test_the_tokenizer_is_read_when_a_constraint_needs_it(with_saved_tokens: Path) -> None:
+    """A schema is compiled without a tokenizer.json, a regular expression in a helper of which the zygote has read it."""
+    away = with_saved_tokens.rename(with_saved_tokens.with_suffix(".away"))
+    with running_pool(config_of(str(with_saved_tokens))) as in_pool:
+
+        async def compile_all(pool: CompilePool) -> None:
+            schema = JsonSchema(schema='{"properties": {"a": {"const": "bc"}}, "required": ["a"]}')
+            before = {helper.pid for helper in helpers()}
+            by_schema = await pool.compile(schema)
+            assert before <= {helper.pid for helper in helpers()}, "none was replaced"
+            away.rename(with_saved_tokens)
+            for pattern in ("[a-z]+@[a-z]+", "ab?c"):
+                compiled = await pool.compile(Regex(pattern=pattern))
+                assert compiled == _compiled_here(Regex(pattern=pattern))
+                assert compiled.grammar.backend == "fsm"
+            assert by_schema == _compiled_here(schema)
+            assert pool.killed == 0
+
+        in_pool(compile_all)
+
+
+def test_a_tokenizer_that_is_gone_fails_the_job_alone(with_saved_tokens: Path) -> None:
+    with running_pool(config_of(str(with_saved_tokens))) as in_pool:
+
+        async def compile_all(pool: CompilePool) -> None:
+            await pool.compile(AnyJson())
+            with_saved_tokens.unlink()
+            for _ in range(2):
+                refused = await refusal(pool, Regex(pattern="[a-z]+"))
+                assert "Can't read the tokenizer" in refused.message
+                await pool.compile(JsonSchema(schema='{"type": "integer", "minimum": 9}'))
+
+        in_pool(compile_all)
+
+
+def test_the_tokenizer_can_be_read_ahead(with_saved_tokens: Path) -> None:
+    with running_pool(config_of(str(with_saved_tokens))) as in_pool:
+
+        async def load_and_compile(pool: CompilePool) -> None:
+            pool.load_tokenizer()  # before there is a process that could
+            await pool.compile(AnyJson())
+            for helper in helpers():
+                if helper.ppid() != os.getpid():
+                    helper.kill()
+            await pool.compile(
+                JsonSchema(schema='{"type": "integer", "minimum": 8}')
+            )  # by a new one
+            with_saved_tokens.unlink()
+            compiled = await pool.compile(Regex(pattern="[a-z]+@[a-z]+"))
+            assert compiled == _compiled_here(Regex(pattern="[a-z]+@[a-z]+"))
+
+        in_pool(load_and_compile)
+
+
+def _compiled_here(constraint: Constraint) -> Compiled:
+    return compile_constraint(constraint, facts_of(KIND), CompileOptions())
+
+
 def test_the_error_after_deaths_of_helpers_names_the_subschema(
     with_pool: Callable[..., Any],
 ) -> None:
@@ -369,10 +440,10 @@ def test_the_error_after_deaths_of_helpers_names_the_subschema(
         compiling = asyncio.create_task(pool.compile(JsonSchema(schema=json.dumps(schema))))
         while not compiling.done():
             await asyncio.wait([compiling], timeout=0.05)
-            zygotes = {helper.ppid() for helper in helpers()}
             for helper in helpers():
-                if helper.pid not in zygotes and is_busy(helper):
-                    helper.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if helper.ppid() != os.getpid() and is_busy(helper):  # not the zygote
+                        helper.kill()
         with pytest.raises(
             RequestError, match=r"did not survive .*SIGKILL\); at '/properties/a~1b'"
         ):

@@ -19,6 +19,7 @@ from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
+from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids, unpack_ids
@@ -457,5 +458,28 @@ def test_kept_answers_are_bounded_by_the_kv_pool(vocabulary: Vocabulary) -> None
         pool_tokens = engine_info().kv_pool_tokens
         assert found == sorted(found)
         assert 1 < sum(found) <= KEPT_BYTES_PER_TOKEN * pool_tokens / ENTRY_BYTES
+
+    play(vocabulary, scene)
+
+
+def test_what_later_requests_need_is_loaded_once_there_are_none(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts under load gives its time to the answers."""
+    monkeypatch.setattr(process, "PREPARE_AFTER_S", 0.1)
+    prepared: list[str] = []
+    monkeypatch.setattr(CompilePool, "load_tokenizer", lambda _: prepared.append("tokenizer"))
+    monkeypatch.setattr(Vocabulary, "prepare_chats", lambda _: prepared.append("chats"))
+
+    async def scene(stage: Stage) -> None:
+        reading = asyncio.create_task(collect(stage, request()))
+        sequence = await stage.sequence()
+        await asyncio.sleep(0.5)
+        assert not prepared
+        stage.tokens(sequence.seq_id, stage.encode("a"), end=AnswerReport(finish_reason="stop"))
+        await reading
+        while len(prepared) < 2:
+            await asyncio.sleep(0.02)
+        assert prepared == ["chats", "tokenizer"]
 
     play(vocabulary, scene)

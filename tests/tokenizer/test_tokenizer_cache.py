@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.requests import ChatPrompt, TextPrompt
 from radixrt.tokenizer import tokenizer_cache
 from radixrt.tokenizer.limits import Limits
@@ -98,6 +99,14 @@ def test_cached_facts_are_those_of_the_tokenizer(kind: str, tmp_path: Path) -> N
     cached.save(tmp_path / "saved.json")
     saved = Tokenizer.from_file(str(tmp_path / "saved.json"))
     assert saved.to_str() == found.backend.to_str()
+    exact, quick = (
+        TokenizerFacts.load(file, vocab_size=500, eos_token_ids=(2,))
+        for file in (folder / "tokenizer.json", tmp_path / "saved.json")
+    )
+    assert quick.tokens == exact.tokens and quick.special_ids == exact.special_ids
+    assert exact.has_tokenizer and not quick.has_tokenizer
+    assert quick.encode("Hello  world é") == exact.encode("Hello  world é")
+    assert quick.has_tokenizer
 
 
 @pytest.mark.parametrize("left", ["a", " ", "#version", "ä\n"])

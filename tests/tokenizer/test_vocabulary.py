@@ -8,9 +8,12 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from radixrt.base.config import ServerConfig
+from radixrt.base.token_bytes import SavedTokens
 from radixrt.messages.logprobs import LogprobColumns
 from radixrt.tokenizer.vocabulary import KEPT_WORDS, Vocabulary
 from tests.tiny_tokenizers import byte_fallback, byte_level, save_byte_level
@@ -96,3 +99,12 @@ def test_the_words_that_the_library_keeps_are_bounded() -> None:
 
     first = growth()
     assert first > 100 * KEPT_WORDS and growth() < first / 5
+
+
+def test_tokens_are_saved_by_id_also_where_ids_are_left_out(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(BPE(vocab={"a": 0, "bc": 5}, merges=[]))
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    vocabulary.learn_token_bytes()
+    vocabulary.save(tmp_path / "tokenizer.json")
+    saved = SavedTokens.load(tmp_path / "tokenizer.json")
+    assert saved is not None and saved.table.tokens() == [b"a", b"", b"", b"", b"", b"bc"]

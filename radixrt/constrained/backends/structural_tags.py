@@ -231,7 +231,7 @@ class _TagGrammar:
 
     def _token_id(self, token: int | str) -> int:
         facts = self._facts
-        found = token if isinstance(token, int) else facts.tokenizer.token_to_id(token)
+        found = token if isinstance(token, int) else facts.id_of(token)
         if found is None or found >= facts.vocab_size:
             raise CannotCompile(f"The model has no token {token!r}.")
         if found in facts.eos_token_ids:

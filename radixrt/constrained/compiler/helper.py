@@ -1,6 +1,6 @@
 """Starts the zygote, and asks and kills its helpers; the parent's side of the sockets.
 
-The zygote is a process that has loaded the tokenizer and the libraries and does nothing but fork: a helper costs
+The zygote is a process that has loaded the tokens and the libraries and does nothing but fork: a helper costs
 milliseconds, also after one was killed.
 """
 
@@ -16,7 +16,7 @@ from radixrt.constrained.compiler import jobs
 from radixrt.constrained.json_schema import position
 
 START_LIMIT_S = 120.0
-XGRAMMAR_IMPORT_S = 60.0
+PART_LIMIT_S = 60.0
 """xgrammar imports torch: seconds where cores are free, many more where they are not."""
 
 _ENVIRONMENT = {
@@ -51,7 +51,7 @@ class Zygote:
 
     @staticmethod
     async def start(config: jobs.PoolConfig) -> "Zygote":
-        """Returns when it has loaded the tokenizer.
+        """Returns when it has loaded the tokens.
 
         Raises:
             HelperCannotStart: it reports why.
@@ -103,8 +103,16 @@ class Zygote:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    async def fork(self, with_xgrammar: bool) -> "Helper":
+    def load(self, part: jobs.Part) -> None:
+        """Let it load a part that helpers may need. Helpers that are asked for meanwhile wait."""
+        with contextlib.suppress(OSError):
+            self._control.send(jobs.frame(jobs.encode(jobs.Load(part))))
+
+    async def fork(self, part: jobs.Part | None) -> "Helper":
         """A new helper.
+
+        Args:
+            part: it needs this; None: nothing that takes long to load.
 
         Raises:
             HelperDied: the zygote has ended.
@@ -114,9 +122,9 @@ class Zygote:
         ours.setblocking(False)
         notes = position.shared()
         try:
-            async with self._forking, asyncio.timeout(XGRAMMAR_IMPORT_S):
+            async with self._forking, asyncio.timeout(PART_LIMIT_S):
                 self._forked = asyncio.get_running_loop().create_future()
-                frame = jobs.frame(jobs.encode(jobs.Fork(with_xgrammar)))
+                frame = jobs.frame(jobs.encode(jobs.Fork(part)))
                 socket.send_fds(self._control, [frame], [theirs.fileno(), notes.fileno()])
                 pid = await self._forked
             reader, writer = await asyncio.open_unix_connection(sock=ours)

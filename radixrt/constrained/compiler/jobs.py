@@ -4,7 +4,7 @@ A frame is its length in 8 bytes, little-endian, then that many bytes.
 """
 
 import struct
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -65,15 +65,26 @@ class ValidateJob(msgspec.Struct, frozen=True, tag=True):
 Job = CompileJob | AdviseJob | ValidateJob
 
 
+Part = Literal["tokenizer", "xgrammar"]
+"""Of what helpers use: takes a second or more to load, and many servers never need it. The zygote loads it once, at the first job that needs
+it or before."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The zygote has loaded the tokenizer."""
+    """The zygote has loaded the tokens, and can make helpers."""
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """To the zygote, with the helper's socket: make a helper. Answered by a Forked."""
 
-    with_xgrammar: bool
-    """The helper may use xgrammar; the zygote imports it at the first of these."""
+    part: Part | None
+    """The helper needs it."""
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """To the zygote: load a part, so that no job has to wait for it."""
+
+    part: Part
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -82,7 +93,7 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-Command = Fork | Kill
+Command = Fork | Load | Kill
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -97,8 +108,10 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     """Exit status; a signal as a negative number."""
 
 
-class NeedsXgrammar(msgspec.Struct, frozen=True, tag=True):
-    """The job has to be done by a helper that has imported xgrammar."""
+class Needs(msgspec.Struct, frozen=True, tag=True):
+    """The job has to be done by a helper that has this part."""
+
+    part: Part
 
 
 class CompileDone(msgspec.Struct, frozen=True, tag=True):
@@ -143,7 +156,7 @@ Reply = (
     | CompileDone
     | AdviseDone
     | ValidateDone
-    | NeedsXgrammar
+    | Needs
     | Refused
     | OutOfMemory
     | Failed

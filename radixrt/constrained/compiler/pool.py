@@ -67,13 +67,25 @@ class CompilePool:
         self._zygote: Zygote | None = None
         self._starting_zygote = asyncio.Lock()
         self._cannot_start: str | None = None
+        self._loads_tokenizer = False
+        """A zygote is to load the tokenizer once it has made a helper."""
 
     def start(self) -> None:
-        """Start the helpers; the first job waits until one has loaded the tokenizer."""
+        """Start the helpers; the first job waits until one has loaded the tokens."""
         self._keepers = [
             asyncio.create_task(self._keep(for_quick_ones=index == 0))
             for index in range(self.config.num_helpers)
         ]
+
+    def load_tokenizer(self) -> None:
+        """Load ahead what regular expressions and choices need, which takes a second with large vocabularies."""
+        self._loads_tokenizer = True
+        self._load_tokenizer()
+
+    def _load_tokenizer(self) -> None:
+        if self._zygote is not None and self._zygote.is_alive and self._loads_tokenizer:
+            self._zygote.load("tokenizer")
+            self._loads_tokenizer = False
 
     async def close(self) -> None:
         """Kill the helpers; jobs that wait fail."""
@@ -223,17 +235,17 @@ class CompilePool:
         """Keep one helper alive and give it jobs; ``for_quick_ones`` stops slow jobs when others wait."""
         helper: Helper | None = None
         waiting: _Waiting | None = None
-        needs_xgrammar = False
+        needs: jobs.Part | None = None
         try:
             while True:
                 if helper is None or not helper.is_alive:
-                    helper = await self._start_helper(needs_xgrammar)
+                    helper = await self._start_helper(needs)
                     if helper is None:
                         return
                 waiting = waiting or await self._next(for_quick_ones)
                 if helper.is_alive:  # it may have died while it had nothing to do
-                    needs_xgrammar = not await self._run(helper, waiting, for_quick_ones)
-                    if not needs_xgrammar:
+                    needs = await self._run(helper, waiting, for_quick_ones)
+                    if needs is None:
                         waiting = None
         finally:
             if helper is not None:
@@ -241,14 +253,14 @@ class CompilePool:
             if waiting is not None:
                 waiting.reply.cancel()
 
-    async def _start_helper(self, with_xgrammar: bool) -> Helper | None:
+    async def _start_helper(self, part: jobs.Part | None) -> Helper | None:
         """A new helper, after as many tries as it takes; None if there is no use in trying."""
         for tries in itertools.count(1):
             try:
                 async with self._starting_zygote:
                     if self._zygote is None or not self._zygote.is_alive:
                         self._zygote = await Zygote.start(self.config)
-                helper = await self._zygote.fork(with_xgrammar)
+                helper = await self._zygote.fork(part)
             except HelperCannotStart as error:
                 self._refuse_all(str(error))
                 return None
@@ -259,6 +271,7 @@ class CompilePool:
                 await asyncio.sleep(min(0.1 * 2**tries, 30.0))
             else:
                 self._cannot_start = None
+                self._load_tokenizer()
                 return helper
         raise AssertionError("unreachable")
 
@@ -275,9 +288,11 @@ class CompilePool:
     def _unavailable(self) -> RequestError:
         return RequestError(f"Structured output is not available: {self._cannot_start}", status=503)
 
-    async def _run(self, helper: Helper, waiting: _Waiting, for_quick_ones: bool) -> bool:
-        """Run one job to its end, its limit, or until it has to make room for quick ones. False: it has to run once more, in a helper
-        with xgrammar; the helper is gone."""
+    async def _run(
+        self, helper: Helper, waiting: _Waiting, for_quick_ones: bool
+    ) -> jobs.Part | None:
+        """Run one job to its end, its limit, or until it has to make room for quick ones. Returns a part with which it has to run once
+        more, in another helper; this one is gone then."""
         running = asyncio.create_task(helper.do(waiting.job))
         begin = time.monotonic()
         ends = begin + waiting.left_s
@@ -290,11 +305,11 @@ class CompilePool:
                     async with self._work:
                         self._slow.append(waiting)
                         self._work.notify_all()
-                    return True
+                    return None
                 await _one_is_done(job, ends - time.monotonic())
-            if _reply_of(running) == jobs.NeedsXgrammar():
+            if isinstance(reply := _reply_of(running), jobs.Needs):
                 await helper.kill()
-                return False
+                return reply.part
             if not waiting.reply.done():
                 error = running.exception() if running.done() else TimeoutError()
                 waiting.advice = helper.advice()
@@ -307,7 +322,7 @@ class CompilePool:
             if isinstance(_reply_of(running), jobs.OutOfMemory | None):
                 self.killed += 1
                 await helper.kill()
-            return True
+            return None
         finally:
             running.cancel()
             with contextlib.suppress(BaseException):

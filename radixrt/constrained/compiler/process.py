@@ -12,6 +12,8 @@ import socket
 import sys
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.advise import advise
@@ -19,15 +21,17 @@ from radixrt.constrained.compiler.cache import memory_of
 from radixrt.constrained.compiler.route import compile_constraint, refusal
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
 from radixrt.constrained.json_schema import position
-from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.constrained.tokenizer_facts import TokenizerFacts, read_tokenizer
 
 _PR_SET_PDEATHSIG = 1
+_tried: set[jobs.Part] = set()
+"""Parts that the zygote has loaded, or has failed to load: a job that needs one meets the failure itself."""
 _RECURSION_LIMIT = 10_000
 """Schemas are trees, walked by recursion; deeper ones are refused."""
 
 
 def main(parent_pid: int) -> None:
-    """The zygote: load the tokenizer, then make helpers as the parent asks on standard input, a socket."""
+    """The zygote: load the tokens, then make helpers as the parent asks on standard input, a socket."""
     _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     control = socket.socket(fileno=os.dup(0))
@@ -45,6 +49,7 @@ def main(parent_pid: int) -> None:
             Path(config.tokenizer_json),
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
+            read=lambda file: _tokenizer_in_zygote(file, zygote),
         )
         _warm_up(facts, config)
     except RadixrtError as error:
@@ -52,14 +57,16 @@ def main(parent_pid: int) -> None:
         return
     _send(control, jobs.Ready())
     gc.freeze()
-    while (helper := _next_helper(control)) is not None:
+    while (helper := _next_helper(control, facts, config)) is not None:
         control.close()
         _die_with(zygote)
         _work(helper, facts, config)
         return
 
 
-def _next_helper(control: socket.socket) -> socket.socket | None:
+def _next_helper(
+    control: socket.socket, facts: TokenizerFacts, config: jobs.PoolConfig
+) -> socket.socket | None:
     """In a helper, a fork of this process, the socket of its jobs. In this process, None once the parent is gone."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -82,8 +89,10 @@ def _next_helper(control: socket.socket) -> socket.socket | None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(command.pid, signal.SIGKILL)
                 continue
-            if command.with_xgrammar:
-                _import_xgrammar()
+            if command.part is not None:
+                _load(command.part, facts, config)
+            if isinstance(command, jobs.Load):
+                continue
             if pid := os.fork():
                 for fd in fds:
                     os.close(fd)
@@ -109,14 +118,30 @@ def _report_ends(control: socket.socket) -> None:
             _send(control, jobs.Ended(pid, os.waitstatus_to_exitcode(status)))
 
 
-def _import_xgrammar() -> None:
-    """So that the helpers need not; a failure is left to the job."""
+def _load(part: jobs.Part, facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
+    """Load a part, so that the helpers need not."""
+    _tried.add(part)
     with contextlib.suppress(Exception):
-        from radixrt.constrained.backends import xgrammar  # noqa: F401
+        if part == "xgrammar":
+            from radixrt.constrained.backends import xgrammar  # noqa: F401
+        elif not facts.has_tokenizer:
+            compile_constraint(Regex(pattern="a"), facts, config.options)
+            gc.freeze()
 
 
-class _NeedsXgrammar(BaseException):
-    """A job imports xgrammar, which takes seconds that are not the job's."""
+class _Needs(BaseException):
+    """A job needs a part, whose loading takes time that is not the job's."""
+
+    def __init__(self, part: jobs.Part) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+def _tokenizer_in_zygote(file: Path, zygote: int) -> Tokenizer:
+    """The tokenizer, read in the process ``zygote``; interrupts a job that begins to read it."""
+    if os.getpid() != zygote and "tokenizer" not in _tried:
+        raise _Needs("tokenizer")
+    return read_tokenizer(file)
 
 
 class _XgrammarFinder(importlib.abc.MetaPathFinder):
@@ -124,12 +149,12 @@ class _XgrammarFinder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, name: str, *_: object) -> None:
         if name == "xgrammar":
-            raise _NeedsXgrammar
+            raise _Needs("xgrammar")
 
 
 def _work(helper: socket.socket, facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
     """The life of a helper: jobs and replies on its socket, until the parent closes it."""
-    if "xgrammar" not in sys.modules:
+    if "xgrammar" not in _tried:
         sys.meta_path.insert(0, _XgrammarFinder())
     sys.setrecursionlimit(_RECURSION_LIMIT)
     memory = _MemoryLimit(config.memory_limit_bytes)
@@ -148,8 +173,8 @@ def _answer(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> by
         return jobs.frame(jobs.encode(_do(job, facts, config)))
     except MemoryError:
         return jobs.frame(jobs.encode(jobs.OutOfMemory()))
-    except _NeedsXgrammar:
-        return jobs.frame(jobs.encode(jobs.NeedsXgrammar()))
+    except _Needs as needs:
+        return jobs.frame(jobs.encode(jobs.Needs(needs.part)))
     except Exception as error:
         return jobs.frame(jobs.encode(_failure(job, error)))
 
@@ -181,13 +206,14 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
 
 def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
-    """Import the libraries and build their tries of all tokens, so that a helper finds them done."""
+    """Import the libraries and build a trie of all tokens, so that a helper finds them done."""
     from radixrt.constrained.checks import validation  # noqa: F401
 
     for schema in ('{"type": "object"}', '{"enum": [1], "not": {"type": "string"}}'):
         compile_constraint(JsonSchema(schema=schema), facts, config.options)
     compile_constraint(AnyJson(), facts, config.options)
-    compile_constraint(Regex(pattern="a"), facts, config.options)
+    if facts.has_tokenizer:
+        compile_constraint(Regex(pattern="a"), facts, config.options)
 
 
 def _send(control: socket.socket, reply: jobs.Reply) -> None:
