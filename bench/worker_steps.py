@@ -156,7 +156,7 @@ def _measure_decode(runners: dict[str, Steps], batch: int, context: int, rounds:
             line += f", {statistics.median(ratios):.2f} times as fast as {first} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(line, flush=True)
         tapes = steps.runner._tapes
-        tape = tapes and tapes._tapes.get((batch, False))
+        tape = tapes and tapes._make(batch, by_rows=False)
         if tape:
             parts = kernel_seconds(tape)
             for name, part in sorted(parts.items(), key=lambda item: -item[1]):

@@ -1,60 +1,63 @@
-"""Records a forward pass as a list of kernel calls, and replays it without the model's Python.
+"""Records a forward pass as a list of kernel calls, and replays it for any number of rows, without the model's Python.
 
-A decode step of 24 layers has some two hundred kernel calls of a few to some hundred microseconds. At small batches, the
-modules, views and allocations between them take the same time again. A tape records the calls of one run with their
-arguments, as a CUDA graph does on a GPU. For the next step of the same shape, the inputs are copied to the recorded tensors
-and the calls are repeated.
+A step of 24 layers has some two hundred kernel calls of a few to some hundred microseconds. At small batches, the modules, views and
+allocations between them take the same time again; in steps with prompts, tensors that are allocated anew for each layer leave the
+caches. A tape has the calls of one computation with their arguments, as a CUDA graph does on a GPU. For a step, the inputs are copied to
+the tensors of the tape and the calls are repeated.
 
-Kernels are called through :func:`call`, which records them. ``__torch_dispatch__`` records torch's own operations.
-Intermediate tensors are in one block of memory. Tensors with disjoint lifetimes share memory, so the working set is as
-small as with an allocator.
+The computation is traced twice, with different numbers of rows, and no kernel runs in a trace. What differs between the traces has to be
+proportional to the number of rows (shapes, strides, offsets, other integers). So :class:`Tapes` knows the calls for any number of rows.
+
+Kernels are called through :func:`call`, which records them. ``__torch_dispatch__`` records torch's own operations. Intermediate tensors are
+in one block of memory. Tensors with disjoint lifetimes share memory, so the working set is as small as with an allocator.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 ALIGNMENT = 64
 """Of intermediate tensors, in bytes."""
+
+TRACED_ROWS = (7, 11)
+"""Few, because all intermediate tensors of a trace are in memory; primes, so that little is proportional to both by chance."""
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _LOOKS_AT_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
-_recording: "_Recording | None" = None
+_trace: "_Trace | None" = None
 
 
 class NotRecordable(Exception):
-    """The computation depends on tensor values, so a replay of its calls could be wrong."""
+    """The computation depends on tensor values, or in another way on the number of rows, so a replay of its calls could be wrong."""
 
 
 def call(kernel: Callable[..., None], *arguments: Any) -> None:
-    """Call a kernel that writes into some of its arguments; record the call if a recording is active."""
-    kernel(*arguments)
-    if _recording is not None:
-        _recording.calls.append((kernel, arguments))
+    """Call a kernel that writes into some of its arguments. In a trace, note the call instead."""
+    if _trace is None:
+        kernel(*arguments)
+    else:
+        _trace.calls.append((kernel, arguments, {}))
 
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """The recorded calls of one computation."""
+    """The calls of one computation of a certain number of rows."""
 
     inputs: list[torch.Tensor]
     """The tensors to which :meth:`replay` copies its arguments."""
     output: Any
     """A tensor, or tensors."""
     calls: list[Call]
-    num_bytes: int
-    """Memory of the intermediate tensors, in bytes."""
-    recorded_bytes: int
-    """The same during the recording, when none shared memory."""
 
     def replay(self, *inputs: torch.Tensor) -> Any:
-        """Compute on inputs of the recorded shapes. The next replay overwrites the result."""
+        """Compute on inputs of the tape's shapes. The next replay overwrites the result."""
         for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
         for kernel, arguments in self.calls:
@@ -62,55 +65,218 @@ class Tape:
         return self.output
 
 
-def record(
-    compute: Callable[..., Any], *inputs: torch.Tensor, memory: torch.Tensor | None = None
-) -> tuple[Tape, Any]:
-    """Run ``compute(*inputs)`` once and record it. Return the tape and the result.
+class Tapes:
+    """The tapes of one computation, for any number of rows.
+
+    >>> def norm_and_double(rows: torch.Tensor) -> torch.Tensor:
+    ...     return 2 * rows / rows.norm(dim=-1, keepdim=True)
+    >>> with torch.inference_mode():
+    ...     tapes = Tapes(norm_and_double, torch.zeros(1, 2))
+    ...     tapes.of(2).replay(torch.tensor([[3.0, 4.0], [0.0, 5.0]]))
+    tensor([[1.2000, 1.6000],
+            [0.0000, 2.0000]])
 
     Args:
         compute: its result, a tensor or a tuple of tensors, may depend only on the inputs and on memory that its kernels read (such
             as a KV cache). It may change only tensors that it allocates, and memory that its kernels write.
-        inputs: tensors; a replay needs the same shapes and dtypes
-        memory: [bytes] uint8 for the intermediate tensors, which several tapes may share: then a replay of one overwrites the
-            results of all. If it is None or too small, the tape has memory of its own.
+        inputs: tensors [rows, ...] of any number of rows; zeros of these shapes and dtypes have to be valid inputs.
 
     Raises:
-        NotRecordable: ``compute`` reads values of tensors in Python.
+        NotRecordable: ``compute`` reads values of tensors in Python, or depends on the number of rows other than in proportion.
     """
-    global _recording
-    recording = _Recording([tensor.clone() for tensor in inputs])
-    _recording = recording
-    try:
-        with recording:
-            output = compute(*recording.inputs)
-    finally:
-        _recording = None
-    return recording.tape(output, memory), output
+
+    def __init__(self, compute: Callable[..., Any], *inputs: torch.Tensor) -> None:
+        first, second = (_trace_of(compute, inputs, rows) for rows in TRACED_ROWS)
+        if first.kernels != second.kernels or len(first.lives) != len(second.lives):
+            raise NotRecordable("other kernels are called for other numbers of rows")
+        self._kernels = first.kernels
+        self._inputs, self._output = (
+            first.inputs.merged(second.inputs),
+            first.output.merged(second.output),
+        )
+        self._arguments = [
+            a.merged(b) for a, b in zip(first.arguments, second.arguments, strict=True)
+        ]
+        self._lives = [a.merged(b) for a, b in zip(first.lives, second.lives, strict=True)]
+
+    def num_bytes(self, rows: int) -> int:
+        """Memory of the intermediate tensors."""
+        return _assign_places(self._lives, rows)[1]
+
+    def of(self, rows: int, memory: torch.Tensor | None = None) -> Tape:
+        """The tape for a number of rows.
+
+        Args:
+            memory: [bytes] uint8 for the intermediate tensors, which several tapes may share: then a replay of one overwrites the
+                results of all. If it is None or too small, the tape has memory of its own.
+        """
+        places, num_bytes = _assign_places(self._lives, rows)
+        if memory is None or len(memory) < num_bytes:
+            memory = torch.empty(num_bytes, dtype=torch.uint8)
+
+        @functools.cache
+        def tensor(own: "_Own") -> torch.Tensor:
+            typed = memory.view(own.dtype)
+            offset = places[own.life] // typed.itemsize + _at(own.offset, rows)
+            return typed.as_strided(
+                [_at(n, rows) for n in own.shape], [_at(n, rows) for n in own.stride], offset
+            )
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, _Own):
+                return tensor(leaf)
+            return leaf.per_row * rows if isinstance(leaf, _PerRow) else leaf
+
+        calls = []
+        for kernel, arguments in zip(self._kernels, self._arguments, strict=True):
+            positional, named = arguments.map(value)
+            calls.append((functools.partial(kernel, **named) if named else kernel, positional))
+        return Tape(self._inputs.map(value), self._output.map(value), calls)
 
 
-@dataclass(slots=True)
-class _Life:
-    """Lifetime of a tensor's memory, as indices of calls: from its allocation to the last call that uses it."""
+class _PerRow(NamedTuple):
+    """An integer that is proportional to the number of rows."""
 
-    num_bytes: int
+    per_row: int
+
+
+_Count = int | _PerRow
+
+
+def _at(count: _Count, rows: int) -> int:
+    return count.per_row * rows if isinstance(count, _PerRow) else count
+
+
+def _merged(first: int, second: int) -> _Count:
+    """An integer of both traces."""
+    if first == second:
+        return first
+    per_row = first // TRACED_ROWS[0]
+    if (first, second) != tuple(per_row * rows for rows in TRACED_ROWS):
+        raise NotRecordable(f"{first} and {second}, for {TRACED_ROWS} rows, are not in proportion")
+    return _PerRow(per_row)
+
+
+class _Own(NamedTuple):
+    """A tensor in memory that is allocated in the computation."""
+
+    life: int
+    """Index of the memory."""
+    dtype: torch.dtype
+    shape: tuple[_Count, ...]
+    stride: tuple[_Count, ...]
+    offset: _Count
+
+    def merged(self, other: "_Own") -> "_Own":
+        if (self.life, self.dtype, len(self.shape)) != (other.life, other.dtype, len(other.shape)):
+            raise NotRecordable("a tensor has another place or form for another number of rows")
+
+        def all_merged(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[_Count, ...]:
+            return tuple(map(_merged, ours, theirs))
+
+        return _Own(
+            self.life,
+            self.dtype,
+            all_merged(self.shape, other.shape),
+            all_merged(self.stride, other.stride),
+            *all_merged([self.offset], [other.offset]),
+        )
+
+
+class _Tree(NamedTuple):
+    """Arguments or results: nested, with an :class:`_Own` in place of each own tensor."""
+
+    leaves: list[Any]
+    spec: TreeSpec
+
+    def merged(self, other: "_Tree") -> "_Tree":
+        if self.spec != other.spec:
+            raise NotRecordable("a kernel has other arguments for other numbers of rows")
+        return _Tree(
+            [_merged_leaf(a, b) for a, b in zip(self.leaves, other.leaves, strict=True)], self.spec
+        )
+
+    def map(self, value: Callable[[Any], Any]) -> Any:
+        return tree_unflatten([value(leaf) for leaf in self.leaves], self.spec)
+
+
+def _merged_leaf(first: Any, second: Any) -> Any:
+    if isinstance(first, _Own) and isinstance(second, _Own):
+        return first.merged(second)
+    if type(first) is int and type(second) is int:
+        return _merged(first, second)
+    if not (_is_same_tensor(first, second) if isinstance(first, torch.Tensor) else first == second):
+        raise NotRecordable(f"an argument depends on the number of rows: {type(first).__name__}")
+    return first
+
+
+def _is_same_tensor(first: torch.Tensor, second: Any) -> bool:
+    """Whether tensors in other memory than that of the computation are the same, such as weights, or are constants that it makes."""
+    if first is second:
+        return True
+    if (
+        not isinstance(second, torch.Tensor)
+        or first.dtype != second.dtype
+        or first.shape != second.shape
+    ):
+        return False
+    is_same_view = first.data_ptr() == second.data_ptr() and first.stride() == second.stride()
+    return is_same_view or torch.equal(first, second)
+
+
+class _Life(NamedTuple):
+    """Lifetime of memory, as indices of calls: from its allocation to the last call that uses it."""
+
+    num_bytes: _Count
     first: int
     last: int
-    place: int = -1
+
+    def merged(self, other: "_Life") -> "_Life":
+        if self[1:] != other[1:]:
+            raise NotRecordable("memory is used in other calls for another number of rows")
+        return self._replace(num_bytes=_merged(self.num_bytes, other.num_bytes))  # type: ignore[arg-type]
 
 
-class _Recording(TorchDispatchMode):
+class _Calls(NamedTuple):
+    """What a trace has found."""
+
+    kernels: list[Callable[..., Any]]
+    arguments: list[_Tree]
+    """Of each call: ``(args, kwargs)``."""
+    inputs: _Tree
+    output: _Tree
+    lives: list[_Life]
+    """Ordered by first use."""
+
+
+def _trace_of(compute: Callable[..., Any], inputs: Sequence[torch.Tensor], rows: int) -> _Calls:
+    global _trace
+    zeros = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in inputs]
+    _trace = trace = _Trace(zeros)
+    try:
+        with trace:
+            output = compute(*zeros)
+    finally:
+        _trace = None
+    return trace.found(output)
+
+
+class _Trace(TorchDispatchMode):
     def __init__(self, inputs: list[torch.Tensor]) -> None:
         super().__init__()
-        self.inputs = inputs
-        self.calls: list[Call] = []
-        self._own: dict[int, _Life] = {}
-        """Lifetimes by the address of a storage allocated during the recording."""
+        self.calls: list[tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]] = []
+        self._inputs = inputs
+        self._lives: dict[int, int] = {}
+        """Indices of the memory that is allocated in the trace, by address."""
         self._kept: list[torch.Tensor] = []
-        """References that keep every storage alive, so that no address is used twice."""
+        """A tensor for each life, in memory so that no address is used twice."""
+        self._first: list[int] = []
+        for tensor in inputs:
+            self._allocated(tensor)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, because a recording is never compiled. The default would import torch's compiler, which takes seconds."""
+        """Return False, because a trace is never compiled. The default would import torch's compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -123,75 +289,72 @@ class _Recording(TorchDispatchMode):
         if result is not None and not _tensors(result):
             raise NotRecordable(f"{func} depends on values, or may")
         if func._schema.is_mutable:
-            self.calls.append(
-                (func, (*args,)) if not kwargs else (_with_names(func, kwargs), (*args,))
-            )
+            self.calls.append((func, args, kwargs))
             return result
         known = {_address(t) for t in _tensors((args, kwargs))}
         fresh = [t for t in _tensors(result) if _address(t) not in known]
         for tensor in fresh:
-            self._kept.append(tensor)
-            num_bytes = tensor.untyped_storage().nbytes()
-            self._own[_address(tensor)] = _Life(num_bytes, len(self.calls), len(self.calls))
-        if fresh and not func.__name__.startswith(("empty", "new_empty")):
-            self.calls.append((_again(func, kwargs), (result, *args)))
+            self._allocated(tensor)
+        if func.__name__.startswith(("empty", "new_empty")):
+            for tensor in fresh:
+                tensor.zero_()  # no kernel writes it, and it may have indices
+        elif fresh:
+            self.calls.append((_Again(func), (result, *args), kwargs))
         return result
 
-    def tape(self, output: Any, shared: torch.Tensor | None) -> Tape:
-        self._see_uses(output)
-        num_bytes = _assign_places(list(self._own.values()))
-        if shared is not None and num_bytes <= len(shared):
-            memory = shared
-        else:
-            memory = torch.empty(num_bytes, dtype=torch.uint8)
+    def _allocated(self, tensor: torch.Tensor) -> None:
+        self._lives[_address(tensor)] = len(self._kept)
+        self._kept.append(tensor)
+        self._first.append(len(self.calls))
 
-        def moved(value: Any) -> Any:
-            return self._moved(value, memory) if isinstance(value, torch.Tensor) else value
-
-        calls = [
-            (kernel, tuple(tree_map(moved, argument) for argument in arguments))
-            for kernel, arguments in self.calls
-        ]
-        recorded_bytes = sum(life.num_bytes for life in self._own.values())
-        return Tape(self.inputs, tree_map(moved, output), calls, num_bytes, recorded_bytes)
-
-    def _see_uses(self, output: Any) -> None:
-        for index, (_, arguments) in enumerate(self.calls):
-            for tensor in _tensors(arguments):
-                if life := self._own.get(_address(tensor)):
-                    life.last = index
-        for tensor in _tensors(output):
-            if life := self._own.get(_address(tensor)):
-                life.last = len(self.calls)
-
-    def _moved(self, tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        life = self._own.get(_address(tensor))
-        if life is None:
-            return tensor
-        size = life.num_bytes // tensor.itemsize * tensor.itemsize
-        storage = memory[life.place : life.place + size].view(tensor.dtype)
-        return storage.as_strided(
-            tensor.shape, tensor.stride(), storage.storage_offset() + tensor.storage_offset()
+    def found(self, output: Any) -> _Calls:
+        last = list(self._first)
+        for index, (_, args, kwargs) in enumerate(self.calls):
+            self._note_uses(last, index, (args, kwargs))
+        self._note_uses(last, len(self.calls), output)
+        sizes = [tensor.untyped_storage().nbytes() for tensor in self._kept]
+        return _Calls(
+            kernels=[kernel for kernel, _, _ in self.calls],
+            arguments=[self._tree((tuple(args), kwargs)) for _, args, kwargs in self.calls],
+            inputs=self._tree(self._inputs),
+            output=self._tree(output),
+            lives=list(map(_Life, sizes, self._first, last)),
         )
 
+    def _note_uses(self, last: list[int], index: int, values: Any) -> None:
+        for tensor in _tensors(values):
+            if (life := self._lives.get(_address(tensor))) is not None:
+                last[life] = index
 
-def _assign_places(lives: list[_Life]) -> int:
-    """Assign each memory block the lowest offset that is free during its lifetime. Return the total size in bytes."""
+    def _tree(self, values: Any) -> _Tree:
+        leaves, spec = tree_flatten(values)
+        return _Tree([self._leaf(leaf) for leaf in leaves], spec)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or (life := self._lives.get(_address(leaf))) is None:
+            return leaf
+        return _Own(life, leaf.dtype, tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()))
+
+
+def _assign_places(lives: list[_Life], rows: int) -> tuple[list[int], int]:
+    """Assign each memory the lowest offset that is free during its lifetime. Returns the offsets, and the total size in bytes."""
     end = 0
-    placed: list[_Life] = []
-    for life in lives:  # ordered by first use
+    places: list[int] = []
+    alive: list[tuple[int, int, int]] = []
+    """Of memory that is still used: its offset, its end, the last call that uses it."""
+    for life in lives:
+        size = _rounded_up(_at(life.num_bytes, rows))
+        alive = [other for other in alive if other[2] >= life.first]
         place = 0
-        for other in sorted(placed, key=lambda other: other.place):
-            if other.last < life.first:
-                continue
-            if place + life.num_bytes <= other.place:
+        for start, stop, _ in alive:
+            if place + size <= start:
                 break
-            place = max(place, _rounded_up(other.place + other.num_bytes))
-        life.place = place
-        placed = [other for other in placed if other.last >= life.first]
-        placed.append(life)
-        end = max(end, _rounded_up(place + life.num_bytes))
-    return end
+            place = max(place, stop)
+        alive.append((place, place + size, life.last))
+        alive.sort()
+        places.append(place)
+        end = max(end, place + size)
+    return places, end
 
 
 def _rounded_up(num_bytes: int) -> int:
@@ -212,16 +375,17 @@ def _depends_on_values(func: Any, args: Sequence[Any]) -> bool:
     return not _LOOKS_AT_VALUES.isdisjoint(func.tags)
 
 
-def _with_names(func: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    return lambda *args: func(*args, **kwargs)
+@dataclass(frozen=True)
+class _Again:
+    """An operation of torch that copies its results to the tensors of the tape."""
 
+    func: Any
 
-def _again(func: Any, kwargs: dict[str, Any]) -> Callable[..., None]:
-    """Wrap an operation of torch so that it copies its results to the tensors of the recording."""
-
-    def compute(places: Any, *args: Any) -> None:
-        results = _tensors(func(*args, **kwargs))
+    def __call__(self, places: Any, *args: Any, **kwargs: Any) -> None:
+        results = _tensors(self.func(*args, **kwargs))
         for place, result in zip(_tensors(places), results, strict=True):
             place.copy_(result)
 
-    return compute
+    @property
+    def __name__(self) -> str:
+        return str(self.func)

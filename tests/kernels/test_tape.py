@@ -1,4 +1,4 @@
-"""A tape repeats what it has heard, on new inputs, in memory that is shared by what does not live at the same time."""
+"""A tape repeats what was traced, for any number of rows, in memory that is shared by what does not live at the same time."""
 
 from collections.abc import Callable
 
@@ -46,19 +46,64 @@ def several_results(x: torch.Tensor) -> torch.Tensor:
     return values + indices + mean + by_kernel(x)[:, :2]
 
 
-@pytest.mark.parametrize("compute", [by_kernel, chain, views, in_place, several_results])
+def heads_apart(x: torch.Tensor) -> torch.Tensor:
+    """Memory in which rows are not the outermost dimension."""
+    heads = by_kernel(x).unflatten(-1, (2, -1)).transpose(0, 1).contiguous()
+    return torch.cat((heads[1], by_kernel(heads)[0]), dim=-1)
+
+
+def by_row_numbers(x: torch.Tensor) -> torch.Tensor:
+    numbers = torch.arange(x.shape[0])
+    return x.index_select(0, numbers) + numbers[:, None] + x.new_full((x.shape[0], 1), 2.0)
+
+
+COMPUTATIONS = [by_kernel, chain, views, in_place, several_results, heads_apart, by_row_numbers]
+
+
+@pytest.mark.parametrize("compute", COMPUTATIONS)
 def test_a_replay_is_what_the_computation_gives(compute: Compute) -> None:
     with torch.inference_mode():
-        taped, _ = tape.record(compute, torch.randn(3, 8))
-        for _ in range(3):
-            x = torch.randn(3, 8)
-            assert torch.equal(taped.replay(x), compute(x))
+        tapes = tape.Tapes(compute, torch.randn(3, 8))
+        memory = torch.empty(tapes.num_bytes(40), dtype=torch.uint8)
+        for rows in (2, 3, 7, 40):
+            taped = tapes.of(rows, memory)
+            for _ in range(3):
+                x = torch.randn(rows, 8)
+                assert torch.equal(taped.replay(x), compute(x))
 
 
 def test_memory_is_shared_by_what_lives_one_after_the_other() -> None:
     with torch.inference_mode():
-        taped, _ = tape.record(chain, torch.randn(3, 1000))
-    assert taped.num_bytes <= 3 * 4 * 3 * 1024
+        tapes = tape.Tapes(chain, torch.randn(3, 1000))
+    assert tapes.num_bytes(3) <= 3 * 4 * 3 * 1024
+
+
+def test_tapes_of_many_numbers_of_rows_share_memory() -> None:
+    with torch.inference_mode():
+        tapes = tape.Tapes(chain, torch.randn(1, 8))
+        memory = torch.empty(tapes.num_bytes(20), dtype=torch.uint8)
+        taped = [tapes.of(rows, memory) for rows in (20, 4)]
+    (large, small) = (one.output.untyped_storage().data_ptr() for one in taped)
+    assert large == small == memory.data_ptr()
+    assert tapes.of(21, memory).output.untyped_storage().data_ptr() != large, "it would not fit"
+
+
+def test_no_kernel_runs_in_a_trace() -> None:
+    calls: list[int] = []
+
+    def noting(source: torch.Tensor, target: torch.Tensor) -> None:
+        calls.append(len(source))
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        tape.call(noting, x, out)
+        return out
+
+    with torch.inference_mode():
+        tapes = tape.Tapes(compute, torch.randn(3, 8))
+        assert calls == []
+        tapes.of(5).replay(torch.randn(5, 8))
+    assert calls == [5]
 
 
 @pytest.mark.parametrize(
@@ -72,5 +117,20 @@ def test_memory_is_shared_by_what_lives_one_after_the_other() -> None:
 )
 def test_what_looks_at_values_cannot_be_recorded(compute: Compute) -> None:
     with pytest.raises(tape.NotRecordable, match="depends on values"), torch.inference_mode():
-        tape.record(compute, torch.randn(3, 8))
-    assert torch.equal(by_kernel(torch.ones(2)), torch.full((2,), 2.0))  # nothing records any more
+        tape.Tapes(compute, torch.randn(3, 8))
+    assert torch.equal(by_kernel(torch.ones(2)), torch.full((2,), 2.0))  # nothing traces any more
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x[: (len(x) + 1) // 2] * 2,
+        lambda x: x.new_zeros(-(-len(x) // 4) * 4, 8)[: len(x)] + x,
+        lambda x: by_kernel(x) if len(x) > 8 else x * 2,
+        lambda x: x * (1 / len(x)),
+    ],
+)
+def test_what_is_not_proportional_to_the_rows_cannot_be_recorded(compute: Compute) -> None:
+    """A half of them, whole blocks, another way for many, other factors."""
+    with pytest.raises(tape.NotRecordable, match="rows"), torch.inference_mode():
+        tape.Tapes(compute, torch.randn(3, 8))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,9 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
-from radixrt.worker import step_tapes
-from radixrt.worker.step_tapes import COMPUTED_BEFORE_WITH_PROMPTS, StepTapes
+from radixrt.worker.step_tapes import StepTapes
 from radixrt_kernels import tape
-from tests.checkpoints import CONFIGS
+from tests.checkpoints import CONFIGS, make_checkpoint
 from tests.models.harness import Harness, Sequence, with_forward
 
 torch.set_num_threads(1)
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     not radixrt_kernels.available(), reason=f"no native kernels: {radixrt_kernels.missing_because}"
 )
 
-STEPS_WITH_PROMPTS = COMPUTED_BEFORE_WITH_PROMPTS + 3
+STEPS_WITH_PROMPTS = 4
 
 PROMPTS = [list(range(3, 30)), list(range(40, 45)), list(range(100, 133))]
 
@@ -82,9 +80,11 @@ def test_every_architecture_computes_the_same(
     expected, found = answers(model), answers(taped(model))
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
-    # The second step of each size is recorded, those after it are replays; with prompts they have tapes of their own.
-    with_prompts = 2 if model.ends_by_rows else STEPS_WITH_PROMPTS
-    assert {count: replays.count(count) for count in (1, 2, 3)} == {1: 3, 2: 3, 3: 8 + with_prompts}
+    assert {count: replays.count(count) for count in (1, 2, 3)} == {
+        1: 5,
+        2: 5,
+        3: 10 + STEPS_WITH_PROMPTS,
+    }
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -99,27 +99,16 @@ def test_quantized_models_compute_the_same(
         assert torch.equal(ours, theirs)
 
 
-def test_no_recording_takes_more_memory_than_allowed(
-    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first is of a step that is small for every model."""
-    model = load_model(checkpoint("llama"), kernels=NativeKernels())
-    recorded: list[int] = []
-    record = tape.record
+def test_more_layers_need_no_more_memory(tmp_path: Path) -> None:
+    """The tensors of one layer take the place of those of the layer before."""
 
-    def counted(compute: Any, *inputs: torch.Tensor, **memory: Any) -> Any:
-        recorded.append(len(inputs[0]))
-        return record(compute, *inputs, **memory)
+    def num_bytes(layers: int) -> int:
+        folder = make_checkpoint("llama", tmp_path / str(layers), num_hidden_layers=layers)
+        model = load_model(folder, kernels=NativeKernels())
+        setup = AttentionSetup(
+            specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype
+        )
+        harness = Harness(model, page_size=16, backend=CpuBackend(setup))
+        return len(StepTapes(model, harness.context)._memory)
 
-    monkeypatch.setattr(tape, "record", counted)
-    setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
-    harness = Harness(taped(model), page_size=16, backend=CpuBackend(setup))
-
-    def compute(count: int) -> list[int]:
-        for _ in range(STEPS_WITH_PROMPTS):
-            harness.hidden([(Sequence(), [5] * count)], torch.tensor([count - 1]))
-        return recorded
-
-    assert compute(80) == [] and compute(16) == [16] and compute(80) == [16, 80]
-    monkeypatch.setattr(step_tapes, "MOST_RECORDED_BYTES", 1)
-    assert compute(96) == [16, 80]
+    assert num_bytes(3) == num_bytes(8) > 0
