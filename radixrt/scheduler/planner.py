@@ -409,9 +409,11 @@ class Planner:
         """That of a step with these decoding sequences and prompts."""
         if not (shape.rows and (self._slots.is_decoding & self._slots.speculates).any()):
             return NO_DRAFTS
-        price = self._price.value
-        if shape.tokens:  # a row computes as long as a prompt token
+        plain_s = self._times.seconds(StepShape(shape.rows, shape.context))
+        price = self._price.of(plain_s / shape.rows)
+        if shape.tokens or not self._price.is_known:  # a row computes as long as a prompt token
             price = min(max(price, self._times.prompt_token_price(shape)), MOST_PRICE)
+        if shape.tokens:
             price = beside_prompts(price, self._outlasting(shape.tokens))
         return price if price <= MOST_PRICE else NO_DRAFTS
 

@@ -376,12 +376,12 @@ class Scheduler:
         tokens = step.shape.rows + beyond
         held = int(self.slots.is_held.sum())  # computed in the step before
         shape = step.shape._replace(rows=max(0, tokens + drafted - accepted - held))
+        plain_s = self.step_times.seconds(StepShape(step.shape.rows, step.shape.context))
         if step.drafts is not None and self.step_times.is_known:
-            answers = StepShape(step.shape.rows, step.shape.context)
             compared = ComparedStep(
                 rows=step.shape.rows,
                 new_tokens=tokens,
-                answers_s=self.step_times.seconds(answers),
+                answers_s=plain_s,
                 plain_s=self.step_times.seconds(step.shape),
                 forecast_s=self.step_times.seconds(shape),
                 drafts=step.drafts,
@@ -390,7 +390,7 @@ class Scheduler:
         step_s = result.step_s if shape.rows + shape.tokens else 0.0  # it has only sampled
         self.step_times.observe(shape, step_s, tokens, has_drafts=drafted > 0)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
-            self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s)
+            self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s, plain_s)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s

@@ -18,6 +18,11 @@ def step_s(rng: random.Random, rows: int) -> float:
     return (STEP_S + ROW_S * rows) * rng.uniform(0.95, 1.05) * pause
 
 
+def plain_s(batch: int) -> float:
+    """Of a step without drafts."""
+    return STEP_S + ROW_S * batch
+
+
 def expected(batch: int, tokens: float) -> float:
     """Time of a row, in times of a token."""
     return ROW_S / ((STEP_S + ROW_S * batch) / tokens)
@@ -30,14 +35,14 @@ def test_it_is_the_time_of_a_row_in_times_of_a_token(batch: int, often: float) -
     errors = []
     for seed in range(8):
         rng, price = random.Random(seed), DraftPrice()
-        assert price.value == FIRST_PRICE
+        assert price.of(plain_s(batch) / batch) == FIRST_PRICE
         rows = 0
         for _ in range(600):
             drafted = rng.randint(1, 7) if rng.random() < often else 0
             rows += drafted
-            price.observe(batch, drafted, batch, step_s(rng, batch + drafted))
+            price.observe(batch, drafted, batch, step_s(rng, batch + drafted), plain_s(batch))
         mean = batch + rows / 600
-        errors.append(price.value / expected(round(mean), batch))
+        errors.append(price.of(plain_s(batch) / batch) / expected(round(mean), batch))
     assert 0.75 < sorted(errors)[4] < 1.33, errors
     assert min(errors) > 0.4 and max(errors) < 2.0, errors
 
@@ -49,19 +54,20 @@ def test_accepted_drafts_make_rows_dearer() -> None:
         price = DraftPrice()
         for step in range(100):
             drafted = 8 + step % 9
-            price.observe(1, drafted, 1 + accepted, STEP_S + ROW_S * (1 + drafted))
-        prices.append(price.value)
+            seconds = STEP_S + ROW_S * (1 + drafted)
+            price.observe(1, drafted, 1 + accepted, seconds, plain_s(1))
+        prices.append(price.of(plain_s(1)))
     assert prices == sorted(prices) and prices[2] > 10 * prices[0]
 
 
 def test_it_is_kept_while_nothing_is_drafted() -> None:
     rng, price = random.Random(0), DraftPrice()
     for step in range(200):
-        price.observe(16, step % 8, 16, STEP_S + ROW_S * (16 + step % 8))
-    before = price.value
+        price.observe(16, step % 8, 16, STEP_S + ROW_S * (16 + step % 8), plain_s(16))
+    before = price.of(plain_s(16) / 16)
     for _ in range(5000):
-        price.observe(16, 0, 16, step_s(rng, 16))
-    assert price.value == pytest.approx(before, rel=0.5) and before > 0.3
+        price.observe(16, 0, 16, step_s(rng, 16), plain_s(16))
+    assert price.of(plain_s(16) / 16) == pytest.approx(before, rel=0.5) and before > 0.3
 
 
 def test_another_batch_has_no_part_in_the_slope() -> None:
@@ -70,17 +76,28 @@ def test_another_batch_has_no_part_in_the_slope() -> None:
     for step in range(300):
         batch = 4 + step // 10 % 3 * 8
         drafted = step % 5
-        price.observe(batch, drafted, batch, STEP_S + 0.002 * batch + ROW_S * drafted)
-    token_s = (STEP_S + 0.002 * 12) / 12
-    assert price.value == pytest.approx(ROW_S / token_s, rel=0.3)
+        plain = STEP_S + 0.002 * batch
+        price.observe(batch, drafted, batch, plain + ROW_S * drafted, plain)
+    for batch in (1, 4, 12, 20):
+        token_s = (STEP_S + 0.002 * batch) / batch
+        assert price.of(token_s) == pytest.approx(ROW_S / token_s, rel=0.3), batch
+
+
+def test_many_sequences_after_one_have_a_price_of_their_own() -> None:
+    """In a batch of one, a token takes a whole step, and a draft row next to nothing of it."""
+    price = DraftPrice()
+    for step in range(100):
+        price.observe(1, step % 8, 1, plain_s(1 + step % 8), plain_s(1))
+    assert price.of(plain_s(1)) == pytest.approx(ROW_S / plain_s(1), rel=0.2)
+    assert price.of(plain_s(16) / 16) == pytest.approx(expected(16, 16), rel=0.2)
 
 
 def test_steps_without_a_time_are_left_out() -> None:
     price = DraftPrice()
     for step in range(100):
-        price.observe(4, step % 5, 4, 0.0)
-        price.observe(0, 0, 0, 1.0)
-    assert price.value == FIRST_PRICE
+        price.observe(4, step % 5, 4, 0.0, plain_s(4))
+        price.observe(0, 0, 0, 1.0, 0.0)
+    assert price.of(plain_s(4) / 4) == FIRST_PRICE
 
 
 def test_it_is_learned_while_the_number_of_sequences_changes_in_each_step() -> None:
@@ -89,9 +106,10 @@ def test_it_is_learned_while_the_number_of_sequences_changes_in_each_step() -> N
     for step in range(400):
         batch, drafted = 2 + step % 7, rng.randint(0, 40)
         seconds = (STEP_S + ROW_S * (2 * batch + drafted)) * rng.uniform(0.95, 1.05)
-        price.observe(batch, drafted, batch, seconds)
+        price.observe(batch, drafted, batch, seconds, STEP_S + ROW_S * 2 * batch)
     mean_s = STEP_S + ROW_S * (2 * 5 + 20)
-    assert price.value == pytest.approx(ROW_S / (mean_s / 5), rel=0.2)
+    plain_token_s = (STEP_S + ROW_S * 2 * 5) / 5
+    assert price.of(plain_token_s) == pytest.approx(ROW_S / (mean_s / 5), rel=0.2)
 
 
 @pytest.mark.parametrize(("length", "pays"), [(8, False), (400, True)])

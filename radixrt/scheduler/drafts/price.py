@@ -4,6 +4,9 @@ Least squares over all features of a step (:mod:`radixrt.scheduler.step_times`) 
 a step is larger than a row. So the time of a row is the slope of step times over the number of draft rows, from steps
 without prompts. A step is compared with the last ones of as many sequences, and only steps that differ in their drafts make it forget.
 
+The time of a token depends on the number of sequences far more than that of a row. So it is the forecast for the sequences at hand,
+times the part of such forecasts that the last steps took for each of their tokens: where drafts are accepted, tokens take less time.
+
 Steps that prompts fill have a price of their own (:func:`beside_prompts`).
 """
 
@@ -22,6 +25,9 @@ _KEPT = 0.98
 
 _NEWEST = 0.1
 """Weight of a step in the means."""
+
+_LONGEST = 4.0
+"""Times of its forecast without drafts: a longer step counts as this."""
 
 _MOST_NOISE = 0.3
 """Of the mean time of a step: a larger difference to the forecast counts as this. The machine pauses now and then."""
@@ -54,9 +60,12 @@ class DraftPrice:
         self._variance = self._covariance = 0.0
         """Weighted sums, of the number of drafts, and of this and the seconds."""
         self._differing = 0
-        self._token_s = RecentRatio()
+        self._of_forecast = RecentRatio()
+        """Time of a token, in times of the forecast for one without drafts."""
 
-    def observe(self, rows: int, drafted: int, new_tokens: int, seconds: float) -> None:
+    def observe(
+        self, rows: int, drafted: int, new_tokens: int, seconds: float, plain_s: float
+    ) -> None:
         """Learn from a step without prompts.
 
         Args:
@@ -64,10 +73,11 @@ class DraftPrice:
             drafted: draft tokens that were verified.
             new_tokens: of answers.
             seconds: 0 stands for an unknown time.
+            plain_s: the forecast for a step without drafts; 0: unknown.
         """
         if seconds <= 0 or not rows:
             return
-        self._token_s.observe(seconds, new_tokens)
+        self._of_forecast.observe(min(seconds, _LONGEST * plain_s), plain_s * new_tokens / rows)
         mean_drafted, mean_s = self._means.setdefault(rows, (drafted, seconds))
         more_drafted = drafted - mean_drafted
         more_s = self._without_pause(more_drafted, seconds - mean_s, mean_s)
@@ -89,9 +99,16 @@ class DraftPrice:
         return self._covariance / self._variance if self._variance else 0.0
 
     @property
-    def value(self) -> float:
-        """A draft token pays if it is accepted more often than this."""
-        token_s = self._token_s.value
-        if self._differing < STEPS_KNOWN or not token_s:
+    def is_known(self) -> bool:
+        return self._differing >= STEPS_KNOWN
+
+    def of(self, token_s: float) -> float:
+        """A draft token pays if it is accepted more often than this.
+
+        Args:
+            token_s: the forecast time of a token of the sequences at hand, without drafts; 0: unknown.
+        """
+        token_s *= self._of_forecast.value or 1.0
+        if not self.is_known or not token_s:
             return FIRST_PRICE
         return round(min(max(self._row_s / token_s, LEAST_PRICE), MOST_PRICE), 3)
