@@ -13,6 +13,7 @@ in one block of memory. Tensors with disjoint lifetimes share memory, so the wor
 """
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ def call(kernel: Callable[..., None], *arguments: Any) -> None:
 class Tape:
     """The calls of one computation of a certain number of rows."""
 
-    inputs: list[torch.Tensor]
+    inputs: Sequence[torch.Tensor]
     """The tensors to which :meth:`replay` copies its arguments."""
     output: Any
     """A tensor, or tensors."""
@@ -90,14 +91,27 @@ class Tapes:
         if first.kernels != second.kernels or len(first.lives) != len(second.lives):
             raise NotRecordable("other kernels are called for other numbers of rows")
         self._kernels = first.kernels
+        self._forms: dict[_Form, int] = {}
+        """Those of all tensors, numbered."""
         self._inputs, self._output = (
-            first.inputs.merged(second.inputs),
-            first.output.merged(second.output),
+            self._numbered(a.merged(b))
+            for a, b in ((first.inputs, second.inputs), (first.output, second.output))
         )
         self._arguments = [
-            a.merged(b) for a, b in zip(first.arguments, second.arguments, strict=True)
+            self._numbered(a.merged(b))
+            for a, b in zip(first.arguments, second.arguments, strict=True)
         ]
         self._lives = [a.merged(b) for a, b in zip(first.lives, second.lives, strict=True)]
+
+    def _numbered(self, tree: "_Tree") -> "_Tree":
+        """The tree with a :class:`_Place` for each :class:`_Own`."""
+
+        def place(leaf: Any) -> Any:
+            if not isinstance(leaf, _Own):
+                return leaf
+            return _Place(leaf.life, self._forms.setdefault(leaf.form, len(self._forms)))
+
+        return tree._replace(leaves=list(map(place, tree.leaves)))
 
     def num_bytes(self, rows: int) -> int:
         """Memory of the intermediate tensors."""
@@ -114,24 +128,25 @@ class Tapes:
         if memory is None or len(memory) < num_bytes:
             memory = torch.empty(num_bytes, dtype=torch.uint8)
 
-        @functools.cache
-        def tensor(own: "_Own") -> torch.Tensor:
-            typed = memory.view(own.dtype)
-            offset = places[own.life] // typed.itemsize + _at(own.offset, rows)
-            return typed.as_strided(
-                [_at(n, rows) for n in own.shape], [_at(n, rows) for n in own.stride], offset
-            )
+        forms = [form.at(rows) for form in self._forms]
+        tensors: dict[tuple[int, int], torch.Tensor] = {}
 
         def value(leaf: Any) -> Any:
-            if isinstance(leaf, _Own):
-                return tensor(leaf)
-            return leaf.per_row * rows if isinstance(leaf, _PerRow) else leaf
+            kind = type(leaf)
+            if kind is _PerRow:
+                return leaf.per_row * rows
+            if kind is not _Place:
+                return leaf
+            key = places[leaf.life], leaf.form
+            if (tensor := tensors.get(key)) is None:
+                tensor = tensors[key] = forms[leaf.form].tensor(memory, places[leaf.life])
+            return tensor
 
         calls = []
         for kernel, arguments in zip(self._kernels, self._arguments, strict=True):
             positional, named = arguments.map(value)
             calls.append((functools.partial(kernel, **named) if named else kernel, positional))
-        return Tape(self._inputs.map(value), self._output.map(value), calls)
+        return Tape(self._inputs.map(value)[0], self._output.map(value)[0][0], calls)
 
 
 class _PerRow(NamedTuple):
@@ -157,47 +172,90 @@ def _merged(first: int, second: int) -> _Count:
     return _PerRow(per_row)
 
 
-class _Own(NamedTuple):
-    """A tensor in memory that is allocated in the computation."""
+class _Form(NamedTuple):
+    """That of a tensor in memory, in elements."""
 
-    life: int
-    """Index of the memory."""
     dtype: torch.dtype
     shape: tuple[_Count, ...]
     stride: tuple[_Count, ...]
     offset: _Count
 
-    def merged(self, other: "_Own") -> "_Own":
-        if (self.life, self.dtype, len(self.shape)) != (other.life, other.dtype, len(other.shape)):
-            raise NotRecordable("a tensor has another place or form for another number of rows")
+    @staticmethod
+    def of(tensor: torch.Tensor) -> "_Form":
+        return _Form(
+            tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        )
+
+    def merged(self, other: "_Form") -> "_Form":
+        if (self.dtype, len(self.shape)) != (other.dtype, len(other.shape)):
+            raise NotRecordable("a tensor has another form for another number of rows")
 
         def all_merged(ours: Sequence[Any], theirs: Sequence[Any]) -> tuple[_Count, ...]:
             return tuple(map(_merged, ours, theirs))
 
-        return _Own(
-            self.life,
-            self.dtype,
-            all_merged(self.shape, other.shape),
-            all_merged(self.stride, other.stride),
-            *all_merged([self.offset], [other.offset]),
+        shape, stride = all_merged(self.shape, other.shape), all_merged(self.stride, other.stride)
+        return _Form(self.dtype, shape, stride, *all_merged([self.offset], [other.offset]))
+
+    def at(self, rows: int) -> "_Form":
+        shape, stride = (tuple(_at(n, rows) for n in ns) for ns in (self.shape, self.stride))
+        return _Form(self.dtype, shape, stride, _at(self.offset, rows))
+
+    def tensor(self, memory: torch.Tensor, place: int) -> torch.Tensor:
+        """With the counts of a certain number of rows: the tensor in the memory that begins at byte ``place`` of ``memory``."""
+        typed: Any = memory.view(self.dtype)
+        tensor: torch.Tensor = typed.as_strided(
+            self.shape, self.stride, place // typed.itemsize + self.offset
         )
+        return tensor
+
+
+class _Own(NamedTuple):
+    """A tensor in memory that is allocated in the computation."""
+
+    life: int
+    """Index of the memory."""
+    form: _Form
+
+    def merged(self, other: "_Own") -> "_Own":
+        if self.life != other.life:
+            raise NotRecordable("a tensor has another place for another number of rows")
+        return _Own(self.life, self.form.merged(other.form))
+
+
+class _Place(NamedTuple):
+    """The same, with the number of its form."""
+
+    life: int
+    form: int
 
 
 class _Tree(NamedTuple):
-    """Arguments or results: nested, with an :class:`_Own` in place of each own tensor."""
+    """Arguments or results as ``(args, kwargs)``: nested, with an :class:`_Own` in place of each own tensor."""
 
     leaves: list[Any]
     spec: TreeSpec
+    is_flat: bool
+    """There are no kwargs, and the leaves are the args."""
+
+    @staticmethod
+    def of(leaf_of: Callable[[Any], Any], args: Sequence[Any], kwargs: dict[str, Any]) -> "_Tree":
+        leaves, spec = tree_flatten((tuple(args), kwargs))
+        is_flat = not kwargs and len(leaves) == len(args) and all(map(operator.is_, leaves, args))
+        return _Tree(list(map(leaf_of, leaves)), spec, is_flat)
 
     def merged(self, other: "_Tree") -> "_Tree":
         if self.spec != other.spec:
             raise NotRecordable("a kernel has other arguments for other numbers of rows")
-        return _Tree(
-            [_merged_leaf(a, b) for a, b in zip(self.leaves, other.leaves, strict=True)], self.spec
-        )
+        leaves = [_merged_leaf(a, b) for a, b in zip(self.leaves, other.leaves, strict=True)]
+        return self._replace(leaves=leaves)
 
-    def map(self, value: Callable[[Any], Any]) -> Any:
-        return tree_unflatten([value(leaf) for leaf in self.leaves], self.spec)
+    def map(self, value: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
+        """The args and kwargs with ``value`` of each leaf."""
+        values = tuple(map(value, self.leaves))
+        if self.is_flat:
+            return values, {}
+        args, kwargs = tree_unflatten(values, self.spec)
+        return args, kwargs
 
 
 def _merged_leaf(first: Any, second: Any) -> Any:
@@ -242,7 +300,7 @@ class _Calls(NamedTuple):
 
     kernels: list[Callable[..., Any]]
     arguments: list[_Tree]
-    """Of each call: ``(args, kwargs)``."""
+    """Of each call."""
     inputs: _Tree
     output: _Tree
     lives: list[_Life]
@@ -315,9 +373,9 @@ class _Trace(TorchDispatchMode):
         sizes = [tensor.untyped_storage().nbytes() for tensor in self._kept]
         return _Calls(
             kernels=[kernel for kernel, _, _ in self.calls],
-            arguments=[self._tree((tuple(args), kwargs)) for _, args, kwargs in self.calls],
-            inputs=self._tree(self._inputs),
-            output=self._tree(output),
+            arguments=[_Tree.of(self._leaf, args, kwargs) for _, args, kwargs in self.calls],
+            inputs=_Tree.of(self._leaf, self._inputs, {}),
+            output=_Tree.of(self._leaf, (output,), {}),
             lives=list(map(_Life, sizes, self._first, last)),
         )
 
@@ -326,14 +384,10 @@ class _Trace(TorchDispatchMode):
             if (life := self._lives.get(_address(tensor))) is not None:
                 last[life] = index
 
-    def _tree(self, values: Any) -> _Tree:
-        leaves, spec = tree_flatten(values)
-        return _Tree([self._leaf(leaf) for leaf in leaves], spec)
-
     def _leaf(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or (life := self._lives.get(_address(leaf))) is None:
             return leaf
-        return _Own(life, leaf.dtype, tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()))
+        return _Own(life, _Form.of(leaf))
 
 
 def _assign_places(lives: list[_Life], rows: int) -> tuple[list[int], int]:

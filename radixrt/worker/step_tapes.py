@@ -19,7 +19,7 @@ MOST_TOKENS_WITH_PROMPTS = 1024
 not."""
 
 MOST_KEPT = 128
-"""Tapes; another one is made in a millisecond."""
+"""Tapes; another one is made in a millisecond or two."""
 
 
 class StepTapes:
