@@ -54,7 +54,10 @@ def pack(
 
 
 def linear(
-    hidden: torch.Tensor, matrices: Sequence[PackedBlocks], bias: torch.Tensor | None = None
+    hidden: torch.Tensor,
+    matrices: Sequence[PackedBlocks],
+    bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Multiply tokens by matrices, which may be of different kinds. Their outputs are side by side.
 
@@ -62,9 +65,10 @@ def linear(
         hidden: [num_tokens, columns], float32, bfloat16 or float16
         matrices: with the same columns
         bias: [rows of all matrices] of the same dtype, or None
+        output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded, without bias
 
     Returns:
-        [num_tokens, rows of all matrices] of the same dtype
+        [num_tokens, rows of all matrices] of the same dtype, or of ``output_dtype``
 
     Raises:
         ValueError: the shapes do not fit.
@@ -76,7 +80,7 @@ def linear(
         >>> linear(torch.ones(1, 32), [matrix])
         tensor([[248.]])
     """
-    output = hidden.new_empty((hidden.shape[0], sum(m.rows for m in matrices)))
+    output = hidden.new_empty((hidden.shape[0], sum(m.rows for m in matrices)), dtype=output_dtype)
     tape.call(_linear, hidden, tuple((m.packed, m.kind, m.rows) for m in matrices), bias, output)
     return output
 

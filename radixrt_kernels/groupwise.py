@@ -79,7 +79,10 @@ def _panels(of_groups: torch.Tensor) -> torch.Tensor:
 
 
 def linear(
-    hidden: torch.Tensor, matrix: PackedCodes, bias: torch.Tensor | None = None
+    hidden: torch.Tensor,
+    matrix: PackedCodes,
+    bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Multiply tokens by a quantized matrix.
 
@@ -87,9 +90,10 @@ def linear(
         hidden: [num_tokens, columns], float32, bfloat16 or float16
         matrix: the packed matrix
         bias: [rows] of the same dtype, or None
+        output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded, without bias
 
     Returns:
-        [num_tokens, rows] of the same dtype
+        [num_tokens, rows] of the same dtype, or of ``output_dtype``
 
     Raises:
         ValueError: the shapes do not fit.
@@ -102,7 +106,7 @@ def linear(
         >>> linear(torch.ones(1, 8), pack(codes, scales, zeros, bits=4, group_size=8))
         tensor([[1., 1.]])
     """
-    output = hidden.new_empty((hidden.shape[0], matrix.rows))
+    output = hidden.new_empty((hidden.shape[0], matrix.rows), dtype=output_dtype)
     m = matrix
     tape.call(
         _linear, hidden, m.codes, m.scales, m.zeros, m.rows, m.bits, m.group_size, bias, output

@@ -49,7 +49,11 @@ def _panels(weight: torch.Tensor, steps: int, group: int) -> torch.Tensor:
 
 
 def linear(
-    hidden: torch.Tensor, weights: torch.Tensor, rows: int, bias: torch.Tensor | None = None
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    rows: int,
+    bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Multiply tokens by a packed matrix.
 
@@ -58,9 +62,10 @@ def linear(
         weights: a matrix packed by :func:`pack`, of the same dtype
         rows: number of rows of the unpacked matrix
         bias: [rows] of the same dtype, or None
+        output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded
 
     Returns:
-        [num_tokens, rows] of the same dtype. Products are summed in float32 and rounded once, with the bias.
+        [num_tokens, rows] of the same dtype, or of ``output_dtype``. Products are summed in float32 and rounded once, with the bias.
 
     Raises:
         ValueError: the shapes or dtypes do not fit.
@@ -74,7 +79,7 @@ def linear(
         >>> torch.allclose(output, hidden @ weight.T, atol=1e-4)
         True
     """
-    output = hidden.new_empty((hidden.shape[0], rows))
+    output = hidden.new_empty((hidden.shape[0], rows), dtype=output_dtype)
     tape.call(_linear, hidden, weights, rows, bias, output)
     return output
 

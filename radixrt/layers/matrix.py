@@ -47,6 +47,10 @@ class Matrix(Weights, ABC):
 class EmbeddingMatrix(Matrix):
     """A matrix that can also be an embedding."""
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, columns] -> [num_tokens, rows] float32; rounded to a smaller dtype before only if the products have to be"""
+        return self.multiply(hidden, None).float()
+
     @abstractmethod
     def look_up(self, rows: Tensor) -> Tensor:
         """Rows by index: [n] int64 -> [n, columns]"""

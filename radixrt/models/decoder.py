@@ -243,7 +243,7 @@ class CausalLM(KernelLayer):
             [rows, vocab_size] float32
         """
         head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
-        logits = head.logits(hidden).float()
+        logits = head.logits(hidden)
         if self.logit_divisor != 1.0:
             logits = logits / self.logit_divisor
         if self.logit_soft_cap is not None:

@@ -79,9 +79,10 @@ def _scales(scales: torch.Tensor, kind: int, blocks: int) -> tuple[torch.Tensor,
 
 
 def linear(
-    hidden: torch.Tensor, matrices: Sequence[PackedBlocks], bias: torch.Tensor | None = None
+    hidden: torch.Tensor, matrices: Sequence[PackedBlocks], bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """[num_tokens, columns] -> [num_tokens, rows of all matrices]"""
     rounded = round_activations(hidden, BLOCK)
     output = torch.cat([rounded @ dequantize(m).double().T for m in matrices], dim=1)
-    return (output if bias is None else output + bias.double()).to(hidden.dtype)
+    return (output if bias is None else output + bias.double()).to(output_dtype or hidden.dtype)

@@ -45,11 +45,12 @@ def round_activations(hidden: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def linear(
-    hidden: torch.Tensor, matrix: PackedCodes, bias: torch.Tensor | None = None
+    hidden: torch.Tensor, matrix: PackedCodes, bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """[num_tokens, columns] -> [num_tokens, rows]"""
     output = round_activations(hidden, chunk_size(matrix)) @ dequantize(matrix).T
-    return (output if bias is None else output + bias.double()).to(hidden.dtype)
+    return (output if bias is None else output + bias.double()).to(output_dtype or hidden.dtype)
 
 
 def grouped_linear(

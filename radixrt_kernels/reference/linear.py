@@ -11,11 +11,12 @@ def unpack(weights: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 def linear(
-    hidden: torch.Tensor, weights: torch.Tensor, rows: int, bias: torch.Tensor | None = None
+    hidden: torch.Tensor, weights: torch.Tensor, rows: int, bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """[num_tokens, columns] -> [num_tokens, rows]. Summed in float64 and rounded once."""
     output = hidden.double() @ unpack(weights, rows, hidden.shape[1]).double().T
-    return (output if bias is None else output + bias.double()).to(hidden.dtype)
+    return (output if bias is None else output + bias.double()).to(output_dtype or hidden.dtype)
 
 
 def grouped_linear(

@@ -54,6 +54,8 @@ def test_every_shape_is_what_decoding_and_multiplying_give(
             assert result.shape == (tokens, rows)
             if tokens:
                 close(result, expected)
+            sums = groupwise.linear(hidden, matrix, output_dtype=torch.float32)
+            assert torch.equal(sums.to(dtype), groupwise.linear(hidden, matrix))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -152,6 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bias": torch.zeros(33).half()}, "bias must be"),
     ({"output": torch.zeros(3, 33)}, "output must be"),
     ({"output": torch.zeros(2, 33).half()}, "output must be"),
+    ({"hidden": torch.zeros(2, 24).half(), "bias": torch.zeros(33).half()}, "output must be"),
 ]
 
 

@@ -58,6 +58,19 @@ def test_the_bias_is_added_before_rounding(isa: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_need_not_be_rounded(isa: str, dtype: torch.dtype) -> None:
+    for rows, columns in SHAPES:
+        packed = linear.pack(torch.randn(rows, columns).to(dtype))
+        bias = torch.randn(rows).to(dtype)
+        for tokens in (1, 5, 7, 40):
+            hidden = torch.randn(tokens, columns).to(dtype)
+            for added in (None, bias):
+                sums = linear.linear(hidden, packed, rows, added, torch.float32)
+                close(sums, reference.linear(hidden, packed, rows, added, torch.float32))
+                assert torch.equal(sums.to(dtype), linear.linear(hidden, packed, rows, added))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_come_back_bit_for_bit(isa: str, dtype: torch.dtype) -> None:
     for rows, columns in SHAPES:
         weight = torch.randn(rows, columns).to(dtype)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from radixrt.layers.kernels.interface import LayerKernels
@@ -88,6 +89,9 @@ class PackedMatrix(EmbeddingMatrix):
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return linear.linear(hidden, self.weight, self.rows, bias)
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        return linear.linear(hidden, self.weight, self.rows, output_dtype=torch.float32)
+
     def look_up(self, rows: Tensor) -> Tensor:
         return linear.look_up(self.weight, self.rows, self.columns, rows)
 
@@ -100,6 +104,9 @@ class NativeGroupwiseMatrix(PackedGroupwiseMatrix):
 
     def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return groupwise.linear(hidden, self.packed, bias)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return groupwise.linear(self.in_order(hidden), self.packed, output_dtype=torch.float32)
 
     def look_up(self, rows: Tensor) -> Tensor:
         return groupwise.look_up(self.packed, rows, self.dtype)

@@ -42,6 +42,9 @@ class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         return blockwise.linear(hidden, self.parts, bias)
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        return blockwise.linear(hidden, self.parts, output_dtype=torch.float32)
+
     def look_up(self, rows: Tensor) -> Tensor:
         (whole,) = self.parts
         return blockwise.look_up(whole, rows, self.dtype)

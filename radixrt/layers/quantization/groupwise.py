@@ -148,9 +148,11 @@ class PackedGroupwiseMatrix(EmbeddingMatrix):
         self.register_buffer("column_order", matrix.column_order)
 
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
-        if self.column_order is not None:
-            hidden = hidden[:, self.column_order]
-        return self.multiply_packed(hidden, bias)
+        return self.multiply_packed(self.in_order(hidden), bias)
+
+    def in_order(self, hidden: Tensor) -> Tensor:
+        """The features in the order of the columns."""
+        return hidden if self.column_order is None else hidden[:, self.column_order]
 
     @abstractmethod
     def multiply_packed(self, hidden: Tensor, bias: Tensor | None) -> Tensor:

@@ -113,15 +113,15 @@ void blockwise_linear(const Tensor& hidden, const nb::tuple& matrices, const std
     rows += parts.back().rows;
   }
   require(output.dimensions == 2 && output.shape[0] == tokens && output.shape[1] == rows && output.dense_after(0) &&
-              output.dtype == hidden.dtype,
-          "output must be [num_tokens, rows of all matrices] of hidden's dtype, rows without gaps", output);
+              (output.dtype == hidden.dtype || (output.dtype == DType::float32 && !bias)),
+          "output must be [num_tokens, rows of all matrices] of hidden's dtype, or of float32 if there is no bias, rows without gaps", output);
   if (bias)
     require(bias->dimensions == 1 && bias->shape[0] == rows && bias->dense() && bias->dtype == hidden.dtype,
             "bias must be [rows of all matrices] of hidden's dtype", *bias);
   const auto& kernel = kernels_for(hidden.dtype);
   if (tokens == 0 || rows == 0) return;
-  int size = size_of(hidden.dtype);
-  int64_t hidden_bytes = hidden.strides[0] * size, input_bytes = kernels<BlockwiseKernels>().prepared_bytes(columns);
+  int size = size_of(output.dtype);
+  int64_t hidden_bytes = hidden.strides[0] * size_of(hidden.dtype), input_bytes = kernels<BlockwiseKernels>().prepared_bytes(columns);
   nb::gil_scoped_release release;
   const char* inputs = prepare_rows(tokens, nullptr, tokens, input_bytes, kRoundedPerThread / columns + 1, [&](int64_t token, char* to) {
     kernel.prepare(hidden.as<char>() + token * hidden_bytes, columns, to);
@@ -135,7 +135,7 @@ void blockwise_linear(const Tensor& hidden, const nb::tuple& matrices, const std
     part.output_bytes = output.strides[0] * size;
     first += part.rows;
   }
-  for_each_part_unit(parts, tokens, kernel.multiply);
+  for_each_part_unit(parts, tokens, kernels_for(output.dtype).multiply);
 }
 
 void grouped_blockwise_linear(

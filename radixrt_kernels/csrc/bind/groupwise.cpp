@@ -71,8 +71,8 @@ void groupwise_linear(
   int64_t tokens = hidden.shape[0];
   Groupwise matrix = matrix_of(codes, scales, zeros, rows, hidden.shape[1], bits, group_size);
   require(output.dimensions == 2 && output.shape[0] == tokens && output.shape[1] == rows && output.dense_after(0) &&
-              output.dtype == hidden.dtype,
-          "output must be [num_tokens, rows] of hidden's dtype, rows without gaps", output);
+              (output.dtype == hidden.dtype || (output.dtype == DType::float32 && !bias)),
+          "output must be [num_tokens, rows] of hidden's dtype, or of float32 if there is no bias, rows without gaps", output);
   if (bias)
     require(bias->dimensions == 1 && bias->shape[0] == rows && bias->dense() && bias->dtype == hidden.dtype,
             "bias must be [rows] of hidden's dtype", *bias);
@@ -88,7 +88,8 @@ void groupwise_linear(
       tokens, nullptr, tokens, matrix.input_bytes, kRoundedPerThread / matrix.columns + 1, [&](int64_t token, char* to) {
         kernel.prepare(hidden.as<char>() + token * hidden_bytes, matrix.columns, matrix.chunk, to);
       });
-  auto multiply = bits == 4 ? kernel.multiply_4 : kernel.multiply_8;
+  const auto& writing = kernels_for(output.dtype);
+  auto multiply = bits == 4 ? writing.multiply_4 : writing.multiply_8;
   for_each_unit(rows, tokens, matrix.steps() * bits * kPanel, [&](int64_t panel, int panels, int64_t token, int count) {
     multiply(matrix, panel, panels, token, count);
   });

@@ -42,8 +42,8 @@ void linear(
   int64_t tokens = hidden.shape[0], columns = hidden.shape[1];
   check_packed(weights, rows, columns);
   require(output.dimensions == 2 && output.shape[0] == tokens && output.shape[1] == rows && output.dense_after(0) &&
-              output.dtype == weights.dtype,
-          "output must be [num_tokens, rows] of the weights' dtype, rows without gaps", output);
+              (output.dtype == weights.dtype || output.dtype == DType::float32),
+          "output must be [num_tokens, rows] of the weights' dtype or float32, rows without gaps", output);
   if (bias)
     require(bias->dimensions == 1 && bias->shape[0] == rows && bias->dense() && bias->dtype == weights.dtype,
             "bias must be [rows] of the weights' dtype", *bias);
@@ -52,7 +52,7 @@ void linear(
   int64_t hidden_bytes = hidden.strides[0] * size;
   Linear product{
       weights.as<char>(), rows, columns, bias ? bias->data : nullptr, hidden.as<char>(), hidden_bytes, output.as<char>(),
-      output.strides[0] * size};
+      output.strides[0] * size_of(output.dtype), output.dtype == weights.dtype};
   if (tokens == 0) return;
   nb::gil_scoped_release release;
   if (int64_t bytes = kernel.prepared_bytes(columns)) {

@@ -183,11 +183,10 @@ RADIXRT_INLINE void add_tile(
   add_tokens<Form, kPanels>(tokens, weights, panel_bytes, inputs, input_bytes, steps, ahead, panels_ahead, sums);
 }
 
-template <class Form, int kPanels>
-RADIXRT_INLINE void finish(const Linear& linear, int64_t first_panel, int64_t token, const TokenSums<kPanels>& sums) {
-  using T = typename Form::Weight;
+template <class T, class Output, int kPanels>
+RADIXRT_INLINE void write(const Linear& linear, int64_t first_panel, int64_t token, const TokenSums<kPanels>& sums) {
   auto bias = static_cast<const T*>(linear.bias);
-  auto output = reinterpret_cast<T*>(linear.output + token * linear.output_bytes);
+  auto output = reinterpret_cast<Output*>(linear.output + token * linear.output_bytes);
   for (int p = 0; p < kPanels; ++p) {
     for (int v = 0; v < kVectors; ++v) {
       int64_t row = (first_panel + p) * kPanel + v * kWidth;
@@ -201,6 +200,15 @@ RADIXRT_INLINE void finish(const Linear& linear, int64_t first_panel, int64_t to
       }
     }
   }
+}
+
+template <class Form, int kPanels>
+RADIXRT_INLINE void finish(const Linear& linear, int64_t first_panel, int64_t token, const TokenSums<kPanels>& sums) {
+  using T = typename Form::Weight;
+  if (linear.rounds)
+    write<T, T>(linear, first_panel, token, sums);
+  else
+    write<T, float>(linear, first_panel, token, sums);
 }
 
 template <class Form, int kPanels>

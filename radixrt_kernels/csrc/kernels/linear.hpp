@@ -22,8 +22,9 @@ struct Linear {
   const void* bias;     // [rows] of the weights' dtype, or null
   const char* hidden;   // [tokens, columns], or the result of `prepare`
   int64_t hidden_bytes; // from one token to the next
-  char* output;         // [tokens, rows] of the weights' dtype
+  char* output;         // [tokens, rows] of the weights' dtype, or float32
   int64_t output_bytes; // from one token to the next
+  bool rounds = true;   // the outputs are of the weights' dtype
 };
 
 struct LinearKernels {
