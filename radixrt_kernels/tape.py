@@ -6,7 +6,8 @@ caches. A tape has the calls of one computation with their arguments, as a CUDA 
 the tensors of the tape and the calls are repeated.
 
 The computation is traced twice, with different numbers of rows, and no kernel runs in a trace. What differs between the traces has to be
-proportional to the number of rows (shapes, strides, offsets, other integers). So :class:`Tapes` knows the calls for any number of rows.
+proportional to the number of rows (shapes, strides, offsets, other integers), and what is the same in both is taken for constant. So
+:class:`Tapes` knows the calls for any number of rows. It would not notice a branch for many rows alone: kernels choose their ways inside.
 
 Kernels are called through :func:`call`, which records them. ``__torch_dispatch__`` records torch's own operations. Intermediate tensors are
 in one block of memory. Tensors with disjoint lifetimes share memory, so the working set is as small as with an allocator.
@@ -26,7 +27,7 @@ ALIGNMENT = 64
 """Of intermediate tensors, in bytes."""
 
 TRACED_ROWS = (7, 11)
-"""Few, because all intermediate tensors of a trace are in memory; primes, so that little is proportional to both by chance."""
+"""Few, because all intermediate tensors of a trace are in memory; primes, so that sizes of blocks are not proportional to them."""
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -71,8 +72,8 @@ class Tapes:
 
     >>> def norm_and_double(rows: torch.Tensor) -> torch.Tensor:
     ...     return 2 * rows / rows.norm(dim=-1, keepdim=True)
+    >>> tapes = Tapes(norm_and_double, torch.zeros(1, 2))
     >>> with torch.inference_mode():
-    ...     tapes = Tapes(norm_and_double, torch.zeros(1, 2))
     ...     tapes.of(2).replay(torch.tensor([[3.0, 4.0], [0.0, 5.0]]))
     tensor([[1.2000, 1.6000],
             [0.0000, 2.0000]])
@@ -86,6 +87,7 @@ class Tapes:
         NotRecordable: ``compute`` reads values of tensors in Python, or depends on the number of rows other than in proportion.
     """
 
+    @torch.inference_mode()
     def __init__(self, compute: Callable[..., Any], *inputs: torch.Tensor) -> None:
         first, second = (_trace_of(compute, inputs, rows) for rows in TRACED_ROWS)
         if first.kernels != second.kernels or len(first.lives) != len(second.lives):
@@ -117,6 +119,7 @@ class Tapes:
         """Memory of the intermediate tensors."""
         return _assign_places(self._lives, rows)[1]
 
+    @torch.inference_mode()
     def of(self, rows: int, memory: torch.Tensor | None = None) -> Tape:
         """The tape for a number of rows.
 

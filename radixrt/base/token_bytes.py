@@ -92,12 +92,12 @@ class SavedTokens(msgspec.Struct, frozen=True):
 
     @staticmethod
     def load(tokenizer_json: Path) -> "SavedTokens | None":
-        """None: there is no such file."""
+        """None: there is no such file, or it is damaged."""
         try:
             content = SavedTokens.file_of(tokenizer_json).read_bytes()
-        except FileNotFoundError:
+            return msgspec.msgpack.decode(content, type=SavedTokens)
+        except (FileNotFoundError, msgspec.MsgspecError):
             return None
-        return msgspec.msgpack.decode(content, type=SavedTokens)
 
     @property
     def table(self) -> TokenBytesTable:

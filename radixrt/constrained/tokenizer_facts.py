@@ -146,8 +146,10 @@ class TokenizerFacts:
 
     def id_of(self, name: str) -> int | None:
         """The id of a token by its name in the tokenizer, which is not its text in all of them."""
-        found = self.special_names.get(name)
-        return self.tokenizer.token_to_id(name) if found is None else found
+        for token_id in self.special_ids:
+            if self.tokens[token_id] == name.encode():
+                return token_id
+        return self.tokenizer.token_to_id(name)
 
     def encode(self, text: str) -> list[int]:
         """Token ids whose bytes are exactly those of ``text``, as it would stand in the middle of an answer.

@@ -33,8 +33,9 @@ class VocabParallelEmbedding(MatrixLayer):
         return self.tp.all_reduce(torch.where(ours[:, None], embedded, 0.0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the whole vocabulary, on every rank: [rows, hidden_size] -> [rows, vocab_size] float32"""
-        return self.tp.all_gather(self.matrix.scores(hidden))[:, : self.vocab_size]
+        """Scores of the whole vocabulary, on every rank: [rows, hidden_size] -> [rows, vocab_size] float32, without gaps"""
+        padded = self.tp.all_gather(self.matrix.scores(hidden))
+        return padded[:, : self.vocab_size].float().contiguous()
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         real_rows = max(0, min(self.rows, self.vocab_size - self.first))

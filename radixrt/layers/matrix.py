@@ -48,8 +48,8 @@ class EmbeddingMatrix(Matrix):
     """A matrix that can also be an embedding."""
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """[num_tokens, columns] -> [num_tokens, rows] float32; rounded to a smaller dtype before only if the products have to be"""
-        return self.multiply(hidden, None).float()
+        """As ``multiply`` without bias: in float32 where the kernels can give their sums, else in the model's dtype."""
+        return self.multiply(hidden, None)
 
     @abstractmethod
     def look_up(self, rows: Tensor) -> Tensor:

@@ -390,7 +390,7 @@ class Scheduler:
         step_s = result.step_s if shape.rows + shape.tokens else 0.0  # it has only sampled
         self.step_times.observe(shape, step_s, tokens, has_drafts=drafted > 0)
         if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
-            self.draft_price.observe(step.shape.rows, drafted, tokens, result.step_s, plain_s)
+            self.draft_price.observe(step.shape.rows, drafted, tokens, step_s, plain_s)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s

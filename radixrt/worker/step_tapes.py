@@ -32,6 +32,8 @@ class StepTapes:
     def __init__(self, model: CausalLM, context: ForwardContext) -> None:
         self._model = model
         self._context = context
+        self._tapes = _tapes_of(model, context)
+        """By whether they end with the last attention. None: this model has none."""
         self._tape_of = functools.lru_cache(MOST_KEPT)(self._make)
 
     def forward(
@@ -51,25 +53,10 @@ class StepTapes:
         return whole if rows is None else whole[rows]
 
     def _make(self, count: int, by_rows: bool) -> Tape | None:
-        """The tape of a whole step, or of its part up to the last attention. None: this model has none."""
+        """The tape of a whole step, or of its part up to the last attention."""
         if self._tapes is None:
             return None
         return self._tapes[by_rows].of(count, self._memory)
-
-    @functools.cached_property
-    def _tapes(self) -> dict[bool, Tapes] | None:
-        """By whether they end with the last attention."""
-        model, context = self._model, self._context
-        ids = positions = torch.zeros(1, dtype=torch.int64)
-        try:
-            tapes = {False: Tapes(lambda i, p: model.forward(i, p, context), ids, positions)}
-            if model.ends_by_rows:
-                part = model.up_to_last_attention
-                tapes[True] = Tapes(lambda i, p: part(i, p, context), ids, positions)
-            return tapes
-        except NotRecordable as reason:
-            log.info("Steps of this model are not taped: %s.", reason)
-            return None
 
     @functools.cached_property
     def _memory(self) -> torch.Tensor:
@@ -78,3 +65,16 @@ class StepTapes:
         most = {False: MOST_TOKENS, True: MOST_TOKENS_WITH_PROMPTS}
         num_bytes = max(tapes.num_bytes(most[by_rows]) for by_rows, tapes in self._tapes.items())
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _tapes_of(model: CausalLM, context: ForwardContext) -> dict[bool, Tapes] | None:
+    ids = positions = torch.zeros(1, dtype=torch.int64)
+    try:
+        tapes = {False: Tapes(lambda i, p: model.forward(i, p, context), ids, positions)}
+        if model.ends_by_rows:
+            part = model.up_to_last_attention
+            tapes[True] = Tapes(lambda i, p: part(i, p, context), ids, positions)
+        return tapes
+    except NotRecordable as reason:
+        log.info("Steps of this model are not taped: %s.", reason)
+        return None

@@ -79,7 +79,9 @@ def _scales(scales: torch.Tensor, kind: int, blocks: int) -> tuple[torch.Tensor,
 
 
 def linear(
-    hidden: torch.Tensor, matrices: Sequence[PackedBlocks], bias: torch.Tensor | None = None,
+    hidden: torch.Tensor,
+    matrices: Sequence[PackedBlocks],
+    bias: torch.Tensor | None = None,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """[num_tokens, columns] -> [num_tokens, rows of all matrices]"""

@@ -45,7 +45,9 @@ def round_activations(hidden: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def linear(
-    hidden: torch.Tensor, matrix: PackedCodes, bias: torch.Tensor | None = None,
+    hidden: torch.Tensor,
+    matrix: PackedCodes,
+    bias: torch.Tensor | None = None,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """[num_tokens, columns] -> [num_tokens, rows]"""

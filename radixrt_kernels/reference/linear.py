@@ -11,7 +11,10 @@ def unpack(weights: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 def linear(
-    hidden: torch.Tensor, weights: torch.Tensor, rows: int, bias: torch.Tensor | None = None,
+    hidden: torch.Tensor,
+    weights: torch.Tensor,
+    rows: int,
+    bias: torch.Tensor | None = None,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """[num_tokens, columns] -> [num_tokens, rows]. Summed in float64 and rounded once."""

@@ -23,7 +23,8 @@ from bench.children import end, start
 from radixrt.base.errors import RequestError
 from radixrt.base.token_bytes import SavedTokens, TokenBytesTable
 from radixrt.constrained.compiler.cache import ByteLru, memory_of
-from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.helper import Helper, Zygote
+from radixrt.constrained.compiler.jobs import Part, PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyJson, Choice, Constraint, Ebnf, JsonSchema, Regex
@@ -425,6 +426,43 @@ def test_the_tokenizer_can_be_read_ahead(with_saved_tokens: Path) -> None:
             assert compiled == _compiled_here(Regex(pattern="[a-z]+@[a-z]+"))
 
         in_pool(load_and_compile)
+
+
+def test_a_part_that_cannot_be_loaded_fails_the_jobs_that_need_it_alone(
+    with_saved_tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork = Zygote.fork
+
+    async def dying(self: Zygote, part: Part | None) -> Helper:
+        if part is not None:
+            await self.kill()
+        return await fork(self, part)
+
+    monkeypatch.setattr(Zygote, "fork", dying)
+    with running_pool(config_of(str(with_saved_tokens))) as in_pool:
+
+        async def compile_all(pool: CompilePool) -> None:
+            refused = await refusal(pool, Regex(pattern="[a-z]+"))
+            assert refused.status == 503 and "cannot load the tokenizer" in refused.message
+            await pool.compile(JsonSchema(schema='{"type": "integer", "minimum": 9}'))
+
+        in_pool(compile_all)
+
+
+def test_a_pool_closes_while_a_part_is_loaded(with_saved_tokens: Path) -> None:
+    with running_pool(config_of(str(with_saved_tokens))) as in_pool:
+
+        async def load(pool: CompilePool) -> None:
+            await pool.compile(AnyJson())
+            with_saved_tokens.unlink()
+            os.mkfifo(with_saved_tokens)  # it never ends
+            pool.load_tokenizer()
+            await asyncio.sleep(0.1)
+            await pool.compile(JsonSchema(schema='{"type": "integer", "minimum": 9}'))
+
+        in_pool(load)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 10
 
 
 def _compiled_here(constraint: Constraint) -> Compiled:

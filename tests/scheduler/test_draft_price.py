@@ -92,6 +92,14 @@ def test_many_sequences_after_one_have_a_price_of_their_own() -> None:
     assert price.of(plain_s(16) / 16) == pytest.approx(expected(16, 16), rel=0.2)
 
 
+def test_without_forecasts_it_is_that_of_the_last_steps() -> None:
+    """Where all steps have drafts, no other times are learned."""
+    price = DraftPrice()
+    for step in range(100):
+        price.observe(1, 1 + step % 8, 1, plain_s(2 + step % 8), 0.0)
+    assert price.of(0.0) == pytest.approx(ROW_S / plain_s(5), rel=0.2)
+
+
 def test_steps_without_a_time_are_left_out() -> None:
     price = DraftPrice()
     for step in range(100):

@@ -466,7 +466,7 @@ def test_what_later_requests_need_is_loaded_once_there_are_none(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that starts under load gives its time to the answers."""
-    monkeypatch.setattr(process, "PREPARE_AFTER_S", 0.1)
+    monkeypatch.setattr(process, "PREPARE_AFTER_S", 1.0)  # the first request comes sooner
     prepared: list[str] = []
     monkeypatch.setattr(CompilePool, "load_tokenizer", lambda _: prepared.append("tokenizer"))
     monkeypatch.setattr(Vocabulary, "prepare_chats", lambda _: prepared.append("chats"))
@@ -474,7 +474,7 @@ def test_what_later_requests_need_is_loaded_once_there_are_none(
     async def scene(stage: Stage) -> None:
         reading = asyncio.create_task(collect(stage, request()))
         sequence = await stage.sequence()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         assert not prepared
         stage.tokens(sequence.seq_id, stage.encode("a"), end=AnswerReport(finish_reason="stop"))
         await reading

@@ -61,6 +61,8 @@ def answers(model: CausalLM) -> list[torch.Tensor]:
     for step in range(STEPS_WITH_PROMPTS):
         work = [(sequences[2], [11]), (sequences[1], [12, 13 + step])]
         found.append(model.logits(harness.hidden(work, torch.tensor([0, 2]))))
+    work = [(sequences[0], [11]), (Sequence(), list(range(3, 103)))]
+    found.append(model.logits(harness.hidden(work, torch.tensor([0, 100]))))
     return found
 
 
@@ -80,6 +82,7 @@ def test_every_architecture_computes_the_same(
     expected, found = answers(model), answers(taped(model))
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
+    assert replays.count(101) == model.ends_by_rows
     assert {count: replays.count(count) for count in (1, 2, 3)} == {
         1: 5,
         2: 5,
@@ -95,6 +98,9 @@ def test_quantized_models_compute_the_same(
 ) -> None:
     folder = checkpoint(architecture)
     model = load_model(folder, quantization=quantization, dtype=dtype, kernels=NativeKernels())
+    setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
+    harness = Harness(model, page_size=4, backend=CpuBackend(setup))
+    assert StepTapes(model, harness.context)._tapes is not None
     for ours, theirs in zip(answers(taped(model)), answers(model), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -35,7 +35,8 @@ def compile_regex(pattern: str, exact: Grammar, facts: TokenizerFacts) -> Gramma
     large, takes too long, or is not equal."""
     if len(pattern) > MAX_PATTERN_CHARS or sys.platform == "win32":
         return None
-    _vocabulary(facts)  # before the fork, so that they are made once
+    # Before the fork, so that both are made once:
+    _vocabulary(facts)
     llguidance.prepare_matching(facts)
     source = _within_budget(lambda: _build(pattern, exact, facts))
     return Grammar.compiled("fsm", source) if source else None

@@ -17,7 +17,7 @@ from radixrt.constrained.json_schema import position
 
 START_LIMIT_S = 120.0
 PART_LIMIT_S = 60.0
-"""xgrammar imports torch: seconds where cores are free, many more where they are not."""
+"""For loading one and a fork. xgrammar imports torch: seconds where cores are free, many more where they are not."""
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",

@@ -18,10 +18,10 @@ LENGTH = struct.Struct("<Q")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokenizer, and the limits of compiling. The first frame that the zygote gets."""
+    """The place of the tokenizer, and the limits of compiling. The first frame that the zygote gets."""
 
     tokenizer_json: str
-    """Path of the model's tokenizer.json."""
+    """Path of the model's tokenizer.json, beside which the tokens may be saved."""
     vocab_size: int
     """The model's: the length of a row of logits."""
     eos_token_ids: tuple[int, ...]

@@ -68,7 +68,9 @@ class CompilePool:
         self._starting_zygote = asyncio.Lock()
         self._cannot_start: str | None = None
         self._loads_tokenizer = False
-        """A zygote is to load the tokenizer once it has made a helper."""
+        """Each zygote is to load the tokenizer when it has made a helper."""
+        self._loading: Zygote | None = None
+        """The zygote that was told to."""
 
     def start(self) -> None:
         """Start the helpers; the first job waits until one has loaded the tokens."""
@@ -83,17 +85,20 @@ class CompilePool:
         self._load_tokenizer()
 
     def _load_tokenizer(self) -> None:
-        if self._zygote is not None and self._zygote.is_alive and self._loads_tokenizer:
-            self._zygote.load("tokenizer")
-            self._loads_tokenizer = False
+        zygote = self._zygote
+        if self._loads_tokenizer and zygote is not self._loading and zygote is not None:
+            zygote.load("tokenizer")
+            self._loading = zygote
 
     async def close(self) -> None:
         """Kill the helpers; jobs that wait fail."""
         for keeper in self._keepers:
             keeper.cancel()
+        if self._zygote is not None:
+            await self._zygote.kill()  # first: while it loads a part, it ends no helper
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if self._zygote is not None:
-            await self._zygote.kill()
+            await self._zygote.kill()  # one that a keeper has just started
         await asyncio.sleep(
             0
         )  # pipes of helpers that were just starting close in the loop's next round
@@ -239,7 +244,13 @@ class CompilePool:
         try:
             while True:
                 if helper is None or not helper.is_alive:
-                    helper = await self._start_helper(needs)
+                    try:
+                        helper = await self._start_helper(needs)
+                    except RequestError as error:
+                        if waiting is not None and not waiting.reply.done():
+                            waiting.reply.set_exception(error)
+                        waiting = needs = None
+                        continue
                     if helper is None:
                         return
                 waiting = waiting or await self._next(for_quick_ones)
@@ -254,7 +265,11 @@ class CompilePool:
                 waiting.reply.cancel()
 
     async def _start_helper(self, part: jobs.Part | None) -> Helper | None:
-        """A new helper, after as many tries as it takes; None if there is no use in trying."""
+        """A new helper, after as many tries as it takes; None if there is no use in trying.
+
+        Raises:
+            RequestError: several zygotes could not load the part.
+        """
         for tries in itertools.count(1):
             try:
                 async with self._starting_zygote:
@@ -266,6 +281,11 @@ class CompilePool:
                 return None
             except (HelperDied, TimeoutError, OSError) as error:
                 logger.warning("A compiler helper did not start: %s", error or "it took too long")
+                if tries >= _TRIES_BEFORE_REFUSING and part is not None:
+                    raise RequestError(
+                        f"Its kind of structured output is not available: its helper processes cannot load the {part}; see the log.",
+                        status=503,
+                    ) from error
                 if tries >= _TRIES_BEFORE_REFUSING:
                     self._refuse_all("its helper processes do not start; see the log")
                 await asyncio.sleep(min(0.1 * 2**tries, 30.0))

@@ -62,6 +62,8 @@ class DraftPrice:
         self._differing = 0
         self._of_forecast = RecentRatio()
         """Time of a token, in times of the forecast for one without drafts."""
+        self._token_s = RecentRatio()
+        """For steps without a forecast: they are not learned from while all have drafts."""
 
     def observe(
         self, rows: int, drafted: int, new_tokens: int, seconds: float, plain_s: float
@@ -77,6 +79,7 @@ class DraftPrice:
         """
         if seconds <= 0 or not rows:
             return
+        self._token_s.observe(seconds, new_tokens)
         self._of_forecast.observe(min(seconds, _LONGEST * plain_s), plain_s * new_tokens / rows)
         mean_drafted, mean_s = self._means.setdefault(rows, (drafted, seconds))
         more_drafted = drafted - mean_drafted
@@ -108,7 +111,7 @@ class DraftPrice:
         Args:
             token_s: the forecast time of a token of the sequences at hand, without drafts; 0: unknown.
         """
-        token_s *= self._of_forecast.value or 1.0
+        token_s = token_s * (self._of_forecast.value or 1.0) or self._token_s.value
         if not self.is_known or not token_s:
             return FIRST_PRICE
         return round(min(max(self._row_s / token_s, LEAST_PRICE), MOST_PRICE), 3)

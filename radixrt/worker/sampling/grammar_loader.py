@@ -86,4 +86,5 @@ class GrammarLoader:
                     vocab_size=self._vocab_size,
                     eos_token_ids=self._eos_token_ids,
                 )
+                self._facts.tokenizer  # noqa: B018 (read once, and not in a step)
             return self._facts

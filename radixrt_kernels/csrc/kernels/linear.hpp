@@ -24,7 +24,7 @@ struct Linear {
   int64_t hidden_bytes; // from one token to the next
   char* output;         // [tokens, rows] of the weights' dtype, or float32
   int64_t output_bytes; // from one token to the next
-  bool rounds = true;   // the outputs are of the weights' dtype
+  bool rounds = true;   // to the weights' dtype; else outputs are float32
 };
 
 struct LinearKernels {
