@@ -119,7 +119,6 @@ class Tapes:
         """Memory of the intermediate tensors."""
         return _assign_places(self._lives, rows)[1]
 
-    @torch.inference_mode()
     def of(self, rows: int, memory: torch.Tensor | None = None) -> Tape:
         """The tape for a number of rows.
 
