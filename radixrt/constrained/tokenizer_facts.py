@@ -17,6 +17,18 @@ _MARKER = "\x02"
 """A character that no tokenizer merges with another; text after it is tokenized as in the middle of an answer."""
 
 
+def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
+    """Raises:
+    ConfigError: the file is no tokenizer.
+    """
+    try:
+        return Tokenizer.from_file(str(tokenizer_json))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(
+            f"Can't read the tokenizer {tokenizer_json}, which structured output needs: {error}"
+        ) from error
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenizerFacts:
     """A vocabulary as the grammar backends see it. Two are equal only if they are the same object."""
@@ -35,18 +47,17 @@ class TokenizerFacts:
         *,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
-        read: Callable[[Path], Tokenizer] | None = None,
+        read: Callable[[Path], Tokenizer] = read_tokenizer,
     ) -> "TokenizerFacts":
         """Read a tokenizer.json, or the tokens that are saved beside it; then the tokenizer is read when it is needed.
 
         Args:
             vocab_size: of the model: the tokenizer may have fewer tokens or more.
-            read: reads a tokenizer.json; None: :func:`read_tokenizer`.
+            read: reads a tokenizer.json.
 
         Raises:
             ConfigError: the file is no tokenizer, or no end token lies in the vocabulary.
         """
-        read = read or read_tokenizer
         saved = SavedTokens.load(tokenizer_json)
         if saved is None:
             return TokenizerFacts.of(
@@ -146,10 +157,8 @@ class TokenizerFacts:
 
     def id_of(self, name: str) -> int | None:
         """The id of a token by its name in the tokenizer, which is not its text in all of them."""
-        for token_id in self.special_ids:
-            if self.tokens[token_id] == name.encode():
-                return token_id
-        return self.tokenizer.token_to_id(name)
+        found = self.special_names.get(name)
+        return self.tokenizer.token_to_id(name) if found is None else found
 
     def encode(self, text: str) -> list[int]:
         """Token ids whose bytes are exactly those of ``text``, as it would stand in the middle of an answer.
@@ -201,15 +210,3 @@ class TokenizerFacts:
     @functools.cached_property
     def _longest_token(self) -> int:
         return max(map(len, self._ids), default=1)
-
-
-def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
-    """Raises:
-    ConfigError: the file is no tokenizer.
-    """
-    try:
-        return Tokenizer.from_file(str(tokenizer_json))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(
-            f"Can't read the tokenizer {tokenizer_json}, which structured output needs: {error}"
-        ) from error
