@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from bench.kernels.case import Case
-from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
@@ -87,7 +87,7 @@ def _run(
     def run() -> None:
         backend.plan(metadata)
         for caches in layers:
-            backend.attend(*states, caches, spec)
+            backend.attend(AttentionInputs(*states, caches, spec))
 
     return run
 

@@ -26,32 +26,33 @@ class AttentionSpec:
     """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """The inputs of one attention layer in one step."""
+
+    query: Tensor  # [num_tokens, num_heads, head_dim]
+    key: Tensor | None
+    """[num_tokens, num_kv_heads, head_dim], of the step's tokens. None, as is ``value``, where the
+    layer reads the cache of an earlier layer, which has written them."""
+    value: Tensor | None
+    """[num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
+    ``v_head_dim`` features of the keys (a latent cache)."""
+    kv_cache: LayerKV
+    """The cache of this layer, or of the earlier one."""
+    spec: AttentionSpec
+    sinks: Tensor | None = None
+    """float32 [num_heads]: for each head a score that takes part in the softmax of every query and
+    has no value (Xiao et al., 2023; gpt-oss). None: there are none."""
+
+
 class AttentionBackend(Protocol):
     """Computes attention for all layers of one worker; a worker has one instance."""
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Prepare for one step; called once before the layers run. Host work only."""
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: LayerKV,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, step: AttentionInputs) -> Tensor:
         """Write the step's keys and values into the cache, then attend over it.
-
-        Args:
-            query: [num_tokens, num_heads, head_dim]
-            key: [num_tokens, num_kv_heads, head_dim], of the step's tokens; None, and so is ``value``: the cache is that of an
-                earlier layer, which has written them.
-            value: [num_tokens, num_kv_heads, v_head_dim]. Where the cache has one tensor, values are the first
-                ``v_head_dim`` features of the keys (a latent cache).
-            kv_cache: of this layer, or of the earlier one.
-            sinks: float32 [num_heads], for each head a score that takes part in the softmax of every query and has no value
-                (Xiao et al., 2023; gpt-oss); None: there are none.
 
         Returns:
             [num_tokens, num_heads, v_head_dim]

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.kv_spec import LayerKV
+from radixrt.attention.backend import AttentionInputs
 from radixrt.attention.metadata import AttentionMetadata
 
 LONGEST_OVER_SHORTEST = 1.25
@@ -33,7 +32,7 @@ class BidirectionalAttention:
     >>> attention = BidirectionalAttention()
     >>> attention.plan_prompts([1, 2], torch.device("cpu"))
     >>> query, key, value = torch.randn(3, 2, 8), torch.randn(3, 1, 8), torch.randn(3, 1, 8)
-    >>> output = attention.attend(query, key, value, (), spec)
+    >>> output = attention.attend(AttentionInputs(query, key, value, (), spec))
     >>> output.shape, torch.allclose(output[0], value[0].expand(2, 8))
     (torch.Size([3, 2, 8]), True)
     """
@@ -65,17 +64,10 @@ class BidirectionalAttention:
         ]
         self._masks = {}
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: LayerKV,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See ``AttentionBackend.attend``; there is no cache, and there are no sinks. In a layer with a sliding window a token sees those at a smaller
-        distance, on both sides."""
+    def attend(self, step: AttentionInputs) -> Tensor:
+        """See ``AttentionBackend.attend``; there is no cache, and there are no sinks. In a layer with
+        a sliding window a token sees those at a smaller distance, on both sides."""
+        query, key, value, spec = step.query, step.key, step.value, step.spec
         assert key is not None and value is not None, "no layer of an encoder reads another's cache"
         if spec.sliding_window not in self._masks:
             masks = [_mask(group, spec.sliding_window) for group in self._groups]

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.kv_spec import LayerKV
+from radixrt.attention.backend import AttentionInputs
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
@@ -65,28 +64,20 @@ class CpuBackend:
         narrowed.plan(metadata)
         return narrowed
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: LayerKV,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, step: AttentionInputs) -> Tensor:
         """See ``AttentionBackend.attend``."""
-        output = torch.empty(query.shape, dtype=query.dtype)
+        output, spec = torch.empty(step.query.shape, dtype=step.query.dtype), step.spec
         tape.call(
             self._attend_by_plan,
-            query,
-            key,
-            value,
-            *kv_cache,
+            step.query,
+            step.key,
+            step.value,
+            *step.kv_cache,
             output,
             spec.scale,
             spec.sliding_window or 0,
             spec.soft_cap or 0.0,
-            sinks,
+            step.sinks,
         )
         return output
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionBackend, AttentionSpec
+from radixrt.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
 from radixrt.attention.flashinfer_append import Append
 from radixrt.attention.flashinfer_rules import (
     CASCADE_GRAPH_FROM_ROWS,
@@ -97,18 +97,10 @@ class FlashInferBackend:
         for layers in self._layers.values():
             layers.plan(step)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: LayerKV,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, step: AttentionInputs) -> Tensor:
         """See ``AttentionBackend.attend``."""
-        self._append.run(key, value, kv_cache)
-        return self._layers[spec].run(query, kv_cache, sinks)
+        self._append.run(step.key, step.value, step.kv_cache)
+        return self._layers[step.spec].run(step.query, step.kv_cache, step.sinks)
 
     # ------------------------------------------------------------ graphs
 
@@ -320,19 +312,11 @@ class _GraphBackend:
             else:
                 decode.plan(step.decodes)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: LayerKV,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, step: AttentionInputs) -> Tensor:
         """See ``AttentionBackend.attend``."""
-        self._append.run(key, value, kv_cache)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        run_with_sinks(self._decodes[spec], query, kv_cache, out, sinks)
+        self._append.run(step.key, step.value, step.kv_cache)
+        out = torch.empty_like(step.query, memory_format=torch.contiguous_format)
+        run_with_sinks(self._decodes[step.spec], step.query, step.kv_cache, out, step.sinks)
         return out
 
 

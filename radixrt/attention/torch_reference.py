@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.kv_spec import KVSpec, LayerKV, to_kv_dtype
+from radixrt.attention.backend import AttentionInputs, AttentionSpec
+from radixrt.attention.kv_spec import KVSpec, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
@@ -64,7 +64,7 @@ class TorchReferenceBackend:
     >>> query, key, value = torch.randn(3, 2, 8), torch.randn(3, 1, 8), torch.randn(3, 1, 8)
     >>> backend = TorchReferenceBackend()
     >>> backend.plan(metadata)
-    >>> output = backend.attend(query, key, value, kv_cache, spec)
+    >>> output = backend.attend(AttentionInputs(query, key, value, kv_cache, spec))
     >>> output.shape, torch.allclose(output[0], value[0].expand(2, 8))
     (torch.Size([3, 2, 8]), True)
     >>> torch.equal(kv_cache[0][1, :3], key)
@@ -91,23 +91,16 @@ class TorchReferenceBackend:
         self._metadata = metadata
         self._blocks = {}
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        kv_cache: LayerKV,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, step: AttentionInputs) -> Tensor:
         """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
+        query, spec = step.query, step.spec
         # each [locations, heads, features]
-        caches = [cache.view(-1, *cache.shape[2:]) for cache in kv_cache]
+        caches = [cache.view(-1, *cache.shape[2:]) for cache in step.kv_cache]
         width = caches[-1].shape[-1]
-        if key is not None and value is not None:
-            width = value.shape[-1]
-            for cache, states in zip(caches, (key, value), strict=False):
+        if step.key is not None and step.value is not None:
+            width = step.value.shape[-1]
+            for cache, states in zip(caches, (step.key, step.value), strict=False):
                 _write(cache, self._metadata.kv_locations, states)
         if spec.sliding_window not in self._blocks:
             groups = _group(_spans(self._metadata, spec.sliding_window))
@@ -128,7 +121,7 @@ class TorchReferenceBackend:
                 values[0] if values else keys[..., :width],
                 block.visible,
                 spec,
-                sinks,
+                step.sinks,
             )
         return output
 

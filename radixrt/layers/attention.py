@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.attention.backend import AttentionSpec, ForwardContext
+from radixrt.attention.backend import AttentionInputs, AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.linear import ColumnParallelLinear, Heads, RowParallelLinear
@@ -129,8 +129,10 @@ class SelfAttention(AttentionBlock):
         if self.query_scale is not None:
             query = query * self.query_scale(positions).to(query.dtype)[:, None, None]
         kv_cache = context.kv_caches[self.layer_index]
-        sinks = () if self.sinks is None else (self.sinks.scores,)
-        attended = context.backend.attend(query, key, value, kv_cache, self.spec, *sinks)
+        sinks = None if self.sinks is None else self.sinks.scores
+        attended = context.backend.attend(
+            AttentionInputs(query, key, value, kv_cache, self.spec, sinks)
+        )
         return self.o_proj.forward(attended.flatten(1))
 
     def _norm(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

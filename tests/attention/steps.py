@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionInputs, AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
@@ -33,7 +33,14 @@ class Step:
         backend = make_backend(backend_name, AttentionSetup())
         backend.plan(self.metadata)
         return backend.attend(
-            self.query, self.key, self.value, (self.key_cache, self.value_cache), spec, self.sinks
+            AttentionInputs(
+                self.query,
+                self.key,
+                self.value,
+                (self.key_cache, self.value_cache),
+                spec,
+                self.sinks,
+            )
         )
 
 

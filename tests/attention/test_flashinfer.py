@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.attention import flashinfer, flashinfer_rules
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionInputs, AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, lacks_kernels, why_not
 from radixrt.attention.kv_spec import to_kv_dtype
 from radixrt.attention.metadata import PrefixGroups
@@ -45,7 +45,9 @@ def setup_for(step: Step, *specs: AttentionSpec, **changes: Any) -> AttentionSet
 def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
     backend.plan(step.metadata)
     caches = step.key_cache.clone(), step.value_cache.clone()
-    return backend.attend(step.query, step.key, step.value, caches, spec, step.sinks)
+    return backend.attend(
+        AttentionInputs(step.query, step.key, step.value, caches, spec, step.sinks)
+    )
 
 
 def assert_attends(step: Step, spec: AttentionSpec, backend: Any) -> None:
@@ -100,7 +102,7 @@ def test_each_kind_of_layer_is_planned_once_a_step() -> None:
     assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
     for spec in (PLAIN, local, capped, local):
         caches = step.key_cache.clone(), step.value_cache.clone()
-        result = backend.attend(step.query, step.key, step.value, caches, spec)
+        result = backend.attend(AttentionInputs(step.query, step.key, step.value, caches, spec))
         torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)
     assert sum(wrapper.num_plans for wrapper in library.wrappers) == 3 * 2
 
@@ -115,11 +117,13 @@ def test_the_library_prepares_a_steps_arguments_for_its_first_layer_alone() -> N
         for layer in range(3):
             caches = step.key_cache * (1 + layer), step.value_cache * (1 + layer)
             query, key, value = (t * (1 + layer) for t in (step.query, step.key, step.value))
-            result = backend.attend(query, key, value, caches, PLAIN)
+            result = backend.attend(AttentionInputs(query, key, value, caches, PLAIN))
             alone = FlashInferBackend(setup_for(step, PLAIN), FakeFlashInfer())
             alone.plan(step.metadata)
             caches = step.key_cache * (1 + layer), step.value_cache * (1 + layer)
-            assert torch.equal(result, alone.attend(query, key, value, caches, PLAIN))
+            assert torch.equal(
+                result, alone.attend(AttentionInputs(query, key, value, caches, PLAIN))
+            )
     runs = [call for call in library.calls if call.name.endswith(".run")]
     assert len(runs) == 2 * 2  # decodes and prefills, of each plan
     assert sum(wrapper.num_launches for wrapper in library.wrappers) == 2 * 2 * 3
@@ -132,7 +136,7 @@ def test_arguments_that_can_not_be_told_apart_are_prepared_for_each_layer() -> N
     backend.plan(step.metadata)
     same = torch.stack((step.key_cache, step.value_cache)).nan_to_num(0).sum(0)
     for _ in range(2):
-        backend.attend(step.query, step.key, step.value, (same, same), PLAIN)
+        backend.attend(AttentionInputs(step.query, step.key, step.value, (same, same), PLAIN))
     assert len([call for call in library.calls if call.name.endswith(".run")]) == 2 * 2
 
 
@@ -145,7 +149,7 @@ def test_the_cache_holds_what_the_reference_writes() -> None:
     ):
         backend.plan(step.metadata)
         pair = step.key_cache.clone(), step.value_cache.clone()
-        backend.attend(step.query, step.key, step.value, pair, PLAIN)
+        backend.attend(AttentionInputs(step.query, step.key, step.value, pair, PLAIN))
         caches.append(torch.stack(pair))
     torch.testing.assert_close(*caches, equal_nan=True, rtol=0, atol=0)
 
@@ -156,9 +160,9 @@ def test_a_layer_reads_what_an_earlier_one_has_written() -> None:
     backend = FlashInferBackend(setup_for(step, PLAIN, reads), FakeFlashInfer())
     backend.plan(step.metadata)
     caches = step.key_cache, step.value_cache
-    backend.attend(step.query, step.key, step.value, caches, PLAIN)
+    backend.attend(AttentionInputs(step.query, step.key, step.value, caches, PLAIN))
     query = step.query[:, ::2].contiguous()
-    result = backend.attend(query, None, None, caches, reads)
+    result = backend.attend(AttentionInputs(query, None, None, caches, reads))
     expected = written_out(replace(step, query=query), reads)
     torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -310,7 +314,9 @@ def test_a_graph_holds_every_kind_of_layer() -> None:
         graph.plan(step.metadata)
         for spec in (PLAIN, local, capped):
             caches = step.key_cache.clone(), step.value_cache.clone()
-            result = graph.attend(step.query, step.key, step.value, caches, spec, step.sinks)
+            result = graph.attend(
+                AttentionInputs(step.query, step.key, step.value, caches, spec, step.sinks)
+            )
             torch.testing.assert_close(result.double(), written_out(step, spec), rtol=1e-4, atol=1e-5)  # fmt: skip
 
 
@@ -351,7 +357,9 @@ def test_fp8_keys_and_values_are_rounded_and_never_overflow() -> None:
         backend.plan(step.metadata)
         results.append(
             backend.attend(
-                step.query, step.key, step.value, tuple(c.clone() for c in caches), PLAIN
+                AttentionInputs(
+                    step.query, step.key, step.value, tuple(c.clone() for c in caches), PLAIN
+                )
             )
         )
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.attention.backend import AttentionSpec, ForwardContext
+from radixrt.attention.backend import AttentionInputs, AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import CachedTensor, KVSpec
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
@@ -52,7 +52,9 @@ class UnequalAttention(AttentionBlock):
         value = value.unflatten(-1, (KV_HEADS, -1))
         kv_cache = context.kv_caches[self.index]
         return self.o_proj(
-            context.backend.attend(query, key, value, kv_cache, self.spec).flatten(1)
+            context.backend.attend(AttentionInputs(query, key, value, kv_cache, self.spec)).flatten(
+                1
+            )
         )
 
 
@@ -85,11 +87,13 @@ class LatentAttention(AttentionBlock):
         )
         query = torch.einsum("thn,hnl->thl", query, self.key_up)
         attended = context.backend.attend(
-            torch.cat((query, rotated_query), dim=-1),
-            torch.cat((latent, rotated_key), dim=-1),
-            latent,
-            context.kv_caches[self.index],
-            self.spec,
+            AttentionInputs(
+                torch.cat((query, rotated_query), dim=-1),
+                torch.cat((latent, rotated_key), dim=-1),
+                latent,
+                context.kv_caches[self.index],
+                self.spec,
+            )
         )
         return self.o_proj(torch.einsum("thl,hvl->thv", attended, self.value_up).flatten(1))
 

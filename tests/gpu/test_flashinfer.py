@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from radixrt.attention import flashinfer
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionInputs, AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, make_flashinfer
 from radixrt.attention.kv_spec import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
@@ -65,7 +65,7 @@ def to_gpu(step: Step, device: CudaDevice, kv_dtype: torch.dtype = torch.bfloat1
 def attend(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
     caches = step.key_cache.clone(), step.value_cache.clone()
     backend.plan(step.metadata)
-    return backend.attend(step.query, step.key, step.value, caches, spec)
+    return backend.attend(AttentionInputs(step.query, step.key, step.value, caches, spec))
 
 
 def expected(step: Step, spec: AttentionSpec) -> torch.Tensor:
@@ -74,7 +74,7 @@ def expected(step: Step, spec: AttentionSpec) -> torch.Tensor:
     backend.plan(step.metadata)
     numbers = [t.float() for t in (step.query, step.key, step.value)]
     caches = [cache.nan_to_num(0).float() for cache in (step.key_cache, step.value_cache)]
-    return backend.attend(*numbers, caches, spec)
+    return backend.attend(AttentionInputs(*numbers, caches, spec))
 
 
 def assert_close(
@@ -119,11 +119,11 @@ def test_what_is_appended_lies_where_the_reference_puts_it(device: CudaDevice) -
     backend = backend_for(device, step, LLAMA_8B)
     caches_on_gpu = on_gpu.key_cache, on_gpu.value_cache
     backend.plan(on_gpu.metadata)
-    backend.attend(on_gpu.query, on_gpu.key, on_gpu.value, caches_on_gpu, LLAMA_8B)
+    backend.attend(AttentionInputs(on_gpu.query, on_gpu.key, on_gpu.value, caches_on_gpu, LLAMA_8B))
     reference = TorchReferenceBackend()
     reference.plan(step.metadata)
     caches = step.key_cache.nan_to_num(0), step.value_cache.nan_to_num(0)
-    reference.attend(step.query, step.key, step.value, caches, LLAMA_8B)
+    reference.attend(AttentionInputs(step.query, step.key, step.value, caches, LLAMA_8B))
     for mine, theirs in zip(caches_on_gpu, caches, strict=True):
         assert torch.equal(mine.cpu(), theirs)
 
@@ -186,7 +186,9 @@ def test_a_captured_graph_with_changing_page_tables(
     caches = [torch.zeros(pages, *c.shape[1:], dtype=c.dtype, device=c.device)
               for c in (places[0].key_cache, places[0].value_cache)]  # fmt: skip
     backend.plan(places[0].metadata)
-    replay, out = device.capture(lambda: backend.attend(*inputs, tuple(caches), LLAMA_8B))
+    replay, out = device.capture(
+        lambda: backend.attend(AttentionInputs(*inputs, tuple(caches), LLAMA_8B))
+    )
     for step, place in [*zip(steps, places, strict=True)] * 2:
         for buffer, values in zip(inputs, (place.query, place.key, place.value), strict=True):
             buffer.copy_(values)

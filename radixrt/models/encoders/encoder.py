@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from radixrt.attention.backend import AttentionSpec, ForwardContext
+from radixrt.attention.backend import AttentionInputs, AttentionSpec, ForwardContext
 from radixrt.base.errors import ConfigError
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
@@ -89,7 +89,7 @@ class EncoderAttention(nn.Module):
         query, key, value = heads.unbind(1)
         if rotate is not None:
             query, key = rotate(query, key)
-        attended = context.backend.attend(query, key, value, (), self.spec)
+        attended = context.backend.attend(AttentionInputs(query, key, value, (), self.spec))
         return self.output.forward(attended.flatten(1))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec, ForwardContext
+from radixrt.attention.backend import AttentionInputs, AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import sliding_window
@@ -78,5 +78,5 @@ class Gemma4Attention(AttentionBlock):
         else:
             query, _ = self.rotary.forward(positions, query, query[:, :0])
         kv_cache = context.kv_caches[self.kv_layer]
-        attended = context.backend.attend(query, key, value, kv_cache, self.spec)
+        attended = context.backend.attend(AttentionInputs(query, key, value, kv_cache, self.spec))
         return self.o_proj.forward(attended.flatten(1))
