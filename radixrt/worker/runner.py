@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
-from radixrt.device.device import Mark
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import (
@@ -45,14 +44,11 @@ from radixrt.worker.sampling.logprobs import raw_logprobs
 from radixrt.worker.sampling.matchers import SlotMatchers
 from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
 from radixrt.worker.sampling.state import SamplingState
+from radixrt.worker.step_order import step_order
 from radixrt.worker.step_tapes import StepTapes
 
 PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128 MiB."""
-
-SHORTEST_JUMP = 4
-"""Where steps overlap, fewer forced tokens than this are sampled one by one. A jump cannot use a captured graph, and saves
-one step less than it has tokens. Not measured on a GPU yet."""
 
 
 class ModelRunner:
@@ -95,7 +91,7 @@ class ModelRunner:
         self._context = ForwardContext(parts.backend, pool.kv_caches)
         self._tapes = StepTapes(parts.model, self._context) if parts.taped else None
         self._in_flight: LaunchedStep | None = None
-        self._last_end: Mark | None = None
+        self._order = step_order(device, self._batch, self._sampling, self.matchers)
 
     @property
     def in_flight(self) -> LaunchedStep | None:
@@ -123,13 +119,12 @@ class ModelRunner:
         self._apply(plan)
         drafts = self._propose(plan.draft_price)
         inputs = self._batch.next_step(plan)
-        if not self._device.overlaps:
-            self.matchers.begin_masks(inputs.sampling_slots, drafts)
+        self._order.before_launch(inputs, drafts)
         launched = self._device.mark()
         hidden, logits = self._forward(inputs)
         computed = self._device.mark()
         results = self.collect()  # while the device computes
-        forced = self._force_next(inputs) if self._device.overlaps else {}
+        forced = self._order.force_ahead(inputs)
         rows, held = self._rows_to_sample(inputs, logits, alone=not plan.prefill)
         slots = rows.slots
         sampled = self._sample(rows)
@@ -162,7 +157,7 @@ class ModelRunner:
             failed=self.matchers.failed(slots),
             released=self._release_retired(slots),
         )
-        return results if self._device.overlaps else self.collect()
+        return results if self._order.overlaps else self.collect()
 
     def collect(self) -> list[StepResult]:
         """Wait for the step in flight. Returns its result, or nothing if there is none."""
@@ -172,11 +167,6 @@ class ModelRunner:
         token_ids, logprobs, prompt_logprobs, vectors = step.read()
         slots, token_ids = self._advance_matchers(step, token_ids)
         self._speculator.extend(slots, token_ids)
-        step_s = time.perf_counter() - step.begun
-        if self._device.overlaps:
-            ahead = step.launched if self._last_end is None else self._last_end
-            step_s = min(step_s, step.sampled_all.seconds_since(ahead))
-        self._last_end = step.sampled_all
         return [
             StepResult(
                 step_id=step.step_id,
@@ -191,7 +181,7 @@ class ModelRunner:
                 vectors=vectors,
                 forward_s=step.computed.seconds_since(step.launched),
                 wait_s=step.waited_s,
-                step_s=step_s,
+                step_s=self._order.seconds(step),
             )
         ]
 
@@ -229,9 +219,7 @@ class ModelRunner:
             may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
-        if (
-            not self._device.overlaps
-        ):  # where steps overlap, the token before a draft is not on the host in time
+        if not self._order.overlaps:
             self._speculator.admit(admit)
 
     # ------------------------------------------------------------ on the device
@@ -395,9 +383,7 @@ class ModelRunner:
         failed = self.matchers.advance(slots[to_take], token_ids[to_take])
         token_ids[to_take[failed]] = GRAMMAR_FAILED
         token_ids[np.isin(slots, list(step.failed))] = GRAMMAR_FAILED
-        forced = {slot: tokens[1:] for slot, tokens in step.forced.items()}
-        if not self._device.overlaps:
-            forced = self._jump_at_once(slots, token_ids)
+        forced = self._order.force_after(step, slots, token_ids)
         if not forced:
             return slots, token_ids
         is_last = np.append(slots[1:] != slots[:-1], True)
@@ -409,26 +395,3 @@ class ModelRunner:
         ]
         lengths = [len(tokens) for tokens in new_tokens]
         return np.repeat(slots, lengths), np.concatenate(new_tokens).astype(np.int32)
-
-    def _jump_at_once(self, slots: NDArray[np.int64], token_ids: TokenIds) -> dict[int, list[int]]:
-        """Let the next step compute the tokens just sampled and those forced after them. Returns the forced, by slot."""
-        sampled = dict(zip(slots.tolist(), token_ids.tolist(), strict=True))
-        forced = self.matchers.take_forced(slots[token_ids >= 0])
-        for slot, tokens in forced.items():
-            self._jump(slot, [sampled[slot], *tokens])
-        return forced
-
-    def _force_next(self, inputs: StepInputs) -> dict[int, list[int]]:
-        """The tokens forced after those that have arrived, by slot. The first is the token that this step is about to
-        sample; the step after this one computes all of them."""
-        forced = self.matchers.take_forced(inputs.sampling_slots, SHORTEST_JUMP)
-        for slot, tokens in forced.items():
-            self.matchers.sample_next(slot, tokens[0])
-            self._jump(slot, tokens)
-        return forced
-
-    def _jump(self, slot: int, tokens: list[int]) -> None:
-        """Compute ``tokens``, of which the first is or will be sampled, in the slot's next step."""
-        if len(tokens) > 1:
-            self._batch.force(slot, np.array(tokens, dtype=np.int32))
-            self._sampling.count(slot, tokens[1:])
