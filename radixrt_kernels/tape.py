@@ -8,6 +8,7 @@ the tensors of the tape and the calls are repeated.
 The computation is traced twice, with different numbers of rows, and no kernel runs in a trace. What differs between the traces has to be
 proportional to the number of rows (shapes, strides, offsets, other integers), and what is the same in both is taken for constant. So
 :class:`Tapes` knows the calls for any number of rows. It would not notice a branch for many rows alone: kernels choose their ways inside.
+With ``RADIXRT_CHECK_TAPES=1`` in the environment, as in the tests, the first replay of each tape is compared with the computation.
 
 Kernels are called through :func:`call`, which records them. ``__torch_dispatch__`` records torch's own operations. Intermediate tensors are
 in one block of memory. Tensors with disjoint lifetimes share memory, so the working set is as small as with an allocator.
@@ -15,7 +16,9 @@ in one block of memory. Tensors with disjoint lifetimes share memory, so the wor
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,22 +36,31 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 _LOOKS_AT_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
-_trace: "_Trace | None" = None
+CHECKS = os.environ.get("RADIXRT_CHECK_TAPES", "0") not in ("", "0")
+"""The first replay of each tape is compared with the computation that was traced."""
+
+_tracing: "ContextVar[_Trace | None]" = ContextVar("_tracing", default=None)
+"""The trace of this thread."""
 
 
 class NotRecordable(Exception):
     """The computation depends on tensor values, or in another way on the number of rows, so a replay of its calls could be wrong."""
 
 
+class TapeDiffers(Exception):
+    """A replay computed something else than the traced computation."""
+
+
 def call(kernel: Callable[..., None], *arguments: Any) -> None:
     """Call a kernel that writes into some of its arguments. In a trace, note the call instead."""
-    if _trace is None:
+    trace = _tracing.get()
+    if trace is None:
         kernel(*arguments)
     else:
-        _trace.calls.append((kernel, arguments, {}))
+        trace.calls.append((kernel, arguments, {}))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tape:
     """The calls of one computation of a certain number of rows."""
 
@@ -57,9 +69,25 @@ class Tape:
     output: Any
     """A tensor, or tensors."""
     calls: list[Call]
+    check: Callable[..., Any] | None = None
+    """The computation, with which the next replay is compared; None: it is not compared."""
 
     def replay(self, *inputs: torch.Tensor) -> Any:
-        """Compute on inputs of the tape's shapes. The next replay overwrites the result."""
+        """Compute on inputs of the tape's shapes. The next replay overwrites the result.
+
+        Raises:
+            TapeDiffers: the computation of :attr:`check` gives other bits.
+        """
+        if self.check is None:
+            return self._run(inputs)
+        expected = [_bits(tensor) for tensor in _tensors(self.check(*inputs))]
+        self.check = None
+        output = self._run(inputs)
+        if not all(map(torch.equal, expected, map(_bits, _tensors(output)))):
+            raise TapeDiffers(f"A tape of {len(inputs[0])} rows differs from its computation.")
+        return output
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> Any:
         for place, tensor in zip(self.inputs, inputs, strict=True):
             place.copy_(tensor)
         for kernel, arguments in self.calls:
@@ -82,13 +110,17 @@ class Tapes:
         compute: its result, a tensor or a tuple of tensors, may depend only on the inputs and on memory that its kernels read (such
             as a KV cache). It may change only tensors that it allocates, and memory that its kernels write.
         inputs: tensors [rows, ...] of any number of rows; zeros of these shapes and dtypes have to be valid inputs.
+        checks: the first replay of each tape is compared with ``compute``, which runs twice then.
 
     Raises:
         NotRecordable: ``compute`` reads values of tensors in Python, or depends on the number of rows other than in proportion.
     """
 
     @torch.inference_mode()
-    def __init__(self, compute: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    def __init__(
+        self, compute: Callable[..., Any], *inputs: torch.Tensor, checks: bool = CHECKS
+    ) -> None:
+        self._check = compute if checks else None
         first, second = (_trace_of(compute, inputs, rows) for rows in TRACED_ROWS)
         if first.kernels != second.kernels or len(first.lives) != len(second.lives):
             raise NotRecordable("other kernels are called for other numbers of rows")
@@ -148,7 +180,7 @@ class Tapes:
         for kernel, arguments in zip(self._kernels, self._arguments, strict=True):
             positional, named = arguments.map(value)
             calls.append((functools.partial(kernel, **named) if named else kernel, positional))
-        return Tape(self._inputs.map(value)[0], self._output.map(value)[0][0], calls)
+        return Tape(self._inputs.map(value)[0], self._output.map(value)[0][0], calls, self._check)
 
 
 class _PerRow(NamedTuple):
@@ -310,14 +342,14 @@ class _Calls(NamedTuple):
 
 
 def _trace_of(compute: Callable[..., Any], inputs: Sequence[torch.Tensor], rows: int) -> _Calls:
-    global _trace
     zeros = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in inputs]
-    _trace = trace = _Trace(zeros)
+    trace = _Trace(zeros)
+    token = _tracing.set(trace)
     try:
         with trace:
             output = compute(*zeros)
     finally:
-        _trace = None
+        _tracing.reset(token)
     return trace.found(output)
 
 
@@ -419,6 +451,11 @@ def _rounded_up(num_bytes: int) -> int:
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor as bytes, in which each NaN equals itself."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -28,6 +28,9 @@ from tests.suite import (  # noqa: F401 (hooks)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Engines compare the first replay of each tape of kernel calls with the forward pass.
+os.environ["RADIXRT_CHECK_TAPES"] = "1"
+
 # Tests are small, and several may run at once.
 torch.set_num_threads(1)
 

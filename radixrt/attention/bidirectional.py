@@ -28,6 +28,7 @@ class BidirectionalAttention:
 
     Two prompts, of one token and of two; the first sees itself alone:
 
+    >>> from radixrt.attention.backend import AttentionSpec
     >>> spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=8, scale=8**-0.5)
     >>> attention = BidirectionalAttention()
     >>> attention.plan_prompts([1, 2], torch.device("cpu"))

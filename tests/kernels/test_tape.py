@@ -1,5 +1,6 @@
 """A tape repeats what was traced, for any number of rows, in memory that is shared by what does not live at the same time."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -100,7 +101,7 @@ def test_no_kernel_runs_in_a_trace() -> None:
         return out
 
     with torch.inference_mode():
-        tapes = tape.Tapes(compute, torch.randn(3, 8))
+        tapes = tape.Tapes(compute, torch.randn(3, 8), checks=False)
         assert calls == []
         tapes.of(5).replay(torch.randn(5, 8))
     assert calls == [5]
@@ -134,3 +135,44 @@ def test_what_is_not_proportional_to_the_rows_cannot_be_recorded(compute: Comput
     """A half of them, whole blocks, another way for many, other factors."""
     with pytest.raises(tape.NotRecordable, match="rows"), torch.inference_mode():
         tape.Tapes(compute, torch.randn(3, 8))
+
+
+def test_a_branch_for_many_rows_is_found_by_the_first_replay() -> None:
+    """No trace sees it, because traces have few rows."""
+
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        return x + 2 if len(x) > 50 else x + 1
+
+    tapes = tape.Tapes(branching, torch.zeros(1, 4), checks=True)
+    few, many = torch.rand(3, 4), torch.rand(60, 4)
+    assert torch.equal(tapes.of(3).replay(few), few + 1)
+    with pytest.raises(tape.TapeDiffers, match="60 rows"):
+        tapes.of(60).replay(many)
+
+
+def test_a_replay_is_compared_once_and_nan_equals_itself() -> None:
+    calls: list[int] = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return x.log()
+
+    taped = tape.Tapes(counted, torch.ones(1, 4), checks=True).of(5)
+    assert calls == list(tape.TRACED_ROWS)
+    for _ in range(3):
+        taped.replay(-torch.ones(5, 4))
+    assert calls == [*tape.TRACED_ROWS, 5]
+
+
+def test_kernels_of_another_thread_are_not_recorded() -> None:
+    ran: list[torch.Tensor] = []
+
+    def beside(x: torch.Tensor) -> torch.Tensor:
+        other = threading.Thread(target=lambda: ran.append(by_kernel(torch.ones(2))))
+        other.start()
+        other.join()
+        return by_kernel(x)
+
+    tapes = tape.Tapes(beside, torch.zeros(1, 4))
+    assert [one.tolist() for one in ran] == [[2.0, 2.0]] * len(tape.TRACED_ROWS)
+    assert len(tapes.of(2).calls) == 1
