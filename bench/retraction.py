@@ -160,7 +160,7 @@ class _Player:
         self.scheduler = Scheduler(_limits(load, order), self.clock)
         if reckless:
             nothing = np.zeros((2, FORECASTS))
-            self.scheduler.planner.admission._forecast = lambda *_: nothing  # type: ignore[method-assign]
+            self.scheduler.admission._forecast = lambda *_: nothing  # type: ignore[method-assign]
         self.computed = 0
         self.reached = [0] * load.requests
         """Tokens of each sequence whose KV has been computed or found at some time."""

@@ -17,30 +17,23 @@ Of the partly computed prompts, those of the tenant with the fewest running sequ
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
-from radixrt.messages.stats import Counters
 from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice, beside_prompts
 from radixrt.scheduler.drafts.trials import DraftTrials
-from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
-from radixrt.scheduler.queue.waiting_queue import WaitingQueue
-from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
-from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.step_times import NO_BOUND, StepShape, StepTimes
-from radixrt.scheduler.steps_in_flight import StepsInFlight
+from radixrt.scheduler.state import SchedulerState
+from radixrt.scheduler.step_times import NO_BOUND, StepShape
 
 OLDEST_SHARE = 0.25
 """Of the budget for prompts, for the oldest partly computed one."""
@@ -55,33 +48,49 @@ LEAST_CHUNK = 16
 """A chunk is not smaller than this for lack of time if it is the only one of its step, or the first of its prompt."""
 
 
-class Budget(NamedTuple):
-    """The part of a step for prompts."""
+class Budget:
+    """Tokens and seconds of a step for prompts. What a part spends, the whole spends too.
 
-    tokens: int
-    seconds: float
+    >>> step = Budget(512, 0.1)
+    >>> part = step.part(0.25)
+    >>> part.spend(100, 0.01)
+    >>> part.tokens, step.tokens
+    (28, 412)
+    """
+
+    def __init__(self, tokens: int, seconds: float, whole: "Budget | None" = None) -> None:
+        self._tokens = tokens
+        self._seconds = seconds
+        self._whole = whole
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens if self._whole is None else min(self._tokens, self._whole.tokens)
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds if self._whole is None else min(self._seconds, self._whole.seconds)
 
     @property
     def is_spent(self) -> bool:
         return self.tokens <= 0 or self.seconds <= 0
 
     def part(self, share: float) -> "Budget":
-        return Budget(math.ceil(self.tokens * share), self.seconds * share)
+        """A share of what is left."""
+        return Budget(math.ceil(self.tokens * share), self.seconds * share, self)
 
-    def minus(self, tokens: int, seconds: float) -> "Budget":
-        return Budget(self.tokens - tokens, self.seconds - seconds)
-
-    def within(self, other: "Budget") -> "Budget":
-        return Budget(min(self.tokens, other.tokens), min(self.seconds, other.seconds))
+    def spend(self, tokens: int, seconds: float) -> None:
+        self._tokens -= tokens
+        self._seconds -= seconds
+        if self._whole is not None:
+            self._whole.spend(tokens, seconds)
 
 
 @dataclass(slots=True)
-class PlanDraft:
+class PlanBuilder:
     """A step plan in the making; see :class:`radixrt.messages.steps.StepPlan` for the fields."""
 
     shape: StepShape = field(default_factory=lambda: StepShape(0, 0))
-    left: Budget = field(default_factory=lambda: Budget(0, 0.0))
-    """For prompts."""
     chunks: dict[int, int] = field(default_factory=dict)
     """By slot: index of its chunk in ``prefill``."""
     admit: list[Admit] = field(default_factory=list)
@@ -123,47 +132,35 @@ class Planner:
     """Admits sequences, plans their prefill and decode steps, and retracts them when pages run out."""
 
     def __init__(
-        self,
-        limits: SchedulerLimits,
-        slots: SlotTable,
-        kv: KVCache,
-        waiting: WaitingQueue,
-        in_flight: StepsInFlight,
-        times: StepTimes,
-        price: DraftPrice,
-        trials: DraftTrials,
-        counters: Counters,
-        clock: Callable[[], float],
+        self, state: SchedulerState, admission: Admission, price: DraftPrice, trials: DraftTrials
     ) -> None:
-        self.admission = Admission(slots, kv, limits.context_length)
-        self._limits = limits
-        self._slots = slots
-        self._kv = kv
-        self._waiting = waiting
-        self._in_flight = in_flight
-        self._times = times
+        self._state = state
+        self._limits = state.limits
+        self._slots = state.slots
+        self._kv = state.kv
+        self._waiting = state.waiting
+        self._in_flight = state.in_flight
+        self._times = state.times
+        self._counters = state.counters
+        self._admission = admission
         self._price = price
         self._trials = trials
-        self._counters = counters
-        self._clock = clock
         self._prefilling: dict[int, Sequence] = {}
         """By sequence id: sequences in slots whose prompts are not completely planned."""
         self._adopters: set[int] = set()
         """Slots whose block table has changed since it was last sent to the worker."""
         self._slots_to_release: list[int] = []
-        self.full_at: int | None = None
-        """Sequences that ran when the last plan could admit no more of those that wait; None: nothing stopped it."""
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute until a result or a request arrives."""
         self._kv.leases.expire()
         self._serve_the_unserved()
         while True:
-            draft = PlanDraft()
-            self._plan_decode(draft)
-            self._plan_prefill(draft)
-            if draft.has_work or self._only_waits():
-                return self._seal(draft)
+            builder = PlanBuilder()
+            self._plan_decode(builder)
+            self._plan_prefill(builder)
+            if builder.has_work or self._only_waits():
+                return self._seal(builder)
             if not self._is_stuck():
                 return None
             self._free_pages()
@@ -186,14 +183,14 @@ class Planner:
         share = self._waiting.accounts.share_of(account)
         if self._kv.pages_for(sequence.num_tokens) > share * self._limits.num_pages:
             return True
-        self.admission.begin_step()
-        return self._slots.num_free > 0 and self.admission.has_room_for(sequence, match)
+        self._admission.begin_step()
+        return self._slots.num_free > 0 and self._admission.has_room_for(sequence, match)
 
     def _is_stuck(self) -> bool:
         """Partly computed prompts hold all pages, and no step is in flight that could free one."""
         return not self._in_flight and bool(self._prefilling)
 
-    def _plan_decode(self, draft: PlanDraft) -> None:
+    def _plan_decode(self, builder: PlanBuilder) -> None:
         slots = self._slots
         self._slots_to_release += slots.retire_exhausted()
         while True:
@@ -204,31 +201,32 @@ class Planner:
             self._free_pages()
         ahead = np.maximum(missing, slots.pages_ahead(decoding))
         affordable = ahead.sum() <= self._kv.num_available
-        draft.extend(*self._kv.grow_each(decoding, ahead if affordable else missing))
+        builder.extend(*self._kv.grow_each(decoding, ahead if affordable else missing))
         positions = slots.planned[decoding] + 1
         slots.planned[decoding] = positions
-        draft.shape = StepShape(rows=len(decoding), context=int(positions.sum()))
+        builder.shape = StepShape(rows=len(decoding), context=int(positions.sum()))
 
-    def _plan_prefill(self, draft: PlanDraft) -> None:
+    def _plan_prefill(self, builder: PlanBuilder) -> None:
         self._waiting.refresh()
-        self.admission.begin_step()
-        self.full_at = None
+        self._admission.begin_step()
+        self._admission.full_at = None
         if not self._prefilling and not len(self._waiting):
             return
-        budget = draft.left = Budget(
+        budget = Budget(
             min(self._limits.max_prefill_tokens, self._times.most_prefill_tokens()),
-            self._times.prefill_seconds(draft.shape),
+            self._times.prefill_seconds(builder.shape),
         )
+        oldest, newcomers = budget.part(OLDEST_SHARE), budget.part(NEWCOMERS_SHARE)
         if len(self._prefilling) > 1 or (self._prefilling and len(self._waiting)):
-            self._continue(self._oldest_prompt(), draft, budget.part(OLDEST_SHARE))
-        self._admit_waiting(draft, budget.part(NEWCOMERS_SHARE) if self._prefilling else budget)
+            self._continue(self._oldest_prompt(), builder, oldest)
+        self._admit_waiting(builder, newcomers if self._prefilling else budget)
         for sequence in self._shortest_first():
-            if draft.left.is_spent:
+            if budget.is_spent:
                 break
-            self._continue(sequence, draft, draft.left)
-        self._admit_waiting(draft, draft.left, beside_partial=NO_BOUND)  # the others leave it over
+            self._continue(sequence, builder, budget)
+        self._admit_waiting(builder, budget, beside_partial=NO_BOUND)  # the others leave it over
         if len(self._waiting) and not self._slots.num_free:
-            self.full_at = self._slots.num_used
+            self._admission.note_full()
 
     def _oldest_prompt(self) -> Sequence:
         """Of the partly computed prompts, the most urgent that was admitted first."""
@@ -248,23 +246,23 @@ class Planner:
         """Tokens of a prompt that are not planned yet."""
         return sequence.num_tokens - int(self._slots.planned[sequence.slot])
 
-    def _continue(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> None:
+    def _continue(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> None:
         """Plan a chunk of a partly computed prompt, behind all that the tree has of it by now."""
-        if sequence.slot in draft.chunks:
+        if sequence.slot in builder.chunks:
             if self._kv.has_longer_prefix(sequence):
                 return  # it is adopted in the next step, because a step has one chunk of each sequence
         elif self._kv.adopt_longer_prefix(sequence):
             self._adopters.add(sequence.slot)
             self._count_cached(sequence)
-        self._plan_chunk(sequence, draft, self._chunk_within(sequence, draft, most))
+        tokens = self._chunk_within(sequence, builder, budget)
+        self._plan_chunk(sequence, builder, tokens, budget)
 
     def _admit_waiting(
-        self, draft: PlanDraft, most: Budget, beside_partial: int = MOST_PARTIAL
+        self, builder: PlanBuilder, budget: Budget, beside_partial: int = MOST_PARTIAL
     ) -> None:
-        """Admit waiting sequences, as far as slots, pages and ``most`` for their first chunks suffice."""
-        while len(self._waiting) and self._slots.num_free and self.full_at is None:
-            most = most.within(draft.left)
-            if most.is_spent:
+        """Admit waiting sequences, as far as slots, pages and the budget for their first chunks suffice."""
+        while len(self._waiting) and self._slots.num_free and not self._admission.is_full:
+            if budget.is_spent:
                 return
             is_crowded = len(self._prefilling) >= beside_partial
             sequence, match = self._waiting.shortest() if is_crowded else self._waiting.head()
@@ -275,32 +273,30 @@ class Planner:
             if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
                 return
             least = self._least_chunk(to_compute)
-            if draft.prefill and self._tokens_within(most, start) < least:
+            if builder.prefill and self._tokens_within(budget, start) < least:
                 return
-            if not self.admission.has_room_for(sequence, match):
-                self.full_at = self._slots.num_used
+            if not self._admission.has_room_for(sequence, match):
+                self._admission.note_full()
                 return
             self._waiting.pop(sequence)
-            self._admit(sequence, match, draft)
-            self.admission.admitted()
-            most = self._plan_first_chunk(sequence, draft, most)
+            self._admit(sequence, match, builder)
+            self._admission.admitted()
+            self._plan_first_chunk(sequence, builder, budget)
 
     def _least_chunk(self, to_compute: int, most: int = NO_BOUND) -> int:
         """Tokens of the first chunk of a prompt at least, given those that it lacks."""
         return to_compute if self._limits.whole_prompts else min(LEAST_CHUNK, to_compute, most)
 
-    def _plan_first_chunk(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> Budget:
-        """Plan the first chunk of a sequence just admitted. Returns what is left of ``most``."""
-        before = draft.left
-        tokens = self._chunk_within(sequence, draft, most)
+    def _plan_first_chunk(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> None:
+        """Plan the first chunk of a sequence just admitted."""
+        tokens = self._chunk_within(sequence, builder, budget)
         if tokens < self._rest(sequence) and len(self._waiting):
-            tokens = self._chunk_within(sequence, draft, most.part(0.5))
-        least = self._least_chunk(self._rest(sequence), most.tokens)
-        self._plan_chunk(sequence, draft, max(tokens, least))
-        assert sequence.slot in draft.chunks, "admitted without a page for its prompt"
-        return most.minus(before.tokens - draft.left.tokens, before.seconds - draft.left.seconds)
+            tokens = self._chunk_within(sequence, builder, budget.part(0.5))
+        least = self._least_chunk(self._rest(sequence), budget.tokens)
+        self._plan_chunk(sequence, builder, max(tokens, least), budget)
+        assert sequence.slot in builder.chunks, "admitted without a page for its prompt"
 
-    def _admit(self, sequence: Sequence, match: Match | None, draft: PlanDraft) -> None:
+    def _admit(self, sequence: Sequence, match: Match | None, builder: PlanBuilder) -> None:
         if sequence.first_planned is None:
             self._kv.note_facts(sequence, match)
         drafts = self._kv.draft_sources(sequence, match) if sequence.speculates else None
@@ -315,11 +311,11 @@ class Planner:
         sequence.account.running += 1
         sequence.group.has_begun = True
         if sequence.first_planned is None:
-            sequence.first_planned = self._clock()
+            sequence.first_planned = self._state.clock()
             self._counters.prompt_tokens += sequence.num_tokens
             sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
-        draft.admit.append(
+        builder.admit.append(
             Admit(
                 slot=slot,
                 token_ids=pack_ids(sequence.known_tokens()),
@@ -346,33 +342,35 @@ class Planner:
             sequence.account.cached_tokens += gain
             self._counters.cached_tokens += gain
 
-    def _chunk_within(self, sequence: Sequence, draft: PlanDraft, most: Budget) -> int:
+    def _chunk_within(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> int:
         """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end the prompt."""
         page_size = self._slots.page_size
         start = int(self._slots.planned[sequence.slot])
-        most = most.within(draft.left)
-        tokens = self._tokens_within(most, start)
-        if not draft.prefill:
-            tokens = max(tokens, min(LEAST_CHUNK, most.tokens))
+        tokens = self._tokens_within(budget, start)
+        if not builder.prefill:
+            tokens = max(tokens, min(LEAST_CHUNK, budget.tokens))
         to_compute = sequence.num_tokens - start
         if tokens >= to_compute:
             return to_compute
         over = (start + tokens) % page_size
         if over < tokens:
             return tokens - over
-        return 0 if draft.prefill else tokens
+        return 0 if builder.prefill else tokens
 
-    def _tokens_within(self, most: Budget, start: int) -> int:
-        """Prompt tokens from position ``start`` that ``most`` pays for."""
-        return min(most.tokens, self._times.tokens_within(max(most.seconds, 0), start))
+    def _tokens_within(self, budget: Budget, start: int) -> int:
+        """Prompt tokens from position ``start`` that the budget pays for."""
+        return min(budget.tokens, self._times.tokens_within(max(budget.seconds, 0), start))
 
-    def _plan_chunk(self, sequence: Sequence, draft: PlanDraft, tokens: int) -> None:
-        """Plan ``tokens`` more of a prompt, as far as pages and the size of a chunk allow."""
+    def _plan_chunk(
+        self, sequence: Sequence, builder: PlanBuilder, tokens: int, budget: Budget
+    ) -> None:
+        """Plan ``tokens`` more of a prompt, as far as pages and the size of a chunk allow, and take
+        them from the budget."""
         slots, slot = self._slots, sequence.slot
         start = first = int(slots.planned[slot])
-        index = draft.chunks.get(slot)
+        index = builder.chunks.get(slot)
         if index is not None:
-            first = draft.prefill[index].start
+            first = builder.prefill[index].start
         end = min(start + tokens, first + self._limits.longest_chunk)
         pages = self._kv.grow(sequence, end)
         end = min(end, int(slots.num_pages[slot]) * slots.page_size)
@@ -380,16 +378,16 @@ class Planner:
             return
         if slot in self._adopters:
             self._adopters.remove(slot)
-            draft.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot))))
+            builder.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot))))
         else:
-            draft.extend(np.full(len(pages), slot, dtype=np.int32), pages)
+            builder.extend(np.full(len(pages), slot, dtype=np.int32), pages)
         if index is None:
-            draft.chunks[slot] = len(draft.prefill)
-            draft.prefill.append(Prefill(slot, first, end - first))
+            builder.chunks[slot] = len(builder.prefill)
+            builder.prefill.append(Prefill(slot, first, end - first))
         else:
-            draft.prefill[index] = Prefill(slot, first, end - first)
-        draft.left = draft.left.minus(end - start, self._times.chunk_seconds(start, end - start))
-        draft.shape = draft.shape.with_chunk(start, end - start)
+            builder.prefill[index] = Prefill(slot, first, end - first)
+        budget.spend(end - start, self._times.chunk_seconds(start, end - start))
+        builder.shape = builder.shape.with_chunk(start, end - start)
         slots.planned[slot] = end
         sequence.num_reached = max(sequence.num_reached, end)
         self._kv.publish_prefill(sequence)
@@ -397,13 +395,13 @@ class Planner:
             del self._prefilling[sequence.seq_id]
             slots.is_decoding[slot] = True
 
-    def _seal(self, draft: PlanDraft) -> StepPlan:
+    def _seal(self, builder: PlanBuilder) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        price, drafts = self._draft_price(draft.shape), None
+        price, drafts = self._draft_price(builder.shape), None
         if price < NO_DRAFTS:
-            drafts = self._trials.wants_drafts(draft.shape.rows)
-        step_id = self._in_flight.send(self._slots.sequences, draft.shape, drafts=drafts)
-        return draft.seal(step_id, released, price if drafts else NO_DRAFTS)
+            drafts = self._trials.wants_drafts(builder.shape.rows)
+        step_id = self._in_flight.send(self._slots.sequences, builder.shape, drafts=drafts)
+        return builder.seal(step_id, released, price if drafts else NO_DRAFTS)
 
     def _draft_price(self, shape: StepShape) -> float:
         """That of a step with these decoding sequences and prompts."""
@@ -421,9 +419,9 @@ class Planner:
         """Of the tokens that the running answers will still get, the part that comes after all prompts are computed, ``tokens`` of
         them a step. Prompts that wait for an answer to end are left out."""
         to_come = float(sum(map(self._rest, self._prefilling.values())))
-        if self.full_at is None:
+        if not self._admission.is_full:
             to_come += self._waiting.prompt_tokens
-        longest_rest = 2 * self.admission.outputs.mean_rest() if to_come else 0.0
+        longest_rest = 2 * self._state.outputs.mean_rest() if to_come else 0.0
         return max(0.0, 1 - to_come / tokens / longest_rest) if longest_rest else 1.0
 
     def _free_pages(self) -> None:

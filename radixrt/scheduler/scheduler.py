@@ -23,7 +23,7 @@ from radixrt.messages.sequences import (
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.messages.stats import Counters, SchedulerStats, TenantStats, TimeHistogram
+from radixrt.messages.stats import SchedulerStats, TenantStats
 from radixrt.messages.steps import (
     DRAFTERS,
     GRAMMAR_FAILED,
@@ -37,18 +37,16 @@ from radixrt.scheduler.drafts.trials import ComparedStep, DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
+from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.groups import Groups
-from radixrt.scheduler.queue.queue_order import ORDERS
 from radixrt.scheduler.queue.queue_time import QueueTime
 from radixrt.scheduler.queue.wait_forecast import WaitForecast
-from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.radix.divergence import RecentFacts
-from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
-from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.step_times import StepShape, StepTimes
-from radixrt.scheduler.steps_in_flight import StepInFlight, StepsInFlight
+from radixrt.scheduler.state import SchedulerState
+from radixrt.scheduler.step_times import StepShape
+from radixrt.scheduler.steps_in_flight import StepInFlight
 
 _FAILURES = {
     NO_TOKEN: (
@@ -65,10 +63,6 @@ _FAILURES = {
 }
 """HTTP status and reason, by the mark that stands in place of a token."""
 
-STEP_BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
-PLAN_BOUNDS = [1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25]
-"""Bounds of the histograms of step and plan times, in seconds."""
-
 
 class Scheduler:
     """Owns the queue, the slots and the KV pages, and plans the worker's steps.
@@ -80,43 +74,28 @@ class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self._state = state = SchedulerState.empty(limits, clock)
         self.limits = limits
         self.clock = clock
-        self.slots = SlotTable(
-            limits.settings.max_running_requests,
-            -(-limits.context_length // limits.page_size),
-            limits.page_size,
-        )
-        self.kv = KVCache(limits, self.slots, clock)
-        self.waiting = WaitingQueue(ORDERS[limits.settings.schedule_policy], self.kv)
+        self.slots = state.slots
+        self.kv = state.kv
+        self.waiting = state.waiting
+        self.outputs = state.outputs
+        self.step_times = state.times
+        self.counters = state.counters
+        self._in_flight = state.in_flight
         self.grammars = GrammarRegistry(limits.num_ranks)
-        self.counters = Counters(
-            step_seconds=TimeHistogram.empty(STEP_BOUNDS),
-            plan_seconds=TimeHistogram.empty(PLAN_BOUNDS),
-        )
         self.recent_facts = RecentFacts()
         """Of the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
-        self._in_flight = StepsInFlight()
-        self.step_times = StepTimes(limits.max_step_ms)
         self.draft_price = DraftPrice()
         self.draft_trials = DraftTrials()
-        self.planner = Planner(
-            limits,
-            self.slots,
-            self.kv,
-            self.waiting,
-            self._in_flight,
-            self.step_times,
-            self.draft_price,
-            self.draft_trials,
-            self.counters,
-            clock,
-        )
+        self.admission = Admission(state)
+        self.planner = Planner(state, self.admission, self.draft_price, self.draft_trials)
         self._deadlines: list[tuple[float, int]] = []
         self.waits = WaitForecast(
-            self.slots, self.waiting, self.groups, self.planner.admission.outputs, self.step_times
+            self.slots, self.waiting, self.groups, self.outputs, self.step_times
         )
         limit_s = limits.settings.max_queue_seconds or math.inf
         self.queue_time = QueueTime(limit_s, self.waits, self._sequences.keys(), clock)
@@ -156,7 +135,7 @@ class Scheduler:
         sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.limits.speculates and wants
-        if not is_accepted and (late := self.queue_time.refusal(sequence, self.planner.full_at)):
+        if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
             self.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
@@ -205,7 +184,7 @@ class Scheduler:
         """An estimate of the time until the running answers have ended: mean step time times mean answer length."""
         steps = self.counters.steps
         mean_step_s = self.counters.step_seconds.total / steps if steps else 0.1
-        mean_output = self.planner.admission.outputs.mean()
+        mean_output = self.outputs.mean()
         if mean_output is None:
             mean_output = sum(s.max_output / 2 for s in self.slots.running()) / max(
                 1, self.num_running
@@ -363,7 +342,7 @@ class Scheduler:
     def _count_finish(self, sequence: Sequence) -> None:
         self.counters.finished += 1
         if sequence.max_output > 0:
-            self.planner.admission.outputs.observe(sequence.num_output)
+            self.outputs.observe(sequence.num_output)
 
     def _count_step(self, result: StepResult, step: StepInFlight) -> None:
         counters = self.counters

@@ -67,7 +67,7 @@ class EngineModel:
         """``reckless``: admit as if no answer took memory, so that much has to be retracted."""
         self.scheduler = Scheduler(scheduler_limits, clock)
         if reckless:
-            self.scheduler.planner.admission._forecast = expect_nothing  # type: ignore[method-assign]
+            self.scheduler.admission._forecast = expect_nothing  # type: ignore[method-assign]
         self.worker = FakeWorker(scheduler_limits.page_size)
         self.sent: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from radixrt.scheduler.queue.admission import HISTORY, PRIOR_WEIGHT, OutputHistory
+from radixrt.scheduler.queue.output_history import HISTORY, PRIOR_WEIGHT, OutputHistory
 from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EngineModel, limits
@@ -52,7 +52,7 @@ def most_running(max_tokens: int, seen: list[int]) -> int:
         limits(num_pages=100, max_running_requests=20, context_length=250, max_prefill_tokens=500)
     )
     for length in seen:
-        engine.scheduler.planner.admission.outputs.observe(length)
+        engine.scheduler.outputs.observe(length)
     for i in range(20):
         engine.add([i, 1, 2, 3], max_tokens=max_tokens, ignore_eos=True)
     engine.plan()
@@ -73,9 +73,9 @@ def test_a_forecast_brought_up_to_date_is_the_one_made_anew() -> None:
     engine = EngineModel(
         limits(num_pages=200, max_running_requests=30, context_length=250, max_prefill_tokens=900)
     )
-    admission = engine.scheduler.planner.admission
+    admission = engine.scheduler.admission
     for length in rng.integers(1, 60, 50).tolist():
-        admission.outputs.observe(length)
+        engine.scheduler.outputs.observe(length)
     weigh, answers = admission.has_room_for, []
 
     def weigh_twice(sequence: Sequence, match: Match | None) -> bool:

@@ -31,7 +31,7 @@ def test_nothing_is_learned_about_answers_from_prompts_that_want_none() -> None:
     for first in range(5):
         model.add([first] * 9, max_tokens=0)
     model.run()
-    assert model.scheduler.planner.admission.outputs.mean() is None
+    assert model.scheduler.outputs.mean() is None
 
 
 def test_every_page_that_prompts_bring_into_the_tree_is_counted_once() -> None:

@@ -24,8 +24,8 @@ import math
 
 import numpy as np
 
-from radixrt.scheduler.queue.admission import OutputHistory
 from radixrt.scheduler.queue.groups import Groups
+from radixrt.scheduler.queue.output_history import OutputHistory
 from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.step_times import RecentRatio, StepShape, StepTimes
