@@ -10,8 +10,8 @@ from typing import Any
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Poller
+from radixrt.base.liveness.heartbeat import Heartbeat
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed

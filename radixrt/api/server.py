@@ -30,6 +30,9 @@ from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
+from radixrt.base.ipc import LONGEST_WAIT_S
+from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.supervision import end_process, supervise
 from radixrt.base.tls import server_context
 from radixrt.client.engine_client import EngineClient
 
@@ -60,7 +63,8 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tracing: Tracing | None = None
-    client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed)
+    client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed, end_process)
+    supervise(asyncio.create_task(_beat(config, channels)), "The heartbeat")
     try:
         keys = _keys(config)
         paces = Paces()
@@ -87,6 +91,14 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
         client.close()
+
+
+async def _beat(config: ServerConfig, channels: Channels) -> None:
+    """Give signs of life as long as the event loop turns."""
+    heartbeat = Heartbeat(channels.heartbeat_file("api"))
+    while True:
+        heartbeat.promise(work_limit_s(config.step_timeout))
+        await asyncio.sleep(LONGEST_WAIT_S)
 
 
 def _http_config(
@@ -169,6 +181,7 @@ class _Server(uvicorn.Server):
             self._draining.cancel()
         is_first = self._draining is None
         self._draining = asyncio.get_running_loop().create_task(self._drain(is_first))
+        supervise(self._draining, "The drain", may_return=True)
 
     async def _drain(self, may_wait: bool) -> None:
         self._state.is_draining = True

@@ -84,9 +84,10 @@ class Channels:
         """Where the supervisor leaves the reason for the end of the server before it ends the api process."""
         return self.run_dir / "farewell"
 
-    def heartbeat_file(self, process: str) -> Path:
-        """The record of a process; see :mod:`radixrt.base.heartbeat`."""
-        return self.folder / f"heartbeat-{process}"
+    def heartbeat_file(self, process: str, rank: int = 0) -> Path:
+        """The record of a process; see :mod:`radixrt.base.liveness.heartbeat`. The api process outlives engines."""
+        folder = self.run_dir if process == "api" else self.folder
+        return folder / f"heartbeat-{process}{rank or ''}"
 
     def heartbeat_files(self) -> list[Path]:
         """The records of this engine's processes, or of this replica's; none if it is not there."""

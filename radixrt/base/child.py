@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import msgspec
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.base.liveness.heartbeat import Heartbeat
+from radixrt.base.liveness.supervision import start_thread
 
 CONFIG_FILE = "config.json"
 CONFIG_ERROR_FILE = "config_error"
@@ -48,13 +49,12 @@ def run_child(
     parser.add_argument("--rank", type=int, default=0, help="tensor-parallel rank of a worker")
     parser.add_argument("--listen-fd", type=int, default=-1, help="bound socket of the api process")
     arguments = parser.parse_args()
-    threading.Thread(
-        target=_end_with_parent, args=(arguments.parent_fd, arguments.run_dir), daemon=True
-    ).start()
+    start_thread(_end_with_parent, arguments.parent_fd, arguments.run_dir, name="parent")
     signal.signal(signal.SIGTERM, _exit_quietly)
     run_dir: Path = arguments.run_dir
     config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
     channels = Channels(run_dir, arguments.engine, arguments.replica, arguments.start)
+    Heartbeat(channels.heartbeat_file(name, arguments.rank)).keep_beating()
     is_numbered = channels.replica is not None and config.is_routed
     set_up_logging(f"{name}.{channels.replica}" if is_numbered else name, config.log_level)
     try:

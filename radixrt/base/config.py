@@ -196,10 +196,10 @@ class ServerConfig(SchedulerSettings):
         "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",
         at_least=0,
     )
-    step_timeout: float = _http(
-        30.0,
-        "Seconds without a heartbeat after which a process is killed and replaced (for a worker at least 20 times its "
-        "longest step); 0 is never.",
+    step_timeout: float | None = _http(
+        None,
+        "Seconds after which a process that hangs is killed and replaced (for a worker at least 20 times its longest step); "
+        "0 is never. If not given: 30, and a process that was stopped 3.",
         at_least=0,
     )
     shutdown_grace: float = _http(
@@ -416,7 +416,7 @@ class ServerConfig(SchedulerSettings):
         if wrong := sorted(set(listed(self.metrics_compat)) - set(METRICS_PEERS)):
             known = " and ".join(METRICS_PEERS)
             raise ConfigError(f"--metrics-compat knows {known}, not {', '.join(wrong)}.")
-        if 0 < self.step_timeout < LEAST_STEP_TIMEOUT_S:
+        if 0 < (self.step_timeout or 0) < LEAST_STEP_TIMEOUT_S:
             raise ConfigError(
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "
                 f"second: set 0 or at least {LEAST_STEP_TIMEOUT_S:g}."

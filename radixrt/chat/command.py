@@ -12,6 +12,7 @@ from typing import Any
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
+from radixrt.base.liveness.supervision import start_thread
 from radixrt.chat.client import ChatClient, ChatError
 from radixrt.chat.conversation import Conversation
 from radixrt.chat.local_server import client_of, model_served_at, started
@@ -64,7 +65,7 @@ def end_at_sigterm() -> None:
     os.set_blocking(sent, False)
     signal.signal(signal.SIGTERM, _end)
     signal.set_wakeup_fd(sent)
-    threading.Thread(target=_repeat_sigterm, args=(arrived,), daemon=True).start()
+    start_thread(_repeat_sigterm, arrived, name="repeat-sigterm")
 
 
 def _end(signum: int, frame: object) -> None:

@@ -7,7 +7,6 @@ import re
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +18,7 @@ from rich.status import Status
 
 from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
+from radixrt.base.liveness.supervision import start_thread
 from radixrt.base.local_url import local_url
 from radixrt.base.tls import server_context
 from radixrt.chat.client import ChatClient, ChatError, NoServerError
@@ -107,7 +107,7 @@ def started(config: ServerConfig) -> Iterator[ServerConfig]:
             config, listener, api_stdout=subprocess.DEVNULL, show_log=show
         ) as supervisor:
             failure: list[Exception] = []
-            threading.Thread(target=_watch, args=(supervisor, failure), daemon=True).start()
+            start_thread(_watch, supervisor, failure, name="watch")
             with status:
                 _wait_until_ready(client_of(config), failure)
             yield config

@@ -13,8 +13,9 @@ import msgspec
 
 from radixrt.base.channels import Channels
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.base.heartbeat import is_well
 from radixrt.base.ipc import AsyncInbox, FrameTooLargeError, Outbox
+from radixrt.base.liveness.heartbeat import is_well
+from radixrt.base.liveness.supervision import OnFailure, supervise
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_calls import RETRY_AFTER_S, OpenCalls
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
@@ -75,12 +76,17 @@ class EngineClient:
     """
 
     def __init__(
-        self, channels: Channels, most_unread: float = math.inf, random_seed: int = 0
+        self,
+        channels: Channels,
+        most_unread: float = math.inf,
+        random_seed: int = 0,
+        on_failure: OnFailure | None = None,
     ) -> None:
         """
         Args:
             most_unread: most chunks of an answer that wait for a slow reader; beyond it the request is aborted.
             random_seed: of the seeds of requests that bring none.
+            on_failure: called if the client can receive nothing any more; None: it lets all requests fail.
         """
         self._channels = channels
         self._inbox: AsyncInbox[ToApi] = AsyncInbox(channels.address("tokenizer", "api"), ToApi)
@@ -96,6 +102,8 @@ class EngineClient:
         self._leases = HeldLeases(lambda request: self.run([request]), self._pin)
         self._died: EngineDiedError | None = None
         self._receiving = loop.create_task(self._receive())
+        what = "The receiving of the engine's messages"
+        supervise(self._receiving, what, on_failure or self.engine_died)
 
     @property
     def engine(self) -> int:
@@ -449,7 +457,7 @@ class EngineClient:
                         self._outbox.send(AbortRequest(chunk.request_id))
             case RequestFailed():
                 if (opened := self._open.on_wire(message.request_id)) is not None:
-                    opened.arrivals.put(message.as_error())
+                    opened.fail(message.as_error())
             case CallReply():
                 self._calls.take(message)
             case RequestsLost():

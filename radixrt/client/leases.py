@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.messages.requests import NO_TENANT, GenerateRequest, Prompt, RequestOptions, Tenant
 
@@ -128,7 +128,7 @@ class HeldLeases:
             if (held := self._held.get(lease)) is not None and not held.lost:
                 try:
                     await self._take_again(lease, held)
-                except (RequestError, EngineDiedError) as error:
+                except Exception as error:  # the other leases are taken again
                     held.lost = str(error)
                     self._drop_prompt(held)
             self._pending.pop(lease).set()

@@ -87,16 +87,16 @@ class OpenCalls:
             call.deaths += call.was_sent
             if call.reply.done():
                 continue
-            if call.may_be_repeated:
-                self._dispatch(call)
-            else:
-                call.reply.set_exception(
-                    RequestError(
+            try:
+                if not call.may_be_repeated:
+                    raise RequestError(
                         "The engine was restarted before it answered; ask again.",
                         status=503,
                         retry_after_s=RETRY_AFTER_S,
                     )
-                )
+                self._dispatch(call)
+            except Exception as error:  # it may hold what can't be sent
+                call.reply.set_exception(error)
 
     def fail(self, error: RequestError | EngineDiedError) -> None:
         """End all of them with an error."""

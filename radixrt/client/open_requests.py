@@ -13,18 +13,24 @@ that messages sent from then on reach it.
 
 import asyncio
 import hashlib
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.errors import EngineDiedError, RequestError, unexpected_error
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.requests import NO_TENANT, GenerateRequest, PartialAnswer, Tenant
 
+log = logging.getLogger(__name__)
+
 SUSPECT_AFTER = 2
 """Deaths without a chunk between them."""
+
+ABORTED = "request_aborted"
+"""Code of the error about a request that was aborted before it began."""
 
 MAX_REMEMBERED = 1024
 """Requests that have killed an engine."""
@@ -105,8 +111,15 @@ class OpenRequest:
             self.end()
         else:
             self.arrivals.put(
-                RequestError("The request was aborted before it began.", code="request_aborted")
+                RequestError("The request was aborted before it began.", code=ABORTED)
             )
+
+    def fail(self, error: RequestError) -> None:
+        """The engine has refused or lost it. What it aborts before it begins may have begun in an engine before it."""
+        if error.code == ABORTED:
+            self.abort()
+        else:
+            self.arrivals.put(error)
 
     def end(self) -> None:
         """Let the answers end where they are, with finish reason "abort"."""
@@ -264,6 +277,9 @@ class OpenRequests:
             self._dispatch(open_request)
         except (RequestError, EngineDiedError) as error:
             open_request.arrivals.put(error)
+        except Exception as error:
+            log.error("A request could not be sent again.", exc_info=error)
+            open_request.arrivals.put(unexpected_error())
 
     def _dispatch(self, open_request: OpenRequest) -> None:
         """Wire ids are never used twice, so that late chunks of a request that was dropped can't be taken for those of a

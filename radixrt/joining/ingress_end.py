@@ -21,8 +21,8 @@ from radixrt import __version__
 from radixrt.base.channels import Channels
 from radixrt.base.config import MAX_REPLICAS
 from radixrt.base.errors import ConfigError
-from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Decoder, encode
+from radixrt.base.liveness.heartbeat import Heartbeat
 from radixrt.joining.sockets import ZAP_DOMAIN, JoinKeys, ingress_socket
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToTokenizerFromScheduler

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
+from radixrt.base.liveness.supervision import run_loop, start_thread
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import EngineInfo
 from radixrt.supervisor.supervisor import Supervisor
@@ -35,11 +36,9 @@ class BackgroundEngine:
         self._loop = asyncio.new_event_loop()
         self._supervisor = Supervisor(config)
         try:
-            threading.Thread(
-                target=self._loop.run_forever, daemon=True, name="radixrt-client"
-            ).start()
+            start_thread(run_loop, self._loop, name="radixrt-client", on_failure=self._fail)
             self.client: EngineClient = self.run(self._make_client())
-            threading.Thread(target=self._watch, daemon=True, name="radixrt-watch").start()
+            start_thread(self._watch, name="radixrt-watch", on_failure=self._fail)
             self.info: EngineInfo = self.run(self.client.ready())
         except EngineDiedError as error:
             self.close()
@@ -125,5 +124,9 @@ class BackgroundEngine:
             self._supervisor.wait()
         except (ConfigError, EngineDiedError) as error:
             self._failure = error
-            if not self._closed:
-                self._loop.call_soon_threadsafe(self.client.engine_died, str(error))
+            self._fail(str(error))
+
+    def _fail(self, reason: str) -> None:
+        """Fail the requests in flight and those to come."""
+        if not self._closed:
+            self._loop.call_soon_threadsafe(self.client.engine_died, reason)

@@ -1,9 +1,10 @@
 """Answers the calls about the cache: pin, release, and show the tree."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, unexpected_error
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_tree import CacheLease, CacheNode
 from radixrt.messages.calls import (
@@ -18,6 +19,8 @@ from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds
 from radixrt.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 CacheCall = (
     MatchTokensCall
@@ -51,15 +54,14 @@ class CacheCalls:
         return bool(self._views)
 
     def take(self, call: CacheCall) -> None:
-        if isinstance(call, CacheTreeCall):
-            view = TreeView(self._scheduler.kv.tree, call, self._scheduler.clock, self._known)
-            self._views.append((call.call_id, view.slices()))
-            return
         try:
-            reply = CallReply(call_id=call.call_id, value=self._value(call))
-        except RequestError as error:
-            reply = CallReply(call_id=call.call_id, error=RequestFailed.of(error))
-        self._send(reply)
+            if isinstance(call, CacheTreeCall):
+                view = TreeView(self._scheduler.kv.tree, call, self._scheduler.clock, self._known)
+                self._views.append((call.call_id, view.slices()))
+            else:
+                self._send(CallReply(call_id=call.call_id, value=self._value(call)))
+        except Exception as error:
+            self._fail(call.call_id, error)
 
     def work(self) -> None:
         """Continue an unfinished answer for a few milliseconds."""
@@ -72,6 +74,16 @@ class CacheCalls:
         except StopIteration as end:
             self._views.popleft()
             self._send(CallReply(call_id=call_id, value=end.value))
+        except Exception as error:
+            self._views.popleft()
+            self._fail(call_id, error)
+
+    def _fail(self, call_id: int, error: Exception) -> None:
+        """Answer with an error. One that is no fault of the call is logged, and ends the call alone."""
+        if not isinstance(error, RequestError):
+            log.error("A call about the cache failed.", exc_info=error)
+            error = unexpected_error()
+        self._send(CallReply(call_id=call_id, error=RequestFailed.of(error)))
 
     def _value(
         self,

@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import math
 import signal
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ import msgspec
 from radixrt.base.channels import Channels
 from radixrt.base.child import take_replica_share
 from radixrt.base.config import ServerConfig
-from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Inbox, Outbox, Poller, close_all
+from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
@@ -83,7 +82,7 @@ class SchedulerProcess:
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
         ]
         self._heartbeat = Heartbeat(channels.heartbeat_file("scheduler"))
-        self._step_timeout_s = config.step_timeout or math.inf
+        self._step_timeout_s = work_limit_s(config.step_timeout)
         self._new_tokens = 0
         """Since the last heartbeat."""
         self._max_in_flight = 1 if config.debug_disable_overlap_schedule else MAX_STEPS_IN_FLIGHT

@@ -2,12 +2,12 @@
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from radixrt.base.channels import Channels
-from radixrt.base.heartbeat import is_well
+from radixrt.base.liveness.heartbeat import is_well
+from radixrt.base.liveness.supervision import start_thread
 
 READ_TIMEOUT_S = 5.0
 """Of a request."""
@@ -37,7 +37,7 @@ def answering_probes(listener: socket.socket, channels: Channels) -> Iterator[No
     server.socket.close()
     server.socket = listener
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    start_thread(server.serve_forever, name="probes")
     try:
         yield
     finally:

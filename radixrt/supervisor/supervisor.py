@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,15 +28,15 @@ from radixrt.base.channels import Channels
 from radixrt.base.child import CONFIG_ERROR_FILE, EXIT_CONFIG_ERROR, write_config
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
-from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.liveness.activity import Activity
+from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.supervision import start_thread
+from radixrt.supervisor.watch import LOOK_S, Clock, Watch
 
 log = logging.getLogger(__name__)
 
 LOG_TAIL_LINES = 40
 STOP_TIMEOUT_S = 5.0
-LOOK_S = 0.5
-"""Between two looks at the heartbeats."""
-
 MAX_DEATHS = 3
 """Engines that end one after the other without a token between them; then the server ends."""
 FIRST_DELAY_S = 0.5
@@ -70,13 +69,15 @@ class _Child:
     name: str
     process: subprocess.Popen[str]
     heartbeat: Heartbeat
+    watch: Watch
     replica: int | None = None
     """Number of the replica that it is part of; None: of none, or of the only one."""
     started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
-    is_stopped: bool = False
-    """The supervisor has ended it: its end is no news."""
-    hung: bool = False
+    kill_at: float | None = None
+    """The supervisor ends it, so that its end is no news, and kills it at this time of ``time.monotonic()``."""
+    hung: str = ""
+    """How it hung, if it was killed for that."""
 
     @property
     def label(self) -> str:
@@ -96,22 +97,35 @@ class _Child:
         self.process.wait()
         ended.put(self)
 
-    def kill_if_hung(self, is_late: bool) -> None:
+    def lose_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
+        """End a process whose log cannot be followed any more: it would wait for a reader."""
+        self.process.kill()
+        self.process.wait()
+        ended.put(self)
+
+    def kill_if_hung(self, clock: Clock, at: float, is_late: bool) -> None:
         """
         Args:
+            at: time of ``time.monotonic()``.
             is_late: the engine should have started by now.
         """
-        if not self.hung and (
-            self.heartbeat.is_overdue() or (is_late and not self.heartbeat.has_begun)
-        ):
-            self.hung = True
+        hung = self.watch.look(clock, at)
+        if is_late and not self.heartbeat.has_begun:
+            hung = "took too long to start"
+        if hung and not self.hung:
+            self.hung = hung
             self.process.kill()
+
+    def end(self, kill_at: float) -> None:
+        """Ask it to end, and kill it later if it does not."""
+        self.kill_at = kill_at
+        self.process.terminate()
 
     def death(self) -> EngineDiedError:
         """The way it ended, and the end of its log."""
         status = self.process.returncode
         if self.hung:
-            how = "hung for longer than --step-timeout allows, and was killed"
+            how = f"{self.hung}, and was killed"
         elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         else:
@@ -190,6 +204,11 @@ class Supervisor:
         self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
         self._api: _Child | None = None
         self._engine: list[_Child] = []
+        self._ending: list[_Child] = []
+        """Processes that were told to end. Those that take their places start when they are gone."""
+        self._tokenizer_at = 0.0 if config.join is None else math.inf
+        """Time of ``time.monotonic()`` from which on the tokenizer process is started; infinity: it lives, or there is none."""
+        self._clock = Clock()
         self._parent_pipe = os.pipe()  # children see its end when this process is gone
         self._stopping = self._draining = False
         self.channels = Channels(Channels.make_run_dir())
@@ -198,7 +217,7 @@ class Supervisor:
         ]
         write_config(self.channels.run_dir, config)
         try:
-            self._start_engine()
+            self._start_due()
             if listen_socket is not None:
                 fd = listen_socket.fileno()
                 self._api = self._start(
@@ -260,7 +279,7 @@ class Supervisor:
             self.channels.farewell_file.write_text(reason)
         self._stopping = True
         self._ended.put(None)
-        _end(self._children)
+        _end([*self._children, *self._ending])
         self._engine, self._api = [], None
         for fd in self._parent_pipe:
             os.close(fd)
@@ -281,11 +300,6 @@ class Supervisor:
     @property
     def _children(self) -> list[_Child]:
         return [*self._engine, *([self._api] if self._api else [])]
-
-    def _start_engine(self) -> None:
-        self._start_due_replicas()
-        if self._config.join is None:
-            self._engine.append(self._start("tokenizer", self.channels))
 
     def _start_replica(self, channels: Channels) -> None:
         """Start a scheduler and its workers."""
@@ -324,41 +338,57 @@ class Supervisor:
             process_group=0,  # Ctrl-C is the supervisor's to handle
         )
         heartbeat = Heartbeat(channels.heartbeat_file(name))
-        child = _Child(
-            name, process, heartbeat, channels.replica if self._config.is_routed else None
+        finds_stopped = self._config.step_timeout is None and name != "api"
+        watch = Watch(heartbeat, Activity(process.pid), finds_stopped)
+        replica = channels.replica if self._config.is_routed else None
+        child = _Child(name, process, heartbeat, watch, replica)
+        start_thread(
+            child.follow_log,
+            self._ended,
+            self._show_log,
+            name=f"log of the {child.label} process",
+            on_failure=lambda reason: child.lose_log(self._ended),
         )
-        following = (self._ended, self._show_log)
-        threading.Thread(target=child.follow_log, args=following, daemon=True).start()
         return child
 
     # ------------------------------------------------------------ watching
 
     def _next_death(self) -> _Child | None:
         """Wait for the unexpected end of a process; None: :meth:`stop` was called."""
+        look_at = 0.0
         while True:
             try:
                 child = self._ended.get(timeout=LOOK_S)
             except queue.Empty:
+                child = None
+            else:
+                if child is None or self._stopping:
+                    return None
+                if child.kill_at is None:
+                    return child
+            if (now := time.monotonic()) >= look_at:
                 self._look_at_heartbeats()
-                self._start_due_replicas()
-                continue
-            if child is None or self._stopping:
-                return None
-            if not child.is_stopped:
-                return child
+                look_at = now + LOOK_S
+            self._start_due()
 
     def _look_at_heartbeats(self) -> None:
-        """Kill a process that hangs."""
+        """Kill a process that hangs, or does not end when it should."""
         now = time.monotonic()
+        self._clock.look(now)
+        work_limit = work_limit_s(self._config.step_timeout)
         if self._start_limit_s is None and all(c.heartbeat.has_begun for c in self._engine):
             age_s = now - min((child.started_at for child in self._engine), default=now)
-            self._start_limit_s = max(START_PATIENCE * age_s, self._config.step_timeout)
-        limit_s = self._start_limit_s if self._config.step_timeout else None
-        for child in self._engine:
-            child.kill_if_hung(is_late=limit_s is not None and now - child.started_at > limit_s)
+            self._start_limit_s = max(START_PATIENCE * age_s, work_limit)
+        limit_s = math.inf if work_limit == math.inf else self._start_limit_s or math.inf
+        for child in self._children:
+            is_late = child is not self._api and now - child.started_at > limit_s
+            child.kill_if_hung(self._clock, now, is_late)
+        for child in self._ending:
+            if child.kill_at is not None and now > child.kill_at:
+                child.process.kill()
 
     def _replace_engine(self, dead: _Child) -> None:
-        """Start a new engine after a pause that grows from death to death. Replicas stay if only the tokenizer process has died.
+        """Let a new engine start after a pause that grows from death to death. Replicas stay if only the tokenizer process has died.
 
         Raises:
             EngineDiedError: too many engines have ended.
@@ -370,12 +400,13 @@ class Supervisor:
             raise death
         log.error("%s\nA new engine is started; open requests go on in it.", death)
         self.channels.next_engine()  # first: from here on, the server is not ready
+        self._tokenizer_at = time.monotonic() + self._deaths.delay_s
         if members is self._engine:
             for replica in self._replicas:
                 self._begin_start(replica)
+                replica.restart_at = self._tokenizer_at
         self._end_members(members)
-        time.sleep(self._deaths.delay_s)
-        self._start_engine()
+        self._start_due()
 
     def _end_replica(self, dead: _Child, replica: _Replica) -> None:
         """End the other processes of a replica, and start it again: at once, or after a pause if it died soon after its last start.
@@ -391,7 +422,7 @@ class Supervisor:
             self._count_death(dead, replica, members)
         self._begin_start(replica)  # first: its requests go on now
         self._end_members(members)
-        self._start_due_replicas()
+        self._start_due()
 
     def _begin_start(self, replica: _Replica) -> None:
         """Remove the files of a replica's last start, and let the next one come."""
@@ -402,9 +433,11 @@ class Supervisor:
         replica.restart_at = time.monotonic() + replica.deaths.delay_s
 
     def _end_members(self, members: list[_Child]) -> None:
-        _end(members)
+        kill_at = time.monotonic() + STOP_TIMEOUT_S
         for child in members:
+            child.end(kill_at)
             child.heartbeat.close()
+        self._ending += members
         self._engine = [child for child in self._engine if child not in members]
 
     def _count_death(self, dead: _Child, replica: _Replica, members: list[_Child]) -> None:
@@ -421,19 +454,29 @@ class Supervisor:
             raise death
         log.error("%s\nThe replica is started again; its open requests go on in others.", death)
 
-    def _start_due_replicas(self) -> None:
-        for replica in self._replicas:
+    def _start_due(self) -> None:
+        """Start the processes whose time has come, once those before them are gone: they need their memory."""
+        now = time.monotonic()
+        self._ending = [child for child in self._ending if child.process.poll() is None]
+        in_use = {child.replica for child in self._ending}
+        for number, replica in enumerate(self._replicas):
             is_drained = replica.channels.drained_file.exists()
-            if replica.restart_at <= time.monotonic() and not is_drained:
+            place = number if self._config.is_routed else None
+            if replica.restart_at <= now and not is_drained and place not in in_use:
                 replica.restart_at = math.inf
                 self._start_replica(replica.channels)
+        # One scheduler's folder is looked up when the tokenizer process starts.
+        is_alone = not self._config.is_routed and self._replicas[0].restart_at < math.inf
+        if self._tokenizer_at <= now and not is_alone and None not in in_use:
+            self._tokenizer_at = math.inf
+            self._engine.append(self._start("tokenizer", self.channels))
 
 
 def _end(children: list[_Child]) -> None:
-    for child in children:
-        child.is_stopped = True
-        child.process.terminate()
+    """Returns when they are gone."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
+    for child in children:
+        child.end(deadline)
     for child in children:
         try:
             child.process.wait(max(0.0, deadline - time.monotonic()))

@@ -138,12 +138,12 @@ class Calls:
     async def _reply(self, call_id: int, work: Awaitable[Any]) -> None:
         """Reply with the result of the work; after None the scheduler replies."""
         try:
-            value = await work
+            if (value := await work) is not None:
+                self.to_api(
+                    CallReply(call_id=call_id, value=value)
+                )  # it may hold what can't be sent
         except Exception as error:
             self.to_api(CallReply(call_id=call_id, error=failure("", error)))
-        else:
-            if value is not None:
-                self.to_api(CallReply(call_id=call_id, value=value))
 
     # ------------------------------------------------------------ one call each
 

@@ -90,6 +90,11 @@ class InFlightAnswers:
         self._add(_InFlight(sequence.seq_id, answer, checked, key, scheduler))
         scheduler.send(sequence)
 
+    def forget_if_complete(self, request_id: str) -> None:
+        """Forget a request whose answers are all complete, as after a takeover of answers that nobody has read yet."""
+        if not self._seq_ids_of.get(request_id, True):
+            del self._seq_ids_of[request_id]
+
     def abort(self, request_id: str) -> None:
         """End a request's answers where they are; an unknown request is ignored."""
         seq_ids = self._seq_ids_of.get(request_id)
@@ -159,8 +164,7 @@ class InFlightAnswers:
         chunk = answer.take_chunk()
         if answer.finished:
             self._remove(entry)
-            if not self._seq_ids_of[entry.request_id]:
-                del self._seq_ids_of[entry.request_id]
+            self.forget_if_complete(entry.request_id)
             if not is_over:
                 _release([entry], complete=True)
             _release_grammar(entry)

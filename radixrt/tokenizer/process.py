@@ -12,16 +12,17 @@ import math
 import os
 import random
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
-from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Outbox
+from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.supervision import supervise
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
 from radixrt.messages.calls import SchedulerCall, StatsCall
@@ -58,6 +59,7 @@ from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.vocabulary import MOST_THREADS, Vocabulary
 
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +111,7 @@ class TokenizerProcess:
     async def run(self) -> None:
         """Serve until cancelled. The engine's first message is its :class:`EngineInfo`."""
         beating = asyncio.create_task(self._beat())  # the first engine may join much later
+        supervise(beating, "The heartbeat")
         learning = asyncio.create_task(asyncio.to_thread(self._vocabulary.learn_token_bytes))
         serving = asyncio.create_task(self._schedulers.serve(self._absorb, self._lose))
         getting_ready = asyncio.create_task(self._schedulers.info())
@@ -173,7 +176,7 @@ class TokenizerProcess:
 
     async def _beat(self) -> None:
         """Give signs of life as long as the event loop turns and no text keeps a thread for too long."""
-        limit_s = self._config.step_timeout or math.inf
+        limit_s = work_limit_s(self._config.step_timeout)
         while True:
             self._heartbeat.promise(limit_s - self._queue.seconds_at_work())
             await asyncio.sleep(LONGEST_WAIT_S)
@@ -222,7 +225,7 @@ class TokenizerProcess:
                 encoded, encode_s = await _timed(encoding)
             else:
                 compiling = self._constraints.compile(request.constraint)
-                (encoded, encode_s), (compiled, grammar_s) = await asyncio.gather(
+                (encoded, encode_s), (compiled, grammar_s) = await _both(
                     _timed(encoding), _timed(compiling)
                 )
             await self._schedulers.available()
@@ -343,6 +346,7 @@ class TokenizerProcess:
             self._in_flight.begin(sequence, answer, scheduler, checked, grammar_to_send)
             record.seq_ids.append(sequence.seq_id)
         self._explainer.records.add(record)
+        self._in_flight.forget_if_complete(request.request_id)
 
     def _resume(
         self,
@@ -419,6 +423,18 @@ class TokenizerProcess:
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")
+
+
+async def _both(
+    one: Coroutine[Any, Any, Result], other: Coroutine[Any, Any, Other]
+) -> tuple[Result, Other]:
+    """The results of both. The first that fails cancels the other."""
+    tasks = asyncio.create_task(one), asyncio.create_task(other)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _timed(work: Awaitable[Result]) -> tuple[Result, float]:

@@ -13,8 +13,8 @@ from radixrt.base.channels import Channels
 from radixrt.base.child import take_replica_share
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Inbox, Outbox
+from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
@@ -39,9 +39,8 @@ class WorkerProcess:
         )
         self._outbox = Outbox(channels.address("worker", "scheduler"))
         self._answers = rank == 0
-        name = "worker" if rank == 0 else f"worker{rank}"
-        self._heartbeat = Heartbeat(channels.heartbeat_file(name))
-        self._step_timeout_s = config.step_timeout
+        self._heartbeat = Heartbeat(channels.heartbeat_file("worker", rank))
+        self._step_timeout_s = work_limit_s(config.step_timeout)
         place = pick_device(config.device, rank + (channels.replica or 0) * config.tp)
         config = replica_share(config, place)
         tp = join_ranks(channels.folder, rank, config.tp, place)

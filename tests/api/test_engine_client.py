@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from radixrt.base.channels import Channels
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, Outbox
+from radixrt.base.sampling_params import SamplingParams
 from radixrt.client import leases
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.leases import HeldLeases
@@ -20,10 +21,23 @@ from radixrt.messages.calls import FlushCacheCall, PinCall, ReleaseCacheCall, To
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToTokenizerFromApi
 from radixrt.messages.replies import CallReply, LeaseGranted, Tokenized
-from radixrt.messages.requests import GenerateRequest, RequestOptions, TextPrompt, TokenPrompt
+from radixrt.messages.requests import (
+    AbortRequest,
+    ChatPrompt,
+    GenerateRequest,
+    Prompt,
+    RequestOptions,
+    TextPrompt,
+    TokenPrompt,
+)
 from tests.fake_scheduler import engine_info
 
 PROMPT = TextPrompt("to pin")
+
+
+def a_request(prompt: Prompt) -> GenerateRequest:
+    options = RequestOptions(sampling=SamplingParams(temperature=0.0))
+    return GenerateRequest(request_id="r", prompt=prompt, stream=True, options=options)
 
 
 class Engines:
@@ -166,6 +180,74 @@ async def test_a_call_that_was_asked_at_two_deaths_fails(engines: Engines) -> No
         await asking
     assert failed.value.status == 503 and failed.value.retry_after_s
     assert await engines.is_silent()
+
+
+@with_engines
+async def test_what_cannot_be_sent_to_the_next_engine_fails_alone(engines: Engines) -> None:
+    """The client receives on, and others are answered."""
+    engines.die()
+    chat = ChatPrompt(messages=[], template_kwargs={"x": 10**30})
+    hopeless = [
+        asyncio.create_task(engines.client.tokenize(chat)),
+        asyncio.create_task(engines.client.tokenize(TextPrompt("a\ud800b"))),
+        asyncio.create_task(anext(engines.client.generate(a_request(chat)))),  # type: ignore[arg-type]
+    ]
+    asking = asyncio.create_task(engines.client.flush_cache())
+    assert await engines.is_silent()
+    await engines.restart()
+    for task in hopeless:
+        with pytest.raises(RequestError, match=r"can't be sent|lone surrogate") as failed:
+            await asyncio.wait_for(task, 5)
+        assert failed.value.status == 400
+    call = await engines.next(FlushCacheCall)
+    engines.reply(CallReply(call_id=call.call_id, value=3))
+    assert await asyncio.wait_for(asking, 5) == 3
+
+
+@pytest.mark.parametrize("is_api", [True, False])
+def test_a_client_that_can_receive_no_more_says_so(is_api: bool) -> None:
+    """The api process ends then; a program with an engine gets the error for all that it asks."""
+    failures: list[str] = []
+
+    async def scene() -> None:
+        channels = Channels(Channels.make_run_dir())
+        client = EngineClient(channels, on_failure=failures.append if is_api else None)
+        client._dispatch = lambda message: {}[message]  # type: ignore[method-assign]
+        getting_ready = asyncio.create_task(client.ready())
+        to_client = Outbox(channels.address("tokenizer", "api"))
+        to_client.send(engine_info())
+        try:
+            await asyncio.wait([getting_ready, client._receiving], return_when="FIRST_COMPLETED")
+            await asyncio.sleep(0)
+            assert bool(failures) == is_api
+            if not is_api:
+                with pytest.raises(EngineDiedError, match="receiving of the engine's messages"):
+                    await asyncio.wait_for(client.flush_cache(), 5)
+        finally:
+            getting_ready.cancel()
+            client.close()
+            to_client.close()
+            shutil.rmtree(channels.run_dir)
+
+    asyncio.run(scene())
+
+
+@with_engines
+async def test_an_abort_while_an_answer_is_taken_over_ends_it_where_it_is(engines: Engines) -> None:
+    answer = engines.client.generate(a_request(PROMPT))
+    reading = asyncio.create_task(anext(answer))  # type: ignore[arg-type]
+    request = await engines.next(GenerateRequest)
+    begun = AnswerChunk(request_id=request.request_id, index=0, text="a", token_ids=pack_ids([5]))
+    engines.reply(AnswerBatch([begun]))
+    assert (await reading).text == "a"
+    engines.die()
+    await engines.restart()
+    again = await engines.next(GenerateRequest)
+    engines.client.abort("r")
+    await engines.next(AbortRequest)  # while the prompt is encoded
+    error = RequestError("The request was aborted before it began.", code="request_aborted")
+    engines.reply(RequestFailed.of(error, again.request_id))
+    assert [chunk.finish_reason async for chunk in answer] == ["abort"]
 
 
 @with_engines

@@ -17,8 +17,8 @@ from radixrt import __version__
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.heartbeat import Heartbeat, is_well
 from radixrt.base.ipc import Poller
+from radixrt.base.liveness.heartbeat import Heartbeat, is_well
 from radixrt.joining import engine_end, ingress_end
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import SAMPLE_BYTES, model_fingerprint

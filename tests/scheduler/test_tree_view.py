@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from radixrt.messages.cache_tree import CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.replies import CallReply
 from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_sums
 from radixrt.scheduler.radix import view as tree_view
@@ -262,3 +263,26 @@ def test_a_wrong_sum_is_found() -> None:
     next(iter(root.children.values())).pages_below += 1
     with pytest.raises(InvariantError):
         check_sums(root)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_call_that_fails_ends_alone(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler goes on, and other calls are answered."""
+    replies: list[CallReply] = []
+    model = EngineModel(limits(num_pages=200))
+    model.add([1] * 12, max_tokens=0)
+    model.run()
+    calls = CacheCalls(model.scheduler, replies.append)
+    with monkeypatch.context() as broken:
+        broken.setattr(tree_view.TreeView, "__init__" if at_once else "slices", lambda *_: {}[1])
+        if not at_once:
+            broken.setattr(tree_view.TreeView, "slices", lambda _: (1 / n for n in range(2)))
+        calls.take(CacheTreeCall(call_id=1))
+        calls.work()
+        calls.work()
+    calls.take(CacheTreeCall(call_id=2))
+    while calls.is_working:
+        calls.work()
+    failed, whole = replies
+    assert failed.error is not None and failed.error.status == 500 and failed.call_id == 1
+    assert whole.error is None and whole.value.total_nodes == 1

@@ -1,5 +1,6 @@
 """The supervisor's look at the heartbeats of an engine."""
 
+import queue
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
-from radixrt.base.heartbeat import Heartbeat
+from radixrt.base.liveness.activity import Activity
+from radixrt.base.liveness.heartbeat import MISSED_S, Heartbeat, is_well
 from radixrt.supervisor import launch
 from radixrt.supervisor.supervisor import (
     START_PATIENCE,
@@ -23,9 +25,18 @@ from radixrt.supervisor.supervisor import (
     _environment,
     _Replica,
 )
+from radixrt.supervisor.watch import LOOK_S, SILENCE_S, Clock, Watch
 
 NOW = time.monotonic()
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+def child_of(
+    name: str, process: subprocess.Popen, file: Path, replica: int | None = None
+) -> _Child:
+    heartbeat = Heartbeat(file)
+    watch = Watch(heartbeat, Activity(process.pid), finds_stopped=True)
+    return _Child(name, process, heartbeat, watch, replica)
 
 
 @pytest.fixture
@@ -33,9 +44,7 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_
     """Two processes that say nothing. Their supervisor's clock stands still."""
     clock = SimpleNamespace(monotonic=lambda: NOW, sleep=time.sleep)
     monkeypatch.setattr("radixrt.supervisor.supervisor.time", clock)
-    made = [
-        _Child(name, subprocess.Popen(SLEEP), Heartbeat(tmp_path / name)) for name in ("a", "b")
-    ]
+    made = [child_of(name, subprocess.Popen(SLEEP), tmp_path / name) for name in ("a", "b")]
     yield made
     for child in made:
         child.process.kill()
@@ -46,6 +55,8 @@ def supervisor(engine: list[_Child], age_s: float, step_timeout: float = 4.0) ->
     made = object.__new__(Supervisor)
     made._config = ServerConfig(step_timeout=step_timeout)
     made._engine, made._replicas, made._start_limit_s = engine, [], None
+    made._ending, made._api, made._clock = [], None, Clock()
+    made._tokenizer_at = float("inf")
     set_age(engine, age_s)
     return made
 
@@ -89,7 +100,7 @@ def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_cou
     one = supervisor(children, age_s)
     one._max_deaths, one._deaths = 3, _Deaths(2)
     one.channels = SimpleNamespace(next_engine=lambda: None)  # type: ignore[assignment]
-    one._start_engine = lambda: None  # type: ignore[method-assign]
+    one._start_due = lambda: None  # type: ignore[method-assign]
     children[0].name = "scheduler"
     children[0].heartbeat.promise(1.0, done=tokens)
     children[1].process.kill()
@@ -111,8 +122,9 @@ def test_an_engine_ends_when_the_ingress_has_drained_all_its_replicas(
     one._config, one._max_deaths, one._api = ServerConfig(dp=2, join=join), 3, None
     one.channels = Channels(tmp_path)
     one._replicas = [_Replica(one.channels.of_replica(number, 0)) for number in range(2)]
+    one._ending, one._tokenizer_at = [], float("inf")
     one._engine = [
-        _Child("scheduler", subprocess.Popen(["true"]), Heartbeat(tmp_path / str(n)), replica=n)
+        child_of("scheduler", subprocess.Popen(["true"]), tmp_path / str(n), replica=n)
         for n in range(2)
     ]
     deaths = iter([*one._engine, None])
@@ -137,6 +149,120 @@ def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> Non
     one._start_limit_s = 20.0
     one._look_at_heartbeats()
     assert not any(child.hung for child in children)
+
+
+class Scene:
+    """A process that beats, and the watch over it. The times are the test's."""
+
+    def __init__(self, folder: Path, finds_stopped: bool = True) -> None:
+        self.heartbeat = Heartbeat(folder / "scene")
+        self.is_at_work = False
+        activity = SimpleNamespace(is_seen=lambda: self.is_at_work)
+        self.watch = Watch(self.heartbeat, activity, finds_stopped)  # type: ignore[arg-type]
+        self.clock, self.at = Clock(), 1000.0
+
+    def look(self, seconds: float, beats: bool) -> str:
+        """What the last of the looks in these seconds finds."""
+        found = ""
+        for _ in range(round(seconds / LOOK_S)):
+            found = self.look_after(LOOK_S, beats)
+        return found
+
+    def look_after(self, seconds: float, beats: bool) -> str:
+        self.at += seconds
+        if beats:
+            self.heartbeat._beat_at[0] = self.at
+        self.clock.look(self.at)
+        return self.watch.look(self.clock, self.at)
+
+    def promise(self, within_s: float) -> None:
+        self.heartbeat._due_at[0] = self.at + within_s
+
+
+def test_a_stopped_process_is_found_long_before_its_promise_is_broken(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.promise(30.0)
+    assert not scene.look(10.0, beats=True)
+    assert not scene.look(SILENCE_S, beats=False)
+    assert "no sign of life" in scene.look(1.0, beats=False)
+
+
+def test_a_process_that_works_or_gets_no_time_of_the_cpu_is_not_taken_for_stopped(
+    tmp_path: Path,
+) -> None:
+    """A library may keep Python's lock, so that no thread beats."""
+    scene = Scene(tmp_path)
+    scene.promise(30.0)
+    scene.is_at_work = True
+    assert not scene.look(29.0, beats=False)
+    assert "--step-timeout" in scene.look(2.0, beats=False)
+
+
+def test_a_step_that_takes_its_time_is_no_hang_while_the_process_beats(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.promise(30.0)
+    assert not scene.look(29.5, beats=True)
+    assert "--step-timeout" in scene.look(1.0, beats=True)
+
+
+def test_with_a_step_timeout_that_was_given_only_that_counts(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, finds_stopped=False)
+    scene.promise(60.0)
+    scene.look(1.0, beats=True)
+    assert not scene.look(58.0, beats=False)
+    assert "--step-timeout" in scene.look(2.0, beats=False)
+
+
+def test_a_process_that_still_starts_may_be_silent(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.look(1.0, beats=True)
+    assert not scene.look(100.0, beats=False)
+
+
+def test_nobody_is_late_after_the_whole_machine_stood_still(tmp_path: Path) -> None:
+    """The supervisor may look before the others run again."""
+    scene = Scene(tmp_path)
+    scene.promise(5.0)
+    scene.look(1.0, beats=True)
+    assert not scene.look_after(3600.0, beats=False)
+    assert not scene.look(2.0, beats=False)
+    assert scene.look(3.0, beats=False)
+
+
+def test_a_process_that_does_not_end_delays_no_look_at_the_others(
+    tmp_path: Path, children: list[_Child]
+) -> None:
+    """It is killed in the end, and only then another one takes its place."""
+    one = supervisor(children, age_s=5.0)
+    one._max_deaths, one._deaths, one._stopping = 3, _Deaths(), False
+    one._ended = queue.SimpleQueue()
+    one.channels = Channels(tmp_path)
+    one.channels.folder.mkdir()
+    started: list[str] = []
+
+    def start(module: str, *arguments: object, **options: object) -> _Child:
+        started.append(module)
+        return child_of(module, subprocess.Popen(SLEEP), tmp_path / f"new-{module}")
+
+    one._start = start  # type: ignore[method-assign, assignment]
+    one._replicas = [_Replica(one.channels.of_replica(0, 0))]
+    stopped, dead = children
+    stopped.process.send_signal(signal.SIGSTOP)
+    dead.process.kill()
+    dead.process.wait()
+    begin = time.perf_counter()
+    one._replace_engine(dead)
+    one._start_due()
+    assert time.perf_counter() - begin < 2.0 and one._ending == [stopped] and not started
+    assert stopped.kill_at is not None
+    stopped.kill_at = NOW - 1.0  # its time is over
+    one._look_at_heartbeats()
+    assert stopped.process.wait(10) == -signal.SIGKILL
+    one._start_due()
+    assert started == ["worker", "scheduler", "tokenizer"]
+    for child in one._engine:
+        child.process.kill()
+        child.process.wait()
 
 
 @pytest.mark.usefixtures("sigint")
@@ -192,7 +318,7 @@ def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "busy")
     heartbeat.promise(1000)
     promising = (
-        "import sys, pathlib, radixrt.base.heartbeat as h\n"
+        "import sys, pathlib, radixrt.base.liveness.heartbeat as h\n"
         "heartbeat = h.Heartbeat(pathlib.Path(sys.argv[1]))\n"
         "for _ in range(2_000_000): heartbeat.promise(1000, done=1)"
     )
@@ -202,3 +328,19 @@ def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:
                 assert heartbeat.has_begun and not heartbeat.is_overdue()
     assert heartbeat.done == 2_000_000
     heartbeat.close()
+
+
+def test_a_process_without_beats_is_not_ready(tmp_path: Path) -> None:
+    channels = Channels(tmp_path)
+    channels.folder.mkdir()
+    heartbeat = Heartbeat(channels.heartbeat_file("worker"))
+    heartbeat.promise(30.0)
+    assert is_well(channels)  # an engine on another machine has no such thread
+    heartbeat._beat_at[0] = time.monotonic()
+    assert is_well(channels)
+    heartbeat._beat_at[0] -= MISSED_S + 0.1
+    assert not is_well(channels)
+    heartbeat.keep_beating()
+    deadline = time.monotonic() + 5
+    while not is_well(channels):
+        assert time.monotonic() < deadline

@@ -11,20 +11,28 @@ from typing import Any
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import AsyncInbox, Outbox
+from radixrt.base.liveness.heartbeat import Heartbeat
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.constrained.compiler.pool import CompilePool
+from radixrt.constrained.constraint import AnyJson
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
-from radixrt.messages.requests import GenerateRequest, RequestOptions, TextPrompt, TokenPrompt
+from radixrt.messages.requests import (
+    GenerateRequest,
+    PartialAnswer,
+    RequestOptions,
+    TextPrompt,
+    TokenPrompt,
+)
 from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceRequest,
@@ -481,5 +489,50 @@ def test_what_later_requests_need_is_loaded_once_there_are_none(
         while len(prepared) < 2:
             await asyncio.sleep(0.02)
         assert prepared == ["chats", "tokenizer"]
+
+    play(vocabulary, scene)
+
+
+def test_answers_that_were_complete_at_a_takeover_leave_nothing(vocabulary: Vocabulary) -> None:
+    """The client has not read them all yet, and hands them to the next engine."""
+
+    async def scene(stage: Stage) -> None:
+        complete = PartialAnswer(pack_ids([60]), is_complete=True)
+        stage.client._send(replace(request(), resumed=[complete]))
+        await stage.all_read()
+        while stage.process._in_flight.any:
+            await asyncio.sleep(0.01)
+
+    play(vocabulary, scene)
+
+
+def test_a_prompt_that_fails_ends_the_compiling_of_its_grammar(vocabulary: Vocabulary) -> None:
+    async def scene(stage: Stage) -> None:
+        is_compiling, has_ended = asyncio.Event(), asyncio.Event()
+
+        async def compile_slowly(constraint: object) -> None:
+            is_compiling.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                has_ended.set()
+
+        stage.process._constraints.compile = compile_slowly  # type: ignore[method-assign, assignment]
+        endless = TokenPrompt(pack_ids([5] * 100_000))
+        with pytest.raises(RequestError):
+            await collect(stage, replace(request(), prompt=endless, constraint=AnyJson()))
+        await asyncio.wait_for(has_ended.wait(), 1)
+        assert is_compiling.is_set()
+
+    play(vocabulary, scene)
+
+
+def test_a_call_whose_reply_cannot_be_sent_gets_an_error(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        monkeypatch.setattr(vocabulary, "decode", lambda *_: "\ud800")
+        with pytest.raises(RequestError, match="log says more"):
+            await stage.client.detokenize([5])
 
     play(vocabulary, scene)

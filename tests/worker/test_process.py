@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from radixrt.base.channels import Channels
-from radixrt.base.heartbeat import Heartbeat
 from radixrt.base.ipc import Inbox, Outbox
+from radixrt.base.liveness.heartbeat import Heartbeat
 from radixrt.messages.grammars import DropGrammar
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToSchedulerFromWorker

@@ -12,6 +12,7 @@ import socket
 import sys
 from typing import BinaryIO
 
+from radixrt.base.liveness.supervision import supervise
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.json_schema import position
 
@@ -97,6 +98,7 @@ class Zygote:
             await zygote.kill()
             raise HelperCannotStart(getattr(reply, "reason", repr(reply)))
         zygote._listener = asyncio.create_task(zygote._listen(reader, writer))
+        supervise(zygote._listener, "The receiving from the compiler helpers", may_return=True)
         return zygote
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from radixrt.base.errors import RequestError
+from radixrt.base.liveness.supervision import supervise
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
@@ -78,6 +79,8 @@ class CompilePool:
             asyncio.create_task(self._keep(for_quick_ones=index == 0))
             for index in range(self.config.num_helpers)
         ]
+        for keeper in self._keepers:
+            supervise(keeper, "The keeper of a compiler helper", may_return=True)
 
     def load_tokenizer(self) -> None:
         """Load ahead what regular expressions and choices need, which takes a second with large vocabularies."""

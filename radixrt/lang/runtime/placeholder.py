@@ -2,15 +2,19 @@
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from radixrt.base.liveness.supervision import run_loop, start_thread
 from radixrt.lang.backends.protocol import PartialValue
 from radixrt.lang.errors import Cancelled, LangError
 from radixrt.lang.tracing.records import CallRecord
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -28,9 +32,7 @@ class BackgroundLoop:
             if self._loop is None or self._process_id != os.getpid():
                 self._loop = asyncio.new_event_loop()
                 self._process_id = os.getpid()
-                threading.Thread(
-                    target=self._loop.run_forever, daemon=True, name="radixrt-lang"
-                ).start()
+                start_thread(run_loop, self._loop, name="radixrt-lang", on_failure=log.error)
             return self._loop
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":

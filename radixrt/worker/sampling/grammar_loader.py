@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from radixrt.base.errors import RadixrtError
+from radixrt.base.liveness.supervision import supervise
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
@@ -51,7 +52,8 @@ class GrammarLoader:
         """Begin to load a grammar, or drop one."""
         match message:
             case LoadGrammar():
-                self._threads.submit(self._load, message.grammar)
+                loading = self._threads.submit(self._load, message.grammar)
+                supervise(loading, "The loading of a grammar", may_return=True)
             case DropGrammar():  # comes when every rank has answered the load
                 self._loaded.pop(message.key, None)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from radixrt.base.liveness.supervision import start_thread
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
@@ -138,7 +139,7 @@ class MaskFiller:
                 self._idle.pop().release()
             elif self.num_threads < _MOST_THREADS:
                 self.num_threads += 1
-                threading.Thread(target=self._fill, name="fill-mask", daemon=True).start()
+                start_thread(self._fill, name="fill-mask")
             else:
                 return
             self._waking += 1

@@ -1,7 +1,8 @@
-"""Heartbeats of the engine's processes, by which the supervisor finds a process that hangs.
+"""Heartbeats of the server's processes, by which the supervisor finds a process that hangs.
 
-Before each piece of work a process writes the latest time of its next heartbeat. The time is in a file of the run
-directory that both sides map into memory, so a heartbeat needs no message and no system call.
+A process promises something before each piece of work: the latest time of its next promise. Beside this a thread writes the time,
+four times a second, whatever the process works on: a process that was stopped is found long before its promise is broken. Both are
+in a file of the run directory that both sides map into memory, so they need no message and no system call.
 """
 
 import math
@@ -10,18 +11,37 @@ import time
 from pathlib import Path
 
 from radixrt.base.channels import Channels
+from radixrt.base.liveness.supervision import start_thread
+
+WORK_LIMIT_S = 30.0
+"""Limit of a piece of work, if ``--step-timeout`` sets none."""
 
 PATIENCE = 20
 """Limit of the duration of a piece of work, in multiples of the longest before it."""
 
-_RECORD_BYTES = 16
-"""Time of ``time.monotonic()``, which all processes of a machine share; counted work."""
+BEAT_S = 0.25
+"""Between two beats."""
+
+MISSED_S = 1.0
+"""Time without a beat after which a process is not ready."""
+
+_RECORD_BYTES = 24
+"""Times of ``time.monotonic()``, which all processes of a machine share, of the promise and of the last beat; counted work."""
+
+
+def work_limit_s(step_timeout: float | None) -> float:
+    """The limit of a piece of work, in seconds.
+
+    Args:
+        step_timeout: the setting; None: it is not set, 0: there is no limit.
+    """
+    return WORK_LIMIT_S if step_timeout is None else step_timeout or math.inf
 
 
 class Heartbeat:
     """One process's record, for the process that writes it and for those that read it.
 
-    Each of the two numbers is written and read by one instruction. ``struct`` clears a record and then writes it byte by byte: a reader
+    Each of the numbers is written and read by one instruction. ``struct`` clears a record and then writes it byte by byte: a reader
     in between sees a time long ago, and the supervisor would kill a process that works.
 
     >>> import tempfile
@@ -41,9 +61,19 @@ class Heartbeat:
                 file.truncate(_RECORD_BYTES)
             self._record = mmap.mmap(file.fileno(), _RECORD_BYTES)
         self._due_at = memoryview(self._record)[:8].cast("d")
-        self._total = memoryview(self._record)[8:].cast("Q")
+        self._total = memoryview(self._record)[8:16].cast("Q")
+        self._beat_at = memoryview(self._record)[16:].cast("d")
         self._done = 0
         self._longest_s = 0.0
+
+    def keep_beating(self) -> None:
+        """Beat from now on, in a thread."""
+        start_thread(self._beat, name="heartbeat")
+
+    def _beat(self) -> None:
+        while True:
+            self._beat_at[0] = time.monotonic()
+            time.sleep(BEAT_S)
 
     def promise(self, within_s: float, done: int = 0) -> None:
         """Say when the next promise comes at the latest.
@@ -64,11 +94,10 @@ class Heartbeat:
         """Promise to be back from a piece of work within ``at_least_s`` or, if that is more, 20 times the longest so far.
 
         Args:
-            at_least_s: 0: promise nothing.
+            at_least_s: infinity: promise nothing.
             already_s: time for which other work has run in a thread; it has the same limit.
         """
-        limit_s = max(at_least_s, PATIENCE * self._longest_s) if at_least_s else math.inf
-        self.promise(limit_s - already_s)
+        self.promise(max(at_least_s, PATIENCE * self._longest_s) - already_s)
 
     def worked(self, seconds: float) -> None:
         """A piece of work took this long."""
@@ -76,7 +105,21 @@ class Heartbeat:
 
     def is_overdue(self) -> bool:
         """The process has promised something and has not kept it."""
-        return 0.0 < self._due_at[0] < time.monotonic()
+        return 0.0 < self.due_at < time.monotonic()
+
+    def is_missed(self) -> bool:
+        """The process beats, and has not done so for a while."""
+        return 0.0 < self.beat_at < time.monotonic() - MISSED_S
+
+    @property
+    def due_at(self) -> float:
+        """Latest time of the next promise; 0: nothing was promised yet."""
+        return self._due_at[0]
+
+    @property
+    def beat_at(self) -> float:
+        """Time of the last beat; 0: there was none."""
+        return self._beat_at[0]
 
     @property
     def has_begun(self) -> bool:
@@ -87,6 +130,7 @@ class Heartbeat:
         """Close the file; the record can't be read any more."""
         self._due_at.release()
         self._total.release()
+        self._beat_at.release()
         self._record.close()
 
     @property
@@ -96,9 +140,11 @@ class Heartbeat:
 
 
 def is_well(channels: Channels) -> bool:
-    """The processes of an engine, or of a replica, are there, and none of them hangs."""
+    """The processes of an engine, or of a replica, are there, and none of them hangs or misses its beats."""
     try:
         records = [Heartbeat(file) for file in channels.heartbeat_files()]
     except FileNotFoundError:  # the supervisor has just removed the files of a dead one
         return False
-    return bool(records) and not any(record.is_overdue() for record in records)
+    return bool(records) and not any(
+        record.is_overdue() or record.is_missed() for record in records
+    )

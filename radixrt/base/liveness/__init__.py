@@ -1,0 +1,1 @@
+"""Notices a process that hangs, and a part of one that has ended."""

@@ -1,0 +1,65 @@
+"""Decides from its heartbeat, and from what the system tells about it, whether a process hangs."""
+
+from dataclasses import dataclass, field
+
+from radixrt.base.liveness.activity import Activity
+from radixrt.base.liveness.heartbeat import Heartbeat
+
+LOOK_S = 0.5
+"""Between two looks at the heartbeats."""
+
+SILENCE_S = 3.0
+"""Time without a beat, and without a thread at work, after which a process counts as stopped."""
+
+
+@dataclass
+class Clock:
+    """Tells the time in which this process could look. While the whole machine stands still or is suspended, nobody is late."""
+
+    now_s: float = 0.0
+    _looked_at: float | None = None
+
+    def look(self, at: float) -> None:
+        """
+        Args:
+            at: time of ``time.monotonic()``.
+        """
+        since_s = 0.0 if self._looked_at is None else at - self._looked_at
+        self.now_s += min(since_s, 2 * LOOK_S)
+        self._looked_at = at
+
+
+@dataclass
+class Watch:
+    """Watches one process.
+
+    Args:
+        finds_stopped: a process without a beat is killed, although it may not be late with its promise.
+    """
+
+    heartbeat: Heartbeat
+    activity: Activity
+    finds_stopped: bool
+    _promise: float = 0.0
+    _late_at: float = field(default=float("inf"))
+    """Time of the clock at which the promise is broken."""
+    _beat: float = 0.0
+    _silent_since: float = 0.0
+
+    def look(self, clock: Clock, at: float) -> str:
+        """How it hangs, as the rest of a sentence; "": it does not.
+
+        Args:
+            at: time of ``time.monotonic()``.
+        """
+        if (promise := self.heartbeat.due_at) != self._promise:
+            self._promise, self._late_at = promise, clock.now_s + promise - at
+        if (beat := self.heartbeat.beat_at) != self._beat or self.activity.is_seen():
+            self._beat, self._silent_since = beat, clock.now_s
+        if not promise:
+            return ""  # it still starts
+        if clock.now_s > self._late_at:
+            return "hung for longer than --step-timeout allows"
+        if self.finds_stopped and beat and clock.now_s - self._silent_since > SILENCE_S:
+            return f"gave no sign of life for {SILENCE_S:g} s"
+        return ""
