@@ -14,7 +14,8 @@ SILENCE_S = 3.0
 
 @dataclass
 class Clock:
-    """Tells the time in which this process could look. While the whole machine stands still or is suspended, nobody is late."""
+    """Tells the time in which this process could look: nobody is late after the whole machine stood
+    still."""
 
     now_s: float = 0.0
     _looked_at: float | None = None

@@ -15,9 +15,11 @@ class Activity:
     _cpu_ticks: int = -1
 
     def is_seen(self) -> bool:
-        """A thread is at work, or one was since the last look. On systems without ``/proc``, and of a process that is gone, always true.
+        """A thread is at work, or one was since the last look. Always true on systems without
+        ``/proc``, and of a process that is gone.
 
-        A process that a busy machine gives no time is at work by this. One that was stopped, or waits for itself, is not.
+        A process that a busy machine gives no time is at work by this. One that was stopped, or
+        waits for itself, is not.
         """
         before = self._cpu_ticks
         try:
@@ -32,5 +34,5 @@ class Activity:
 
 
 def _fields(stat: Path) -> list[bytes]:
-    """The fields of proc_pid_stat(5) from the state on. The name before them may contain anything."""
+    """The fields of proc_pid_stat(5) from the state on. The name before may contain anything."""
     return stat.read_bytes().rpartition(b")")[2].split()

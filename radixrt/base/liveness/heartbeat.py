@@ -1,8 +1,9 @@
 """Heartbeats of the server's processes, by which the supervisor finds a process that hangs.
 
-A process promises something before each piece of work: the latest time of its next promise. Beside this a thread writes the time,
-four times a second, whatever the process works on: a process that was stopped is found long before its promise is broken. Both are
-in a file of the run directory that both sides map into memory, so they need no message and no system call.
+A process promises something before each piece of work: the latest time of its next promise. Beside
+this a thread writes the time, four times a second, whatever the process works on: a process that was
+stopped is found long before its promise is broken. Both are in a file of the run directory that both
+sides map into memory, so they need no message and no system call.
 """
 
 import math
@@ -26,7 +27,8 @@ MISSED_S = 1.0
 """Time without a beat after which a process is not ready."""
 
 _RECORD_BYTES = 24
-"""Times of ``time.monotonic()``, which all processes of a machine share, of the promise and of the last beat; counted work."""
+"""Times of ``time.monotonic()``, which all processes of a machine share, of the promise and of the
+last beat; counted work."""
 
 
 def work_limit_s(step_timeout: float | None) -> float:

@@ -1,7 +1,8 @@
-"""Supervises tasks and threads on which a whole process depends: when one ends by an error, the process ends and logs the reason.
+"""Supervises tasks and threads on which a whole process depends: when one ends by an error, the
+process ends and logs the reason.
 
-Otherwise nobody sees such an error: a process whose receiving task has ended is alive and deaf. One that ends is started again, and its
-requests go on.
+Otherwise nobody sees such an error: a process whose receiving task has ended is alive and deaf. One
+that ends is started again, and its requests go on.
 """
 
 import logging
@@ -37,7 +38,8 @@ def supervise(
     *,
     may_return: bool = False,
 ) -> None:
-    """Let the end of a task, or of work in a pool of threads, be the end of the process, unless the task is cancelled.
+    """Let the end of a task, or of work in a pool of threads, be the end of the process, unless
+    somebody cancels the task.
 
     Args:
         what: the work, as the subject of a sentence.
