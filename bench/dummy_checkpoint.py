@@ -1,10 +1,11 @@
-"""Writes a checkpoint folder without weights, for measurements where the text does not matter: ``python -m bench.dummy_checkpoint DIR``."""
+"""Writes a checkpoint folder, without weights or with random ones, for measurements where the text does not matter: ``python -m bench.dummy_checkpoint DIR``."""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -35,7 +36,6 @@ def write_dummy_checkpoint(
     knows bytes only; its last token ends an answer.
     """
     tokenizer = tokenizer or byte_tokenizer()
-    folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -63,6 +63,12 @@ def write_dummy_checkpoint(
             "moe_intermediate_size": hidden_size // 2,
             "norm_topk_prob": True,
         }
+    return write_folder(folder, config, tokenizer)
+
+
+def write_folder(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> Path:
+    """Write a checkpoint's config, a tokenizer whose end token is END, and a chat template."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
@@ -72,6 +78,52 @@ def write_dummy_checkpoint(
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def write_random_weights(folder: Path, seed: int = 0) -> Path:
+    """Write seeded random weights in bfloat16 for the Llama in ``folder``, unless they are there: other engines make up none.
+
+    Matrices keep activations near unit scale; norms are 1.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    weights = folder / "model.safetensors"
+    if weights.is_file():
+        return folder
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.ones(shape, dtype=torch.bfloat16)
+        if len(shape) == 1
+        else (torch.randn(shape, generator=generator) * shape[-1] ** -0.5).bfloat16()
+        for name, shape in _shapes(json.loads((folder / "config.json").read_text()))
+    }
+    unfinished = weights.with_suffix(".part")
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.rename(weights)
+    return folder
+
+
+def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of the tensors of a Llama whose LM head is its embedding."""
+    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    queries, keys = (
+        config[f"num_{heads}"] * config["head_dim"]
+        for heads in ("attention_heads", "key_value_heads")
+    )
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.self_attn.q_proj.weight", (queries, hidden)
+        yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
+        yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
+        yield f"{prefix}.mlp.gate_proj.weight", (mlp, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (mlp, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, mlp)
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
 
 
 def add_shape(parser: argparse.ArgumentParser, **defaults: int) -> None:

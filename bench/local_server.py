@@ -47,7 +47,8 @@ def serving(model_path: str, *flags: str) -> Iterator[tuple[str, "subprocess.Pop
     ]
     url = f"http://127.0.0.1:{port}"
     with children.running(command, stdout=subprocess.DEVNULL) as process:
-        _wait_until_alive(url, process)
+        if not comes_alive(f"{url}/health", process, START_TIMEOUT_S):
+            raise ConfigError("The server for the measurement did not start.")
         yield url, process
 
 
@@ -96,11 +97,11 @@ class CpuClock:
         }
 
 
-def _wait_until_alive(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def comes_alive(url: str, process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
+    """Wait until a GET of ``url`` is answered; false: the process has ended, or the time is over."""
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{url}/health").close()
-            return
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+            return True
         time.sleep(0.05)
-    raise ConfigError("The server for the measurement did not start.")
+    return False

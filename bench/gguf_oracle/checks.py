@@ -12,13 +12,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.gguf_oracle.llama_cpp import MAX_DROP, LlamaCpp, Server
-from bench.quantization import harness, logits
 from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
+from tests.models.harness import Harness
 from tests.models.harness import Sequence as Cached
 
+PAGE_SIZE = 16
+"""Tokens of a page of the KV cache."""
 PART = 10
 """Pages of which llama.cpp writes its log-probabilities at a time: 1.3 GB with a vocabulary of 262,144 tokens."""
 
@@ -119,6 +121,19 @@ class Page(NamedTuple):
 def served(folder: Path) -> CausalLM:
     """The model with the kernels and the dtype that a server would choose."""
     return load_model(folder, kernels=layer_kernels(torch.device("cpu")))
+
+
+def harness(
+    model: CausalLM, sequences: int, length: int, kv_dtype: torch.dtype | None = None
+) -> Harness:
+    """Runs the model on sequences of at most ``length`` tokens, without an engine."""
+    pages = sequences * (length // PAGE_SIZE + 1)
+    return Harness(model, PAGE_SIZE, num_pages=pages, kv_dtype=kv_dtype)
+
+
+def logits(model: CausalLM, text: list[int], kv_dtype: torch.dtype | None = None) -> Tensor:
+    """The logits behind each token of a text."""
+    return harness(model, 1, len(text), kv_dtype).step([(Cached(), text)])[0]
 
 
 def compare_tokens(server: Server, folder: Path, texts: Sequence[str]) -> Tokens:

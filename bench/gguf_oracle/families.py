@@ -18,10 +18,9 @@ from tokenizers import (  # fmt: skip
     trainers,
 )
 
-from bench.gguf_oracle.checks import Tokens, compare_tokens, served
+from bench.gguf_oracle.checks import Tokens, compare_tokens, logits, served
 from bench.gguf_oracle.llama_cpp import LlamaCpp
 from bench.peers_cpu.checkpoints import write_dequantized
-from bench.quantization import logits
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.loader import load_model
 from tests.checkpoints import make_checkpoint

@@ -4,12 +4,11 @@ Speed depends on a model's shape and not on its numbers, so measurements run on 
 (``--load-format dummy``), drawn on the device, and need neither network nor disk.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.byte_tokenizer import END
+from bench.dummy_checkpoint import write_folder
 from bench.gpu.tokenizer import synthetic_tokenizer
 
 _LLAMA_31_ROPE = {
@@ -86,12 +85,7 @@ class ModelShape:
 
     def write_checkpoint(self, folder: Path) -> Path:
         """config.json and a tokenizer in ``folder``, for ``--load-format dummy``."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.config(), indent=2))
-        synthetic_tokenizer(self.vocab_size).save(str(folder / "tokenizer.json"))
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-        return folder
+        return write_folder(folder, self.config(), synthetic_tokenizer(self.vocab_size))
 
     def tiny(self) -> "ModelShape":
         """The same architecture in a size that a CPU computes at once."""

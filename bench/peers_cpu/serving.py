@@ -4,13 +4,11 @@ import contextlib
 import os
 import re
 import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench import children
-from bench.local_server import free_port
+from bench.local_server import comes_alive, free_port
 from bench.peers_cpu.engines import Engine
 
 START_TIMEOUT_S = 600
@@ -55,7 +53,11 @@ def serving(engine: Engine, checkpoint: Path, model: Path, peers: Path, log: Pat
             env={**os.environ, **variables},
         ) as process,
     ):
-        _wait_until_alive(url, process, log)
+        if not comes_alive(f"{url}/models", process, START_TIMEOUT_S):
+            if process.poll() is None:
+                raise EngineFailedError(f"no answer within {START_TIMEOUT_S} s ({log})")
+            why = first_line_of_why(log.read_text(errors="replace"))
+            raise EngineFailedError(f"{why} (status {process.returncode}; {log})")
         yield url
 
 
@@ -67,17 +69,3 @@ def first_line_of_why(log_text: str) -> str:
             return found.group().strip()
     lines = log_text.strip().splitlines()
     return lines[-1].strip() if lines else "it said nothing"
-
-
-def _wait_until_alive(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            why = first_line_of_why(log.read_text(errors="replace"))
-            raise EngineFailedError(f"{why} (status {process.returncode}; {log})")
-        try:
-            with urllib.request.urlopen(f"{url}/models", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.05)
-    raise EngineFailedError(f"no answer within {START_TIMEOUT_S} s ({log})")

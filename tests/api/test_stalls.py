@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.stalls.bodies import ATTACKS
 from tests.api.conftest import RunningServer, StartServer
+from tests.api.hostile_bodies import ATTACKS
 from tests.fake_scheduler import engine_info
 
 LONGEST_MS = 250.0

@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from bench.ray_serve import LocalApp, local_app
 from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.deploy.ray_cluster import LocalApp, local_app
 from tests.server.test_replicas import LONGEST_PAUSE_S
 from tests.server.test_takeover import REQUESTS, Stream, is_alive, until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import radixrt.lang as rl
-from bench.lang_vs_client.code_lines import code_lines
+from tests.lang.code_lines import code_lines
 from tests.servers import Server
 
 FOLDER = Path(__file__).parents[2] / "examples" / "lang"

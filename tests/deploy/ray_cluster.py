@@ -1,25 +1,14 @@
-"""Time to first token of radixrt on Ray Serve, on a local cluster of two node processes, through Ray's proxy and without it.
+"""Serves radixrt by Ray on a local cluster of node processes, for as long as a test takes."""
 
-    make bench-ray
-    RAY_SERVE_ENABLE_HA_PROXY=0 RAY_SERVE_THROUGHPUT_OPTIMIZED=0 make bench-ray    # Ray's defaults
-
-The direct requests go to the ingress's own port, so the difference is that of Ray's proxy and of the ingress's. A *bare* application, a deployment that
-reads the request and streams a fixed answer, has the time that Ray itself takes.
-"""
-
-import argparse
 import contextlib
 import os
-import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import psutil
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
 
 from bench.local_server import free_port
 
@@ -39,7 +28,6 @@ class LocalApp:
     url: str
     direct_url: str
     """Of the ingress's api process."""
-    bare_url: str
 
     def engines(self) -> list[psutil.Process]:
         """The actors of the engines that live."""
@@ -100,65 +88,11 @@ def local_app(engines: int = 2, **settings: Any) -> Iterator[LocalApp]:
             min_engines=engines, max_engines=engines, ingress_cpus=0, settings=settings
         )
         handle = serve.run(app(arguments), name="radixrt", route_prefix="/")
-        bare = serve.deployment(max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})(Bare)
-        serve.run(bare.bind(), name="bare", route_prefix="/bare")
         direct = handle.direct_url.remote().result()
-        url = f"http://127.0.0.1:{port}"
-        made = LocalApp(url, direct, f"{url}/bare")
+        made = LocalApp(f"http://127.0.0.1:{port}", direct)
         made.wait_for_engines(engines)
         yield made
     finally:
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
-
-
-async def _events() -> AsyncIterator[bytes]:
-    for _ in range(4):
-        yield b'data: {"choices": [{"text": " the"}]}\n\n'
-
-
-class Bare:
-    """Reads the request and streams a fixed answer."""
-
-    async def __call__(self, request: Request) -> StreamingResponse:
-        await request.body()
-        return StreamingResponse(_events(), media_type="text/event-stream")
-
-
-def first_token_ms(client: httpx.Client, url: str, prompt: str) -> float:
-    """Milliseconds until the first event of a streamed answer."""
-    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "stream": True}
-    began = time.perf_counter()
-    with client.stream("POST", f"{url}/v1/completions", json=body) as response:
-        response.raise_for_status()
-        lines = response.iter_lines()
-        next(lines)
-        passed = time.perf_counter() - began
-        for _ in lines:  # the connection serves the next request
-            pass
-    return 1e3 * passed
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=200, help="on each way")
-    arguments = parser.parse_args()
-    with local_app() as served, httpx.Client(timeout=60) as client:
-        urls = (served.url, served.direct_url, served.bare_url)
-        times: dict[str, list[float]] = {url: [] for url in urls}
-        for number in range(arguments.requests + 10):
-            for url, measured in times.items():
-                measured.append(first_token_ms(client, url, f"Request {number}: the cat sat on"))
-        through, direct, bare = (sorted(measured[10:]) for measured in times.values())
-    print("| | median | p90 | p99 |\n|---|---|---|---|")
-    for name, values in (("through Ray", through), ("direct", direct), ("bare", bare)):
-        quantiles = statistics.quantiles(values, n=100)
-        print(f"| {name}, ms | {quantiles[49]:.2f} | {quantiles[89]:.2f} | {quantiles[98]:.2f} |")
-    added = statistics.median(through) - statistics.median(direct)
-    own = added - statistics.median(bare)
-    print(f"added, median: {added:.2f} ms, of which {own:.2f} ms are the ingress's")
-
-
-if __name__ == "__main__":
-    main()

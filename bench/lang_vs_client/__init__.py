@@ -1,1 +1,0 @@
-"""Compares programs in the language with the same programs that use the openai client."""

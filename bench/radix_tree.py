@@ -1,0 +1,172 @@
+"""Measures the radix tree alone: ``python -m bench.radix_tree [--nodes 100000] [--tokens 10000 100000] [--page-sizes 1 16]``.
+
+The first table has microseconds of each operation, medians of the rounds, on a tree of documents that also holds one prompt: as a *chain* of
+chunks, or with *branches* beside every chunk. The second has the memory of a tree in bytes a page beyond the token and page ids, from the growth
+of a process.
+"""
+
+import argparse
+import gc
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import numpy as np
+import psutil
+
+from bench.markdown import markdown
+from radixrt.messages.ids import TokenIds
+from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.tree import RadixTree
+
+VOCABULARY = 100_000
+CHUNK = 2048
+"""Tokens of a prompt that enter the tree at once."""
+LEAVES = 31
+"""Continuations of each document."""
+EVICTED = 16
+"""Pages that an eviction frees."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.radix_tree", description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100_000])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--page-sizes", type=int, nargs="+", default=[16])
+    parser.add_argument("--rounds", type=int, default=21)
+    arguments = parser.parse_args()
+    sizes = [(page_size, nodes) for page_size in arguments.page_sizes for nodes in arguments.nodes]
+    rows = [
+        {"page": page_size, "nodes": nodes, "tokens": tokens, "prompt": shape}
+        | medians(Measured(page_size, nodes, tokens, shape == "branches"), arguments.rounds)
+        for page_size, nodes in sizes
+        for tokens in arguments.tokens
+        for shape in ("chain", "branches")
+    ]
+    print("\n".join(markdown(rows)), "\n", flush=True)
+    rows = [
+        {"page": page_size, "shape": shape} | bytes_per_page(shape, nodes, page_size)
+        for page_size, nodes in sizes
+        for shape in SHAPES
+    ]
+    print("\n".join(markdown(rows)))
+
+
+def random_tokens(rng: np.random.Generator, count: int) -> TokenIds:
+    return rng.integers(0, VOCABULARY, count, dtype=np.int32)
+
+
+def documents(num_nodes: int, page_size: int) -> Iterator[TokenIds]:
+    """Documents of 32 pages, each with 31 questions of 4 pages: about ``num_nodes`` nodes."""
+    rng = np.random.default_rng(0)
+    for _ in range(max(1, num_nodes // (LEAVES + 1))):
+        document = random_tokens(rng, 32 * page_size)
+        for _ in range(LEAVES):
+            yield np.concatenate((document, random_tokens(rng, 4 * page_size)))
+
+
+def single_pages(num_nodes: int, page_size: int) -> Iterator[TokenIds]:
+    """Prompts of one page that share nothing: the most nodes that pages can make."""
+    rng = np.random.default_rng(0)
+    for first in rng.permutation(num_nodes).astype(np.int32):
+        yield np.concatenate(([first], random_tokens(rng, page_size - 1))).astype(np.int32)
+
+
+SHAPES: dict[str, Callable[[int, int], Iterator[TokenIds]]] = {
+    "documents": documents,
+    "single pages": single_pages,
+}
+
+
+def lock(tree: RadixTree, tokens: TokenIds) -> tuple[Node, int]:
+    """The locked end of the cached prefix, and its number of tokens."""
+    match = tree.match(tokens)
+    if match is None:
+        return tree.lock_root(), 0
+    return tree.lock_match(match), match.num_pages * tree.page_size
+
+
+def extend(tree: RadixTree, node: Node, tokens: TokenIds) -> Node:
+    """Insert tokens behind a locked node; returns the new end, which is locked in its place."""
+    pages = np.arange(len(tokens) // tree.page_size, dtype=np.int32)
+    end, _ = tree.insert(node, tokens, pages)
+    tree.move_lock(node, end)
+    return end
+
+
+def insert(tree: RadixTree, tokens: TokenIds) -> int:
+    """Insert a prompt; returns the number of its new pages."""
+    node, cached = lock(tree, tokens)
+    tree.unlock(extend(tree, node, tokens[cached:]) if cached < len(tokens) else node)
+    return (len(tokens) - cached) // tree.page_size
+
+
+class Measured:
+    """A tree with a prompt, and operations that leave it about as it was."""
+
+    def __init__(self, page_size: int, nodes: int, tokens: int, branches: bool) -> None:
+        self.rng, self.tree = np.random.default_rng(1), RadixTree(page_size)
+        for document in documents(nodes, page_size):
+            insert(self.tree, document)
+        self.prompt = random_tokens(self.rng, tokens // page_size * page_size)
+        self.stranger = random_tokens(self.rng, len(self.prompt))
+        for end in range(CHUNK, len(self.prompt) + CHUNK, CHUNK):
+            insert(self.tree, self.prompt[:end])
+            if branches and end < len(self.prompt):
+                aside = random_tokens(self.rng, page_size)
+                insert(self.tree, np.concatenate((self.prompt[:end], aside)))
+
+    def round(self) -> dict[str, float]:
+        """Microseconds of each operation, once."""
+        tree = self.tree
+        return {
+            "match": _microseconds(lambda: tree.match(self.prompt)),
+            "match miss": _microseconds(lambda: tree.match(self.stranger)),
+            "lock + unlock": _microseconds(lambda: tree.unlock(lock(tree, self.prompt)[0])),
+            "insert page": self._insert(tree.page_size),
+            "insert chunk": self._insert(CHUNK),
+            f"evict {EVICTED}": _microseconds(lambda: tree.evict(EVICTED)),
+        }
+
+    def _insert(self, count: int) -> float:
+        """A continuation of the locked prompt."""
+        tokens, (node, _) = random_tokens(self.rng, count), lock(self.tree, self.prompt)
+        ends: list[Node] = []
+        spent = _microseconds(lambda: ends.append(extend(self.tree, node, tokens)))
+        self.tree.unlock(ends[0])
+        return spent
+
+
+def _microseconds(operation: Callable[[], object]) -> float:
+    begin = time.perf_counter_ns()
+    operation()
+    return (time.perf_counter_ns() - begin) / 1000
+
+
+def medians(measured: Measured, rounds: int) -> dict[str, str]:
+    seen = [measured.round() for _ in range(rounds)]
+    return {f"{name}, µs": f"{median(each[name] for each in seen):.1f}" for name in seen[0]}
+
+
+def bytes_per_page(shape: str, num_nodes: int, page_size: int) -> dict[str, str]:
+    """Of a tree in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pages, nodes, size = pool.apply(_grow, (shape, num_nodes, page_size))
+    beyond = size / pages - 4 * (page_size + 1)
+    return {"nodes": f"{nodes:,}", "pages": f"{pages:,}", "bytes a page beyond ids": f"{beyond:.0f}"}  # fmt: skip
+
+
+def _grow(shape: str, num_nodes: int, page_size: int) -> tuple[int, int, int]:
+    """Pages and nodes of a new tree, and how many bytes larger it makes the process."""
+    insert(RadixTree(page_size), next(documents(1, page_size)))  # loads what is loaded once
+    process, tree = psutil.Process(), RadixTree(page_size)
+    gc.collect()
+    before = process.memory_info().rss
+    pages = sum(insert(tree, tokens) for tokens in SHAPES[shape](num_nodes, page_size))
+    gc.collect()
+    return pages, tree.num_nodes, process.memory_info().rss - before
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Measures how much one hostile request delays the stream of another client: ``python -m bench.stalls``."""
