@@ -79,7 +79,7 @@ def server_processes(url: str) -> dict[str, list[psutil.Process]]:
 
 
 class CpuClock:
-    """The CPU time of servers, by kind of process.
+    """The CPU time of servers.
 
     Args:
         urls: of the servers, which count as one.
@@ -89,12 +89,16 @@ class CpuClock:
         servers = [server_processes(url) for url in urls]
         self._processes = {name: [p for s in servers for p in s[name]] for name in PROCESSES}
 
-    def seconds(self) -> dict[str, float]:
-        """Used so far."""
+    def by_process(self) -> dict[str, float]:
+        """Seconds used so far, by kind of process."""
         return {
             name: sum(sum(process.cpu_times()[:2]) for process in processes)
             for name, processes in self._processes.items()
         }
+
+    def seconds(self) -> float:
+        """Used so far by all processes."""
+        return sum(self.by_process().values())
 
 
 def comes_alive(url: str, process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:

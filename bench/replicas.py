@@ -1,11 +1,14 @@
-"""Measures the price of ``--dp 2`` on the built-in model, and the drain of such a server: ``python -m bench.replicas``, 3 minutes.
+"""Measures the price of ``--dp 2`` on the built-in model, the drain of such a server, and the router: ``python -m bench.replicas``, 3 minutes.
 
 1. Throughput of many short requests: one server with two replicas against two separate servers with as many threads, nothing in
    front of them. Both are measured by turns, by the same number of clients in all.
 2. Added latency: the same short requests, one at a time, to a server with one engine and one with two replicas by turns.
 3. SIGTERM under 50 streams: the time until /ready says no, the answers that are whole, the exit status.
+4. CPU time of a routing decision among 16 replicas: to hash the blocks of a prompt, to look for them in the index of each replica, to compare
+   the costs and to note the choice. Each replica has a full pool of other prompts; half of each prompt is cached on one of them. The next turn
+   of a conversation is a prompt that begins with the prompt before it.
 
-The promises: a ratio of at least 0.95, at most 0.3 ms, and at most 1 s.
+The promises: a ratio of at least 0.95, at most 0.3 ms, at most 1 s, and p99 of at most 0.5 ms for 8k tokens and of 6 ms for 100k.
 """
 
 import argparse
@@ -13,24 +16,28 @@ import asyncio
 import http.client
 import itertools
 import json
-import re
 import signal
 import statistics
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
+import numpy as np
 
-from bench.local_server import PROCESSES, CpuClock, local_server, serving
+from bench.local_server import CpuClock, local_server, serving
 from bench.markdown import markdown, mean_and_interval, median_and_range
+from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv.events import BlockStored, EventBatch
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.replicas import ReplicaLoad
+from radixrt.router.router import RoutedPrompt, Router
 
 MODEL = "demo"
-_STEPS = re.compile(r"^radixrt_steps_total(?:{.*})? (\S+)$", re.MULTILINE)
 FLAGS = ("--kernel-threads", "1", "--max-total-tokens", "32768", "--log-level", "warning")
 """Of each engine, so that all of them compute alike."""
 
@@ -40,6 +47,12 @@ OUTPUT_TOKENS = 8
 STREAMS, STREAM_TOKENS = 50, 1500
 LOOK_S = 0.005
 """Between two looks at /ready."""
+
+REPLICAS, PAGE_SIZE, POOL_TOKENS, VOCABULARY = 16, 16, 1 << 20, 100_000
+"""Of the routing decisions."""
+ROUTED_TOKENS = (8192, 100_000)
+TURN_TOKENS = 500
+"""Of an answer and the next question."""
 
 
 class Connection:
@@ -78,64 +91,6 @@ def prompts() -> Iterator[str]:
         yield f"{number} is the number of this question. The cat sat on the mat, and the dog asked why."
 
 
-# ------------------------------------------------------------ CPU time
-
-
-@dataclass
-class Turn:
-    """What was measured of one side in one turn."""
-
-    requests: int = 0
-    wall_s: float = 0.0
-    cpu_s: dict[str, float] = field(default_factory=dict)
-    """By kind of process."""
-    steps: float = 0.0
-    """Of all workers. More small steps for the same tokens cost more CPU time."""
-
-
-class Side:
-    """Servers that are measured as one, and their turns."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.urls = urls
-        self.turns: list[Turn] = []
-        self._clock = CpuClock(urls)
-
-    @contextmanager
-    def turn(self) -> Iterator[Turn]:
-        turn = Turn()
-        steps = self._steps()
-        before, began = self._clock.seconds(), time.perf_counter()
-        yield turn
-        turn.wall_s = time.perf_counter() - began
-        turn.cpu_s = {name: s - before[name] for name, s in self._clock.seconds().items()}
-        turn.cpu_s["all"] = sum(turn.cpu_s.values())
-        turn.steps = self._steps() - steps
-        self.turns.append(turn)
-
-    def _steps(self) -> float:
-        texts = [httpx.get(f"{url}/metrics", timeout=60).text for url in self.urls]
-        return sum(float(number) for text in texts for number in _STEPS.findall(text))
-
-
-def cpu_table(sides: dict[str, Side]) -> list[str]:
-    """CPU time for a request, by kind of process; what the second side uses more than the first, by pairs of turns."""
-    rows = []
-    for process in (*PROCESSES, "all"):
-        base, other = (
-            [1e3 * turn.cpu_s[process] / turn.requests for turn in side.turns]
-            for side in sides.values()
-        )
-        row = {"CPU of": process}
-        for name, values in zip(sides, (base, other), strict=True):
-            row[f"{name}, ms"] = f"{statistics.mean(values):.3f}"
-        row["added, ms"] = mean_and_interval([b - a for a, b in zip(base, other, strict=True)])
-        row["ratio"] = mean_and_interval([b / a for a, b in zip(base, other, strict=True)])
-        rows.append(row)
-    steps = [statistics.mean(t.steps / t.requests for t in side.turns) for side in sides.values()]
-    return [*markdown(rows), "", "steps for a request: " + ", ".join(f"{n:.3f}" for n in steps)]
-
-
 # ------------------------------------------------------------ throughput
 
 
@@ -161,17 +116,27 @@ async def answered(urls: Sequence[str], texts: Iterator[str], seconds: float) ->
 
 async def throughput(together: str, separate: Sequence[str], rounds: int, seconds: float) -> str:
     texts = prompts()
-    sides = {"two servers": Side([*separate]), "--dp 2": Side([together])}
-    for side in sides.values():
-        await answered(side.urls, texts, WARM_UP_S)
+    sides = {"two servers": [*separate], "--dp 2": [together]}
+    clocks = {name: CpuClock(urls) for name, urls in sides.items()}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    cpu_ms: dict[str, list[float]] = {name: [] for name in sides}
+    for urls in sides.values():
+        await answered(urls, texts, WARM_UP_S)
     for turn in range(rounds):
-        for side in list(sides.values())[:: 1 if turn % 2 == 0 else -1]:
-            with side.turn() as measured:
-                measured.requests = await answered(side.urls, texts, seconds)
-    rates = {name: [turn.requests / turn.wall_s for turn in side.turns] for name, side in sides.items()}  # fmt: skip
-    ratios = [two / one for one, two in zip(*rates.values(), strict=True)]
+        for name, urls in list(sides.items())[:: 1 if turn % 2 == 0 else -1]:
+            before, began = clocks[name].seconds(), time.perf_counter()
+            count = await answered(urls, texts, seconds)
+            rates[name].append(count / (time.perf_counter() - began))
+            cpu_ms[name].append(1e3 * (clocks[name].seconds() - before) / count)
     row = {f"{name}, requests/s": median_and_range(values) for name, values in rates.items()}
-    return "\n".join([*markdown([{**row, "ratio": mean_and_interval(ratios)}]), "", *cpu_table(sides)])  # fmt: skip
+    row["ratio"] = _ratio(rates)
+    row |= {f"{name}, CPU ms": f"{statistics.mean(values):.2f}" for name, values in cpu_ms.items()}
+    return "\n".join(markdown([row | {"ratio of CPU": _ratio(cpu_ms)}]))
+
+
+def _ratio(values: dict[str, list[float]]) -> str:
+    """Of the second side to the first, by pairs of turns."""
+    return mean_and_interval([b / a for a, b in zip(*values.values(), strict=True)])
 
 
 # ------------------------------------------------------------ latency
@@ -179,19 +144,14 @@ async def throughput(together: str, separate: Sequence[str], rounds: int, second
 
 async def added_latency(one: str, two: str, rounds: int, pairs: int) -> str:
     """Milliseconds of requests of one token, one at a time, to both servers by turns."""
-    sides = {"--dp 1": Side([one]), "--dp 2": Side([two])}
-    connections = {name: Connection(*side.urls) for name, side in sides.items()}
+    connections = {"--dp 1": Connection(one), "--dp 2": Connection(two)}
     texts = prompts()
     for connection in connections.values():
         await connection.open()
     added: list[float] = []
-    medians: dict[str, list[float]] = {name: [] for name in sides}
+    medians: dict[str, list[float]] = {name: [] for name in connections}
     for number in range(-1, rounds):  # the first warms up
-        with ExitStack() as stack:
-            if number >= 0:
-                for side in sides.values():
-                    stack.enter_context(side.turn()).requests = pairs
-            times = await _paired_ms(list(connections.values()), texts, pairs)
+        times = await _paired_ms(list(connections.values()), texts, pairs)
         if number >= 0:
             added.append(statistics.median(b - a for a, b in zip(*times, strict=True)))
             for values, measured in zip(medians.values(), times, strict=True):
@@ -200,7 +160,7 @@ async def added_latency(one: str, two: str, rounds: int, pairs: int) -> str:
         connection.close()
     row = {f"{name}, ms": f"{statistics.median(values):.2f}" for name, values in medians.items()}
     row["added by pair, ms"] = mean_and_interval(added, 2)
-    return "\n".join([*markdown([row]), "", *cpu_table(sides)])
+    return "\n".join(markdown([row]))
 
 
 async def _paired_ms(
@@ -281,15 +241,74 @@ async def drain(url: str, process: "subprocess.Popen[bytes]") -> dict[str, objec
     }
 
 
+# ------------------------------------------------------------ routing
+
+
+def decision(num_tokens: int, decisions: int) -> dict[str, str]:
+    """CPU time of routing prompts of ``num_tokens``."""
+    random = np.random.default_rng(1)
+    router = Router(PAGE_SIZE)
+    for replica in range(REPLICAS):
+        router.join(replica)
+        filler = random.integers(0, VOCABULARY, POOL_TOKENS)
+        _store(router, replica, 1, pack_ids(filler))
+    sequences = [1] * REPLICAS
+    answers = dict.fromkeys(range(REPLICAS), 0)
+    first: list[float] = []
+    hashing: list[float] = []
+    next_turn: list[float] = []
+    for number in range(decisions):
+        packed = pack_ids(random.integers(0, VOCABULARY, num_tokens))
+        replica = int(random.integers(REPLICAS))
+        sequences[replica] += 1
+        _store(router, replica, sequences[replica], packed[: 2 * num_tokens])
+        router.report(
+            replica, ReplicaLoad(received=1 << 30, waiting_s=0.01 * number % 1, pool_tokens=1 << 20)
+        )
+        for times, turn in ((first, packed), (next_turn, packed + _turn(random))):
+            begin = time.thread_time()
+            prompt = RoutedPrompt.of(turn, "", PAGE_SIZE)
+            hashed = time.thread_time()
+            router.send(prompt, router.choose(prompt, answers), number + 1)
+            times.append(time.thread_time() - begin)
+            if turn is packed:
+                hashing.append(hashed - begin)
+    p50, p99 = np.percentile(first, [50, 99]) * 1e3
+    return {
+        "tokens": f"{num_tokens:,}",
+        "p50 ms": f"{p50:.3f}",
+        "p99 ms": f"{p99:.3f}",
+        "of it hashing, p50 ms": f"{np.median(hashing) * 1e3:.3f}",
+        "next turn, p99 ms": f"{np.percentile(next_turn, 99) * 1e3:.3f}",
+    }
+
+
+def _turn(random: np.random.Generator) -> bytes:
+    return pack_ids(random.integers(0, VOCABULARY, TURN_TOKENS))
+
+
+def _store(router: Router, replica: int, sequence: int, packed: bytes) -> None:
+    event = BlockStored(
+        block_hashes=block_hashes(namespace_hash(), packed, PAGE_SIZE),
+        parent_hash=None,
+        token_ids=None,
+        page_size=PAGE_SIZE,
+        salted=False,
+    )
+    batch = EventBatch(stream=str(replica), sequence=sequence, timestamp=0.0, events=[event])
+    router.take_events(replica, [msgspec.msgpack.encode(batch)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["throughput", "latency", "drain"])
+    parser.add_argument("--only", choices=["throughput", "latency", "drain", "decision"])
     parser.add_argument("--rounds", type=int, default=10, help="of throughput and of latency")
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="of a round of throughput and a side"
     )
     parser.add_argument("--pairs", type=int, default=150, help="of requests in a round of latency")
     parser.add_argument("--drains", type=int, default=3)
+    parser.add_argument("--decisions", type=int, default=1000, help="of the router")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         if arguments.only in (None, "throughput", "latency"):
@@ -307,6 +326,9 @@ def main() -> None:
         for _ in range(arguments.drains):
             with serving(MODEL, *FLAGS, "--dp", "2") as (url, process):
                 rows.append(asyncio.run(drain(url, process)))
+        print("\n".join(markdown(rows)), flush=True)
+    if arguments.only in (None, "decision"):
+        rows = [dict(decision(tokens, arguments.decisions)) for tokens in ROUTED_TOKENS]
         print("\n".join(markdown(rows)))
 
 

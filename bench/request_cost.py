@@ -21,11 +21,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 
 from bench.constrained import ENDLESS
 from bench.dummy_checkpoint import write_dummy_checkpoint
-from bench.local_server import PROCESSES, local_server, server_pids
+from bench.local_server import PROCESSES, CpuClock, local_server
 from bench.markdown import markdown
 
 SYSTEM = "You are an assistant who knows all ports of the sea and answers in few words. " * 30
@@ -48,14 +47,11 @@ class Side:
 
     def measure(self, url: str, name: str) -> dict[str, float]:
         """CPU seconds of each process for a request."""
-        processes = {name: psutil.Process(pid) for name, pid in server_pids(url).items()}
-        before = {name: _cpu_seconds(process) for name, process in processes.items()}
+        clock = CpuClock([url])
+        before = clock.by_process()
         with httpx.Client(base_url=url, timeout=300) as client:
             num_requests = self.turn(client, name)
-        spent = {
-            name: (_cpu_seconds(process) - before[name]) / num_requests
-            for name, process in processes.items()
-        }
+        spent = {name: (s - before[name]) / num_requests for name, s in clock.by_process().items()}
         return spent | {"all": sum(spent.values())}
 
 
@@ -156,11 +152,6 @@ def _json_streams(fields: dict[str, Any]) -> Turn:
         return ANSWERS
 
     return turn
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def _row(

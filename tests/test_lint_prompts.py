@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from radixrt.cli.lint.report import Report
 from radixrt.cli.main import main
-from radixrt.lint.report import Report
 from tests.tiny_tokenizers import save_byte_level
 
 PAGE = 4

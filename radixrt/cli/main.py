@@ -8,12 +8,19 @@ from functools import partial
 from typing import NoReturn
 
 from radixrt import __version__
-from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
 from radixrt.bench import arguments as bench_arguments
-from radixrt.chat.arguments import add_chat_arguments, add_remote_arguments
+from radixrt.cli.arguments import (
+    add_chat_arguments,
+    add_doctor_arguments,
+    add_key_arguments,
+    add_lint_prompts_arguments,
+    add_lint_schema_arguments,
+    add_models_arguments,
+    add_remote_arguments,
+    add_top_arguments,
+)
 from radixrt.cli.config_flags import add_arguments, config_from_arguments
-from radixrt.doctor.arguments import add_doctor_arguments, add_models_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -74,21 +81,23 @@ def _parser() -> argparse.ArgumentParser:
         "chat", help="chat in the terminal, with any OpenAI-compatible server"
     )
     add_remote_arguments(chat)
-    chat.set_defaults(run=partial(_run, "radixrt.chat.command", "server", function="run_remote"))
+    chat.set_defaults(
+        run=partial(_run, "radixrt.cli.chat.command", "server", function="run_remote")
+    )
     top = commands.add_parser("top", help="watch a server's KV cache")
-    _add_top_arguments(top)
-    top.set_defaults(run=partial(_run, "radixrt.top.command", "server"))
+    add_top_arguments(top)
+    top.set_defaults(run=partial(_run, "radixrt.cli.top.command", "server"))
     prompts = commands.add_parser(
         "lint-prompts", help="find the causes of cache misses in recorded requests"
     )
-    _add_lint_prompts_arguments(prompts)
-    prompts.set_defaults(run=partial(_run, "radixrt.lint.command", "server"))
+    add_lint_prompts_arguments(prompts)
+    prompts.set_defaults(run=partial(_run, "radixrt.cli.lint.command", "server"))
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     add_doctor_arguments(doctor)
-    doctor.set_defaults(run=partial(_run, "radixrt.doctor.command", "server"))
+    doctor.set_defaults(run=partial(_run, "radixrt.cli.doctor.command", "server"))
     models = commands.add_parser("models", help="list the checkpoints that are on this machine")
     add_models_arguments(models)
-    models.set_defaults(run=partial(_run, "radixrt.doctor.models", "server"))
+    models.set_defaults(run=partial(_run, "radixrt.cli.doctor.models", "server"))
     completion = commands.add_parser(
         "completion", help='print a script for the shell: eval "$(radixrt completion bash)"'
     )
@@ -97,15 +106,11 @@ def _parser() -> argparse.ArgumentParser:
     lint = commands.add_parser(
         "lint-schema", help="say what of JSON schemas is exact, checked after generation, and slow"
     )
-    _add_lint_arguments(lint)
-    lint.set_defaults(run=partial(_run, "radixrt.cli.lint_schema", "server"))
+    add_lint_schema_arguments(lint)
+    lint.set_defaults(run=partial(_run, "radixrt.cli.lint.schema", "server"))
     key = commands.add_parser("key", help="make API keys")
-    new = key.add_subparsers(required=True, metavar="ACTION").add_parser(
-        "new", help="print a new key to stderr and its entry for the file of --api-keys to stdout"
-    )
-    new.add_argument("name", metavar="NAME", help="name of the key")
-    new.add_argument("--admin", action="store_true", help="give it the role of an admin")
-    new.set_defaults(run=_new_key)
+    add_key_arguments(key)
+    key.set_defaults(run=_new_key)
     bench = commands.add_parser("bench", help="measure")
     benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for name, module, declare_flags, help in _BENCHMARKS:
@@ -132,7 +137,7 @@ def _completion(arguments: argparse.Namespace) -> int:
 
 def _run_chat(arguments: argparse.Namespace) -> int:
     config = config_from_arguments(arguments)
-    return _run("radixrt.chat.command", "server", arguments, config, function="run_local")
+    return _run("radixrt.cli.chat.command", "server", arguments, config, function="run_local")
 
 
 def _new_key(arguments: argparse.Namespace) -> int:
@@ -176,42 +181,6 @@ def _run_moved(name: str, argv: Sequence[str]) -> int:
         file=sys.stderr,
     )
     return main(argv)
-
-
-def _add_lint_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a JSON schema")
-    parser.add_argument(
-        "--tokenizer",
-        default=DEMO_MODEL,
-        metavar="DIR",
-        help="folder with tokenizer.json and config.json (default: the built-in model)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the advice as JSON")
-
-
-def _add_lint_prompts_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("log", metavar="LOG", help="requests as JSON lines: bodies of requests, or lines of OpenAI's batch files")  # fmt: skip
-    parser.add_argument("--model-path", required=True, metavar="DIR_OR_HUB_ID", help="checkpoint whose tokenizer and chat template are used")  # fmt: skip
-    parser.add_argument("--chat-template", metavar="FILE", help="Jinja file in place of the checkpoint's chat template")  # fmt: skip
-    parser.add_argument("--page-size", type=bench_arguments.positive, default=16, metavar="N", help="tokens in a page (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--cache-tokens", type=bench_arguments.positive, metavar="N", help="size of the cache (default: nothing is evicted)")  # fmt: skip
-    parser.add_argument("--prefill-tokens-per-second", type=float, metavar="X", help="prefill rate, to give the loss in seconds (default: measured from the responses in the log, if they have usage and times)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-
-
-def _add_top_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:30000",
-        help="address of the server (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--api-key", help="key of the server (default: environment variable RADIXRT_API_KEY)"
-    )
-    parser.add_argument(
-        "--interval", type=float, default=1.0, help="seconds between frames (default: %(default)s)"
-    )
-    parser.add_argument("--once", action="store_true", help="print one frame and end")
 
 
 if __name__ == "__main__":

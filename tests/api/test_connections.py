@@ -185,3 +185,15 @@ def test_slow_connections_cost_others_nothing(server: RunningServer) -> None:
     finally:
         for client in slow:
             client.close()
+
+
+@pytest.mark.parametrize(
+    ("derived", "base"), [(Connection, HttpToolsProtocol), (_Server, uvicorn.Server)]
+)
+def test_no_private_member_of_uvicorn_is_used_or_overridden(derived: type, base: type) -> None:
+    """They change without notice, and any release of uvicorn from the oldest one in pyproject.toml on may be installed."""
+    tree = ast.parse(inspect.getsource(derived))
+    ours = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    ours |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    theirs = set(re.findall(r"\b(?:self\.|def )(_[a-z]\w*)", inspect.getsource(base)))
+    assert theirs and not ours & theirs

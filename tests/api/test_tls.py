@@ -14,9 +14,9 @@ from radixrt.api.banner import banner
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.tls import server_context
-from radixrt.chat.local_server import client_of
+from radixrt.cli.chat.local_server import client_of
 from radixrt.cli.main import main
-from radixrt.top.readings import ServerAwayError, ServerWatch
+from radixrt.cli.top.readings import ServerAwayError, ServerWatch
 from tests.api.conftest import RunningServer, StartServer
 from tests.fake_scheduler import engine_info
 

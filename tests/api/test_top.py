@@ -12,10 +12,10 @@ from rich.console import Console
 
 from radixrt.base.api_keys import new_key
 from radixrt.cli.main import main
+from radixrt.cli.top.frame import frame, pool_parts
+from radixrt.cli.top.readings import ServerAwayError, ServerWatch, rates_between
 from radixrt.kv.reading import Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
-from radixrt.top.frame import frame, pool_parts
-from radixrt.top.readings import ServerAwayError, ServerWatch, rates_between
 from tests.api.conftest import RunningServer, StartServer
 
 

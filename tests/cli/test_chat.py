@@ -19,7 +19,7 @@ from rich.console import Console
 from bench import children
 from bench.local_server import free_port
 from radixrt.base.config import DEMO_MODEL
-from radixrt.chat import local_server
+from radixrt.cli.chat import local_server
 from radixrt.models.checkpoint import resolve_model_path
 from tests.bench.fake_openai_server import FakeServer
 from tests.servers import Server
@@ -197,7 +197,7 @@ def test_a_sigterm_that_interrupts_no_wait_ends_the_chat_all_the_same() -> None:
     """As one does that comes just before readline waits for keys: here another thread gets it."""
     code = """
 import signal, sys, threading
-from radixrt.chat.command import end_at_sigterm
+from radixrt.cli.chat.command import end_at_sigterm
 end_at_sigterm()
 threading.Timer(0.2, signal.raise_signal, [signal.SIGTERM]).start()
 sys.stdin.read()

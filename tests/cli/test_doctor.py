@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.doctor import machine, models, packages
-from radixrt.doctor.models import LocalModel, local_models
+from radixrt.cli.doctor import machine, models, packages
+from radixrt.cli.doctor.models import LocalModel, local_models
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

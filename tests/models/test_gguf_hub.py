@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from radixrt.base.errors import ConfigError
-from radixrt.chat.local_server import _is_the_same
-from radixrt.doctor.models import local_models
+from radixrt.cli.chat.local_server import _is_the_same
+from radixrt.cli.doctor.models import local_models
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.gguf.folder import gguf_tensors
 from tests.fake_hub import FakeHub

@@ -13,7 +13,7 @@ from radixrt.base.channels import Channels
 from radixrt.base.errors import ConfigError
 from radixrt.base.host_memory import available_memory
 from radixrt.base.local_url import local_url
-from radixrt.doctor.finding import Finding
+from radixrt.cli.doctor.finding import Finding
 from radixrt.supervisor.launch import bind
 
 _GIB = 1 << 30

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
-from radixrt.lint.recorded import Unreadable, read_log
-from radixrt.lint.replay import Linted, PromptLinter
-from radixrt.lint.report import make_report, print_report
+from radixrt.cli.lint.recorded import Unreadable, read_log
+from radixrt.cli.lint.replay import Linted, PromptLinter
+from radixrt.cli.lint.report import make_report, print_report
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.tokenizer.vocabulary import Vocabulary
 

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from radixrt.lint.replay import Linted
+from radixrt.cli.lint.replay import Linted
 from radixrt.messages.cache_explanation import Cause
 
 _ADVICE: dict[Cause, str] = {

@@ -13,10 +13,10 @@ from typing import Any
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.supervision import start_thread
-from radixrt.chat.client import ChatClient, ChatError
-from radixrt.chat.conversation import Conversation
-from radixrt.chat.local_server import client_of, model_served_at, started
-from radixrt.chat.terminal import Terminal
+from radixrt.cli.chat.client import ChatClient, ChatError
+from radixrt.cli.chat.conversation import Conversation
+from radixrt.cli.chat.local_server import client_of, model_served_at, started
+from radixrt.cli.chat.terminal import Terminal
 
 
 def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:

@@ -8,8 +8,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from radixrt.doctor import machine, packages
-from radixrt.doctor.finding import Finding
+from radixrt.cli.doctor import machine, packages
+from radixrt.cli.doctor.finding import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 

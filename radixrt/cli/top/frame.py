@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from radixrt.cli.top.readings import Rates
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.kv.reading import EngineReading, Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
-from radixrt.top.readings import Rates
 
 _POOL_COLOURS = {
     "owned": "red",

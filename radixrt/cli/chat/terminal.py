@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from radixrt.chat.client import ChatError
-from radixrt.chat.conversation import Conversation
+from radixrt.cli.chat.client import ChatError
+from radixrt.cli.chat.conversation import Conversation
 
 _HELP = """\
 /system TEXT   set the system prompt; without TEXT: remove it

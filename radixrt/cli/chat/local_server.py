@@ -21,7 +21,7 @@ from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.supervision import start_thread
 from radixrt.base.local_url import local_url
 from radixrt.base.tls import server_context
-from radixrt.chat.client import ChatClient, ChatError, NoServerError
+from radixrt.cli.chat.client import ChatClient, ChatError, NoServerError
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.supervisor.launch import bind, prepare
 from radixrt.supervisor.supervisor import Supervisor

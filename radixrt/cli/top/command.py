@@ -9,8 +9,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from radixrt.top.frame import frame
-from radixrt.top.readings import ServerAwayError, ServerWatch
+from radixrt.cli.top.frame import frame
+from radixrt.cli.top.readings import ServerAwayError, ServerWatch
 
 _LEAST_INTERVAL_S = 0.1
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from radixrt.chat.client import AnswerStats, ChatClient, ChatError, Piece
+from radixrt.cli.chat.client import AnswerStats, ChatClient, ChatError, Piece
 
 
 class Conversation:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.lint.recorded import Recorded
+from radixrt.cli.lint.recorded import Recorded
 from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.requests import CacheHints, RequestOptions
