@@ -1,15 +1,22 @@
 """Clients that send requests endlessly, slowly, or never to the end."""
 
+import ast
 import contextlib
+import inspect
 import json
+import re
 import socket
 import time
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixrt.api.http import connection
+from radixrt.api.http.connection import Connection
+from radixrt.api.server import _Server
 from tests.api.conftest import RunningServer
 
 CHAT = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}).encode()

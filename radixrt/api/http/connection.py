@@ -175,7 +175,8 @@ class Connection(HttpToolsProtocol):
     # ------------------------------------------------------------ limits
 
     def _close_if_idle(self) -> None:
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         self.timeout_keep_alive_task = self.loop.call_later(
             IDLE_TIMEOUT_S, self.timeout_keep_alive_handler
         )
