@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray bench-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle bench-lang eval-demo docs docs-site clean wheel test-wheel
+.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,9 +62,6 @@ $(RAY): | install
 test-ray: $(RAY) ## Kill engines of a local Ray cluster of two nodes under streams; installs ray in .ray
 	PYTHONPATH=$(CURDIR) $(RAY) -m pytest tests/deploy/test_ray.py $(ARGS)
 
-bench-ray: $(RAY) ## Measure the time to first token through Ray Serve and without it, on a local cluster of two nodes
-	PYTHONPATH=$(CURDIR) $(RAY) -m bench.ray_serve $(ARGS)
-
 wheel: install ## Build a wheel with the kernels in dist/; auditwheel, if it is installed, makes it a manylinux wheel
 	$(BIN)/python -m tools.wheel build $(ARGS)
 
@@ -105,7 +102,7 @@ format: install ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## Run the main benchmarks on a quiet machine and write docs/benchmark_report.md; ARGS="--only kernels steps"
+bench: install ## Run the main benchmarks on a quiet machine and write docs/benchmark_report.md; ARGS="--only kernels overhead"
 	$(BIN)/python -m bench.run_all $(ARGS)
 
 peers: install ## Make the environments of the engines that bench-peers compares with; ARGS="vllm openvino"
@@ -116,9 +113,6 @@ bench-peers: install ## Compare with other engines on this machine's CPU; ARGS="
 
 gguf-oracle: install ## Hold a GGUF file against llama.cpp, and its converter's files against transformers; ARGS="FILE.gguf"
 	$(BIN)/python -m bench.gguf_oracle $(ARGS)
-
-bench-lang: install ## Compare the language's programs with the openai client's; ARGS="few_shot --rounds 3"
-	$(BIN)/python -m bench.lang_vs_client $(ARGS)
 
 eval-demo: install ## Evaluate the built-in model on what it has never seen; ARGS=--fast for a quick look
 	$(BIN)/python examples/train_demo_model/evaluate.py --serve demo --free-json $(ARGS)

@@ -30,10 +30,6 @@ class Scheduling:
     max_running: int
     prefill_tokens: int = 8192
     """Most prompt tokens of a step."""
-    shared_prefix: int = 0
-    """Tokens that all prompts begin with, computed once."""
-    cascade: bool = False
-    """The shared prefix is read once a step, not once a sequence."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,6 @@ class _OnPaper:
         self._scheduling = scheduling
         self._context = np.empty(0)
         self._left = np.empty(0)
-        self._prefix_left = scheduling.shared_prefix
         self._begun: Length | None = None
         self._computed = 0
 
@@ -108,7 +103,7 @@ class _OnPaper:
     def step(self) -> dict[str, float]:
         """One step's work, as :func:`step_seconds` takes it."""
         decoding = len(self._left)
-        context, attended = self._decode_reads(), float(self._context.sum())
+        context = float(self._context.sum())
         self._context, self._left = self._context + 1, self._left - 1
         prompt_tokens, prompt_attended, finished = self._prefill(decoding)
         alive = self._left > 0
@@ -117,29 +112,17 @@ class _OnPaper:
             "tokens": decoding + prompt_tokens,
             "rows": decoding + finished,
             "context": context,
-            "attended": attended + prompt_attended,
+            "attended": context + prompt_attended,
         }
-
-    def _decode_reads(self) -> float:
-        total = float(self._context.sum())
-        if self._scheduling.cascade and len(self._context):
-            total -= self._scheduling.shared_prefix * (len(self._context) - 1)
-        return total
 
     def _prefill(self, decoding: int) -> tuple[float, float, int]:
         """Prompt tokens of the step, the pairs they attend to, and how many prompts are complete."""
         budget, tokens, attended, finished = self._scheduling.prefill_tokens, 0.0, 0.0, 0
-        if self._prefix_left and budget:
-            tokens = min(budget, self._prefix_left)
-            done = self._scheduling.shared_prefix - self._prefix_left
-            attended = tokens * (done + tokens / 2)
-            self._prefix_left -= int(tokens)
-            budget -= int(tokens)
-        while budget and not self._prefix_left and (self._begun or self._waiting):
+        while budget and (self._begun or self._waiting):
             if self._begun is None:
                 if decoding + finished >= self._scheduling.max_running:
                     break
-                self._begun, self._computed = self._waiting.pop(), self._scheduling.shared_prefix
+                self._begun, self._computed = self._waiting.pop(), 0
             part = min(budget, self._begun.prompt - self._computed)
             tokens += part
             attended += part * (self._computed + part / 2)

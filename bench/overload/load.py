@@ -22,11 +22,13 @@ CLIENTS = 64
 class Load:
     """A client of one server. No two of its prompts share a page, but those of a ``shared-prefix`` workload."""
 
-    def __init__(self, clients: Sequence[httpx.AsyncClient], url: str, model: str) -> None:
+    def __init__(
+        self, clients: Sequence[httpx.AsyncClient], url: str, model: str, first_seed: int
+    ) -> None:
         self._clients = clients
         self._target = Target(f"{url}/v1", model, return_token_ids=True)
         self._url = url
-        self._seeds: Iterator[int] = itertools.count()
+        self._seeds: Iterator[int] = itertools.count(first_seed)
 
     async def send(
         self,
@@ -70,6 +72,11 @@ class Load:
         await pace([partial(converse_once, *each) for each in enumerate(conversations)])
         return records
 
+    async def num_waiting(self) -> int:
+        """Requests in the server's queue; asked with the key of an admin."""
+        info = await self._clients[0].get(f"{self._url}/get_server_info")
+        return int(info.raise_for_status().json()["stats"]["waiting"])
+
     async def flush_cache(self) -> None:
         """Empty the server's cache; nothing may run."""
         (await self._clients[0].post(f"{self._url}/flush_cache")).raise_for_status()
@@ -100,18 +107,19 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def load_on(url: str) -> AsyncIterator[Load]:
-    """A client of the server at this URL, which ends without ``/v1``."""
+async def load_on(url: str, key: str = "", first_seed: int = 0) -> AsyncIterator[Load]:
+    """A client of the server at this URL, which ends without ``/v1``; ``key`` is its API key."""
+    headers = {"x-api-key": key} if key else {}
     limits = httpx.Limits(max_connections=None)
     async with contextlib.AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(
-                httpx.AsyncClient(timeout=GIVE_UP_S, limits=limits, verify=False)
+                httpx.AsyncClient(headers=headers, timeout=GIVE_UP_S, limits=limits, verify=False)
             )
             for _ in range(CLIENTS)
         ]
         models = (await clients[0].get(f"{url}/v1/models")).raise_for_status().json()
-        yield Load(clients, url, models["data"][0]["id"])
+        yield Load(clients, url, models["data"][0]["id"], first_seed)
 
 
 def require_all(records: list[RequestRecord]) -> list[RequestRecord]:

@@ -101,7 +101,7 @@ async def _short_prompts(load: Load, count: int, seed: int) -> list[float]:
 
 
 async def _running_answers(sides: Sides, rounds: int, count: int) -> list[dict[str, Any]]:
-    """The workload of ``python -m bench.serving`` in which prompts of shared documents arrive beside answers."""
+    """Prompts of shared documents arrive beside running answers."""
     gaps: dict[str, list[float]] = {side: [] for side in sides}
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     async with _servers(sides) as loads:

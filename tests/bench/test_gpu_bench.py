@@ -76,19 +76,6 @@ def test_what_runs_at_a_time_and_what_is_computed_in_a_step_are_limited() -> Non
     assert together.seconds < alone.seconds
 
 
-def test_a_cascade_reads_the_shared_prefix_once() -> None:
-    lengths = [Length(1000 + 8, 4)] * 64
-    bounds = [
-        workload_bound(
-            LLAMA_31_8B, H200_LIKE, lengths, Scheduling(64, shared_prefix=1000, cascade=cascade)
-        )
-        for cascade in (False, True)
-    ]
-    saved = 3 * 63 * 1000 * LLAMA_31_8B.kv_bytes_per_token / 1e9  # three decode steps
-    assert bounds[0].gigabytes - bounds[1].gigabytes == pytest.approx(saved)
-    assert bounds[0].teraflops == bounds[1].teraflops
-
-
 def test_lengths_have_the_means_that_the_workload_names() -> None:
     lengths = sharegpt_like(Sizes(offline_prompts=20_000))
     assert sum(x.prompt for x in lengths) / len(lengths) == pytest.approx(220, rel=0.05)

@@ -1,9 +1,9 @@
 """Chooses the sequence that is retracted when the KV pool has no free page.
 
 The sequence with the shortest answer is retracted. It loses the least beyond its prompt, and its prompt, recently used
-and often shared, is likely to be found in the tree again. Measured under heavy pressure (``python -m bench.retraction``;
-docs/queue_order.md), this rule recomputes as little as retracting the youngest. The rules by fewest pages, or by fewest
-unshared pages, free so few pages each time that more is recomputed in total.
+and often shared, is likely to be found in the tree again. Under simulated overloads this rule recomputed as little as
+retracting the youngest. The rules by fewest pages, or by fewest unshared pages, free so few pages each time that more
+was recomputed in total.
 
 Why work always ends. Assume that no more requests arrive. Of the running sequences that still take pages, call the oldest
 of the most urgent ones the *first*. It is never retracted while there is another.
