@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.byte_tokenizer import synthetic_tokenizer
 from bench.dummy_checkpoint import write_folder
-from bench.gpu.tokenizer import synthetic_tokenizer
 
 _LLAMA_31_ROPE = {
     "rope_type": "llama3",

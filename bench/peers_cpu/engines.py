@@ -134,22 +134,6 @@ def _llama_cpp(
     )
 
 
-def _transformers() -> Engine:
-    serve = (
-        f"{{python}} {ADAPTERS / 'transformers_server.py'} --checkpoint {{checkpoint}} --port {{port}} "
-        f"--max-running {MAX_RUNNING} --step-tokens {STEP_TOKENS} --cache-tokens {KV_TOKENS}"
-    )
-    variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
-    return Engine(
-        "transformers",
-        tuple(serve.split()),
-        "transformers",
-        variables,
-        workloads="abcdf",  # it has no structured output
-        reports_cached_tokens=False,
-    )
-
-
 ENGINES = {
     engine.name: engine
     for engine in (
@@ -163,7 +147,6 @@ ENGINES = {
         _openvino(),
         _llama_cpp("llama.cpp", model_format="gguf-bf16"),
         _llama_cpp("llama.cpp-ngram", LLAMA_CPP_DRAFTS, model_format="gguf-bf16"),
-        _transformers(),
         _radixrt("radixrt-q4_k_m", model_format="gguf-q4_k_m"),
         _radixrt("radixrt-q4_k_m-no-drafts", *NO_DRAFTS, model_format="gguf-q4_k_m"),
         _llama_cpp("llama.cpp-q4_k_m", model_format="gguf-q4_k_m"),

@@ -126,7 +126,6 @@ ENVIRONMENTS = {
         ("transformers==5.23.0", "sentencepiece", "pyyaml", "requests", "tqdm", "cmake", "ninja"),
         finish=_build_llama_cpp,
     ),
-    "transformers": PeerEnvironment(("transformers==5.23.0", "accelerate", *HTTP_SERVER)),
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.byte_tokenizer import synthetic_tokenizer
 from bench.gpu import sessions
 from bench.gpu.anatomy import busy_time, kind_of
 from bench.gpu.ceilings import Ceilings
@@ -15,7 +16,6 @@ from bench.gpu.results import Result, Results
 from bench.gpu.roofline import Length, Scheduling, step_seconds, workload_bound
 from bench.gpu.sessions import Options, run_session
 from bench.gpu.shapes import LLAMA_31_8B, QWEN3_06B, QWEN3_14B, ModelShape
-from bench.gpu.tokenizer import synthetic_tokenizer
 from bench.gpu.workloads import LONGEST, Sizes, sharegpt_like, uniform
 from radixrt.base.config import ServerConfig
 
