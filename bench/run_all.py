@@ -1,6 +1,6 @@
 """The main benchmarks once: ``make bench``. Writes a markdown report with the machine, the versions and the spread.
 
-    python -m bench.run_all [--report FILE] [--only NAME ...] [--skip NAME ...] [--quick]
+    python -m bench.run_all [--report FILE] [--only NAME ...] [--quick]
 
 Takes half an hour on two cores, or twice that where the peers of bench.peers_cpu are installed (``make peers``). Run it on a quiet
 machine; a number beside other jobs means nothing.
@@ -21,8 +21,8 @@ import psutil
 
 import radixrt_kernels
 from bench import children
-from bench.dummy_checkpoint import write_dummy_checkpoint
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixrt"
 REPORT = Path("docs/benchmark_report.md")
 PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "numpy")
 
@@ -46,7 +46,7 @@ BENCHMARKS = (
     Benchmark("constrained", "What grammars cost beside free answers, and what forced tokens save.",
         "-m bench.constrained", "--hidden-size 128 --num-layers 2 --rounds 1 --concurrency 1"),
     Benchmark("speculation", "Drafts beside none by turns, on the built-in model padded to 0.4 B parameters; and the time to draft.",
-        "-m bench.speculation --padded {model}-padded", "--quick --rounds 1 --padded '' --only repeated"),
+        "-m bench.speculation --padded {cache}/padded-demo", "--quick --rounds 1 --padded '' --only repeated"),
     Benchmark("radix tree", "The radix tree alone, medians of 21, and its memory.",
         "-m bench.radix_tree", "--nodes 100 --tokens 1000 --rounds 2"),
     Benchmark("peers", "Other engines on the same checkpoint; medians (ranges) of three alternating rounds. See performance.md.",
@@ -60,9 +60,7 @@ def main() -> None:
         benchmark
         for benchmark in BENCHMARKS
         if benchmark.name in (arguments.only or [benchmark.name])
-        and benchmark.name not in arguments.skip
     ]
-    model = _untrained_model()
     report = [
         *_head(),
         *(f"- [{each.name}](#{each.name.replace(' ', '-')})" for each in chosen),
@@ -71,7 +69,7 @@ def main() -> None:
     failed = []
     for benchmark in chosen:
         print(f"{time.strftime('%H:%M')} {benchmark.name}", flush=True)
-        section, ok = _run(benchmark, model, arguments.quick)
+        section, ok = _run(benchmark, arguments.quick)
         report += section
         failed += [] if ok else [benchmark.name]
         arguments.report.write_text("\n".join(report))
@@ -89,18 +87,8 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--report", type=Path, default=REPORT, help="default: %(default)s")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME")
-    parser.add_argument("--skip", nargs="+", choices=names, metavar="NAME", default=[])
     parser.add_argument("--quick", action="store_true", help="small and few: does it run?")
     return parser.parse_args()
-
-
-def _untrained_model() -> Path:
-    """The config of the model to measure with; weights are made up when it is loaded."""
-    folder = (
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixrt" / "bench-model"
-    )
-    write_dummy_checkpoint(folder)
-    return folder
 
 
 def _head() -> list[str]:
@@ -129,12 +117,12 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _run(benchmark: Benchmark, model: Path, quick: bool) -> tuple[list[str], bool]:
+def _run(benchmark: Benchmark, quick: bool) -> tuple[list[str], bool]:
     """The section of one benchmark, and whether it ran to its end."""
     arguments = benchmark.command + (f" {benchmark.quick}" if quick else "")
     load, begin = os.getloadavg()[0], time.monotonic()
     done = children.run(
-        [sys.executable, *shlex.split(arguments.format(model=model))],
+        [sys.executable, *shlex.split(arguments.format(cache=CACHE))],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "160", "GOMP_SPINCOUNT": "2000"},
@@ -145,7 +133,7 @@ def _run(benchmark: Benchmark, model: Path, quick: bool) -> tuple[list[str], boo
         "",
         benchmark.what,
         "",
-        f"`python {arguments.format(model='DIR')}`; {seconds:.0f} s, load before it {load:.1f}.",
+        f"`python {arguments.format(cache='DIR')}`; {seconds:.0f} s, load before it {load:.1f}.",
         "",
         *_shown(done.stdout),
         "",

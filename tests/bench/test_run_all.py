@@ -19,7 +19,6 @@ def test_report_has_a_section_for_each(
 ) -> None:
     report = tmp_path / "report.md"
     monkeypatch.setattr(run_all, "BENCHMARKS", (TABLE, TEXT, BROKEN))
-    monkeypatch.setattr(run_all, "_untrained_model", lambda: tmp_path)
     monkeypatch.setattr(sys, "argv", ["run_all", "--report", str(report)])
     with pytest.raises(SystemExit, match="These failed: broken"):
         run_all.main()
