@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from radixrt.cli.doctor import machine, packages
-from radixrt.cli.doctor.finding import Finding
+from radixrt.cli.doctor.machine import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 

@@ -8,12 +8,14 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 from radixrt.base.channels import Channels
 from radixrt.base.errors import ConfigError
 from radixrt.base.host_memory import available_memory
 from radixrt.base.local_url import local_url
-from radixrt.cli.doctor.finding import Finding
 from radixrt.supervisor.launch import bind
 
 _GIB = 1 << 30
@@ -22,6 +24,19 @@ LEAST_MEMORY = 2 * _GIB
 LEAST_DISK = 2 * _GIB
 LEAST_FILES = 4096
 """Open files; each connection is one."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one check."""
+
+    subject: str
+    """The thing that was checked, such as ``kernels``."""
+    level: Literal["ok", "warning", "error"]
+    """error: a server does not start here; warning: it runs worse than it could."""
+    fact: str
+    """One line."""
+    advice: str = ""
+    """The next step; empty where there is nothing to do."""
 
 
 def kernels() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 
 from radixrt import __version__
-from radixrt.cli.doctor.finding import Finding
+from radixrt.cli.doctor.machine import Finding
 
 
 def python() -> Iterator[Finding]:
