@@ -105,7 +105,11 @@ def anatomy(
     sizes: Sizes,
     results: Results,
 ) -> None:
-    """Measure decode steps of several batch sizes."""
+    """Measure decode steps of several batch sizes.
+
+    Raises:
+        RuntimeError: not all sequences were decoding all the time.
+    """
     engine = InProcess(model_dir, device, settings)
     steps = sizes.anatomy_steps
     for batch, context in sizes.anatomy:
@@ -120,6 +124,8 @@ def anatomy(
         begin()
         engine.advance(steps)
         step_ms = end() * 1e3 / steps
+        if engine.num_decoding() != batch:
+            raise RuntimeError(f"{engine.num_decoding()} of {batch} sequences decode at the end")
         measured = Steps(batch, (before + engine.context()) / 2, step_ms)
         results.add(_result(shape, ceilings, measured, steps, engine.times, device_times))
         engine.finish()

@@ -21,6 +21,8 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.worker.build import build_runner
 
+MAX_STEPS_OF_PROMPTS = 1000
+
 
 @dataclass
 class HostTimes:
@@ -36,7 +38,9 @@ class InProcess:
     """An engine without sockets, driven step by step."""
 
     def __init__(self, model_dir: Path, device: torch.device, settings: dict[str, object]) -> None:
-        config = ServerConfig(model_path=str(model_dir), load_format="dummy", **settings)  # type: ignore[arg-type]
+        # No bound in time: a step is as large as the settings allow from the first on.
+        settings = {"load_format": "dummy", "max_step_ms": 0, **settings}
+        config = ServerConfig(model_path=str(model_dir), **settings)  # type: ignore[arg-type]
         self.device = device
         self._runner, info = build_runner(
             config,
@@ -51,7 +55,11 @@ class InProcess:
         self.times = HostTimes()
 
     def begin(self, shape: ModelShape, count: int, prompt: int, output: int) -> None:
-        """Ask for answers, and compute their prompts."""
+        """Ask for answers, and compute their prompts.
+
+        Raises:
+            RuntimeError: not all of them decode after :data:`MAX_STEPS_OF_PROMPTS` steps.
+        """
         sampling = SamplingParams(temperature=1.0, max_tokens=output, ignore_eos=True, seed=0)
         for tokens in token_ids([prompt] * count, shape.vocab_size, seed=self._next_id):
             request = SequenceRequest(
@@ -63,8 +71,13 @@ class InProcess:
             refused = self._scheduler.add(request)
             if refused is not None:
                 raise RuntimeError(f"the scheduler refused a request: {refused}")
-        steps_of_prompts = -(-count * prompt // self._scheduler.limits.max_prefill_tokens) + 2
-        self.advance(steps_of_prompts + 4)
+        left = MAX_STEPS_OF_PROMPTS
+        while self.num_decoding() < count:
+            if not left:
+                raise RuntimeError(f"{self.num_decoding()} of {count} sequences decode")
+            self.advance(1)
+            left -= 1
+        self.advance(2)  # the plans that are made and not launched
 
     def advance(self, steps: int) -> None:
         """Launch so many steps."""
@@ -85,6 +98,11 @@ class InProcess:
             self.times.plan.append(planned - begin)
             self.times.launch.append(stepped - planned)
             self.times.absorb.append(time.perf_counter() - stepped)
+
+    def num_decoding(self) -> int:
+        """Sequences whose prompts are computed and whose answers are not complete."""
+        slots = self._scheduler.slots
+        return int((slots.is_decoding & slots.in_use).sum())
 
     def context(self) -> int:
         """Tokens of KV that the running sequences have now, all together."""

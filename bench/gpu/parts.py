@@ -34,9 +34,13 @@ class Bench:
     """Tells this engine from the others of the run."""
 
     @property
+    def running(self) -> int:
+        return self.llm.info.max_running_requests
+
+    @property
     def scheduling(self) -> Scheduling:
         config = self.llm.config
-        return Scheduling(config.max_running_requests, config.prefill_budget("cuda"))
+        return Scheduling(self.running, config.prefill_budget("cuda"))
 
 
 def warm_up(bench: Bench) -> None:
@@ -115,7 +119,7 @@ def shared_prefix(bench: Bench) -> None:
     begin = time.perf_counter()
     bench.llm.generate(prompts, of_length(sizes.answer), progress=False)
     seconds = time.perf_counter() - begin
-    rows = min(sizes.questions, bench.llm.config.max_running_requests)
+    rows = min(sizes.questions, bench.running)
     own = sizes.question + sizes.answer / 2
     attended = rows * (sizes.prefix + own)
     context = sizes.prefix + rows * own if cascade else attended

@@ -125,7 +125,7 @@ def about_routes(state: ServerState) -> APIRouter:
         return json_response(
             {
                 "default_generation_settings": {"n_ctx": state.info.context_length},
-                "total_slots": state.config.max_running_requests,
+                "total_slots": state.info.max_running_requests,
                 "model_alias": state.config.model_name,
                 "modalities": {"vision": False, "audio": False},
                 "build_info": f"radixrt {__version__}",

@@ -74,7 +74,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         with accepting(listen_socket, loading):
             info = await client.ready()
         state = ServerState(config, client, info, keys)
-        max_open = config.max_running_requests + config.max_queued_requests
+        max_open = info.max_running_requests + config.max_queued_requests
         if config.otlp_endpoint is not None:
             tracing = Tracing(config.otlp_endpoint, config.model_name)
         app = build_app(state, tracing)

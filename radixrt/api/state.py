@@ -103,7 +103,7 @@ class ServerState:
         check_max_tokens(requests, tenant)
         use = self.keys.use_of(tenant)
         most_running = min(
-            self.config.max_running_requests, use.limits.max_parallel_requests or math.inf
+            self.info.max_running_requests, use.limits.max_parallel_requests or math.inf
         )
         group = RequestGroup(self.client, requests, int(most_running))
         timers = [AnswerTimer(self.metrics, request.stream) for request in requests]

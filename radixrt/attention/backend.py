@@ -66,6 +66,9 @@ class CapturableBackend(AttentionBackend, Protocol):
     def graph_kinds(self, rows: int) -> Sequence[str]:
         """The kinds of graphs for decode steps of ``rows`` rows; the first serves any step."""
 
+    def reserve_for_graphs(self) -> None:
+        """Allocate what the graphs of all sizes share, which otherwise the first of them would."""
+
     def graph_kind(self, metadata: AttentionMetadata) -> str:
         """The kind of graph that computes this step fastest."""
 

@@ -18,9 +18,10 @@ class _Group:
     """Prompts of similar lengths, which are attended in one batched computation."""
 
     rows: Tensor  # [prompts, longest] rows of the flat batch; behind a shorter prompt its first row again
-    within: (
-        Tensor | None
-    )  # [prompts, longest] bool, False behind a shorter prompt; None: all are equally long
+    within: Tensor | None
+    """[prompts, longest] bool, False behind a shorter prompt; None: all are equally long."""
+    filled: Tensor | None
+    """[tokens] int64, the places of ``rows``, flat, that are no padding: an index by ``within`` would wait for the device."""
 
 
 class BidirectionalAttention:
@@ -89,10 +90,11 @@ class BidirectionalAttention:
                 enable_gqa=spec.num_heads != spec.num_kv_heads,
             )
             attended = attended.transpose(1, 2).to(query.dtype)
-            if group.within is None:
+            if group.filled is None:
                 output[group.rows] = attended
             else:
-                output[group.rows[group.within]] = attended[group.within]
+                rows, filled = group.rows.flatten(), group.filled
+                output[rows[filled]] = attended.flatten(0, 1)[filled]
         return output
 
 
@@ -101,7 +103,10 @@ def _group(starts: list[int], lengths: list[int], device: torch.device) -> _Grou
     offsets = torch.arange(max(lengths))
     within = offsets < sizes
     rows = begins + torch.where(within, offsets, 0)
-    return _Group(rows.to(device), None if within.all() else within.to(device))
+    if within.all():
+        return _Group(rows.to(device), None, None)
+    filled = within.flatten().nonzero().squeeze(1)
+    return _Group(rows.to(device), within.to(device), filled.to(device))
 
 
 def _mask(group: _Group, window: int | None) -> Tensor | None:

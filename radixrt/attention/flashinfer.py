@@ -110,6 +110,10 @@ class FlashInferBackend:
             return ("plain", "cascade")
         return ("plain",)
 
+    def reserve_for_graphs(self) -> None:
+        cascades = "cascade" in self.graph_kinds(self._setup.max_rows)
+        self._shared.reserve(["decode", "own", "shared"] if cascades else ["decode"])
+
     def graph_kind(self, metadata: AttentionMetadata) -> str:
         rows = len(metadata.last_page_len_cpu)
         if metadata.shared_prefixes is None or "cascade" not in self.graph_kinds(rows):

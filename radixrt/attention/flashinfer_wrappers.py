@@ -5,6 +5,7 @@ A wrapper is planned on the host for the page tables of a step, and run once per
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,15 @@ class SharedBuffers:
         if (place, spec) not in self._plans:
             self._plans[place, spec] = self._bytes(PLAN_BYTES)
         return self._plans[place, spec]
+
+    def reserve(self, places: Sequence[str]) -> None:
+        """Make the page tables and plans of these places, and the locations and sharing of the largest step."""
+        for place in places:
+            self.tables(place, self._setup.max_rows)
+            for spec in set(self._setup.specs):
+                self.plan(place, spec)
+        self.locations(self._setup.max_rows)
+        self.sharing(self._setup.max_rows)
 
     def tables(self, place: str, rows: int) -> TableBuffers:
         """Buffers of page tables, shared by all graphs' wrappers with this place in a layer, for all kinds of layers."""

@@ -29,6 +29,9 @@ LEAST_STEP_TIMEOUT_S = 2.0
 
 MAX_REPLICAS = 64
 
+MIN_RUNNING_REQUESTS, MAX_RUNNING_REQUESTS = 256, 1024
+"""Bounds of ``max_running_requests`` if it is not given; the lower one is its value on a CPU."""
+
 _model = section("Model")
 _http = section("HTTP server")
 _device = section("Device")
@@ -58,8 +61,12 @@ class SchedulerSettings:
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
 
-    max_running_requests: int = _scheduling(
-        256, "Most sequences in the running batch.", at_least=1, at_most=65536
+    max_running_requests: int | None = _scheduling(
+        None,
+        "Most sequences in the running batch; if not given, 256, and on a GPU one for each 1,024 tokens of its KV pool, from 256 "
+        "to 1,024.",
+        at_least=1,
+        at_most=65536,
     )
     max_queued_requests: int = _scheduling(
         4096,
@@ -228,9 +235,10 @@ class ServerConfig(SchedulerSettings):
         "Threads that compute on a CPU, in each rank; default: one per core, and a single thread for small models.",
         at_least=1,
     )
-    cuda_graph_max_batch_size: int = _device(
-        256,
-        "Largest decode step that is captured as a CUDA graph, in sequences (at most --max-running-requests).",
+    cuda_graph_max_batch_size: int | None = _device(
+        None,
+        "Largest decode step that is captured as a CUDA graph, in sequences (at most --max-running-requests); if not given, "
+        "1,024.",
         at_least=1,
         at_most=4096,
     )

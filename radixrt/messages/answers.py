@@ -176,6 +176,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     kv_pool_tokens: int
     """Tokens of KV that the pool holds."""
     page_size: int
+    max_running_requests: int = 256
+    """Most sequences in the running batch."""
     kv_bytes_per_token: int
     """Over all layers and ranks."""
     num_parameters: int

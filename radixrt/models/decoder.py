@@ -228,6 +228,8 @@ class CausalLM(KernelLayer):
     @torch.inference_mode()
     def after_last_attention(self, hidden: Tensor, residual: Tensor) -> Tensor:
         """The rest of :meth:`forward`, row by row: (hidden, residual) [rows, hidden_size] -> [rows, hidden_size]"""
+        if not len(hidden):  # no prompt ends in this step; a GPU's kernels take no empty batch
+            return hidden
         last: Any = self.model.layers[-1]
         hidden, residual = last.feed_forward(hidden, residual)
         return self.model.norm.add_and_norm(hidden, residual)[0]
@@ -242,6 +244,8 @@ class CausalLM(KernelLayer):
         Returns:
             [rows, vocab_size] float32
         """
+        if not len(hidden):
+            return hidden.new_empty((0, self.vocab_size), dtype=torch.float32)
         head = self.lm_head if self.lm_head is not None else self.model.embed_tokens
         logits = head.logits(hidden)
         if self.logit_divisor != 1.0:

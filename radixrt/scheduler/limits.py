@@ -1,8 +1,8 @@
 """Bounds of a plan: the settings, and the limits of model and memory that the worker reports."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from radixrt.base.config import SchedulerSettings, ServerConfig
+from radixrt.base.config import MIN_RUNNING_REQUESTS, SchedulerSettings, ServerConfig
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.pooling import PoolingInfo
 
@@ -32,6 +32,10 @@ class SchedulerLimits:
         return self.pooling is not None and self.pooling.whole_prompts
 
     @property
+    def max_running_requests(self) -> int:
+        return self.settings.max_running_requests or MIN_RUNNING_REQUESTS
+
+    @property
     def max_step_ms(self) -> float | None:
         """That of the settings. By default there is no bound where no answer waits for its next token."""
         default = None if self.pooling is None else 0.0
@@ -49,7 +53,7 @@ class SchedulerLimits:
     @staticmethod
     def of(config: ServerConfig, info: EngineInfo) -> "SchedulerLimits":
         return SchedulerLimits(
-            settings=config,
+            settings=replace(config, max_running_requests=info.max_running_requests),
             max_prefill_tokens=config.prefill_budget(info.device),
             context_length=info.context_length,
             num_pages=info.kv_pool_tokens // info.page_size,

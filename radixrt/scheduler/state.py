@@ -39,7 +39,7 @@ class SchedulerState:
     def empty(limits: SchedulerLimits, clock: Callable[[], float]) -> "SchedulerState":
         """The state before the first request."""
         slots = SlotTable(
-            limits.settings.max_running_requests,
+            limits.max_running_requests,
             -(-limits.context_length // limits.page_size),
             limits.page_size,
         )

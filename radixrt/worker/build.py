@@ -1,5 +1,6 @@
 """Builds a model runner: loads the weights, tries the largest step, and gives the remaining memory to the KV pool."""
 
+import dataclasses
 import logging
 import math
 import time
@@ -16,7 +17,7 @@ from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.kv_spec import kv_dtype
 from radixrt.attention.registry import make_backend, resolve_backend
 from radixrt.attention.setup import AttentionSetup
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import MAX_RUNNING_REQUESTS, MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import Device
 from radixrt.layers.kernels.choice import layer_kernels
@@ -30,15 +31,18 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.encoder_runner import EncoderRunner
-from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages
+from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages, pool_tokens
 from radixrt.worker.pooling import Pooler
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.threads import use_fitting_threads
-from radixrt.worker.trial_run import try_largest_step
+from radixrt.worker.trial_run import try_largest_prompts, try_largest_step
 
 log = logging.getLogger(__name__)
+
+TOKENS_PER_REQUEST = 1024
+"""Tokens of the KV pool for each sequence that may run, where the user asks for no number of them."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,12 @@ def build_runner(
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and KV pool.
     """
+    _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     longest = info.context_length
-    setup = _attention_setup(config, model, device, longest)
+    setup = _with_rows(_attention_setup(config, model, device, longest), config, tp)
     backend_name = resolve_backend(config.attention_backend, setup)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report_grammar)
     backend = make_backend(backend_name, setup)
@@ -83,6 +88,7 @@ def build_runner(
     parts = RunnerParts(
         config, model, setup, backend, info.eos_token_ids, loader, taped, tp, loaded.pooler
     )
+    parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest)
@@ -90,6 +96,7 @@ def build_runner(
     return ModelRunner(parts, pool, parts.decode_graphs(pool)), replace(
         info,
         kv_pool_tokens=pages * config.page_size,
+        max_running_requests=setup.max_rows,
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
         attention_backend=backend_name,
     )
@@ -105,9 +112,14 @@ def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, 
     loaded = _load_with_facts(config, device, TensorParallel(), kernels)
     info = loaded.info
     assert loaded.pooler is not None and info.pooling is not None, "an encoder gives numbers"
-    pages = config.max_running_requests * math.ceil(info.context_length / config.page_size)
-    return EncoderRunner(loaded.model, loaded.pooler, device), replace(
+    rows = config.max_running_requests or MIN_RUNNING_REQUESTS
+    pages = rows * math.ceil(info.context_length / config.page_size)
+    runner = EncoderRunner(loaded.model, loaded.pooler, device)
+    if is_gpu(device):
+        try_largest_prompts(runner, config, info.context_length)
+    return runner, replace(
         info,
+        max_running_requests=rows,
         kv_pool_tokens=pages * config.page_size,  # the scheduler counts them; they take no memory
         attention_backend="bidirectional",
         pooling=replace(info.pooling, whole_prompts=True),
@@ -155,6 +167,20 @@ def _load_with_facts(
     return _Loaded(model, info, pooler)
 
 
+def _check_and_say(config: ServerConfig, device: Device) -> None:
+    """Refuse settings that this device does not serve, before minutes of loading; name a default that it leaves out.
+
+    Raises:
+        ConfigError: the KV cache would be in int8 on a GPU.
+    """
+    if not is_gpu(device):
+        return
+    if config.kv_cache_dtype == "int8":
+        raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
+    if config.speculation == "auto":
+        log.warning("Speculation is off: drafts are verified on a CPU only.")
+
+
 def is_gpu(device: Device) -> bool:
     """Whether it has memory of its own, of which the KV pool gets the rest."""
     return device.torch_device.type == "cuda"
@@ -195,7 +221,7 @@ def _attention_setup(
         dtype=model.dtype,
         kv_dtype=cached,
         page_size=config.page_size,
-        max_rows=config.max_running_requests,
+        max_rows=config.max_running_requests or MIN_RUNNING_REQUESTS,
         max_pages=math.ceil(longest / config.page_size),
         device=device,
         cascade=not (config.debug_disable_cascade or fixed),
@@ -212,13 +238,36 @@ def _pool_pages(
         setup,
         mem_fraction=config.mem_fraction_static,
         max_total_tokens=config.max_total_tokens,
-        max_useful_tokens=2 * config.max_running_requests * longest,
+        max_useful_tokens=2 * setup.max_rows * longest,
     )
-    if tp.size > 1:
-        smallest = torch.tensor(pages, device=setup.device.torch_device)
-        dist.all_reduce(smallest, dist.ReduceOp.MIN)
-        pages = int(smallest)
-    return pages
+    return _smallest(pages, setup.device, tp)
+
+
+def _with_rows(setup: AttentionSetup, config: ServerConfig, tp: TensorParallel) -> AttentionSetup:
+    """The setup with as many rows as the pool of a GPU gives, where the user asks for no number."""
+    if config.max_running_requests is not None or not is_gpu(setup.device):
+        return setup
+    tokens = pool_tokens(setup, config.mem_fraction_static)
+    if config.max_total_tokens is not None:
+        tokens = min(tokens, config.max_total_tokens)
+    rows = _smallest(running_requests(tokens), setup.device, tp)
+    log.info("At most %d requests run at a time (--max-running-requests).", rows)
+    return dataclasses.replace(setup, max_rows=rows)
+
+
+def running_requests(pool_tokens: int) -> int:
+    """The number of sequences that run at a time on a GPU whose KV pool has this size."""
+    rows = pool_tokens // TOKENS_PER_REQUEST // 64 * 64
+    return min(max(rows, MIN_RUNNING_REQUESTS), MAX_RUNNING_REQUESTS)
+
+
+def _smallest(count: int, device: Device, tp: TensorParallel) -> int:
+    """Of the ranks' numbers."""
+    if tp.size == 1:
+        return count
+    smallest = torch.tensor(count, device=device.torch_device)
+    dist.all_reduce(smallest, dist.ReduceOp.MIN)
+    return int(smallest)
 
 
 def _known_tokens(token_ids: list[int], vocab_size: int) -> tuple[int, ...]:

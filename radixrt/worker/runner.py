@@ -62,7 +62,7 @@ class ModelRunner:
             graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
         """
         config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
-        slots, ends = config.max_running_requests, parts.eos_token_ids
+        slots, ends = parts.setup.max_rows, parts.eos_token_ids
         self._model = parts.model
         self._backend = parts.backend
         self._device = device

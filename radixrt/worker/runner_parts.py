@@ -9,7 +9,7 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import ServerConfig
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import CausalLM
-from radixrt.worker.decode_graphs import DecodeGraphs, ladder
+from radixrt.worker.decode_graphs import LARGEST, DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.pooling import Pooler
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
@@ -34,15 +34,24 @@ class RunnerParts:
     pooler: Pooler | None = None
     """Of a checkpoint that gives numbers in place of text."""
 
+    @property
+    def _capturable(self) -> CapturableBackend | None:
+        """The backend, if its decode steps are to be captured."""
+        if self.config.debug_disable_cuda_graph or not self.setup.device.has_graphs:
+            return None
+        return self.backend if isinstance(self.backend, CapturableBackend) else None
+
+    def reserve_for_graphs(self) -> None:
+        """Allocate the buffers that captured steps read, before the KV pool takes the memory."""
+        if (backend := self._capturable) is not None:
+            backend.reserve_for_graphs()
+
     def decode_graphs(self, pool: KVPool) -> DecodeGraphs | None:
         """Capture decode steps on a KV pool; None where the settings, the device or the backend have none."""
-        config, device = self.config, self.setup.device
-        if config.debug_disable_cuda_graph or not device.has_graphs:
+        if (backend := self._capturable) is None:
             return None
-        if not isinstance(self.backend, CapturableBackend):
-            return None
-        largest = min(config.cuda_graph_max_batch_size, config.max_running_requests)
-        graphs = DecodeGraphs(self.model, self.backend, pool, ladder(largest), device)
+        largest = min(self.config.cuda_graph_max_batch_size or LARGEST, self.setup.max_rows)
+        graphs = DecodeGraphs(self.model, backend, pool, ladder(largest), self.setup.device)
         begin = time.perf_counter()
         graphs.capture()
         log.info("Captured decode steps in %.1f s.", time.perf_counter() - begin)

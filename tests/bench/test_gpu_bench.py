@@ -7,11 +7,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.byte_tokenizer import synthetic_tokenizer
 from bench.gpu import sessions
 from bench.gpu.anatomy import busy_time, kind_of
 from bench.gpu.ceilings import Ceilings
+from bench.gpu.in_process import InProcess
 from bench.gpu.results import Result, Results
 from bench.gpu.roofline import Length, Scheduling, step_seconds, workload_bound
 from bench.gpu.sessions import Options, run_session
@@ -145,6 +147,20 @@ def test_the_tokenizer_has_the_size_asked_for_and_reads_what_it_writes(vocab_siz
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     if vocab_size > 100_000:
         assert len(tokenizer.encode(" banana").ids) <= 2
+
+
+def test_steps_are_measured_when_every_sequence_decodes(tmp_path: Path) -> None:
+    """However small the chunks of the prompts are."""
+    shape = QWEN3_06B.tiny()
+    settings = {**sessions.DRY_ENGINE, "max_step_ms": 1e-3, "chunked_prefill_size": 16}
+    engine = InProcess(shape.write_checkpoint(tmp_path), torch.device("cpu"), settings)
+    engine.begin(shape, 6, 400, 120)
+    assert engine.num_decoding() == 6
+    before = engine.context()
+    engine.advance(5)
+    assert engine.context() - before == 6 * 5
+    engine.finish()
+    assert engine.num_decoding() == 0
 
 
 def test_an_engine_runs_its_parts_on_a_cpu_in_tiny_shapes(tmp_path: Path) -> None:

@@ -133,6 +133,30 @@ def test_constrained_answers_satisfy_their_schema(model_dir: Path, device: CudaD
     assert engine.scheduler.counters.forced_tokens > 0
 
 
+def test_a_lone_long_prompt_is_computed_in_chunks_that_sample_nothing(
+    model_dir: Path, device: CudaDevice
+) -> None:
+    """The first step of a fresh scheduler has 64 tokens of it, so no row of this step samples."""
+    rng = random.Random(5)
+    prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(300)]
+    engine = on_gpu(model_dir, device)
+    asked = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    (answer,) = engine.generate([prompt], asked)
+    assert len(answer) == 8 and engine.scheduler.counters.steps > 8
+    whole = on_gpu(model_dir, device, max_step_ms=0)
+    assert len(whole.generate([prompt], asked)[0]) == 8
+
+
+@pytest.mark.parametrize("architecture", ["gemma4", "qwen3_moe"])
+def test_other_models_take_a_step_that_samples_nothing(
+    architecture: str, tmp_path: Path, device: CudaDevice
+) -> None:
+    folder = make_checkpoint(architecture, tmp_path)
+    engine = InProcessEngine(folder, device=device, dtype="bfloat16", chunked_prefill_size=64)
+    asked = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    assert len(engine.generate([list(range(3, 303))], asked)[0]) == 4
+
+
 def test_a_steady_decode_step_never_synchronizes(model_dir: Path, device: CudaDevice) -> None:
     """torch raises where it would wait for the device; waiting for a step's tokens is an event, and allowed."""
     engine = on_gpu(model_dir, device)

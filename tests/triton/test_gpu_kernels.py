@@ -27,6 +27,8 @@ class FlashInferOnTorch:
         signature = inspect.signature(getattr(self.flashinfer, name))
 
         def call(*arguments: Any, **options: Any) -> Any:
+            tensors = [part for part in arguments if isinstance(part, torch.Tensor)]
+            assert all(part.numel() for part in tensors), "CUDA refuses an empty grid"
             self.called.append(name)
             return getattr(_OnTorch, name)(**signature.bind(*arguments, **options).arguments)
 
@@ -160,6 +162,19 @@ def test_rotation(
     for ours, theirs in zip(kernels.rotate(positions, query, key, table), expected, strict=True):
         assert_close(ours, theirs)
     assert bool(flashinfer.called) == by_flashinfer
+
+
+def test_nothing_is_launched_for_no_rows(flashinfer: FlashInferOnTorch) -> None:
+    kernels = GpuKernels(FlashInferLayers())
+    rows, weight = draw(3, 64, dtype=BF16)[:0], draw(64, dtype=BF16)
+    assert kernels.rms_norm(rows, weight, 1e-6, False).shape == (0, 64)
+    assert [part.shape for part in kernels.add_rms_norm(rows, rows.clone(), weight, 1e-6, True)] == 2 * [(0, 64)]  # fmt: skip
+    assert kernels.gated_activation("silu", rows).shape == (0, 32)
+    heads = rows.view(0, 1, 64)
+    table = draw(9, 64, dtype=torch.float32)
+    positions = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    assert [part.shape for part in kernels.rotate(positions, heads, heads, table)] == 2 * [(0, 1, 64)]  # fmt: skip
+    assert flashinfer.called == []
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])

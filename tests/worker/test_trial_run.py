@@ -1,11 +1,18 @@
 """The trial step is the largest possible one, and the error names the settings if it does not fit."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from radixrt.attention import flashinfer_rules
+from radixrt.attention.bidirectional import BidirectionalAttention
+from radixrt.attention.flashinfer import FlashInferBackend
+from radixrt.attention.flashinfer_wrappers import SharedBuffers
+from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.constrained.bitmask import bitmask_words
@@ -17,6 +24,9 @@ from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.state import SamplingBatch
 from radixrt.worker.trial_run import largest_step, num_pages
+from tests.attention.fake_flashinfer import BatchPrefill, FakeFlashInfer
+from tests.checkpoints import make_pooled
+from tests.fake_device import FakeDevice
 
 
 @pytest.mark.parametrize(
@@ -26,7 +36,7 @@ def test_the_trial_step_spends_every_limit(slots: int, budget: int, page_size: i
     config = ServerConfig(
         max_running_requests=slots, max_prefill_tokens=budget, page_size=page_size
     )
-    plan = largest_step(config, context_length=4096)
+    plan = largest_step(config, slots, context_length=4096)
     assert len({admit.slot for admit in plan.admit}) == slots  # every slot samples
     assert sum(chunk.num_tokens for chunk in plan.prefill) >= budget + slots  # beside the decodes
     pages = [page for admit in plan.admit for page in memoryview(admit.pages).cast("i")]
@@ -38,7 +48,7 @@ def test_the_trial_step_spends_every_limit(slots: int, budget: int, page_size: i
 
 def test_sequences_of_a_trial_are_within_the_context() -> None:
     config = ServerConfig(max_running_requests=2, max_prefill_tokens=8192, page_size=16)
-    plan = largest_step(config, context_length=64)
+    plan = largest_step(config, 2, context_length=64)
     assert all(chunk.num_tokens < 64 for chunk in plan.prefill)
 
 
@@ -54,7 +64,7 @@ def runner_after_trial(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Mode
     return build.build_runner(config, CPU, TensorParallel(), model_dir / "tokenizer.json", print)[0]
 
 
-def test_the_trial_is_a_prefill_and_a_decode_step(
+def test_the_trial_is_a_prefill_a_decode_step_and_a_chunk_that_ends_no_prompt(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = []
@@ -67,7 +77,114 @@ def test_the_trial_is_a_prefill_and_a_decode_step(
 
     monkeypatch.setattr(ModelRunner, "step", watched)
     runner_after_trial(checkpoint("llama"), monkeypatch)
-    assert steps == [3, 3]
+    assert steps == [3, 3, 0]
+
+
+def test_the_trial_needs_both_prefill_kernels_of_every_kind_of_layer(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Hopper the largest step has FA3, a short prompt FA2, whose module is compiled or loaded when it is needed first."""
+    library = FakeFlashInfer(hopper=True)
+    monkeypatch.setattr(build, "resolve_backend", lambda *arguments: "flashinfer")
+    monkeypatch.setattr(build, "make_backend", lambda name, setup: FlashInferBackend(setup, library))  # fmt: skip
+    monkeypatch.setattr(flashinfer_rules, "FA3_FROM_TILES", 12)  # 3 prompts of 4 heads
+    runner = runner_after_trial(checkpoint("gemma3"), monkeypatch)
+    kinds = set(runner._model.attention_specs())
+    assert len(kinds) == 2, "with a window, and without"
+    planned = [wrapper for wrapper in library.wrappers if wrapper.planned]
+    assert Counter(w.backend for w in planned if isinstance(w, BatchPrefill)) == {"fa3": 2, "fa2": 2}  # fmt: skip
+
+
+def test_a_gpus_trial_of_an_encoder_has_the_most_tokens_that_a_step_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[list[int]] = []
+    plan_prompts = BidirectionalAttention.plan_prompts
+
+    def watched(attention: BidirectionalAttention, of_each: list[int], *rest: Any) -> None:
+        lengths.append(of_each)
+        plan_prompts(attention, of_each, *rest)
+
+    monkeypatch.setattr(BidirectionalAttention, "plan_prompts", watched)
+    monkeypatch.setattr(build, "is_gpu", lambda device: True)
+    config = ServerConfig(model_path=str(make_pooled("bert", tmp_path)), max_prefill_tokens=200, context_length=64)  # fmt: skip
+    build.build_encoder(config, CPU)
+    assert lengths == [[64, 63, 63]]
+
+
+def test_the_page_tables_of_graphs_are_there_before_the_pool_is_sized(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[SharedBuffers] = []
+    make, size = SharedBuffers.__init__, build.pool_pages
+    before: list[int] = []
+
+    def watched(buffers: SharedBuffers, setup: AttentionSetup) -> None:
+        make(buffers, setup)
+        made.append(buffers)
+
+    def sized(*arguments: Any, **options: Any) -> int:
+        before.append(len(made[0]._tables))
+        return size(*arguments, **options)
+
+    monkeypatch.setattr(SharedBuffers, "__init__", watched)
+    monkeypatch.setattr(build, "pool_pages", sized)
+    monkeypatch.setattr(build, "resolve_backend", lambda *arguments: "flashinfer")
+    monkeypatch.setattr(build, "make_backend", lambda name, setup: FlashInferBackend(setup, FakeFlashInfer()))  # fmt: skip
+    config = ServerConfig(model_path=str(checkpoint("llama")), max_total_tokens=256, max_running_requests=4)  # fmt: skip
+    model_dir = Path(config.model_path)
+    build.build_runner(config, FakeDevice(), TensorParallel(), model_dir / "tokenizer.json", print)
+    (buffers,) = made
+    assert before == [len(buffers._tables)] and set(buffers._tables) == {"decode", "own", "shared"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"), [(1000, 256), (300_000, 256), (700_000, 640), (1 << 30, 1024)]
+)
+def test_a_gpu_runs_as_many_requests_as_its_pool_has_tokens_for(tokens: int, rows: int) -> None:
+    assert build.running_requests(tokens) == rows
+
+
+def test_the_number_of_running_requests_follows_the_pool_of_a_gpu_alone(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def running(**settings: Any) -> int:
+        config = ServerConfig(model_path=str(checkpoint("llama")), max_prefill_tokens=8, **{"max_total_tokens": 64} | settings)  # fmt: skip
+        model_dir = Path(config.model_path)
+        runner, info = build.build_runner(
+            config, CPU, TensorParallel(), model_dir / "tokenizer.json", print
+        )
+        assert len(runner._batch.computed) == info.max_running_requests
+        return info.max_running_requests
+
+    monkeypatch.setattr(build, "pool_tokens", lambda *arguments: 10**7)
+    assert running() == 256
+    monkeypatch.setattr(build, "is_gpu", lambda device: True)
+    monkeypatch.setattr(build, "try_largest_step", lambda *arguments: None)
+    assert running() == 256, "64 tokens were asked for"
+    assert running(max_total_tokens=400 * 1024) == 384
+    assert running(max_running_requests=3) == 3
+
+
+def test_int8_kv_is_refused_on_a_gpu_before_the_weights_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "is_gpu", lambda device: True)
+    config = ServerConfig(model_path="no such folder", kv_cache_dtype="int8")
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is for CPUs"):
+        build.build_runner(config, CPU, TensorParallel(), Path("none"), print)
+
+
+def test_a_gpu_says_that_it_does_not_speculate(
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner_after_trial(checkpoint("llama"), monkeypatch)
+    assert "Speculation is off" in caplog.text
+    caplog.clear()
+    build._check_and_say(ServerConfig(speculation="off"), CPU)
+    assert not caplog.text
 
 
 def test_the_trial_calls_every_kernel_that_a_request_may_ask_for(

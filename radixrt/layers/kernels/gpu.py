@@ -70,8 +70,12 @@ class FlashInferLayers:
     def takes_rows(self, *tensors: Tensor) -> bool:
         """Rows of half precision, each of them a whole number of vectors and aligned to one.
 
+        Without any rows FlashInfer would launch an empty grid, which CUDA refuses; Triton launches nothing then.
+
         Asked some times a layer, while the device waits for the host: so it reads as little of a tensor as it can.
         """
+        if not len(tensors[0]):
+            return False
         for tensor in tensors:
             if tensor.dtype not in HALVES or tensor.storage_offset() % VECTOR_ELEMENTS:
                 return False

@@ -216,6 +216,8 @@ class Gemma4ForCausalLM(CausalLM):
             layer_input = inputs[index]
             attended = layer.attend(hidden, positions, context)
             if rows is not None and layer is self.model.layers[-1]:
+                if not len(rows):
+                    return hidden[rows]
                 attended, hidden = attended[rows], hidden[rows]
                 layer_input = layer_input if layer_input is None else layer_input[rows]
             hidden = layer.feed_forward(attended, hidden, layer_input)

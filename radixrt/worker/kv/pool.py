@@ -56,6 +56,12 @@ def bytes_per_token(setup: AttentionSetup) -> int:
     return sum(spec.bytes_per_token for spec in setup.kv_specs)
 
 
+def pool_tokens(setup: AttentionSetup, mem_fraction: float) -> int:
+    """Tokens of KV for which there is memory now."""
+    device = setup.device.torch_device
+    return _available_bytes(device, mem_fraction, asked_for=True) // bytes_per_token(setup)
+
+
 def pool_pages(
     setup: AttentionSetup,
     *,
