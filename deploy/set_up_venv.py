@@ -1,7 +1,7 @@
 """Makes a virtual environment with everything that radixrt needs: ``python3 deploy/set_up_venv.py .venv``.
 
 The script selects the build of torch. With an NVIDIA GPU, a CUDA build that the machine's Python already has is
-used; otherwise the default build (with CUDA) is installed. Without a GPU, a CPU build is installed, because the
+used; otherwise the default build (with CUDA) is installed; and FlashInfer and Triton (the extra ``cuda``) are installed. Without a GPU, a CPU build is installed, because the
 default build for Linux has gigabytes of CUDA libraries.
 """
 
@@ -52,7 +52,7 @@ def main() -> None:
     print("What is missing is downloaded now; that can take some minutes.", flush=True)
     if not keep_torch:
         install_torch(python)
-    pip_install(python, "--editable", f"{Path(__file__).parent.parent}[dev]")
+    install_radixrt(python)
 
 
 def run(*command: str) -> None:
@@ -76,6 +76,12 @@ def pip_install(python: Path, *arguments: str) -> None:
     """Install with pip; ends the program with advice if that fails."""
     if pip(python, *arguments):
         sys.exit(NO_PACKAGES)
+
+
+def install_radixrt(python: Path) -> None:
+    """Install this checkout with all that it needs here. Whatever needs torch keeps the one that is installed."""
+    extras = "dev,cuda" if has_nvidia_gpu() else "dev"
+    pip_install(python, "--editable", f"{Path(__file__).parent.parent}[{extras}]")
 
 
 def has_nvidia_gpu() -> bool:

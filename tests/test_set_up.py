@@ -77,6 +77,27 @@ def test_a_cpu_build_from_pips_own_index_needs_no_other(tmp_path: Path) -> None:
     assert calls(tmp_path)[-1].endswith(set_up_venv.TORCH)
 
 
+@pytest.mark.parametrize(("has_gpu", "extras"), [(True, "[dev,cuda]"), (False, "[dev]")])
+def test_a_machine_with_a_gpu_gets_flashinfer_beside_its_own_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool, extras: str
+) -> None:
+    monkeypatch.setattr(set_up_venv, "has_nvidia_gpu", lambda: has_gpu)
+    monkeypatch.setattr(set_up_venv, "base_python_has_cuda_torch", lambda: True)
+    python = fake_python(tmp_path, pip_offers="2.13.0+cpu")
+    monkeypatch.setattr(set_up_venv, "run", lambda *command: None)
+    venv = tmp_path / "venv" / "bin"
+    venv.mkdir(parents=True)
+    python.rename(venv / "python")
+    monkeypatch.setattr("sys.argv", ["set_up_venv.py", str(tmp_path / "venv")])
+    set_up_venv.main()
+    installs = [
+        call for call in calls(tmp_path) if "pip install" in call and "--dry-run" not in call
+    ]
+    assert installs[-1].endswith(f"--editable {Path(set_up_venv.__file__).parents[1]}{extras}")
+    of_torch = [call for call in installs if call.endswith(set_up_venv.TORCH)]
+    assert bool(of_torch) == (not has_gpu), "the machine's own CUDA build is kept"
+
+
 def test_a_failing_pip_ends_set_up_with_the_variables_for_mirrors(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 1\n")

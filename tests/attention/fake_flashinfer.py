@@ -131,6 +131,11 @@ class _Wrapper:
         assert kv_cache[0].dtype == kv_cache[1].dtype == plan.options["kv_data_type"]
         assert kv_cache[0].stride() == kv_cache[1].stride(), "another module would be compiled"
         assert query.shape == (int(plan.qo_indptr[-1]), plan.heads, plan.head_dim)
+        assert len(query), "an empty grid"
+        assert out.shape == query.shape and out.dtype == query.dtype
+        assert lse is None or (lse.shape == query.shape[:2] and lse.dtype == torch.float32)
+        for part in (query, *kv_cache, out):
+            assert part.stride(-1) == 1, "must be contiguous at last dimension"
         attended, sums = attend(query, kv_cache, plan)
         out.copy_(attended)
         if lse is not None:
@@ -231,6 +236,13 @@ class FakeFlashInfer:
         self.note("append_paged_kv_cache", arguments, options)
         key, value, batch_indices, positions, caches, kv_indices, kv_indptr, _ = plain(arguments)
         assert key.dtype == caches[0].dtype and value.dtype == caches[1].dtype
+        assert len(key) == len(value) == len(batch_indices) == len(positions) > 0, "an empty grid"
+        assert key.shape[1:] == caches[0].shape[2:] and value.shape[1:] == caches[1].shape[2:]
+        assert caches[0].stride() == caches[1].stride(), "k_strides must equal v_strides"
+        for states in (key, value, *caches):
+            assert states.stride(-1) == 1, "must be contiguous at last dimension"
+        for ids in (batch_indices, positions, kv_indices, kv_indptr):
+            assert ids.is_contiguous()
         for ids in (batch_indices, positions, kv_indices, kv_indptr):
             assert ids.dtype == torch.int32
         assert (batch_indices >= 0).all(), "the kernel does not check"
@@ -243,6 +255,8 @@ class FakeFlashInfer:
     def merge_state_in_place(self, *arguments: Any, **options: Any) -> None:
         self.note("merge_state_in_place", arguments, options)
         v, s, v_other, s_other = plain(arguments)
+        assert v.shape == v_other.shape and s.shape == s_other.shape == v.shape[:2] and len(v)
+        assert s.dtype == s_other.dtype == torch.float32 and v.dtype == v_other.dtype
         sums = torch.stack((s.double().exp2(), s_other.double().exp2()))  # [2, tokens, heads]
         weights = (sums / sums.sum(0)).unsqueeze(-1)
         merged = (weights[0] * v.double() + weights[1] * v_other.double()).to(v.dtype)

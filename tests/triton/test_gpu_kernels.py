@@ -29,6 +29,7 @@ class FlashInferOnTorch:
         def call(*arguments: Any, **options: Any) -> Any:
             tensors = [part for part in arguments if isinstance(part, torch.Tensor)]
             assert all(part.numel() for part in tensors), "CUDA refuses an empty grid"
+            assert all(part.stride(-1) == 1 for part in tensors), "its kernels check this"
             self.called.append(name)
             return getattr(_OnTorch, name)(**signature.bind(*arguments, **options).arguments)
 

@@ -95,11 +95,7 @@ def _settings(texts: list[str]) -> dict[str, Any]:
 def _run_again_with_stub(arguments: list[str], launch_us: float) -> None:
     """Compile the stub and replace this process by one that has it in the place of NVIDIA's libraries."""
     folder = Path(tempfile.mkdtemp(prefix="radixrt-stub-"))
-    library = folder / "libcuda.so.1"
-    headers = [f"-I{path}" for path in _cuda_headers()]
-    command = ["cc", "-O2", "-w", "-std=gnu11", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    source = Path(__file__).with_name("stub_driver.c")
-    subprocess.run([*command, *headers, "-o", str(library), str(source)], check=True)
+    library = compile_stub(folder)
     environment = {
         **os.environ,
         PRELOADED: str(library),
@@ -112,7 +108,18 @@ def _run_again_with_stub(arguments: list[str], launch_us: float) -> None:
     os.execve(sys.executable, [sys.executable, "-m", "bench.gpu.host", *arguments], environment)
 
 
-def _cuda_headers() -> Iterator[Path]:
+def compile_stub(folder: Path) -> Path:
+    """The stub as a library in ``folder``, under the name of NVIDIA's."""
+    library = folder / "libcuda.so.1"
+    headers = [f"-I{path}" for path in cuda_headers()]
+    command = ["cc", "-O2", "-w", "-std=gnu11", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    source = Path(__file__).with_name("stub_driver.c")
+    subprocess.run([*command, *headers, "-o", str(library), str(source)], check=True)
+    return library
+
+
+def cuda_headers() -> Iterator[Path]:
+    """Folders of CUDA's headers: of NVIDIA's wheels, and of a toolkit."""
     for folder in (Path(path) / "nvidia" for path in sys.path):
         yield from folder.glob("cu*/include")
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"

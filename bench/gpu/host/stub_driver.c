@@ -1,7 +1,8 @@
 /* A GPU that computes nothing: the CUDA runtime, driver and cuBLAS calls that a serving step makes, on a machine without
    a GPU. It is preloaded (soname libcuda.so.1), so that torch's CUDA build, FlashInfer's compiled modules and Triton's
    launchers call it instead of NVIDIA's libraries. Memory is the host's; small copies are made; kernels are counted and
-   not run; a captured graph is the number of what it holds.
+   not run; a captured graph is the number of what it holds. Launches and copies that the real driver refuses fail here, too: empty
+   or oversized grids and blocks, too much shared memory, no kernel, copies from or to no address.
 
    RADIXRT_STUB_LAUNCH_NS: each launch keeps the host busy for so long, as a driver would. */
 #define _GNU_SOURCE
@@ -40,6 +41,34 @@ static void launch(int kind) {
     do {
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while ((now.tv_sec - begin.tv_sec) * 1000000000L + now.tv_nsec - begin.tv_nsec < launch_ns);
+}
+
+/* ------------------------------------------------------------ what is refused */
+
+#define MOST_THREADS 1024
+#define MOST_SHARED 232448
+#define MOST_GRID_YZ 65535
+
+static __thread int last_error;
+
+static int remember(int error) {
+    if (error) last_error = error;
+    return error;
+}
+
+static int why_not(const void *kernel, dim3 grid, dim3 block, size_t shared) {
+    if (!kernel) return cudaErrorInvalidDeviceFunction;
+    unsigned long threads = (unsigned long)block.x * block.y * block.z;
+    if (!grid.x || !grid.y || !grid.z || grid.x > 2147483647u || grid.y > MOST_GRID_YZ || grid.z > MOST_GRID_YZ || !threads
+        || threads > MOST_THREADS || block.z > 64)
+        return cudaErrorInvalidConfiguration;
+    return shared > MOST_SHARED ? cudaErrorInvalidValue : 0;
+}
+
+static int launch_kernel(const void *kernel, dim3 grid, dim3 block, size_t shared) {
+    int error = why_not(kernel, grid, block, shared);
+    if (!error) launch(KERNELS);
+    return remember(error);
 }
 
 /* ------------------------------------------------------------ memory */
@@ -81,15 +110,16 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
     OK;
 }
 
-static void copy(void *to, const void *from, size_t size) {
+static int copy(void *to, const void *from, size_t size) {
+    if (size && (!to || !from)) return remember(cudaErrorInvalidValue);
     counts[capturing ? PLANS_IN_GRAPHS : COPIES]++;
     if (size <= SMALL_COPY && !capturing) memcpy(to, from, size);
+    OK;
 }
 
-cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind k) { copy(to, from, n); OK; }
+cudaError_t cudaMemcpy(void *to, const void *from, size_t n, enum cudaMemcpyKind k) { return copy(to, from, n); }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind k, cudaStream_t s) {
-    copy(to, from, n);
-    OK;
+    return copy(to, from, n);
 }
 cudaError_t cudaMemset(void *p, int v, size_t n) { launch(FILLS); OK; }
 cudaError_t cudaMemsetAsync(void *p, int v, size_t n, cudaStream_t s) { launch(FILLS); OK; }
@@ -102,8 +132,12 @@ cudaError_t cudaSetDevice(int device) { OK; }
 cudaError_t cudaDeviceSynchronize(void) { OK; }
 cudaError_t cudaDriverGetVersion(int *version) { *version = 13000; OK; }
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = 13000; OK; }
-cudaError_t cudaGetLastError(void) { OK; }
-cudaError_t cudaPeekAtLastError(void) { OK; }
+cudaError_t cudaGetLastError(void) {
+    int error = last_error;
+    last_error = 0;
+    return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = 0; OK; }
 cudaError_t cudaDeviceGetPCIBusId(char *id, int n, int d) { snprintf(id, n, "0000:00:00.0"); OK; }
 cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute a, int v) { OK; }
@@ -250,13 +284,18 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
     OK;
 }
 cudaError_t __cudaGetKernel(void **kernel, const void *function) { *kernel = (void *)function; OK; }
-cudaError_t __cudaLaunchKernel(void *k, dim3 grid, dim3 block, void **args, size_t shared, void *stream) { launch(KERNELS); OK; }
-cudaError_t cudaLaunchKernel(const void *k, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s) {
-    launch(KERNELS);
-    OK;
+cudaError_t __cudaLaunchKernel(void *k, dim3 grid, dim3 block, void **args, size_t shared, void *stream) {
+    return launch_kernel(k, grid, block, shared);
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *k, void **args) { launch(KERNELS); OK; }
-cudaError_t cudaLaunchCooperativeKernel(const void *k, dim3 g, dim3 b, void **args, size_t m, cudaStream_t s) { launch(KERNELS); OK; }
+cudaError_t cudaLaunchKernel(const void *k, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t s) {
+    return launch_kernel(k, grid, block, shared);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *k, void **args) {
+    return launch_kernel(k, c->gridDim, c->blockDim, c->dynamicSmemBytes);
+}
+cudaError_t cudaLaunchCooperativeKernel(const void *k, dim3 g, dim3 b, void **args, size_t m, cudaStream_t s) {
+    return launch_kernel(k, g, b, m);
+}
 void **__cudaRegisterFatBinary(void *binary) { return new_handle(); }
 void __cudaRegisterFatBinaryEnd(void **h) {}
 void __cudaUnregisterFatBinary(void **h) {}
@@ -290,12 +329,21 @@ CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute which, int value)
 CUresult cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config) { OK; }
 CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, const CUlaunchConfig *c) { *n = 16; OK; }
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute which, CUdeviceptr p) { *(CUdeviceptr *)data = p; OK; }
-CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **args, void **extra) { launch(KERNELS); OK; }
+/* The driver has one word for all that it refuses. */
+static CUresult launch_function(CUfunction f, dim3 grid, dim3 block, size_t shared) {
+    if (why_not(f, grid, block, shared)) return CUDA_ERROR_INVALID_VALUE;
+    launch(KERNELS);
+    OK;
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **args, void **extra) {
+    dim3 grid = {c->gridDimX, c->gridDimY, c->gridDimZ}, block = {c->blockDimX, c->blockDimY, c->blockDimZ};
+    return launch_function(f, grid, block, c->sharedMemBytes);
+}
 CUresult cuLaunchKernel(
     CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned m, CUstream s, void **a,
     void **e) {
-    launch(KERNELS);
-    OK;
+    dim3 grid = {gx, gy, gz}, block = {bx, by, bz};
+    return launch_function(f, grid, block, m);
 }
 static CUresult encode_tensor_map(void *map) { memset(map, 0, sizeof(CUtensorMap)); OK; }
 CUresult cuTensorMapEncodeTiled(
