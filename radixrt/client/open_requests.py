@@ -40,10 +40,12 @@ Arrival = AnswerChunk | RequestError | EngineDiedError
 
 class Mailbox:
     """Queue of the chunks of one request that are not read yet. Its size is bounded in chunks without log-probabilities, of
-    some 500 bytes each; larger chunks count as several."""
+    some 500 bytes each; larger chunks count as several. One task reads it."""
 
     def __init__(self, capacity: float) -> None:
-        self._queue: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._unread: deque[Arrival] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        """Waits for the next chunk."""
         self._capacity = capacity
         self._size = 0
         self._overrun = False
@@ -53,11 +55,16 @@ class Mailbox:
         if not self._overrun:
             self._overrun = self._size >= self._capacity
             self._size += _size(arrival)
-            self._queue.put_nowait(_too_slow() if self._overrun else arrival)
+            self._unread.append(_too_slow() if self._overrun else arrival)
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_result(None)
         return not self._overrun
 
     async def get(self) -> Arrival:
-        arrival = await self._queue.get()
+        while not self._unread:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        arrival = self._unread.popleft()
         self._size -= _size(arrival)
         return arrival
 

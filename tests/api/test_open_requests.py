@@ -77,7 +77,7 @@ def test_a_request_that_kills_replicas_runs_alone_and_is_refused_then() -> None:
     engine.open.remove(other)
     assert killer.wire_id
     engine.open.take_over([killer.wire_id])
-    error = killer.arrivals._queue.get_nowait()
+    (error,) = arrivals(killer)
     assert isinstance(error, RequestError) and error.code == "request_kills_engine"
 
 
@@ -105,8 +105,8 @@ def chunk(opened: OpenRequest, tokens: list[int], index: int = 0, **report: Any)
 
 
 def arrivals(opened: OpenRequest) -> list[Any]:
-    queue = opened.arrivals._queue
-    return [queue.get_nowait() for _ in range(queue.qsize())]
+    unread = opened.arrivals._unread
+    return [unread.popleft() for _ in range(len(unread))]
 
 
 def in_loop(test: Callable[[], None]) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -56,7 +56,7 @@ class Answering(ABC, Generic[Fields]):
         self.fields = prepared.fields
 
     @abstractmethod
-    def choices(self, prompt_index: int, chunk: AnswerChunk) -> AsyncIterator[ChoiceDelta]:
+    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
         """The choices, or pieces of choices, that a chunk adds to the response."""
 
     def beside_first(
@@ -86,10 +86,12 @@ async def _whole(answering: Answering[Any], state: ServerState) -> dict[str, Any
     usage = Usage(answering.hides_output)
     choices: list[dict[str, Any]] = []
     extras: dict[str, Any] = {}
-    async with aclosing(_choices(answering, state, usage)) as found:
-        async for choice, beside in found:
-            choices.append(choice)
-            extras |= beside
+    async with aclosing(_chunks(answering, state)) as chunks:
+        async for prompt_index, chunk in chunks:
+            usage.add(prompt_index, chunk)
+            for choice, beside in await answering.choices(prompt_index, chunk):
+                choices.append(choice)
+                extras |= beside
     choices.sort(key=lambda choice: choice["index"])
     envelope = _envelope(answering, state, answering.kind, choices)
     return envelope | extras | usage.explanation() | {"usage": usage.as_json()}
@@ -108,23 +110,20 @@ async def _stream(answering: Answering[Any], state: ServerState) -> AsyncGenerat
             envelope["usage"] = usage.as_json() if always or not choices else None
         return envelope
 
-    async with aclosing(_choices(answering, state, usage)) as found:
-        async for choice, beside in found:
-            yield event(piece([choice]) | beside)
+    async with aclosing(_chunks(answering, state)) as chunks:
+        async for prompt_index, chunk in chunks:
+            usage.add(prompt_index, chunk)
+            for choice, beside in await answering.choices(prompt_index, chunk):
+                yield event(piece([choice]) | beside)
     if with_usage:
         yield event(piece([]) | usage.explanation())
     yield DONE
 
 
-async def _choices(
-    answering: Answering[Any], state: ServerState, usage: Usage
-) -> AsyncGenerator[ChoiceDelta, None]:
-    running = state.generate(answering.prepared.requests, answering.prepared.constraint_field)
-    async with aclosing(running) as chunks:
-        async for prompt_index, chunk in chunks:
-            usage.add(prompt_index, chunk)
-            async for choice in answering.choices(prompt_index, chunk):
-                yield choice
+def _chunks(
+    answering: Answering[Any], state: ServerState
+) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
+    return state.generate(answering.prepared.requests, answering.prepared.constraint_field)
 
 
 def _envelope(

@@ -1,7 +1,6 @@
 """``/v1/chat/completions``: the next message of a conversation."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -115,12 +114,13 @@ class _Chat(Answering[ChatCompletionRequest]):
         )
         """Of each choice."""
 
-    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> AsyncIterator[ChoiceDelta]:
+    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
+        found: list[ChoiceDelta] = []
         extras = await prompt_extras(chunk, bool(self.fields.return_token_ids))
         if self.fields.stream and chunk.index not in self._begun:
             self._begun.add(chunk.index)
             start = {"role": "assistant", "content": ""}
-            yield {"index": chunk.index, "delta": start, "finish_reason": None}, extras
+            found.append(({"index": chunk.index, "delta": start, "finish_reason": None}, extras))
             extras = {}
         if chunk.tool_calls:
             self._called.add(chunk.index)
@@ -139,7 +139,8 @@ class _Chat(Answering[ChatCompletionRequest]):
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = unpack_ids(chunk.token_ids).tolist()
-        yield choice | value_events(chunk) | structured_extras(chunk.report), extras
+        choice |= value_events(chunk) | structured_extras(chunk.report)
+        return [*found, (choice, extras)]
 
     def _finish_reason(self, chunk: AnswerChunk) -> str | None:
         if chunk.finish_reason == "stop" and chunk.index in self._called:

@@ -1,7 +1,6 @@
 """``/v1/completions``: the continuation of a text or of token ids."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -164,7 +163,7 @@ class _Completion(Answering[CompletionRequest]):
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
         """Of each choice."""
 
-    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> AsyncIterator[ChoiceDelta]:
+    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
         index = prompt_index * self.prepared.requests[0].sampling.n + chunk.index
         hidden = self.hides_output
         text, finish_reason = chunk.text, chunk.finish_reason
@@ -189,7 +188,7 @@ class _Completion(Answering[CompletionRequest]):
         if self.fields.return_token_ids:
             choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
         choice |= value_events(chunk) | await self._prompt_extras(chunk)
-        yield choice | structured_extras(chunk.report), beside
+        return [(choice | structured_extras(chunk.report), beside)]
 
     async def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:
         if self.fields.prompt_logprobs is None and chunk.prompt is not None:
