@@ -22,7 +22,7 @@ from bench.dummy_checkpoint import write_dummy_checkpoint
 from bench.local_server import PROCESSES, CpuClock, local_server
 from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
-from radixrt.bench.arguments import not_negative, positive
+from radixrt.bench.arguments import positive
 from radixrt.bench.output import print_rows
 from radixrt.models.checkpoint import resolve_model_path
 
@@ -36,6 +36,8 @@ class StreamCost:
 
     streams: int
     tokens: int
+    events: int
+    """Server-sent events that the clients got. Where the server falls behind, one has several tokens."""
     tokens_per_s: float
     api_us: float
     """CPU time of the api process for each token, in microseconds; the others likewise."""
@@ -48,13 +50,14 @@ def measure(url: str, streams: int, output_tokens: int) -> StreamCost:
     """Stream answers of ``output_tokens`` each, all at a time."""
     clock = CpuClock([url])
     before, begin = clock.seconds(), time.perf_counter()
-    asyncio.run(_stream_all(url, streams, output_tokens))
+    events = asyncio.run(_stream_all(url, streams, output_tokens))
     seconds, after = time.perf_counter() - begin, clock.seconds()
     tokens = streams * output_tokens
     each = {name: 1e6 * (after[name] - before[name]) / tokens for name in PROCESSES}
     return StreamCost(
         streams=streams,
         tokens=tokens,
+        events=events,
         tokens_per_s=tokens / seconds,
         api_us=each["api"],
         tokenizer_us=each["tokenizer"],
@@ -63,12 +66,13 @@ def measure(url: str, streams: int, output_tokens: int) -> StreamCost:
     )
 
 
-async def _stream_all(url: str, streams: int, output_tokens: int) -> None:
-    await asyncio.gather(*(_stream(url, number, output_tokens) for number in range(streams)))
+async def _stream_all(url: str, streams: int, output_tokens: int) -> int:
+    streaming = (_stream(url, number, output_tokens) for number in range(streams))
+    return sum(await asyncio.gather(*streaming))
 
 
-async def _stream(url: str, number: int, output_tokens: int) -> None:
-    """One answer, of which nothing but the end is looked at: the client needs the machine's time, too.
+async def _stream(url: str, number: int, output_tokens: int) -> int:
+    """One answer; returns the number of its events. Nothing is parsed: the client needs the machine's time, too.
 
     Raises:
         ConfigError: the server refused the request.
@@ -87,13 +91,15 @@ async def _stream(url: str, number: int, output_tokens: int) -> None:
     )
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
-    first, end = b"", b""
+    first, end, events = b"", b"", 0
     while data := await reader.read(1 << 16):
         first = first or data
+        events += data.count(b"data: ")
         end = (end + data)[-64:]
     writer.close()
     if END_OF_STREAM not in end:
         raise ConfigError(f"The stream broke off: {first[:300]!r}")
+    return events
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=positive, default=256, metavar="N", help="answers at a time (default: %(default)s)")  # fmt: skip
     parser.add_argument("--output-tokens", type=positive, default=200, metavar="N", help="tokens of each answer (default: %(default)s)")  # fmt: skip
     parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="rounds, after one to warm up (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--wait", type=not_negative, default=0, metavar="SECONDS", help="time for a profiler to be attached (default: %(default)s)")  # fmt: skip
     arguments = parser.parse_args(argv)
     tokenizer = Tokenizer.from_file(str(resolve_model_path(DEMO_MODEL) / "tokenizer.json"))
     with tempfile.TemporaryDirectory() as folder:
@@ -120,9 +125,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = (*FLAGS, "--max-running-requests", str(arguments.streams))
         with local_server(str(model_dir), *flags) as url:
             measure(url, arguments.streams, 8)
-            if arguments.wait:
-                print(CpuClock([url])._processes, flush=True)
-                time.sleep(arguments.wait)
             rounds = [
                 measure(url, arguments.streams, arguments.output_tokens)
                 for _ in range(arguments.rounds)

@@ -17,12 +17,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from radixrt.api.server import serve
 from radixrt.base.channels import Channels
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.messages.answers import EngineInfo
 from radixrt.parsers.choice import with_parsers
 from radixrt.tokenizer.process import TokenizerProcess
@@ -135,7 +136,9 @@ def starting(model_folder: Path) -> Iterator[StartServer]:
         config = with_parsers(ServerConfig(model_path=str(model), **{**defaults, **settings}))
         run_dir = Channels.make_run_dir()
         channels = Channels(run_dir)
-        given = (info or engine_info(), *([] if scheduler_type is FakeScheduler else [config]))
+        rows = config.max_running_requests or MIN_RUNNING_REQUESTS
+        info = msgspec.structs.replace(info or engine_info(), max_running_requests=rows)
+        given = (info, *([] if scheduler_type is FakeScheduler else [config]))
         replica = channels.of_replica(0, 0)
         replica.folder.mkdir()
         scheduler = scheduler_type(replica, *given)
