@@ -2,7 +2,7 @@
 
 import torch
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionInputs, AttentionSpec
 from radixrt.attention.bidirectional import BidirectionalAttention
 from tests.fake_device import FakeDevice, OnDevice
 
@@ -16,7 +16,8 @@ def test_prompts_of_unequal_lengths_are_attended_without_a_look_at_the_device() 
     attention = BidirectionalAttention()
     attention.plan_prompts(lengths, torch.device("cpu"))
     FakeDevice.reads.clear()
-    output = attention.attend(*(part.as_subclass(OnDevice) for part in states), (), SPEC)
+    on_device = [part.as_subclass(OnDevice) for part in states]
+    output = attention.attend(AttentionInputs(*on_device, (), SPEC))
     assert FakeDevice.reads == []
     for query, key, value, found in zip(*(part.split(lengths) for part in (*states, output)), strict=True):  # fmt: skip
         scores = torch.einsum("qhd,kd->hqk", query, key[:, 0]) * SPEC.scale
