@@ -1,7 +1,8 @@
-"""Measures the CPU time of a streamed token in the api and tokenizer processes: ``python -m bench.stream_cost``.
+"""Measures the CPU time of a streamed token in each process: ``python -m bench.stream_cost``.
 
-A server streams many chats at a time from a model of one small layer, so nearly nothing is computed and all processes beside
-the worker have as much to do as they have beside a GPU. The result is the CPU time of each process, divided by the tokens.
+A server streams many chats at a time from a model of one small layer. So nearly nothing is
+computed, and the processes beside the worker have as much to do as they have beside a GPU. The
+result is the CPU time of each process, divided by the tokens.
 """
 
 import argparse
@@ -37,7 +38,7 @@ class StreamCost:
     streams: int
     tokens: int
     events: int
-    """Server-sent events that the clients got. Where the server falls behind, one has several tokens."""
+    """Server-sent events that the clients got. One has several tokens if the server falls behind."""
     tokens_per_s: float
     api_us: float
     """CPU time of the api process for each token, in microseconds; the others likewise."""
@@ -72,7 +73,8 @@ async def _stream_all(url: str, streams: int, output_tokens: int) -> int:
 
 
 async def _stream(url: str, number: int, output_tokens: int) -> int:
-    """One answer; returns the number of its events. Nothing is parsed: the client needs the machine's time, too.
+    """One answer; returns the number of its events. Nothing is parsed, so that the client needs
+    little of the machine's time.
 
     Raises:
         ConfigError: the server refused the request.

@@ -1,7 +1,8 @@
 """Makes a virtual environment with everything that radixrt needs: ``python3 deploy/set_up_venv.py .venv``.
 
 The script selects the build of torch. With an NVIDIA GPU, a CUDA build that the machine's Python already has is
-used; otherwise the default build (with CUDA) is installed; and FlashInfer and Triton (the extra ``cuda``) are installed. Without a GPU, a CPU build is installed, because the
+used; otherwise the default build (with CUDA) is installed. FlashInfer and Triton (the extra
+``cuda``) are installed, too. Without a GPU, a CPU build is installed, because the
 default build for Linux has gigabytes of CUDA libraries.
 """
 
@@ -79,7 +80,7 @@ def pip_install(python: Path, *arguments: str) -> None:
 
 
 def install_radixrt(python: Path) -> None:
-    """Install this checkout with all that it needs here. Whatever needs torch keeps the one that is installed."""
+    """Install this checkout with all that it needs here. The installed torch stays."""
     extras = "dev,cuda" if has_nvidia_gpu() else "dev"
     pip_install(python, "--editable", f"{Path(__file__).parent.parent}[{extras}]")
 

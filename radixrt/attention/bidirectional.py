@@ -21,7 +21,8 @@ class _Group:
     within: Tensor | None
     """[prompts, longest] bool, False behind a shorter prompt; None: all are equally long."""
     filled: Tensor | None
-    """[tokens] int64, the places of ``rows``, flat, that are no padding: an index by ``within`` would wait for the device."""
+    """[tokens] int64, the places of the flat ``rows`` that are no padding. An index by ``within``
+    would wait for the device."""
 
 
 class BidirectionalAttention:

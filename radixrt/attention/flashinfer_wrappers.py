@@ -74,7 +74,7 @@ class SharedBuffers:
         return self._plans[place, spec]
 
     def reserve(self, places: Sequence[str]) -> None:
-        """Make the page tables and plans of these places, and the locations and sharing of the largest step."""
+        """Make the page tables and plans of these places, and the buffers of the largest step."""
         for place in places:
             self.tables(place, self._setup.max_rows)
             for spec in set(self._setup.specs):

@@ -42,7 +42,7 @@ from radixrt.worker.trial_run import try_largest_prompts, try_largest_step
 log = logging.getLogger(__name__)
 
 TOKENS_PER_REQUEST = 1024
-"""Tokens of the KV pool for each sequence that may run, where the user asks for no number of them."""
+"""Tokens of the KV pool for each sequence that may run, unless the user sets their number."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,8 @@ def _load_with_facts(
 
 
 def _check_and_say(config: ServerConfig, device: Device) -> None:
-    """Refuse settings that this device does not serve, before minutes of loading; name a default that it leaves out.
+    """Refuse settings that this device does not serve before the weights are loaded, and warn of a
+    default that has no effect here.
 
     Raises:
         ConfigError: the KV cache would be in int8 on a GPU.

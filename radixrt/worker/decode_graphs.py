@@ -25,10 +25,10 @@ LARGEST = 1024
 
 
 def ladder(largest: int) -> list[int]:
-    """Batch sizes to capture: powers of two up to 16, then every 8th up to 128, every 16th up to 256, every 32nd up to 512
-    and every 64th; ``largest`` is the last.
+    """Batch sizes to capture: powers of two up to 16, then every 8th up to 128, every 16th up to
+    256, every 32nd up to 512 and every 64th; ``largest`` is the last.
 
-    Padding adds an eighth or less to steps of more than 64 rows; each row of it reads one token of KV.
+    Padding adds an eighth or less to steps of more than 64 rows; each row of it reads one token.
     """
     rungs = [1, 2, 4, 8, *range(16, 128, 8), *range(128, 256, 16), *range(256, 512, 32)]
     rungs += range(512, largest + 1, 64)

@@ -37,8 +37,8 @@ OTHER_SAMPLING = SamplingParams(
 
 
 def try_largest_step(parts: RunnerParts, context_length: int) -> None:
-    """Run the largest step, a decode step and a small one, so that torch and the libraries allocate all memory that steps
-    need, and compile or load every kernel.
+    """Run the largest step, a decode step and a small one, so that torch and the libraries allocate
+    all memory that steps need, and compile or load every kernel.
 
     The device memory that is free afterwards is available for the KV pool.
 
@@ -93,8 +93,8 @@ def largest_step(config: ServerConfig, slots: int, context_length: int) -> StepP
 
 
 def small_step(largest: StepPlan) -> StepPlan:
-    """The first two tokens of a prompt alone. No row samples, and attention may have another kernel than in the largest step: on
-    Hopper FA2 in place of FA3."""
+    """The first two tokens of a prompt alone. No row samples, and attention may have another kernel
+    than in the largest step: on Hopper FA2 in place of FA3."""
     first = largest.admit[0]
     prompt = pack_ids(np.zeros(3, dtype=np.int32))
     return StepPlan(
@@ -106,7 +106,8 @@ def small_step(largest: StepPlan) -> StepPlan:
 
 
 def try_largest_prompts(runner: EncoderRunner, config: ServerConfig, context_length: int) -> None:
-    """Run the largest step of an encoder: as many prompts of the whole context as the prefill budget has, or one.
+    """Run the largest step of an encoder: as many prompts of the whole context as the prefill
+    budget has, or one.
 
     Raises:
         ConfigError: the step does not fit into the memory.

@@ -1,4 +1,4 @@
-"""The stub of the CUDA runtime fails where a GPU's driver would. Needs a C compiler and CUDA's headers."""
+"""The stub of the CUDA runtime fails where a driver would. Needs cc and CUDA's headers."""
 
 import ctypes
 import shutil

@@ -83,7 +83,8 @@ def test_the_trial_is_a_prefill_a_decode_step_and_a_chunk_that_ends_no_prompt(
 def test_the_trial_needs_both_prefill_kernels_of_every_kind_of_layer(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Hopper the largest step has FA3, a short prompt FA2, whose module is compiled or loaded when it is needed first."""
+    """On Hopper the largest step has FA3, and a short prompt FA2. A module is compiled or loaded
+    when it is needed first."""
     library = FakeFlashInfer(hopper=True)
     monkeypatch.setattr(build, "resolve_backend", lambda *arguments: "flashinfer")
     monkeypatch.setattr(build, "make_backend", lambda name, setup: FlashInferBackend(setup, library))  # fmt: skip

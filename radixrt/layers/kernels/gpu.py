@@ -70,7 +70,7 @@ class FlashInferLayers:
     def takes_rows(self, *tensors: Tensor) -> bool:
         """Rows of half precision, each of them a whole number of vectors and aligned to one.
 
-        Without any rows FlashInfer would launch an empty grid, which CUDA refuses; Triton launches nothing then.
+        For no rows FlashInfer would launch an empty grid, which CUDA refuses; Triton launches none.
 
         Asked some times a layer, while the device waits for the host: so it reads as little of a tensor as it can.
         """
