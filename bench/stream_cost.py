@@ -50,9 +50,9 @@ class StreamCost:
 def measure(url: str, streams: int, output_tokens: int) -> StreamCost:
     """Stream answers of ``output_tokens`` each, all at a time."""
     clock = CpuClock([url])
-    before, begin = clock.seconds(), time.perf_counter()
+    before, begin = clock.by_process(), time.perf_counter()
     events = asyncio.run(_stream_all(url, streams, output_tokens))
-    seconds, after = time.perf_counter() - begin, clock.seconds()
+    seconds, after = time.perf_counter() - begin, clock.by_process()
     tokens = streams * output_tokens
     each = {name: 1e6 * (after[name] - before[name]) / tokens for name in PROCESSES}
     return StreamCost(
