@@ -240,9 +240,9 @@ class EngineClient:
             tenant=tenant,
         )
 
-    async def compile(self, constraint: Constraint) -> Advice:
+    async def compile(self, constraint: Constraint, tenant: Tenant = NO_TENANT) -> Advice:
         """Compile a constraint ahead of the requests that will use it; one that can't be enforced is not ``ok``."""
-        return await self._calls.ask(CompileCall, Advice, constraint=constraint)
+        return await self._calls.ask(CompileCall, Advice, constraint=constraint, tenant=tenant)
 
     async def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""

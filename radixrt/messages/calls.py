@@ -100,6 +100,7 @@ class CompileCall(Message, frozen=True, kw_only=True):
 
     call_id: int
     constraint: Constraint
+    tenant: Tenant = NO_TENANT
 
 
 class StatsCall(Message, frozen=True):

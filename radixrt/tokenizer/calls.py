@@ -85,9 +85,8 @@ class Calls:
                 size = num_ids(call.token_ids)
                 self._enqueue(call, size, lambda: self._detokenize(call))
             case CompileCall():
-                self._spawn(
-                    self._reply(call.call_id, self.constraints.compile_ahead(call.constraint))
-                )
+                advising = self.constraints.compile_ahead(call.constraint, call.tenant.name)
+                self._spawn(self._reply(call.call_id, advising))
             case PinCall():
                 self._spawn(self._reply(call.call_id, self._pin(call)))
             case MatchCall():

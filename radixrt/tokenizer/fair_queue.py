@@ -8,10 +8,11 @@ methods of ``tokenizers`` do and the single ones don't.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from radixrt.base.round_robin import RoundRobin
 
 Result = TypeVar("Result")
 
@@ -56,15 +57,14 @@ class _Lane:
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._waiting: dict[str, dict[str, deque[_Job]]] = {}
-        """Work by tenant and key, in order of arrival. The first tenant and its first key are next, and then go to the end."""
+        self._waiting = RoundRobin[_Job]()
         self._arrived = asyncio.Event()
         self.begun: float | None = None
         """Time of ``time.monotonic()`` at which the work in the thread began."""
 
     async def run(self, tenant: str, key: str, work: Callable[[], Result]) -> Result:
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, {}).setdefault(key, deque()).append((done, work))
+        self._waiting.push(tenant, key, (done, work))
         self._arrived.set()
         return await done
 
@@ -93,13 +93,4 @@ class _Lane:
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
-        tenant = next(iter(self._waiting))
-        keys = self._waiting.pop(tenant)
-        key = next(iter(keys))
-        jobs = keys.pop(key)
-        job = jobs.popleft()
-        if jobs:
-            keys[key] = jobs
-        if keys:
-            self._waiting[tenant] = keys
-        return job
+        return self._waiting.pop()

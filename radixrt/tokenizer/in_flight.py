@@ -188,8 +188,9 @@ class InFlightAnswers:
         return self._next_chunk(entry, news, is_over=checked.is_over)
 
     async def _validate(self, entry: _InFlight, checked: CheckedSequence, due: DueCheck) -> None:
+        tenant = entry.answer.request.options.tenant
         try:
-            errors = await self._constraints.validate(due)
+            errors = await self._constraints.validate(due, tenant.name)
             if self._is_here(entry):
                 self._take_verdict(entry, checked, due, errors)
         except Exception as error:

@@ -224,7 +224,7 @@ class TokenizerProcess:
             if request.constraint is None:
                 encoded, encode_s = await _timed(encoding)
             else:
-                compiling = self._constraints.compile(request.constraint)
+                compiling = self._constraints.compile(request.constraint, tenant.name)
                 (encoded, encode_s), (compiled, grammar_s) = await _both(
                     _timed(encoding), _timed(compiling)
                 )

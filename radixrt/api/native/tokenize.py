@@ -70,7 +70,9 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
                 "Give a constraint to compile, such as response_format, regex or ebnf."
             )
         with constraint_errors_name(constraint.field):
-            advice = await while_connected(request, state.client.compile(constraint.constraint))
+            tenant = caller_of(request).tenant
+            compiling = state.client.compile(constraint.constraint, tenant)
+            advice = await while_connected(request, compiling)
         verdict = msgspec.to_builtins(advice)
         if advice.error is None:
             return json_response(verdict)

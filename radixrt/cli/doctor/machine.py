@@ -14,8 +14,8 @@ import msgspec
 
 from radixrt.base.channels import Channels
 from radixrt.base.errors import ConfigError
-from radixrt.base.host_memory import available_memory
 from radixrt.base.local_url import local_url
+from radixrt.device.host_memory import available_memory
 from radixrt.supervisor.launch import bind
 
 _GIB = 1 << 30

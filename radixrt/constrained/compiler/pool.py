@@ -12,12 +12,14 @@ import itertools
 import json
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from radixrt.base.errors import RequestError
 from radixrt.base.liveness.supervision import supervise
+from radixrt.base.round_robin import RoundRobin
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
@@ -35,8 +37,10 @@ _TRIES_BEFORE_REFUSING = 3
 class _Waiting:
     """A job in the queue, and the future of its reply."""
 
-    def __init__(self, job: jobs.Job, left_s: float) -> None:
+    def __init__(self, job: jobs.Job, tenant: str, left_s: float) -> None:
         self.job = job
+        self.tenant = tenant
+        """The key that asks for it."""
         self.left_s = left_s
         """Seconds that it may still run, on this helper or on others after its death."""
         self.reply: asyncio.Future[jobs.Reply] = asyncio.get_running_loop().create_future()
@@ -58,10 +62,10 @@ class CompilePool:
         self.config = config
         self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes, config.cache_entries)
         self.killed = 0
-        self._under_way: dict[bytes, asyncio.Task[Compiled]] = {}
+        self._under_way: dict[tuple[str, bytes], asyncio.Task[Compiled]] = {}
         self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
-        self._quick: collections.deque[_Waiting] = collections.deque()
-        self._slow: collections.deque[_Waiting] = collections.deque()
+        self._quick = RoundRobin[_Waiting]()
+        self._slow = RoundRobin[_Waiting]()
         """Jobs that were stopped once, so that quick ones could go on."""
         self._work = asyncio.Condition()
         self._keepers: list[asyncio.Task[None]] = []
@@ -105,21 +109,23 @@ class CompilePool:
         await asyncio.sleep(
             0
         )  # pipes of helpers that were just starting close in the loop's next round
-        for waiting in [*self._quick, *self._slow]:
+        for waiting in self._drop(lambda _: True):
             waiting.reply.cancel()
-        self._quick.clear()
-        self._slow.clear()
 
-    async def compile(self, constraint: Constraint) -> Compiled:
-        """Compile a constraint. Equal ones are compiled once, also those that are asked for at the same time.
+    async def compile(self, constraint: Constraint, tenant: str = "") -> Compiled:
+        """Compile a constraint. Equal ones are compiled once, also those that a tenant asks for at the same time.
+
+        Args:
+            tenant: the key that asks; the jobs of different ones take turns.
 
         Raises:
             RequestError: it can't be enforced, or takes more time or memory than it may (400); too many jobs
                 wait (503).
         """
-        key = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
-        if (compiled := self.compiled.get(key)) is not None:
+        digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
+        if (compiled := self.compiled.get(digest)) is not None:
             return compiled
+        key = (tenant, digest)
         task = self._under_way.get(key)
         if task is None:
             task = asyncio.create_task(self._compile(key, constraint))
@@ -134,36 +140,37 @@ class CompilePool:
                 del self._num_waiting_for[task]
                 self._abandon(key, task)
 
-    def _abandon(self, key: bytes, task: asyncio.Task[Compiled]) -> None:
+    def _abandon(self, key: tuple[str, bytes], task: asyncio.Task[Compiled]) -> None:
         """No request waits for this grammar any more: its job is not started, or stopped if it takes long."""
         if not task.done():
             self._under_way.pop(key, None)
             task.cancel()
-            asyncio.get_running_loop().call_soon(self._drop_abandoned)
+            asyncio.get_running_loop().call_soon(self._drop, lambda each: each.reply.done())
 
-    async def _compile(self, key: bytes, constraint: Constraint) -> Compiled:
+    async def _compile(self, key: tuple[str, bytes], constraint: Constraint) -> Compiled:
+        tenant, digest = key
         try:
-            reply = await self._do(jobs.CompileJob(constraint), "The constraint takes")
+            reply = await self._do(jobs.CompileJob(constraint), tenant, "The constraint takes")
             if not isinstance(reply, jobs.CompileDone):
                 raise _error_of(reply)
-            self.compiled.put(key, reply.compiled, reply.num_bytes)
+            self.compiled.put(digest, reply.compiled, reply.num_bytes)
             return reply.compiled
         finally:
             if self._under_way.get(key) is asyncio.current_task():
                 del self._under_way[key]
 
-    async def advise(self, constraint: Constraint) -> Advice:
+    async def advise(self, constraint: Constraint, tenant: str = "") -> Advice:
         """The advice on a constraint, which is not kept.
 
         Raises:
             RequestError: compiling it takes more time or memory than it may (400); too many jobs wait (503).
         """
-        reply = await self._do(jobs.AdviseJob(constraint), "The constraint takes")
+        reply = await self._do(jobs.AdviseJob(constraint), tenant, "The constraint takes")
         if not isinstance(reply, jobs.AdviseDone):
             raise _error_of(reply)
         return reply.advice
 
-    async def validate(self, schema: Any, text: str) -> list[SpanError]:
+    async def validate(self, schema: Any, text: str, tenant: str = "") -> list[SpanError]:
         """Why ``text`` is no JSON that is valid under ``schema``; empty if it is.
 
         Formats are checked as far as ``jsonschema`` can.
@@ -172,7 +179,7 @@ class CompilePool:
             RequestError: it takes more time or memory than it may (400); too many jobs wait (503).
         """
         job = jobs.ValidateJob(json.dumps(schema, ensure_ascii=False), text)
-        reply = await self._do(job, "Validating the answer takes")
+        reply = await self._do(job, tenant, "Validating the answer takes")
         if not isinstance(reply, jobs.ValidateDone):
             raise _error_of(reply)
         return reply.errors
@@ -180,7 +187,13 @@ class CompilePool:
     # ------------------------------------------------------------ queue
 
     async def _do(
-        self, job: jobs.Job, what: str, *, deaths: int = 0, left_s: float | None = None
+        self,
+        job: jobs.Job,
+        tenant: str,
+        what: str,
+        *,
+        deaths: int = 0,
+        left_s: float | None = None,
     ) -> jobs.Reply:
         """Queue a job and wait for its reply.
 
@@ -193,15 +206,10 @@ class CompilePool:
         """
         if self._cannot_start is not None:
             raise self._unavailable()
-        if len(self._quick) + len(self._slow) >= self.config.max_waiting:
-            raise RequestError(
-                f"{self.config.max_waiting} constraints wait to be compiled; try again later.",
-                status=503,
-                retry_after_s=1,
-            )
-        waiting = _Waiting(job, self.config.time_limit_s if left_s is None else left_s)
+        self._make_room(tenant)
+        waiting = _Waiting(job, tenant, self.config.time_limit_s if left_s is None else left_s)
         async with self._work:
-            self._quick.append(waiting)
+            self._quick.push(tenant, "", waiting)
             self._work.notify()
         try:
             reply = await waiting.reply
@@ -210,13 +218,36 @@ class CompilePool:
         except HelperDied as error:
             # They may have died of something else.
             if deaths < self.config.num_helpers and waiting.left_s > 0:
-                return await self._do(job, what, deaths=deaths + 1, left_s=waiting.left_s)
+                return await self._do(job, tenant, what, deaths=deaths + 1, left_s=waiting.left_s)
             reason = f"A helper process did not survive it ({error})"
         else:
             if not isinstance(reply, jobs.OutOfMemory):
                 return reply
             reason = f"{what} more memory than it may"
         raise RequestError(f"{reason}; {waiting.advice}.", param="structured", code="grammar")
+
+    def _make_room(self, tenant: str) -> None:
+        """Let one more job of a tenant wait. Where the queue is full, the tenant with the most jobs loses its last one.
+
+        Raises:
+            RequestError: no other tenant has more jobs than this one.
+        """
+        counts = collections.Counter(self._quick.counts())
+        counts.update(self._slow.counts())
+        if counts.total() < self.config.max_waiting:
+            return
+        error = RequestError(
+            f"{counts[tenant]} of your constraints wait to be compiled; try again later.",
+            status=503,
+            retry_after_s=1,
+        )
+        (longest, count), *_ = counts.most_common(1)
+        if longest == tenant or count <= counts[tenant] + 1:
+            raise error
+        queue = self._quick if longest in self._quick.counts() else self._slow
+        last = queue.pop_last(longest)
+        if not last.reply.done():
+            last.reply.set_exception(error)
 
     async def _next(self, for_quick_ones: bool) -> _Waiting:
         """The next job: a slow one first, where they are taken, since quick ones have a helper of their own."""
@@ -226,16 +257,13 @@ class CompilePool:
                     lambda: self._quick or (self._slow and not for_quick_ones)
                 )
                 take_slow = self._slow and not for_quick_ones
-                waiting = (self._slow if take_slow else self._quick).popleft()
+                waiting = (self._slow if take_slow else self._quick).pop()
                 if not waiting.reply.done():  # else no request waits for it any more
                     return waiting
 
-    def _drop_abandoned(self) -> None:
-        """Remove the jobs for which no request waits any more."""
-        for queue in (self._quick, self._slow):
-            wanted = [waiting for waiting in queue if not waiting.reply.done()]
-            queue.clear()
-            queue.extend(wanted)
+    def _drop(self, is_unwanted: Callable[[_Waiting], bool]) -> list[_Waiting]:
+        """Remove jobs from the queue; returns them."""
+        return self._quick.drop(is_unwanted) + self._slow.drop(is_unwanted)
 
     # ------------------------------------------------------------ helpers
 
@@ -302,11 +330,9 @@ class CompilePool:
         """Fail all waiting jobs: no helper starts."""
         logger.error("Structured output is not available: %s", reason)
         self._cannot_start = reason
-        for waiting in [*self._quick, *self._slow]:
+        for waiting in self._drop(lambda _: True):
             if not waiting.reply.done():
                 waiting.reply.set_exception(self._unavailable())
-        self._quick.clear()
-        self._slow.clear()
 
     def _unavailable(self) -> RequestError:
         return RequestError(f"Structured output is not available: {self._cannot_start}", status=503)
@@ -326,7 +352,7 @@ class CompilePool:
                 if for_quick_ones and await self._has_to_make_room(job, ends):
                     await helper.kill()
                     async with self._work:
-                        self._slow.append(waiting)
+                        self._slow.push(waiting.tenant, "", waiting)
                         self._work.notify_all()
                     return None
                 await _one_is_done(job, ends - time.monotonic())

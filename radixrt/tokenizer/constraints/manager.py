@@ -80,19 +80,21 @@ class ConstraintManager:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def compile(self, constraint: Constraint) -> Compiled:
-        """Raises:
-        RequestError: the constraint can't be enforced, or takes too long.
+    async def compile(self, constraint: Constraint, tenant: str) -> Compiled:
+        """Compile a constraint for a tenant.
+
+        Raises:
+            RequestError: the constraint can't be enforced, or takes too long.
         """
         self._check_end()
         self.counters.requests += 1
         try:
-            return await self._pool.compile(constraint)
+            return await self._pool.compile(constraint, tenant)
         except RequestError:
             self.counters.refused += 1
             raise
 
-    async def compile_ahead(self, constraint: Constraint) -> Advice:
+    async def compile_ahead(self, constraint: Constraint, tenant: str) -> Advice:
         """Compile a constraint for later requests, and say what can be said of it.
 
         Raises:
@@ -100,9 +102,9 @@ class ConstraintManager:
         """
         self._check_end()
         try:
-            advice = await self._pool.advise(constraint)
+            advice = await self._pool.advise(constraint, tenant)
             if advice.ok:
-                await self.compile(constraint)
+                await self.compile(constraint, tenant)
             return advice
         except RequestError as error:
             if error.code != "grammar":
@@ -116,12 +118,14 @@ class ConstraintManager:
                 "generation_config.json.",
             )
 
-    async def validate(self, due: DueCheck) -> list[SpanError]:
-        """Raises:
-        RequestError: the validator takes too long.
+    async def validate(self, due: DueCheck, tenant: str) -> list[SpanError]:
+        """Why the value is invalid; empty if it is valid.
+
+        Raises:
+            RequestError: the validator takes too long.
         """
         self.counters.checks += 1
-        return await self._pool.validate(due.check.schema, due.text)
+        return await self._pool.validate(due.check.schema, due.text, tenant)
 
     def grammar_use(
         self, compiled: Compiled, request: GenerateRequest, prompt_ids: list[int]

@@ -6,7 +6,7 @@ from radixrt.attention.cpu import CPU_CACHE_DTYPES
 from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
-from radixrt.base.host_memory import available_memory
+from radixrt.device.host_memory import available_memory
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
