@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: determinism fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
+.PHONY: determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -86,6 +86,9 @@ determinism: install ## Compare the bits of 300 answers of every family: cold, c
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)
+
+fuzz-grammars: install ## 1,000 random grammars of each kind on a server, beside a stream whose gaps must stay under 0.2 s; some 40 minutes
+	$(BIN)/python -m tests.constrained.fuzz_grammars --grammars 1000 --seed $(or $(SEED),0) $(ARGS)
 
 live-schemas: install ## 3,000 random schemas on a live engine, each finished answer against jsonschema; many minutes
 	$(BIN)/python -m tests.torture.live_schemas --schemas 3000 --seed $(or $(SEED),0) $(ARGS)

@@ -19,3 +19,8 @@ def single_token(row: BitmaskRow) -> int | None:
         return None
     word = int(row[words[0]]) & 0xFFFFFFFF
     return int(words[0]) * 32 + word.bit_length() - 1 if word.bit_count() == 1 else None
+
+
+def allows(row: BitmaskRow, token_id: int) -> bool:
+    """Whether a row allows a token."""
+    return bool(int(row[token_id // 32]) >> token_id % 32 & 1)

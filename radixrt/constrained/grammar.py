@@ -26,16 +26,21 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     key: GrammarKey
     loaded_bytes: int
     """Memory that it takes in a worker, as far as the backend tells."""
+    is_ambiguous: bool = False
+    """A user wrote its rules, so one text may have many derivations and each call of the library may take seconds: only threads
+    that hold neither Python's lock nor a step may make them."""
 
     @classmethod
-    def compiled(cls, backend: Backend, source: bytes, loaded_bytes: int = 0) -> "Grammar":
+    def compiled(
+        cls, backend: Backend, source: bytes, loaded_bytes: int = 0, *, is_ambiguous: bool = False
+    ) -> "Grammar":
         """A grammar with its key. Only the process that compiles it computes the digest.
 
         Args:
             loaded_bytes: if it takes more than its source.
         """
-        key = hashlib.sha256(backend.encode() + b"\0" + source).digest()
-        return cls(backend, source, key, max(loaded_bytes, len(source)))
+        key = hashlib.sha256(b"%s\0%d" % (backend.encode(), is_ambiguous) + source).digest()
+        return cls(backend, source, key, max(loaded_bytes, len(source)), is_ambiguous)
 
 
 class Unenforced(msgspec.Struct, frozen=True, kw_only=True):

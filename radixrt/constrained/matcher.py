@@ -29,6 +29,11 @@ class Matcher(abc.ABC):
         """Without the end token."""
         self._ended = False
 
+    @property
+    def is_ambiguous(self) -> bool:
+        """Its calls may take long, see :class:`radixrt.constrained.grammar.Grammar`."""
+        return False
+
     def advance(self, token_ids: Sequence[int]) -> int:
         """Take tokens; returns how many were taken: all, or those before the first that is not allowed."""
         if self._ended:

@@ -167,15 +167,19 @@ class TokenizerFacts:
         space in front, does not); else the longest tokens from left to right, as far as there are any.
         """
         expected = text.encode()
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._tokenized(text)
         if self._text_of(ids) == expected:
             return ids
-        ids = self._after_marker(
-            self.tokenizer.encode(_MARKER + text, add_special_tokens=False).ids
-        )
+        ids = self._after_marker(self._tokenized(_MARKER + text))
         if self._text_of(ids) == expected:
             return ids
         return self._longest_first(expected)
+
+    def _tokenized(self, text: str) -> list[int]:
+        """As a batch, since only that releases Python's lock."""
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
 
     def _text_of(self, ids: list[int]) -> bytes | None:
         """None where an id is no text."""

@@ -54,7 +54,7 @@ def test_an_ebnf_rule_without_a_finite_text_is_named(grammar: str, rule: str) ->
     ],
 )
 def test_an_ebnf_grammar_whose_recursion_may_end_is_taken(grammar: str) -> None:
-    assert compiled(Ebnf(grammar=grammar)).grammar.backend == "xgrammar"
+    assert compiled(Ebnf(grammar=grammar)).grammar.backend == "llguidance"
 
 
 ENDLESS_LARK = [

@@ -82,11 +82,11 @@ def test_where_each_kind_goes() -> None:
             JsonSchema(schema=json.dumps(SCHEMA)),
             AnyJson(),
             Lark(grammar='start: "a"'),
+            Ebnf(grammar='root ::= "a"'),
             StructuralTag(
                 tags=(Tag(begin="<a>", content=AnyText(), end="</a>"),), triggers=("<a>",)
             ),
         ],
-        "xgrammar": [Ebnf(grammar='root ::= "a"')],
         "fsm": [small, Regex(pattern="[0-9]{3}")],
     }
     for backend, specs in backends.items():

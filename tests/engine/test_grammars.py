@@ -2,15 +2,20 @@
 
 import json
 import re
+import threading
 from pathlib import Path
+from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.device.device import CPU, CpuDevice, Device
+from radixrt.messages.ids import pack_ids
 from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import END_OF_TURN
 from tests.engine.in_process import InProcessEngine
@@ -199,3 +204,66 @@ def test_bias_and_min_tokens_do_not_break_the_grammar(
     for changes in ({"logit_bias": {5: 100.0}}, {"min_tokens": 50}, {"top_k": 1}, {"top_p": 0.01}):
         for answer in answers(InProcessEngine(model_dir), grammar, 4, **changes):
             assert text_of(facts, answer) in ("yes", "no")
+
+
+# ---------------------------------------------------------------- grammars whose rules a user wrote
+
+RULES = r"""
+root ::= "{\"kind\": \"" kind "\", \"calls\": " calls "}"
+kind ::= "first-class citizen" | "second-hand clothes"
+calls ::= "(" calls? ")" | calls calls | [a-f]{2}
+"""
+
+
+@pytest.fixture
+def users_grammar(facts: TokenizerFacts, monkeypatch: pytest.MonkeyPatch) -> Grammar:
+    """The calls of its matchers are noted to be made by the threads that fill masks."""
+    for name in ("_take", "_give_back", "_fill", "_forced", "_may_end"):
+        method = getattr(llguidance.LlguidanceMatcher, name)
+
+        def call(
+            matcher: llguidance.LlguidanceMatcher, *args: object, _method: Any = method
+        ) -> Any:
+            assert threading.current_thread().name == "fill-mask"
+            return _method(matcher, *args)
+
+        monkeypatch.setattr(llguidance.LlguidanceMatcher, name, call)
+    return llguidance.compile_ebnf(RULES, facts)
+
+
+@pytest.mark.parametrize("device", [CPU, CpuDevice(overlaps=True)], ids=["plain", "overlap"])
+def test_only_the_threads_of_masks_call_the_matcher_of_a_users_grammar(
+    model_dir: Path, facts: TokenizerFacts, users_grammar: Grammar, device: Device
+) -> None:
+    """Each of its calls may take seconds. Forced tokens are jumped over all the same."""
+    jumping = InProcessEngine(model_dir, device=device)
+    given = answers(jumping, users_grammar, max_tokens=60)
+    stepping = InProcessEngine(model_dir, device=device, debug_disable_jump_forward=True)
+    assert answers(stepping, users_grammar, max_tokens=60) == given
+    assert jumping.scheduler.counters.forced_tokens > 50
+    for answer in given:
+        text = b"".join(facts.tokens[token] for token in answer if token != END_OF_TURN).decode()
+        start = '{"kind": "(first-class citizen|second-hand clothes)", "calls": [()a-f]*'
+        assert re.fullmatch(start.replace("{", r"\{") + r"\}?", text)
+        assert text.endswith("}") == (answer[-1] == END_OF_TURN)
+
+
+def test_a_retracted_answer_goes_on_where_its_users_grammar_was(
+    model_dir: Path, users_grammar: Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Admission, "_forecast", expect_nothing)
+    quiet = answers(InProcessEngine(model_dir, page_size=4), users_grammar, max_tokens=60)
+    crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=132)
+    assert answers(crowded, users_grammar, max_tokens=60) == quiet
+    assert crowded.scheduler.counters.retractions > 0
+
+
+def test_excluded_paths_are_forbidden_in_a_users_grammar(
+    model_dir: Path, users_grammar: Grammar
+) -> None:
+    engine = InProcessEngine(model_dir)
+    use = engine.use(users_grammar)
+    (first,) = engine.generate(make_prompts()[:1], [params(max_tokens=60)], grammars=[use])
+    again = msgspec.structs.replace(use, excluded=[pack_ids(first)])
+    (second,) = engine.generate(make_prompts()[:1], [params(max_tokens=60)], grammars=[again])
+    assert second != first

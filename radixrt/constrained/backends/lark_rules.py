@@ -35,19 +35,26 @@ def check_lark(text: str) -> None:
             "It has %json, by which a schema would get around the audit; ask for a structural tag whose content is "
             "the schema."
         )
+    if (endless := endless_rule(text)) is not None:
+        raise CannotCompile(
+            f"The rule {endless!r} has no finite text: each of its alternatives needs the rule again. Give it an alternative "
+            "without."
+        )
+
+
+def endless_rule(text: str) -> str | None:
+    """A rule that can be reached and has no finite sentence, the cause if others need it; None if all have one."""
     reader = _Reader(text)
     reader.grammar("")
 
     def needs(name: str) -> list[list[str]]:
         return reader.needs.get(name, [])  # llguidance refuses names without a rule
 
-    if endless := endless_symbols(["start"], needs):
-        cause = cause_of(endless, needs)
-        name = cause if "#" not in cause else next(each for each in endless if "#" not in each)
-        raise CannotCompile(
-            f"The rule {name.rpartition('/')[2]!r} has no finite text: each of its alternatives needs the rule again. Give it "
-            "an alternative without."
-        )
+    if not (endless := endless_symbols(["start"], needs)):
+        return None
+    cause = cause_of(endless, needs)
+    name = cause if "#" not in cause else next(each for each in endless if "#" not in each)
+    return name.rpartition("/")[2]
 
 
 class _Reader:

@@ -5,15 +5,17 @@ llguidance is the default for JSON schemas: on 9,795 real schemas it accepted no
 
 import functools
 import json
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends.any_order import lark_in_any_order
+from radixrt.constrained.backends.ebnf import lark_of_ebnf
 from radixrt.constrained.backends.lark_rules import check_lark
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
@@ -82,13 +84,15 @@ def compile_any_json(
     return compile_json_schema(_ANY_OBJECT if object_only else "{}", facts, whitespace)
 
 
-def compile_grammars(grammars: list[dict[str, Any]], facts: TokenizerFacts) -> Grammar:
+def compile_grammars(
+    grammars: list[dict[str, Any]], facts: TokenizerFacts, *, is_ambiguous: bool
+) -> Grammar:
     """Several grammars, of which the first may refer to the others by name.
 
     Raises:
         CannotCompile: llguidance refuses one.
     """
-    return _checked(json.dumps({"grammars": grammars}), facts)
+    return _checked(json.dumps({"grammars": grammars}), facts, is_ambiguous=is_ambiguous)
 
 
 def compile_regex(pattern: str, facts: TokenizerFacts) -> Grammar:
@@ -103,7 +107,15 @@ def compile_lark(grammar: str, facts: TokenizerFacts) -> Grammar:
     CannotCompile: it is no Lark grammar as llguidance reads them, allows nothing, or has a rule that can't be kept.
     """
     check_lark(grammar)
-    return _checked(LLMatcher.grammar_from_lark(grammar), facts)
+    return _checked(LLMatcher.grammar_from_lark(grammar), facts, is_ambiguous=True)
+
+
+def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
+    """Raises:
+    CannotCompile: it is no EBNF, allows nothing, or has a rule that can't be kept.
+    """
+    lark = lark_of_ebnf(grammar)
+    return _checked(LLMatcher.grammar_from_lark(lark), facts, is_ambiguous=True)
 
 
 def prepare_matching(facts: TokenizerFacts) -> None:
@@ -111,7 +123,7 @@ def prepare_matching(facts: TokenizerFacts) -> None:
     _tokenizer(facts)
 
 
-def _checked(source: str, facts: TokenizerFacts) -> Grammar:
+def _checked(source: str, facts: TokenizerFacts, *, is_ambiguous: bool = False) -> Grammar:
     """The grammar, if a first token can be found for it."""
     native = LLMatcher(_tokenizer_of_checks(facts), source, log_level=0, limits=_LIMITS)
     if native.is_error():
@@ -130,7 +142,7 @@ def _checked(source: str, facts: TokenizerFacts) -> Grammar:
         )
     if not row.any():
         raise CannotCompile("Nothing satisfies it, or nothing that this model's tokens can spell.")
-    return Grammar.compiled("llguidance", source.encode())
+    return Grammar.compiled("llguidance", source.encode(), is_ambiguous=is_ambiguous)
 
 
 def _sentence(error: str) -> str:
@@ -204,6 +216,24 @@ def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
     return native
 
 
+_of_thread = threading.local()
+
+_NOT_ALLOWED = "satisfy the grammar"
+"""Part of llguidance's error for a token that is not allowed; for another error the token is tried again."""
+
+
+def _consume(native: LLMatcher, token_id: int, facts: TokenizerFacts) -> bool:
+    """Let a native matcher take a token, without Python's lock.
+
+    The library's only call that takes a token without the lock is the one for several matchers, so a dead one goes with it.
+    """
+    if not hasattr(_of_thread, "executor"):
+        _of_thread.executor = LLExecutor(1)
+        _of_thread.dead = LLMatcher(_tokenizer_of_checks(facts), "", log_level=0)
+    pair = [(native, token_id), (_of_thread.dead, token_id)]
+    return _of_thread.executor.consume_token_par(pair)[0]
+
+
 class LlguidanceMatcher(Matcher):
     """Wraps llguidance's matcher.
 
@@ -222,12 +252,32 @@ class LlguidanceMatcher(Matcher):
         self._grammar = grammar
         self._native = native
 
+    @property
+    def is_ambiguous(self) -> bool:
+        return self._grammar.is_ambiguous
+
     def forced_bytes(self) -> bytes:
         """Bytes with which every continuation begins."""
         return b"" if self._ended else self._alive().compute_ff_bytes()
 
     def _take(self, token_ids: list[int]) -> int:
+        if self._grammar.is_ambiguous:
+            return self._take_without_lock(token_ids)
         return self._asked(lambda native: native.try_consume_tokens(token_ids))
+
+    def _take_without_lock(self, token_ids: list[int]) -> int:
+        """As :meth:`_take`, without Python's lock. A token that is not allowed kills the native matcher, as a limit does; it is made
+        anew when it is needed."""
+        self._alive()
+        for index, token_id in enumerate(token_ids):
+            if _consume(self._native, token_id, self.facts):
+                continue
+            if _NOT_ALLOWED in self._native.get_error():
+                return index
+            self._revive(self._taken + token_ids[:index])
+            if not _consume(self._native, token_id, self.facts):
+                return index
+        return len(token_ids)
 
     def _give_back(self, num_tokens: int) -> None:
         if self._native.is_error() or not self._native.rollback(num_tokens):
@@ -260,11 +310,11 @@ class LlguidanceMatcher(Matcher):
             self._revive()
         return self._native
 
-    def _revive(self) -> None:
+    def _revive(self, taken: list[int] | None = None) -> None:
         self._native = _native(self._grammar, self.facts)
-        if self._native.try_consume_tokens(self._taken) != len(self._taken):
-            self._raise_if_dead()
-            raise GrammarExhausted("The grammar's matcher does not take its own tokens again.")
+        for token_id in self._taken if taken is None else taken:
+            if not _consume(self._native, token_id, self.facts):
+                self._raise_if_dead()
 
     def _raise_if_dead(self) -> None:
         if self._native.is_error():

@@ -57,16 +57,16 @@ def compile_structural_tag(
     """
     text = _TagGrammar(constraint, facts, whitespace)
     return Compiled(
-        grammar=_compiled(text.grammars(), facts),
+        grammar=_compiled(text.grammars(), facts, text.contents.is_ambiguous),
         checks=text.contents.checks(),
         checked=tuple(dict.fromkeys(text.contents.checked)),
         unenforced=tuple(dict.fromkeys(text.contents.unenforced)),
     )
 
 
-def _compiled(grammars: list[dict[str, Any]], facts: TokenizerFacts) -> Grammar:
+def _compiled(grammars: list[dict[str, Any]], facts: TokenizerFacts, is_ambiguous: bool) -> Grammar:
     try:
-        return llguidance.compile_grammars(grammars, facts)
+        return llguidance.compile_grammars(grammars, facts, is_ambiguous=is_ambiguous)
     except CannotCompile as error:
         if "too deeply nested" not in str(error):
             raise
@@ -167,6 +167,7 @@ class _TagGrammar:
                     + ")"
                 )
             case Repeated():
+                self.contents.is_ambiguous = True
                 body = self._series([part.content], (), part.most != 1 or follows)
                 return repeated(f"({body})", part.least, part.most)
             case Tokens():

@@ -48,6 +48,8 @@ class TagContents:
         """By the position of the tag in the constraint."""
         self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
+        self.is_ambiguous = False
+        """See :class:`radixrt.constrained.grammar.Grammar`."""
 
     def checks(self) -> Checks:
         """Of the contents, after all of them were written."""
@@ -88,6 +90,7 @@ class TagContents:
         """
         name = f"content_{self._text.number()}"
         if isinstance(content, Lark):
+            self.is_ambiguous = True
             text = content.grammar
             try:
                 llguidance.compile_lark(text, self._facts)  # alone, for an error with its own lines

@@ -1,12 +1,10 @@
-"""Compiles EBNF grammars and audited JSON schemas with xgrammar, and matches answers against them.
+"""Compiles audited JSON schemas with xgrammar, and matches answers against them.
 
-xgrammar parses EBNF byte by byte, so no token is lost at the border between lexemes. Its converter of JSON
-schemas drops some keywords silently; only schemas that the audit allows are compiled here. Importing this module
+Its converter of JSON schemas drops some keywords silently; only schemas that the audit allows are compiled here. Importing this module
 takes seconds (xgrammar imports torch and transformers), so it is imported only when such a grammar comes.
 """
 
 import functools
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +15,6 @@ import xgrammar
 from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.bitmask import BitmaskRow, single_token
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
-from radixrt.constrained.finite import cause_of, endless_symbols
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.matcher import MAX_FORCED, Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
@@ -27,19 +24,6 @@ MAX_COMPILED_BYTES = 128 << 20
 
 _MOST_WHITESPACE = 33
 """Characters at each gap of a JSON text, as many as llguidance gets at most."""
-
-
-_RULE, _SEQUENCE, _CHOICES, _REPEAT = 4, 5, 6, 8
-"""Kinds of expressions in xgrammar's JSON form of a grammar: a reference to a rule, ..."""
-
-
-_EBNF_TOKEN = re.compile(
-    r"""(?P<blank>\s++|\#[^\n]*+)|"(?:\\.|[^"\\\n])*+(?:"|(?=\n)|\\?\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\\?\Z)|::=
-    |(?P<rule>[\w.-]++(?=\s*+::=))|(?P<dots>\.+(?![\w-]))|[\w.-]+|.""",
-    re.VERBOSE | re.DOTALL,
-)
-"""In linear time: what is never closed goes on to the end."""
-_ANY_CHARACTER = r"[\u0000-\U0010FFFF]"
 
 
 @functools.lru_cache(maxsize=4)
@@ -52,69 +36,6 @@ def _tokenizer(facts: TokenizerFacts) -> xgrammar.TokenizerInfo:
         vocab_size=facts.vocab_size,
         stop_token_ids=list(facts.eos_token_ids),
     )
-
-
-def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
-    """Raises:
-    CannotCompile: it is no EBNF as xgrammar reads it, allows nothing, or has a rule without a finite sentence.
-    """
-    return _checked(lambda: _with_an_end(grammar), facts)
-
-
-def _with_an_end(text: str) -> xgrammar.Grammar:
-    """The grammar as xgrammar reads it.
-
-    Raises:
-        CannotCompile: a rule that can be reached has no finite sentence.
-    """
-    grammar = xgrammar.Grammar.from_ebnf(in_xgrammars_form(text))
-    read = json.loads(grammar.serialize_json())
-    rules, data, starts = read["rules"], read["grammar_expr_data"], read["grammar_expr_indptr"]
-    absent = -1  # stands for the empty text where a part may be left out
-
-    def needs(expression: int) -> list[list[int]]:
-        if expression == absent:
-            return []
-        kind, size = data[starts[expression]], data[starts[expression] + 1]
-        parts = data[starts[expression] + 2 : starts[expression] + 2 + size]
-        if kind == _RULE:
-            return [[rules[parts[0]][1]]]
-        if kind == _SEQUENCE:
-            return [[part] for part in parts]
-        if kind == _CHOICES:
-            return [parts]
-        if kind == _REPEAT:
-            return [[rules[parts[0]][1], *([absent] if parts[1] == 0 else ())]]
-        return []
-
-    if endless := endless_symbols([rules[read["root_rule_id"]][1]], needs):
-        names = {rule[1]: rule[0] for rule in rules}
-        cause = cause_of(endless, needs)
-        name = names.get(cause) or next(names[each] for each in endless if each in names)
-        raise CannotCompile(
-            f"The rule {name!r} has no finite text: each of its alternatives needs the rule again. Give it an alternative "
-            "without."
-        )
-    return grammar
-
-
-def in_xgrammars_form(text: str) -> str:
-    r"""A grammar without what GBNF has and xgrammar has not: alternatives without a text, and ``.`` for any character.
-
-    >>> print(in_xgrammars_form('root ::= ( . | ) gap'))
-    root ::= ( [\u0000-\U0010FFFF] | "") gap
-    >>> print(in_xgrammars_form('gap ::= | " "'))
-    gap ::= ""| " "
-    """
-    written, before = [], ""
-    for match in _EBNF_TOKEN.finditer(text):
-        token = match[0]
-        if match["blank"] is None:
-            ends = token in ("|", ")") or match["rule"] is not None
-            written.append('""' if ends and before in ("::=", "(", "|") else "")
-            before = token
-        written.append(_ANY_CHARACTER * len(token) if match["dots"] else token)
-    return "".join(written) + ('""' if before in ("::=", "|") else "")
 
 
 def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:

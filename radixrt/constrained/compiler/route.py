@@ -95,9 +95,7 @@ def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOpti
         case Choice():
             return Compiled(grammar=_choice(constraint.options, facts, options))
         case Ebnf():
-            from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
-
-            return Compiled(grammar=xgrammar.compile_ebnf(constraint.grammar, facts))
+            return Compiled(grammar=llguidance.compile_ebnf(constraint.grammar, facts))
         case Lark():
             return Compiled(grammar=llguidance.compile_lark(constraint.grammar, facts))
         case StructuralTag() | Series() | Either() | Repeated() | Tokens():

@@ -9,12 +9,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from radixrt.base.liveness.supervision import start_thread
-from radixrt.constrained.bitmask import BitmaskRow
+from radixrt.constrained.bitmask import BitmaskRow, allows
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
 
@@ -38,16 +38,26 @@ class MaskJob:
 
     Args:
         draft: tokens that may follow.
+        catch_up: lets the matcher take what it has not taken yet, and returns whether that is allowed; None: it has taken all.
     """
 
-    __slots__ = ("cpu_s", "draft", "draft_rows", "expected_slow", "failed", "is_done", "matcher", "row")  # fmt: skip
+    __slots__ = ("catch_up", "cpu_s", "draft", "draft_rows", "expected_slow", "failed", "forced", "is_done", "matcher", "row")  # fmt: skip
 
     def __init__(
-        self, matcher: Matcher, row: BitmaskRow, *, expected_slow: bool, draft: Sequence[int] = ()
+        self,
+        matcher: Matcher,
+        row: BitmaskRow,
+        *,
+        expected_slow: bool,
+        draft: Sequence[int] = (),
+        catch_up: Callable[[], bool] | None = None,
     ) -> None:
         self.matcher = matcher
         self.row = row
         self.draft = draft
+        self.catch_up = catch_up
+        self.forced: list[int] = []
+        """The tokens that must come next; only found if there was something to catch up."""
         self.draft_rows: list[BitmaskRow] = []
         """Those that could be filled, from the first token of the draft on."""
         self.expected_slow = expected_slow
@@ -59,7 +69,12 @@ class MaskJob:
     def run(self) -> None:
         begin = time.thread_time()
         try:
+            if self.catch_up is not None and not self.catch_up():
+                self.failed = True
+                return
             self.matcher.fill_mask(self.row)
+            if self.catch_up is not None:
+                self.forced = self.matcher.forced_tokens()
             self._fill_draft_rows()
         except GrammarExhausted as error:
             log.warning("Matcher failed: %s", error)
@@ -71,10 +86,10 @@ class MaskJob:
 
     def _fill_draft_rows(self) -> None:
         """Let the matcher take the draft, fill a row behind each token, and give them back."""
-        num_taken = 0
+        num_taken, row = 0, self.row
         try:
             for token in self.draft:
-                if self.matcher.advance([token]) == 0:
+                if not allows(row, token) or self.matcher.advance([token]) == 0:
                     break
                 num_taken += 1
                 row = np.empty_like(self.row)

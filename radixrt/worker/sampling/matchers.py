@@ -58,7 +58,11 @@ class TokenMask:
 
 @dataclass(eq=False, slots=True)
 class _SlotMatcher:
-    """The state of one constrained sequence."""
+    """The state of one constrained sequence.
+
+    The matcher of an ambiguous grammar is used by the threads that fill masks alone, because each of its calls may take long:
+    it takes the tokens of the sequence ahead of the next mask.
+    """
 
     matcher: Matcher
     begin_after: list[int]
@@ -74,15 +78,37 @@ class _SlotMatcher:
     next_token: int | None = None
     """The matcher has taken it already: it must be sampled next."""
     failed: bool = False
+    pending: list[int] = field(default_factory=list)
+    """Of an ambiguous grammar: the tokens that its matcher has not taken yet."""
+    excluded: tuple[int, Callable[[Matcher], ForbiddenPaths]] | None = None
+    """Of an ambiguous grammar: what makes the forbidden paths, and the number of pending tokens ahead of them."""
+    forced: list[int] = field(default_factory=list)
+    """Of an ambiguous grammar: the tokens that must come next, as the job of the last mask has found."""
     job: MaskJob | None = None
     """Fills the mask of the next token; the matcher must not be used until it is done."""
     expected_slow: int = 0
     """The next masks, this many, are expected to be slow."""
 
     @property
+    def is_ambiguous(self) -> bool:
+        return self.matcher.is_ambiguous
+
+    @property
     def fills_masks(self) -> bool:
         """The grammar decides on the next token."""
         return not self.begin_after or self.opening is not None
+
+    def catch_up(self) -> bool:
+        """Let the matcher take what is pending; returns whether the grammar allows it. Called in a thread."""
+        tokens, self.pending = self.pending, []
+        if self.excluded is not None:
+            (ahead, make), self.excluded = self.excluded, None
+            if self.matcher.advance(tokens[:ahead]) < ahead:
+                return False
+            tokens = tokens[ahead:]
+            self.forbidden = make(self.matcher)
+            self.forbidden.advance(tokens)
+        return self.matcher.advance(tokens) == len(tokens)
 
 
 class SlotMatchers:
@@ -137,7 +163,14 @@ class SlotMatchers:
         self._take(entry, output[: use.excluded_from].tolist())
         if use.excluded and not entry.failed:
             paths = [unpack_ids(path).tolist() for path in use.excluded]
-            entry.forbidden = ForbiddenPaths(entry.matcher, paths, self._num_words)
+
+            def forbid_paths(matcher: Matcher) -> ForbiddenPaths:
+                return ForbiddenPaths(matcher, paths, self._num_words)
+
+            if entry.is_ambiguous:
+                entry.excluded = len(entry.pending), forbid_paths
+            else:
+                entry.forbidden = forbid_paths(entry.matcher)
         self._take(entry, output[use.excluded_from :].tolist())
 
     def restrict(self, slot: int, sampling: SamplingParams, output: TokenIds) -> None:
@@ -184,7 +217,10 @@ class SlotMatchers:
                 row = np.empty(self._num_words, dtype=np.int32)
                 draft = drafts[slot].tolist() if slot in drafts else ()
                 is_slow = entry.expected_slow > 0
-                entry.job = MaskJob(entry.matcher, row, expected_slow=is_slow, draft=draft)
+                catch_up = entry.catch_up if entry.is_ambiguous else None
+                entry.job = MaskJob(
+                    entry.matcher, row, expected_slow=is_slow, draft=draft, catch_up=catch_up
+                )
                 new.append(entry.job)
         if new:
             self._filler.begin(new)
@@ -332,6 +368,8 @@ class SlotMatchers:
                 if tail == closing:
                     return draft[:index]
             return draft
+        if entry.is_ambiguous:
+            return draft  # the job of the mask looks how far it is allowed
         try:
             num_taken = entry.matcher.advance(draft)
             entry.matcher.rollback(num_taken)
@@ -346,6 +384,8 @@ class SlotMatchers:
             return []
         if entry.begin_after or entry.opening is not None:
             return []
+        if entry.is_ambiguous:
+            return entry.forced
         try:
             return entry.matcher.forced_tokens()
         except GrammarExhausted:
@@ -373,6 +413,10 @@ class SlotMatchers:
     def _take_forced(self, entry: _SlotMatcher, at_least: int) -> list[int]:
         if entry.begin_after or entry.failed:
             return []
+        if entry.is_ambiguous:
+            tokens = entry.forced if len(entry.forced) >= at_least else []
+            self._take(entry, tokens)
+            return tokens
         try:
             tokens = entry.matcher.forced_tokens()
             if len(tokens) + 1 < at_least:  # an end token may follow
@@ -402,6 +446,11 @@ class SlotMatchers:
             entry.forbidden.advance(tokens)
         if tokens[-1] in self._eos_token_ids:  # the answer is over
             tokens = tokens[:-1]
+        if entry.is_ambiguous:
+            is_forced = entry.forced[: len(tokens)] == tokens
+            entry.forced = entry.forced[len(tokens) :] if is_forced else []
+            entry.pending += tokens
+            return
         try:
             entry.failed = entry.matcher.advance(tokens) < len(tokens)
         except GrammarExhausted as error:
@@ -419,6 +468,7 @@ def _take_mask(entry: _SlotMatcher, job: MaskJob, row: BitmaskRow) -> None:
     entry.job = None
     entry.expected_slow = _SLOW_MEMORY if job.cpu_s > SLOW_S else max(0, entry.expected_slow - 1)
     entry.failed = job.failed
+    entry.forced = job.forced
     if job.failed:
         return
     row[:] = job.row
