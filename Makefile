@@ -90,6 +90,9 @@ fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschem
 fuzz-grammars: install ## 1,000 random grammars of each kind on a server, beside a stream whose gaps must stay under 0.2 s; some 40 minutes
 	$(BIN)/python -m tests.constrained.fuzz_grammars --grammars 1000 --seed $(or $(SEED),0) $(ARGS)
 
+constraint-matrix: install ## Reasoning × API × tool choice × budget × drafts with every adversarial script; a minute
+	RADIXRT_EVERY_SCRIPT=1 $(BIN)/python -m pytest tests/api/test_constraint_matrix.py $(ARGS)
+
 live-schemas: install ## 3,000 random schemas on a live engine, each finished answer against jsonschema; many minutes
 	$(BIN)/python -m tests.torture.live_schemas --schemas 3000 --seed $(or $(SEED),0) $(ARGS)
 

@@ -38,7 +38,9 @@ class ScriptedWorker(FakeWorker):
         tokens.append(new)
 
 
-class _Stopping(SchedulerProcess):
+class StoppableScheduler(SchedulerProcess):
+    """A scheduler process in a thread; ``stop`` ends it."""
+
     stop: threading.Event
 
     def _seconds_to_next_deadline(self) -> float | None:
@@ -74,7 +76,7 @@ class RealScheduler:
 
     def _schedule(self) -> None:
         channels, _, config = self._run
-        process = _Stopping(config, channels)
+        process = StoppableScheduler(config, channels)
         process.stop = self._stop
         self.process = process
         with contextlib.suppress(SystemExit):

@@ -15,7 +15,7 @@ from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest
 from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import parse_prompts
-from radixrt.api.requests.protocol import CompletionRequest
+from radixrt.api.requests.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
@@ -30,13 +30,25 @@ DEFAULT_MAX_TOKENS = 16
 def completion_routes(state: ServerState) -> APIRouter:
     router = Endpoints(state)
 
-    @router.takes("/v1/completions", CompletionRequest)
+    @router.takes("/v1/completions", CompletionRequest, _refuse_unsupported_fields)
     async def completions(request: Request, fields: CompletionRequest) -> Response:
         return await respond(
             _Completion(prepare_completion(fields, state, request)), request, state
         )
 
     return router
+
+
+def _refuse_unsupported_fields(body: dict[str, Any]) -> None:
+    """Raises:
+    RequestError: the body has a field that this server would have to ignore, such as those of tools.
+    """
+    if body.get("tools") or body.get("tool_choice") not in (None, "none", "auto"):
+        raise RequestError(
+            "A completion calls no tools; leave tools and tool_choice out, or send a chat to /v1/chat/completions.",
+            param="tools",
+        )
+    refuse_unsupported(body)
 
 
 def prepare_completion(
