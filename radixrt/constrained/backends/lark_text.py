@@ -1,5 +1,6 @@
 """Writes fixed and free text as terminals of a Lark grammar, in which control tokens stand by their ids."""
 
+import functools
 import itertools
 import json
 import re
@@ -25,6 +26,7 @@ class LarkText:
         self.lines: list[str] = []
         """Definitions of rules and terminals."""
         self._control = control
+        self._names = _any_of(tuple(control)) if control else None
         self._numbers = itertools.count()
 
     def number(self) -> int:
@@ -64,23 +66,30 @@ class LarkText:
 
     def _split_at_control_token(self, text: str) -> tuple[str, str]:
         """The text before the first control token, and the rest."""
-        first = min((text.find(name) for name in self._control if name in text), default=len(text))
+        found = self._names.search(text) if self._names else None
+        first = found.start() if found else len(text)
         return text[:first], text[first:]
 
     def names_control_token(self, text: str) -> bool:
-        return any(name in text for name in self._control)
+        return self._names is not None and self._names.search(text) is not None
 
     def literal(self, text: str) -> str:
         """A fixed text as a sequence of terminals; control tokens by their ids."""
         if not text:
             return ""
-        names = sorted(self._control, key=len, reverse=True)
-        pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]
+        pieces = self._names.split(text) if self._names else [text]
         return " ".join(
             f"<[{self._control[piece]}]>" if piece in self._control else quoted(piece)
             for piece in pieces
             if piece
         )
+
+
+@functools.lru_cache(maxsize=4)
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Some models have thousands of control tokens, and a grammar of tool calls hundreds of texts."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
 
 def none_of(texts: tuple[str, ...]) -> str:
