@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
+.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from radixrt.constrained.backends.schema_plans import SchemaPlan
 from radixrt.constrained.constraint import Parameters
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.json_schema.walk import pointer_of
 from radixrt.constrained.parameters import (
     STYLES,
@@ -37,6 +37,7 @@ class ParameterRules:
         is_control: tells whether a fixed text has a control token in it.
         options: of llguidance's converter of JSON schemas.
         allow_checks: the values of parameters can be found in an answer.
+        plan: plans the schema of a parameter.
 
     Attributes:
         lines: the rules.
@@ -54,7 +55,9 @@ class ParameterRules:
         is_control: Callable[[str], bool],
         options: dict[str, Any],
         allow_checks: bool,
+        plan: Callable[..., SchemaPlan],
     ) -> None:
+        self._plan = plan
         self._style = STYLES[content.style]
         self._is_strict = content.schema.strict
         self._prefix = prefix
@@ -148,22 +151,24 @@ class ParameterRules:
 
     def _planned(self, parameter: Parameter) -> dict[str, Any]:
         """The schema of a parameter, normalised, with the keywords alone that llguidance enforces."""
-        try:
-            plan = plan_json_schema(
-                json.dumps(parameter.schema),
-                strict=self._is_strict,
-                backend="llguidance",
-                allow_checks=self._allow_checks
-                and parameter.form is Form.JSON
-                and bool(parameter.name),
-            )
-        except CannotEnforce as error:
-            raise CannotCompile(f"In the parameter {parameter.name!r}: {error}") from error
 
         def placed(pointer: str) -> str:
             if pointer.startswith(("/$defs/", "/definitions/")):
                 return pointer  # these are the whole schema's
             return pointer_of(("properties", parameter.name)) + pointer
+
+        try:
+            plan = self._plan(
+                json.dumps(parameter.schema),
+                strict=self._is_strict,
+                allow_checks=self._allow_checks
+                and parameter.form is Form.JSON
+                and bool(parameter.name),
+            )
+        except CannotEnforce as error:
+            if not parameter.name:  # any parameter
+                raise
+            raise CannotEnforce(error.keyword, placed(error.pointer), error.reason) from error
 
         replace = msgspec.structs.replace
         for kept, found in ((self.unenforced, plan.unenforced), (self.checked, plan.checked)):
@@ -172,9 +177,10 @@ class ParameterRules:
             replace(one, path=(parameter.name, *one.path), pointer=placed(one.pointer))
             for one in plan.checks
         ]
-        if isinstance(plan.schema, dict):
-            return plan.schema
-        return {} if plan.schema else {"enum": []}
+        schema = plan.schema
+        if isinstance(schema, dict):
+            return schema
+        return {} if schema else {"enum": []}
 
     def _leave_out(self, keyword: str, pointer: str, reason: str) -> None:
         if self._is_strict:

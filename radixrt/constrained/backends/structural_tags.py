@@ -18,8 +18,10 @@ from radixrt.constrained.backends.lark_text import (
     regex,
     repeated,
 )
+from radixrt.constrained.backends.schema_plans import SchemaPlans
 from radixrt.constrained.backends.tag_contents import TagContents
 from radixrt.constrained.backends.tag_triggers import check_triggers
+from radixrt.constrained.backends.tool_faults import place_of_fault
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
@@ -46,18 +48,37 @@ from radixrt.constrained.tool_calls import first_characters
 
 
 def compile_structural_tag(
-    constraint: StructuralTag | Compound, facts: TokenizerFacts, whitespace: WhitespaceName
+    constraint: StructuralTag | Compound,
+    facts: TokenizerFacts,
+    whitespace: WhitespaceName,
+    plans: SchemaPlans | None = None,
 ) -> Compiled:
     """The grammar, with checks of the schemas that are strict, and the keywords that it leaves out of the others.
 
     The name of a control token in ``begin``, ``end`` or ``triggers`` means that token.
 
+    Args:
+        plans: of the schemas; takes those that are made here.
+
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
     """
-    text = _TagGrammar(constraint, facts, whitespace)
+    text = _TagGrammar(constraint, facts, whitespace, plans or SchemaPlans({}))
+    grammars = text.grammars()
+    try:
+        grammar = _compiled(grammars, facts, text.contents.is_ambiguous)
+    except CannotCompile as error:
+
+        def compiles(one: StructuralTag) -> bool:
+            alone = _TagGrammar(one, facts, whitespace, SchemaPlans({}))
+            try:
+                return bool(_compiled(alone.grammars(), facts, alone.contents.is_ambiguous))
+            except CannotCompile:
+                return False
+
+        raise CannotCompile(f"{place_of_fault(constraint, compiles)}{error}") from error
     return Compiled(
-        grammar=_compiled(text.grammars(), facts, text.contents.is_ambiguous),
+        grammar=grammar,
         checks=text.contents.checks(),
         checked=tuple(dict.fromkeys(text.contents.checked)),
         unenforced=tuple(dict.fromkeys(text.contents.unenforced)),
@@ -91,11 +112,12 @@ class _TagGrammar:
         constraint: StructuralTag | Compound,
         facts: TokenizerFacts,
         whitespace: WhitespaceName,
+        plans: SchemaPlans,
     ) -> None:
         self._constraint = constraint
         self._facts = facts
         self._text = LarkText(facts.special_names)
-        self.contents = TagContents(constraint, facts, whitespace, self._text)
+        self.contents = TagContents(constraint, facts, whitespace, self._text, plans)
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._series([self._constraint])

@@ -9,6 +9,7 @@ from radixrt.constrained.backends.checked_tags import checked_tags, finds_conten
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
 from radixrt.constrained.backends.lark_text import LarkText
 from radixrt.constrained.backends.parameter_rules import ParameterRules
+from radixrt.constrained.backends.schema_plans import SchemaPlans
 from radixrt.constrained.constraint import (
     AnyJson,
     Compound,
@@ -20,7 +21,6 @@ from radixrt.constrained.constraint import (
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Checks, SpanCheck, Unenforced
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 
@@ -29,6 +29,7 @@ class TagContents:
 
     Args:
         text: of the grammar that refers to them.
+        plans: of their schemas.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class TagContents:
         facts: TokenizerFacts,
         whitespace: WhitespaceName,
         text: LarkText,
+        plans: SchemaPlans,
     ) -> None:
+        self._plans = plans
         self._constraint = constraint
         self._facts = facts
         self._whitespace = whitespace
@@ -61,6 +64,7 @@ class TagContents:
     def parameters(self, part: StructuralTag, index: int, tag: Tag, content: Parameters) -> str:
         """Define the rules of a call's parameters; returns the name of the first."""
         is_found = part is self._constraint and finds_content(part, tag)
+        self._plans.begin(content)
         try:
             rules = ParameterRules(
                 content,
@@ -69,9 +73,11 @@ class TagContents:
                 self._text.names_control_token,
                 llguidance.json_schema_options(self._whitespace),
                 allow_checks=is_found,
+                plan=self._plans.plan,
             )
         except CannotCompile as error:
             raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
+        self._plans.end(content)
         self._text.lines += rules.lines
         self.named += rules.named
         if is_found:
@@ -111,11 +117,11 @@ class TagContents:
         self, content: JsonSchema | AnyJson, place: int | None, tag: Tag | None
     ) -> dict[str, Any]:
         if isinstance(content, JsonSchema):
+            self._plans.begin(content)
             try:
-                plan = plan_json_schema(
+                plan = self._plans.plan(
                     content.schema,
                     strict=content.strict,
-                    backend="llguidance",
                     allow_checks=content.strict
                     and place is not None
                     and tag is not None
@@ -123,6 +129,7 @@ class TagContents:
                 )
             except CannotEnforce as error:
                 raise CannotCompile(f"In {_place_of(tag)}: {error}") from error
+            self._plans.end(content)
             if place is not None:
                 self._checks[place] = plan.checks
             self.checked += plan.checked

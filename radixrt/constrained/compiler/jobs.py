@@ -9,6 +9,7 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from radixrt.constrained.advice import Advice
+from radixrt.constrained.backends.schema_plans import KeptPlans
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler.route import CompileOptions
 from radixrt.constrained.constraint import Constraint
@@ -46,6 +47,8 @@ class CompileJob(msgspec.Struct, frozen=True, tag=True):
     """Answered by a CompileDone, or one of the failures."""
 
     constraint: Constraint
+    plans: KeptPlans = {}
+    """Of the tags of the constraint, as far as there are some."""
 
 
 class AdviseJob(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +121,8 @@ class CompileDone(msgspec.Struct, frozen=True, tag=True):
     compiled: Compiled
     num_bytes: int
     """Its memory."""
+    plans: KeptPlans
+    """Those that were made for it."""
 
 
 class AdviseDone(msgspec.Struct, frozen=True, tag=True):

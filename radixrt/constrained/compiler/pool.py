@@ -21,17 +21,21 @@ from radixrt.base.errors import RequestError
 from radixrt.base.liveness.supervision import supervise
 from radixrt.base.round_robin import RoundRobin
 from radixrt.constrained.advice import Advice
+from radixrt.constrained.backends.schema_plans import KeptPlans, content_key
 from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied, Zygote
-from radixrt.constrained.constraint import Constraint
+from radixrt.constrained.constraint import Constraint, JsonSchema, Parameters, StructuralTag
 from radixrt.constrained.grammar import Compiled
 
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.05
 _TRIES_BEFORE_REFUSING = 3
+
+PLANS_BYTES, PLANS_ENTRIES = 64 << 20, 8192
+"""Of the plans of tags. Those of a tool of an agent have 1 kB."""
 
 
 class _Waiting:
@@ -62,6 +66,8 @@ class CompilePool:
         self.config = config
         self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes, config.cache_entries)
         self.killed = 0
+        self.plans: ByteLru[bytes, bytes] = ByteLru(PLANS_BYTES, PLANS_ENTRIES)
+        """Of the schemas of tags, by their content: of a set of tools, only the new ones are planned."""
         self._under_way: dict[tuple[str, bytes], asyncio.Task[Compiled]] = {}
         self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
         self._quick = RoundRobin[_Waiting]()
@@ -150,14 +156,27 @@ class CompilePool:
     async def _compile(self, key: tuple[str, bytes], constraint: Constraint) -> Compiled:
         tenant, digest = key
         try:
-            reply = await self._do(jobs.CompileJob(constraint), tenant, "The constraint takes")
+            job = jobs.CompileJob(constraint, self._plans_of(constraint))
+            reply = await self._do(job, tenant, "The constraint takes")
             if not isinstance(reply, jobs.CompileDone):
                 raise _error_of(reply)
             self.compiled.put(digest, reply.compiled, reply.num_bytes)
+            for of, plans in reply.plans.items():
+                self.plans.put(of, plans, len(plans))
             return reply.compiled
         finally:
             if self._under_way.get(key) is asyncio.current_task():
                 del self._under_way[key]
+
+    def _plans_of(self, constraint: Constraint) -> KeptPlans:
+        """The kept plans of the tags of a constraint."""
+        tags = constraint.tags if isinstance(constraint, StructuralTag) else ()
+        keys = (
+            content_key(tag.content)
+            for tag in tags
+            if isinstance(tag.content, JsonSchema | Parameters)
+        )
+        return {key: plans for key in keys if (plans := self.plans.get(key)) is not None}
 
     async def advise(self, constraint: Constraint, tenant: str = "") -> Advice:
         """The advice on a constraint, which is not kept.

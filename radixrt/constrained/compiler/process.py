@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from radixrt.base.errors import RadixrtError, RequestError
+from radixrt.constrained.backends.schema_plans import SchemaPlans
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.advise import advise
 from radixrt.constrained.compiler.cache import memory_of
@@ -196,8 +197,9 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
     try:
         if isinstance(job, jobs.AdviseJob):
             return jobs.AdviseDone(advise(job.constraint, facts, config.options))
-        compiled = compile_constraint(job.constraint, facts, config.options)
-        return jobs.CompileDone(compiled, memory_of(compiled))
+        plans = SchemaPlans(job.plans)
+        compiled = compile_constraint(job.constraint, facts, config.options, plans)
+        return jobs.CompileDone(compiled, memory_of(compiled), plans.made)
     except RecursionError:
         error = refusal(job.constraint, "It is nested too deeply.")
     except RequestError as caught:

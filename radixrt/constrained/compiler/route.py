@@ -10,7 +10,6 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.constraint import (
     AnyJson,
     Choice,
-    Compound,
     Constraint,
     Ebnf,
     Either,
@@ -28,6 +27,7 @@ from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 if TYPE_CHECKING:
+    from radixrt.constrained.backends.schema_plans import SchemaPlans
     from radixrt.constrained.json_schema.auditing.audit import JsonPlan
 
 
@@ -56,9 +56,15 @@ _WHAT: dict[type, str] = {
 
 
 def compile_constraint(
-    constraint: Constraint, facts: TokenizerFacts, options: CompileOptions
+    constraint: Constraint,
+    facts: TokenizerFacts,
+    options: CompileOptions,
+    plans: "SchemaPlans | None" = None,
 ) -> Compiled:
     """Compile a constraint of any kind.
+
+    Args:
+        plans: of the schemas of tags; takes those that are made here.
 
     Raises:
         RequestError: no backend can enforce it; names the keyword and its place, or the reason.
@@ -69,7 +75,7 @@ def compile_constraint(
             constraint, f"It has {size} bytes; at most {options.max_source_bytes} are taken."
         )
     try:
-        return _compile(constraint, facts, options)
+        return _compile(constraint, facts, options, plans)
     except CannotEnforce as error:
         raise RequestError(str(error), param="structured", code="grammar") from error
     except CannotCompile as error:
@@ -83,7 +89,12 @@ def refusal(constraint: Constraint, reason: str) -> RequestError:
     return RequestError(f"{what} can't be enforced: {reason}", param="structured", code="grammar")
 
 
-def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOptions) -> Compiled:
+def _compile(
+    constraint: Constraint,
+    facts: TokenizerFacts,
+    options: CompileOptions,
+    plans: "SchemaPlans | None",
+) -> Compiled:
     match constraint:
         case JsonSchema():
             return compile_json_schema(constraint, facts, options)
@@ -99,7 +110,10 @@ def _compile(constraint: Constraint, facts: TokenizerFacts, options: CompileOpti
         case Lark():
             return Compiled(grammar=llguidance.compile_lark(constraint.grammar, facts))
         case StructuralTag() | Series() | Either() | Repeated() | Tokens():
-            return _structural_tag(constraint, facts, options)
+            # here: the worker needs none of it
+            from radixrt.constrained.backends.structural_tags import compile_structural_tag
+
+            return compile_structural_tag(constraint, facts, options.whitespace, plans)
 
 
 def compile_json_schema(
@@ -171,11 +185,3 @@ def _choice(choices: tuple[str, ...], facts: TokenizerFacts, options: CompileOpt
     if not choices:
         raise CannotCompile("It is empty; give at least one choice.")
     return _regex(alternatives(choices), facts, options)
-
-
-def _structural_tag(
-    constraint: StructuralTag | Compound, facts: TokenizerFacts, options: CompileOptions
-) -> Compiled:
-    from radixrt.constrained.backends.structural_tags import compile_structural_tag
-
-    return compile_structural_tag(constraint, facts, options.whitespace)

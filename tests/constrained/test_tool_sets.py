@@ -1,0 +1,179 @@
+"""The tools of real agents compile, each in time, and of a set only the tools that are new are planned.
+
+tool_sets.json has the tools that programs from npm and PyPI sent or listed, by the package, its version and its license: names and JSON
+schemas, without the texts in them (descriptions, titles, examples, defaults).
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixrt.base.errors import RequestError
+from radixrt.constrained.backends.lark_text import LarkText
+from radixrt.constrained.backends.schema_plans import SchemaPlans
+from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.pool import CompilePool
+from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.constraint import StructuralTag
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.tool_calls import Tool, calls
+from radixrt.parsers.tool_calls.registry import FORMATS
+from tests.constrained.test_matchers import accepts
+from tests.constrained.vocabularies import KINDS, facts_of
+
+KIND = "byte_level_json"
+SETS: dict[str, Any] = json.loads((Path(__file__).parent / "tool_sets.json").read_text())
+STYLES = ("hermes", "qwen3_coder")
+BOUND_S = 0.1
+ODD: dict[str, Any] = {
+    "long": {"type": "string", "pattern": "\\S", "minLength": 1, "maxLength": 65536},
+    "longer": {"type": "string", "maxLength": 524288},
+    "any": {},
+    "list": {"type": "array", "items": {}, "minItems": 1},
+    "map": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+"""Schemas of parameters at which grammars of other engines fail."""
+
+
+def constraint_of(
+    tools: Mapping[str, Any], style: str = "hermes", *, strict: bool = False
+) -> StructuralTag:
+    made = [Tool.of(name, schema, strict, name) for name, schema in tools.items()]
+    return calls(made, FORMATS[style], required=False, most=None)
+
+
+def tools_of(name: str) -> dict[str, Any]:
+    return {tool["name"]: tool["parameters"] for tool in SETS[name]["tools"]}
+
+
+def test_there_are_twelve_sets_of_agents_and_servers() -> None:
+    assert len(SETS) >= 12
+    assert max(len(one["tools"]) for one in SETS.values()) >= 30
+    assert {"claude-code", "codex", "opencode"} <= SETS.keys()
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_compiles_in_time(name: str, style: str) -> None:
+    """CPU time, of which others on the machine take no part; on a vocabulary of 500. ``python -m bench.tool_sets`` has larger ones."""
+    facts, constraint = facts_of(KIND), constraint_of(tools_of(name), style)
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        compiled = compile_constraint(constraint, facts, CompileOptions())
+        seconds.append(time.process_time() - begin)
+        if seconds[-1] < BOUND_S:
+            break
+    assert min(seconds) < BOUND_S
+    assert load_grammar(compiled.grammar, facts)
+
+
+def test_odd_parameters_compile() -> None:
+    tools = {name: {"type": "object", "properties": {"a": schema}} for name, schema in ODD.items()}
+    tools |= {"empty": {}, "without": None}
+    facts = facts_of(KIND)
+    compiled = compile_constraint(constraint_of(tools), facts, CompileOptions())
+    assert not compiled.unenforced
+
+    def call(name: str, arguments: str) -> str:
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+    for name, arguments, is_valid in [
+        ("long", '{"a": "x"}', True),
+        ("long", '{"a": " "}', False),
+        ("long", '{"a": ""}', False),
+        ("any", '{"a": [1, {"b": null}]}', True),
+        ("empty", '{"whatever": 1}', True),
+        ("without", "{}", True),
+        ("without", '{"a": 1}', False),
+    ]:
+        matcher = load_grammar(compiled.grammar, facts)
+        assert accepts(matcher, facts, call(name, arguments)) is is_valid
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_of_a_changed_set_only_the_changed_tool_is_planned(style: str) -> None:
+    facts, tools = facts_of(KIND), tools_of("github")
+    first = SchemaPlans({})
+    whole = compile_constraint(constraint_of(tools, style), facts, CompileOptions(), first)
+    again = SchemaPlans(first.made)
+    assert compile_constraint(constraint_of(tools, style), facts, CompileOptions(), again) == whole
+    assert first.num_planned >= 20 and again.num_planned == 0 and not again.made
+    changed = tools | {"get_issue": {"type": "object", "properties": {"n": {"enum": [17]}}}}
+    one = SchemaPlans(first.made)
+    compiled = compile_constraint(constraint_of(changed, style), facts, CompileOptions(), one)
+    assert one.num_planned == len(one.made) == 1
+    fresh = compile_constraint(constraint_of(changed, style), facts, CompileOptions())
+    assert compiled == fresh != whole
+
+
+def test_the_pool_keeps_the_plans_of_tools_for_all_its_helpers(tmp_path: Path) -> None:
+    KINDS[KIND][0]().save(str(tmp_path / "tokenizer.json"))
+    facts = facts_of(KIND)
+    config = PoolConfig(
+        tokenizer_json=str(tmp_path / "tokenizer.json"),
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+    )
+
+    async def run() -> None:
+        pool = CompilePool(config)
+        pool.start()
+        try:
+            tools = tools_of("git")
+            for index in range(4):  # more than there are helpers
+                tools["git_log"] = {"type": "object", "properties": {"n": {"const": index}}}
+                hits, misses = pool.plans.hits, pool.plans.misses
+                compiled = await pool.compile(constraint_of(tools, strict=True))
+                fresh = compile_constraint(
+                    constraint_of(tools, strict=True), facts, CompileOptions()
+                )
+                assert compiled == fresh
+                if index:
+                    found = pool.plans.hits - hits, pool.plans.misses - misses
+                    assert found == (len(tools) - 1, 1)
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "string", "minLength": "1"}, "/properties/x/minLength"),
+        ({"type": "strin"}, "/properties/x/type"),
+        ({"$ref": "#/$defs/nope"}, "/properties/x/$ref"),
+    ],
+)
+def test_errors_name_the_tool_and_the_pointer(schema: Any, pointer: str, style: str) -> None:
+    tools = tools_of("github") | {"bad": {"type": "object", "properties": {"x": schema}}}
+    with pytest.raises(RequestError) as refused:
+        compile_constraint(
+            constraint_of(tools, style, strict=True), facts_of(KIND), CompileOptions()
+        )
+    assert "the tool 'bad'" in refused.value.message and pointer in refused.value.message
+
+
+def test_errors_of_the_whole_grammar_name_them_too() -> None:
+    """No schema is wrong by itself here; the library refuses the text that is written for it."""
+    properties = {"y": {"type": "string"}, "x": {"type": "string", "minLength": 200_000}}
+    tools = tools_of("git") | {"bad": {"type": "object", "properties": properties}}
+    with pytest.raises(RequestError, match="In the tool 'bad' at /properties/x: "):
+        constraint = constraint_of(tools, "qwen3_coder")
+        compile_constraint(constraint, facts_of(KIND), CompileOptions())
+
+
+def test_thousands_of_control_tokens_cost_a_text_nothing() -> None:
+    control = {f"<unused_{index}>": index for index in range(20_000)}
+    text, begin = LarkText(control), time.process_time()
+    for index in range(500):
+        assert text.literal(f'{{"name": "tool_{index}"}}<unused_7>').endswith(" <[7]>")
+        assert not text.names_control_token(f"tool_{index}")
+    assert time.process_time() - begin < 1.0
