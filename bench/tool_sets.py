@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def main() -> None:
         tools = {tool["name"]: tool["parameters"] for tool in one["tools"]}
         kept = compiled(tools, {}).made
         changed = {**tools, next(reversed(tools)): CHANGED}
-        cold = times_ms(lambda tools=tools: compiled(tools, {}), args.rounds)
-        warm = times_ms(lambda changed=changed, kept=kept: compiled(changed, kept), args.rounds)
+        cold = times_ms(partial(compiled, tools, {}), args.rounds)
+        warm = times_ms(partial(compiled, changed, kept), args.rounds)
         rows.append(Row(name, len(tools), *middle_and_p95(cold), *middle_and_p95(warm)))
     print_rows(Console(width=120), "Tools of agents", rows)
 
