@@ -203,6 +203,9 @@ class ServerConfig(SchedulerSettings):
         "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",
         at_least=0,
     )
+    max_timeout: float = _http(
+        3600.0, "Largest timeout that a request may set, in seconds.", at_least=1
+    )
     step_timeout: float | None = _http(
         None,
         "Seconds after which a process that hangs is killed and replaced (for a worker at least 20 times its longest step); "

@@ -16,6 +16,13 @@ class LazyHeap(Generic[Item]):
 
     A stale entry, whose item has another key now or has left, stays in the heap until it comes to the top, or until the
     heap is rebuilt because stale entries outnumber the others by far.
+
+    >>> heap: LazyHeap[int] = LazyHeap()
+    >>> heap.place(7, 0.5)
+    >>> heap.place(8, 0.2)
+    >>> heap.discard(8)
+    >>> heap.first()
+    7
     """
 
     def __init__(self) -> None:
@@ -30,13 +37,17 @@ class LazyHeap(Generic[Item]):
         """Add an item, or change its key."""
         entry = self._live[item] = (*key, item)
         heapq.heappush(self._entries, entry)
-        if len(self._entries) > 1024 + _STALE_TO_LIVE * len(self._live):
-            self._entries = list(self._live.values())
-            heapq.heapify(self._entries)
+        self._drop_stale()
 
     def discard(self, item: Item) -> None:
         """Remove an item; does nothing if it is not here."""
-        self._live.pop(item, None)
+        if self._live.pop(item, None) is not None:
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        if len(self._entries) > 1024 + _STALE_TO_LIVE * len(self._live):
+            self._entries = list(self._live.values())
+            heapq.heapify(self._entries)
 
     def first(self) -> Item:
         """The item with the smallest key; the heap must not be empty."""

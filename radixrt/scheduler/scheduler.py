@@ -6,7 +6,6 @@ steps are in flight, so a step is planned before the tokens of the step before i
 to have ended has one surplus token in flight, which is dropped.
 """
 
-import heapq
 import math
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.drafts.price import DraftPrice
 from radixrt.scheduler.drafts.trials import ComparedStep, DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
+from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.admission import Admission
@@ -93,12 +93,13 @@ class Scheduler:
         self.draft_trials = DraftTrials()
         self.admission = Admission(state)
         self.planner = Planner(state, self.admission, self.draft_price, self.draft_trials)
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines: LazyHeap[int] = LazyHeap()
+        """The sequences that have one."""
         self.waits = WaitForecast(
             self.slots, self.waiting, self.groups, self.outputs, self.step_times
         )
         limit_s = limits.settings.max_queue_seconds or math.inf
-        self.queue_time = QueueTime(limit_s, self.waits, self._sequences.keys(), clock)
+        self.queue_time = QueueTime(limit_s, self.waits, clock)
 
     # ------------------------------------------------------------ arrivals and departures
 
@@ -142,7 +143,7 @@ class Scheduler:
         sequence.group = self.groups.join(request)
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
-            heapq.heappush(self._deadlines, (request.options.deadline, sequence.seq_id))
+            self._deadlines.place(sequence.seq_id, request.options.deadline)
         if grammar is not None and self.grammars.is_loading(grammar.key):
             self.grammars.wait(sequence)
         else:
@@ -215,8 +216,6 @@ class Scheduler:
         """
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
-        self._deadlines.clear()
-        self.queue_time.clear()
         self.grammars.drop_all()
         for lease in self.kv.leases.all():
             self.kv.leases.end(lease)
@@ -231,18 +230,18 @@ class Scheduler:
         """
         self.kv.leases.expire()
         dropped: dict[int, AnswerReport] = {}
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, seq_id = heapq.heappop(self._deadlines)
-            sequence = self._sequences.get(seq_id)
-            if sequence is not None:
-                self.counters.aborted += 1
-                dropped[seq_id] = sequence.end("abort", self.clock())
-                self._remove(sequence)
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            sequence = self._sequences[self._deadlines.first()]
+            self.counters.aborted += 1
+            dropped[sequence.seq_id] = sequence.end("abort", self.clock())
+            self._remove(sequence)
         return dropped
 
     def next_deadline(self) -> float | None:
-        """Unix time of the earliest deadline, whose sequence may have ended already."""
-        return self._deadlines[0][0] if self._deadlines else None
+        """Unix time of the earliest deadline."""
+        if not len(self._deadlines):
+            return None
+        return self._sequences[self._deadlines.first()].options.deadline
 
     def flush_cache(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their number."""
@@ -264,6 +263,8 @@ class Scheduler:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.seq_id]
+        self._deadlines.discard(sequence.seq_id)
+        self.queue_time.forget(sequence.seq_id)
         self.groups.leave(sequence.group)
 
     # ------------------------------------------------------------ steps

@@ -58,6 +58,7 @@ class _Lane:
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting = RoundRobin[_Job]()
+        self._has_cancelled = False
         self._arrived = asyncio.Event()
         self.begun: float | None = None
         """Time of ``time.monotonic()`` at which the work in the thread began."""
@@ -66,7 +67,17 @@ class _Lane:
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.push(tenant, key, (done, work))
         self._arrived.set()
-        return await done
+        try:
+            return await done
+        finally:
+            if done.cancelled() and not self._has_cancelled:
+                self._has_cancelled = True
+                asyncio.get_running_loop().call_soon(self._drop_cancelled)
+
+    def _drop_cancelled(self) -> None:
+        """Forget the prompts that nobody waits for any more; those of a batch are cancelled at once."""
+        self._has_cancelled = False
+        self._waiting.drop(lambda job: job[0].cancelled())
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()

@@ -63,6 +63,7 @@ BAD_FIELDS = [
     ({"request_id": "a\nb"}, "rid", "printable"),
     ({"seed": 2**64}, "seed", "seed"),
     ({"timeout": -1}, "timeout", "above 0"),
+    ({"timeout": 3601}, "timeout", "at most 3600 seconds (--max-timeout)"),
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens", "10"),
     ({"model": "gpt-9"}, "model", "gpt-9"),
     ({"stream_options": 7}, "stream_options", "object"),

@@ -1,5 +1,6 @@
 """What the scheduler promises, one test a promise."""
 
+import gc
 import time
 
 import msgspec
@@ -211,6 +212,30 @@ def test_deadline_drops_waiting_and_running_sequences() -> None:
     assert {i: report.finish_reason for i, report in dropped.items()} == {0: "abort", 1: "abort"}
     assert scheduler.num_running == 0 and scheduler.next_deadline() is None
     check_invariants(scheduler)
+
+
+def test_a_sequence_that_ends_before_its_deadline_leaves_nothing_behind() -> None:
+    """Also where a sequence that came before it waits still."""
+    scheduler = Scheduler(limits(max_running_requests=1, max_queue_seconds=3600))
+    now, counted = time.time(), 2000
+    for seq_id in range(counted):
+        sampling = SamplingParams(max_tokens=4)
+        options = RequestOptions(sampling=sampling, deadline=now + 3600 + seq_id)
+        assert (
+            scheduler.add(
+                SequenceRequest(seq_id=seq_id, token_ids=pack_ids([1, 2, 3]), options=options)
+            )
+            is None
+        )
+        if seq_id:
+            scheduler.release(np.array([seq_id], dtype=np.int32))
+    gc.collect()
+    assert sum(isinstance(one, Sequence) for one in gc.get_objects()) == 1
+    assert len(scheduler._deadlines._entries) < counted
+    assert scheduler.next_deadline() == now + 3600
+    scheduler.release(np.array([0], dtype=np.int32))
+    assert scheduler.next_deadline() is None
+    assert scheduler.queue_time.seconds_to_next_overdue() is None
 
 
 def test_flush_drops_only_what_nobody_uses() -> None:

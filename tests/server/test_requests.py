@@ -222,8 +222,8 @@ def test_bad_requests_do_not_disturb_a_running_one(server: Server) -> None:
     assert asyncio.run(together()) == undisturbed
 
 
-def test_a_timeout_of_a_month_is_no_problem_and_a_short_one_is_kept(server: Server) -> None:
-    body = {"model": "tiny", "prompt": "Go on", "max_tokens": 4, "timeout": 30 * 86400}
+def test_a_timeout_of_an_hour_is_no_problem_and_a_short_one_is_kept(server: Server) -> None:
+    body = {"model": "tiny", "prompt": "Go on", "max_tokens": 4, "timeout": 3600}
     response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=30)
     assert response.status_code == 200
     body |= {"max_tokens": 480, "timeout": 0.05, "ignore_eos": True, "n": 8}

@@ -108,17 +108,20 @@ def request_options(
             explain_texts=hints.explain and caller.sees_own_texts,
         ),
         priority=_priority(fields.priority, config),
-        deadline=_deadline(fields.timeout),
+        deadline=_deadline(fields.timeout, config.max_timeout),
         speculation=fields.speculation is not False,
     )
 
 
-def _deadline(timeout: float | None) -> float | None:
+def _deadline(timeout: float | None, most_s: float) -> float | None:
     """Unix time at which a request with this timeout in seconds is dropped."""
     if timeout is None:
         return None
-    if not timeout > 0:
-        raise RequestError("timeout must be above 0 seconds.", param="timeout")
+    if not 0 < timeout <= most_s:
+        raise RequestError(
+            f"timeout must be above 0 and at most {most_s:g} seconds (--max-timeout).",
+            param="timeout",
+        )
     return time.time() + timeout
 
 

@@ -6,8 +6,8 @@ long as none of its prompts has begun.
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 
 from radixrt.messages.sequences import SequenceRefused
 from radixrt.scheduler.queue.wait_forecast import WaitForecast
@@ -19,23 +19,15 @@ class QueueTime:
 
     Args:
         limit_s: most seconds until the first token, without the time for the own prompt; infinity: no limit.
-        alive: ids of the sequences that wait or run.
         clock: seconds from any fixed moment.
     """
 
-    def __init__(
-        self,
-        limit_s: float,
-        waits: WaitForecast,
-        alive: Collection[int],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, limit_s: float, waits: WaitForecast, clock: Callable[[], float]) -> None:
         self._limit_s = limit_s
         self._waits = waits
-        self._alive = alive
         self._clock = clock
-        self._arrivals: deque[Sequence] = deque()
-        """Those that wait, and others that have run or ended meanwhile."""
+        self._arrivals: OrderedDict[int, Sequence] = OrderedDict()
+        """By id, in the order of their arrival: those that wait, and some that run meanwhile."""
 
     def refusal(self, sequence: Sequence, full_at: int | None) -> SequenceRefused | None:
         """Refuse a sequence that would wait too long; notes its forecast.
@@ -56,12 +48,12 @@ class QueueTime:
     def watch(self, sequence: Sequence) -> None:
         """A sequence waits from now on."""
         if self._limit_s < math.inf and not sequence.group.has_begun:
-            self._arrivals.append(sequence)
+            self._arrivals[sequence.seq_id] = sequence
 
     def overdue(self) -> Iterator[tuple[Sequence, SequenceRefused]]:
         """The sequences that have waited for too long, with their groups, and their refusals; no forecast is always right."""
         while self.seconds_to_next_overdue() == 0:
-            first = self._arrivals.popleft()
+            _, first = self._arrivals.popitem(last=False)
             wait_s = self._clock() - first.arrived
             self._waits.observe(first.forecast_wait_s, wait_s)
             more_s = self._waits.corrected(first.forecast_wait_s) - wait_s
@@ -70,23 +62,23 @@ class QueueTime:
 
     def seconds_to_next_overdue(self) -> float | None:
         """Seconds until a sequence will have waited for too long; None if none waits."""
-        arrivals = self._arrivals
-        while arrivals and (arrivals[0].group.has_begun or arrivals[0].seq_id not in self._alive):
-            arrivals.popleft()
-        if not arrivals:
-            return None
-        return max(0.0, arrivals[0].arrived + self._waits.longest(self._limit_s) - self._clock())
+        while self._arrivals:
+            first = next(iter(self._arrivals.values()))
+            if not first.group.has_begun:
+                limit_s = self._waits.longest(self._limit_s)
+                return max(0.0, first.arrived + limit_s - self._clock())
+            del self._arrivals[first.seq_id]
+        return None
 
-    def clear(self) -> None:
-        """All sequences have left."""
-        self._arrivals.clear()
+    def forget(self, seq_id: int) -> None:
+        """A sequence has ended."""
+        self._arrivals.pop(seq_id, None)
 
     def _group_of(self, first: Sequence) -> list[Sequence]:
         """A waiting sequence, and those of its group that wait behind it."""
         if first.group.num_alive == 1:
             return [first]
-        others = [other for other in self._arrivals if other.group is first.group]
-        return [first, *(other for other in others if other.seq_id in self._alive)]
+        return [first, *(other for other in self._arrivals.values() if other.group is first.group)]
 
 
 def _too_late(sequence: Sequence, wait: str, retry_after_s: float) -> SequenceRefused:

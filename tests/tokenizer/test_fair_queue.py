@@ -1,0 +1,51 @@
+"""The fair queue of encoding keeps nothing of work that nobody waits for any more."""
+
+import asyncio
+import functools
+import gc
+import threading
+import weakref
+
+from radixrt.tokenizer.fair_queue import FairQueue
+
+
+class Prompt:
+    """Stands for megabytes of text."""
+
+
+def test_cancelled_work_takes_no_memory_while_other_work_runs() -> None:
+    done: list[int] = []
+
+    def encode(prompt: Prompt, number: int) -> None:
+        done.append(number)
+
+    async def prompts_kept() -> int:
+        queue, may_end = FairQueue(), threading.Event()
+        serving = asyncio.create_task(queue.serve())
+        running = asyncio.create_task(queue.run("a", "first", 1, may_end.wait))
+        await asyncio.sleep(0)
+        kept: list[weakref.ref[Prompt]] = []
+        waiting = []
+        for number in range(6):
+            prompt = Prompt()
+            kept.append(weakref.ref(prompt))
+            key = "same" if number < 3 else f"key {number}"
+            running_it = queue.run("a", key, 1, functools.partial(encode, prompt, number))
+            waiting.append(asyncio.create_task(running_it))
+            del prompt, running_it
+        await asyncio.sleep(0)
+        for number in (4, 3, 1, 0):
+            task = waiting.pop(number)
+            task.cancel()
+            await asyncio.wait([task])
+            del task
+        gc.collect()
+        alive = sum(one() is not None for one in kept)
+        may_end.set()
+        await asyncio.wait_for(asyncio.gather(running, *waiting), 20)
+        serving.cancel()
+        queue.close()
+        return alive
+
+    assert asyncio.run(prompts_kept()) == 2
+    assert done == [2, 5]
