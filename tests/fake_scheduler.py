@@ -28,6 +28,7 @@ from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
     FlushCacheCall,
+    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
     StatsCall,
@@ -36,7 +37,7 @@ from radixrt.messages.calls import (
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
 from radixrt.messages.replicas import ReplicaLoad, ReplicaReport
-from radixrt.messages.replies import CallReply, LeaseGranted
+from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceLogprobs,
@@ -174,7 +175,13 @@ class FakeScheduler:
             case FlushCacheCall():
                 self.flushes += 1
                 self._tokenizer.send(CallReply(call_id=message.call_id, value=3))
-            case PinTokensCall() | ReleaseCacheCall() | CacheTreeCall() | CacheNodeCall():
+            case (
+                PinTokensCall()
+                | ReleaseCacheCall()
+                | CacheTreeCall()
+                | CacheNodeCall()
+                | MatchTokensCall()
+            ):
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
                 self._tokenizer.send(_cache_reply(message))
@@ -286,6 +293,11 @@ def _cache_reply(call: CacheCall) -> CallReply:
             pinned = len(unpack_ids(call.token_ids))
             value = LeaseGranted(lease="lease-1", pinned_tokens=pinned, expires_in_s=call.ttl_s)
             return CallReply(call_id=call.call_id, value=value)
+        case MatchTokensCall():
+            matches = [
+                CacheMatch(prompt_tokens=num_ids(one), cached_tokens=0) for one in call.prompts
+            ]
+            return CallReply(call_id=call.call_id, value=matches)
         case ReleaseCacheCall(lease="gone"):
             failed = RequestFailed(request_id="", message="There is no lease gone.", status=404)
             return CallReply(call_id=call.call_id, error=failed)

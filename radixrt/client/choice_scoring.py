@@ -104,7 +104,7 @@ async def score_choices(
         EngineDiedError: the engine ended.
     """
     question.check()
-    alone, whole = await _encoded(client, question)
+    alone, whole = await _encoded(client, question, options)
     if (num_tokens := sum(map(len, whole))) > MAX_SCORED_TOKENS:
         raise RequestError(
             f"The choices, each behind the prompt, have {num_tokens} tokens; at most {MAX_SCORED_TOKENS} are scored in one "
@@ -164,12 +164,13 @@ def _logprobs_from(start: int) -> SamplingParams:
 
 
 async def _encoded(
-    client: EngineClient, question: ChoiceQuestion
+    client: EngineClient, question: ChoiceQuestion, options: RequestOptions
 ) -> tuple[TokenIds, list[TokenIds]]:
     """The prompt alone, and with each choice behind it."""
 
     async def encode(prompt: Prompt) -> TokenIds:
-        return np.array((await client.tokenize(prompt)).token_ids, dtype=np.int32)
+        tokenized = await client.tokenize(prompt, options.tenant, options.cache_salt)
+        return np.array(tokenized.token_ids, dtype=np.int32)
 
     async def encode_behind(beginning: TextPrompt | ChatPrompt) -> list[TokenIds]:
         size = 1 if isinstance(beginning, TextPrompt) else len(beginning.messages)

@@ -213,9 +213,7 @@ class EngineClient:
         else:
             opened.abort()
 
-    async def tokenize(
-        self, prompt: Prompt, tenant: Tenant = NO_TENANT, cache_salt: str = ""
-    ) -> Tokenized:
+    async def tokenize(self, prompt: Prompt, tenant: Tenant, cache_salt: str) -> Tokenized:
         """A prompt, also one some times longer than the context, as token ids and as text.
 
         Args:

@@ -14,8 +14,8 @@ class TokenizeCall(Message, frozen=True):
 
     call_id: int
     prompt: Prompt
-    tenant: Tenant = NO_TENANT
-    cache_salt: str = ""
+    tenant: Tenant
+    cache_salt: str
     """Of the requests whose kept answers the prompt may repeat."""
 
 
@@ -45,7 +45,7 @@ class PinCall(Message, frozen=True, kw_only=True):
 
     call_id: int
     prompt: Prompt
-    cache_salt: str = ""
+    cache_salt: str
     ttl_s: float
     lease: str = ""
     """The id of the lease, which a dead engine had granted; empty: a new one."""

@@ -22,6 +22,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToTokenizerFromApi
 from radixrt.messages.replies import CallReply, LeaseGranted, Tokenized
 from radixrt.messages.requests import (
+    NO_TENANT,
     AbortRequest,
     ChatPrompt,
     GenerateRequest,
@@ -147,7 +148,7 @@ def test_the_first_engine_may_die_before_it_is_ready() -> None:
 
 @with_engines
 async def test_a_call_is_asked_again(engines: Engines) -> None:
-    asking = asyncio.create_task(engines.client.tokenize(PROMPT))
+    asking = asyncio.create_task(engines.client.tokenize(PROMPT, NO_TENANT, ""))
     await engines.next(TokenizeCall)
     engines.die()
     await engines.restart()
@@ -171,7 +172,7 @@ async def test_a_call_that_comes_while_no_engine_lives_waits_for_one(engines: En
 @with_engines
 async def test_a_call_that_was_asked_at_two_deaths_fails(engines: Engines) -> None:
     """It may be their cause."""
-    asking = asyncio.create_task(engines.client.tokenize(PROMPT))
+    asking = asyncio.create_task(engines.client.tokenize(PROMPT, NO_TENANT, ""))
     for _ in range(2):
         await engines.next(TokenizeCall)
         engines.die()

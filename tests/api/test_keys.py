@@ -24,7 +24,7 @@ from radixrt.api.state import ServerState
 from radixrt.base.api_keys import KeyLimits, KeySource, digest_of, new_key
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
-from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.calls import CacheTreeCall, ReleaseCacheCall
 from radixrt.messages.requests import Tenant, split_salt
 from radixrt.messages.stats import TenantStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
@@ -195,11 +195,14 @@ def test_a_key_is_taken_in_either_header(server_with_keys: RunningServer) -> Non
 
 def routes() -> list[tuple[str, str]]:
     """Method and path of every endpoint."""
-    app = build_app(ServerState(ServerConfig(), None, engine_info()))  # type: ignore[arg-type]
-    found = []
-    for route in app.routes:
-        for method in getattr(route, "methods", None) or ():
-            found.append((method, route.path.replace("{model:path}", "tiny")))  # type: ignore[attr-defined]
+    found, pending = [], [build_app(ServerState(ServerConfig(), None, engine_info()))]  # type: ignore[arg-type]
+    while pending:
+        for route in pending.pop().routes:
+            if (included := getattr(route, "original_router", None)) is not None:
+                pending.append(included)  # as newer releases of FastAPI hold them
+            for method in getattr(route, "methods", None) or ():
+                found.append((method, route.path.replace("{model:path}", "tiny")))  # type: ignore[attr-defined]
+    assert len(found) > 50, "the walk misses endpoints"
     return sorted(found)
 
 
@@ -216,9 +219,7 @@ def test_every_endpoint_keeps_its_role(server_with_keys: RunningServer) -> None:
             status = alice.request(method, path).status_code
             assert (status == 403) == is_admins, (method, path, status)
             for variant in (path + "/", "/" + path, path.replace("_", "%5F"), path.upper()):
-                assert (
-                    nobody.request(method, variant).status_code in (401, 404) or path in OPEN_PATHS
-                )
+                assert nobody.request(method, variant).status_code in (401, 404) or is_open
     with http(server_with_keys, "root") as root:
         for path in ("/metrics", "/get_server_info", "/v1/cache/tree"):
             assert root.get(path).status_code == 200
@@ -289,40 +290,6 @@ def test_a_salt_belongs_to_one_namespace() -> None:
     assert len(made) == len(tenants) * len(salts)
     for salt, (tenant, own) in made.items():
         assert split_salt(salt) == (tenant.cache_namespace, own)
-
-
-PATHS: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/generate": {"text": "hi"},
-    "/score_choices": {"prompt": "hi", "choices": ["a", "b"]},
-    "/v1/rerank": {"query": "hi", "documents": ["a", "b"]},
-    "/score": {"text_1": "hi", "text_2": "a"},
-    "/v1/cache/warm": {"prompt": "hi"},
-    "/v1/cache/pin": {"prompt": "hi"},
-}
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_key_is_a_namespace_of_the_cache(server_with_keys: RunningServer, path: str) -> None:
-    scheduler = server_with_keys.scheduler
-    salts: dict[str, set[str]] = {}
-    for name in ("alice", "bob", "carol"):
-        scheduler.requests.clear()
-        scheduler.cache_calls.clear()
-        with http(server_with_keys, name) as client:
-            for salt in ("", "key:bob\0", "group:friends\0"):
-                response = client.post(path, json=PATHS[path] | {"cache_salt": salt})
-                assert response.status_code == 200, response.text
-        found = {request.options.cache_salt for request in scheduler.requests}
-        assert {request.options.tenant.name for request in scheduler.requests} == {name}
-        for call in scheduler.cache_calls:
-            assert isinstance(call, PinTokensCall) and call.cache_salt in found
-            assert call.tenant.name == name
-        salts[name] = found
-    assert {split_salt(salt)[0] for salt in salts["alice"]} == {"key:alice"}
-    assert not salts["alice"] & salts["bob"]
-    assert salts["bob"] == salts["carol"]
 
 
 def test_an_id_in_use_by_another_key_is_neither_disclosed_nor_aborted(

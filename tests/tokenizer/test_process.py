@@ -27,6 +27,7 @@ from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
 from radixrt.messages.requests import (
+    NO_TENANT,
     GenerateRequest,
     PartialAnswer,
     RequestOptions,
@@ -325,7 +326,7 @@ def test_a_text_that_does_not_come_to_an_end_stops_the_heartbeat(
 
     async def scene(stage: Stage) -> None:
         heartbeat = Heartbeat(stage.channels.heartbeat_file("tokenizer"))
-        asking = asyncio.create_task(stage.client.tokenize(TextPrompt("endless")))
+        asking = asyncio.create_task(stage.client.tokenize(TextPrompt("endless"), NO_TENANT, ""))
         while not heartbeat.is_overdue():
             await asyncio.sleep(0.01)
         encoder.open.set()

@@ -10,14 +10,19 @@ from msgspec.structs import replace
 
 from radixrt.api.http.body import read_json, to_struct
 from radixrt.api.http.keys import caller_of
-from radixrt.api.requests.protocol import refuse_unsupported
+from radixrt.api.requests.protocol import (
+    GenerationFields,
+    QueueFields,
+    RequestBody,
+    refuse_unsupported,
+)
 from radixrt.api.state import ServerState
 from radixrt.kv.cache_hint import CacheHint
 
 EXPLAIN_HEADER = "x-radixrt-explain-cache"
 """With the value 1 it stands for ``explain`` in the field ``cache``."""
 
-Body = TypeVar("Body", bound=msgspec.Struct)
+Body = TypeVar("Body", bound=RequestBody)
 Endpoint = Callable[[Request, Body], Awaitable[Response]]
 
 
@@ -26,7 +31,7 @@ class Endpoints(APIRouter):
 
     def __init__(self, state: ServerState) -> None:
         super().__init__()
-        self.bodies: dict[str, type[msgspec.Struct]] = {}
+        self.bodies: dict[str, type[RequestBody]] = {}
         """The struct of each path's body."""
         self._state = state
 
@@ -41,7 +46,12 @@ class Endpoints(APIRouter):
         Args:
             struct: type of the body.
             refuse: raises a RequestError if the body has a field that would have to be ignored.
+
+        Raises:
+            TypeError: the struct has no cache salt, so that its prompts would be in nobody's namespace.
         """
+        if not issubclass(struct, RequestBody):
+            raise TypeError(f"{path} takes a {struct.__name__}, which is no RequestBody")
         self.bodies[path] = struct
 
         def declare(answer: Endpoint[Body]) -> Endpoint[Body]:
@@ -50,11 +60,10 @@ class Endpoints(APIRouter):
                 body = await read_json(request, self._state.json_bounds)
                 refuse(body)
                 fields = to_struct(body, struct)
-                if hasattr(
-                    fields, "cache_salt"
-                ):  # no endpoint ever sees a salt outside of its caller's namespace
-                    fields.cache_salt = caller_of(request).tenant.salt(fields.cache_salt)
-                if request.headers.get(EXPLAIN_HEADER) == "1" and hasattr(fields, "cache"):
+                # No endpoint ever sees a salt outside of its caller's namespace.
+                fields.cache_salt = caller_of(request).tenant.salt(fields.cache_salt)
+                explains = request.headers.get(EXPLAIN_HEADER) == "1"
+                if explains and isinstance(fields, QueueFields | GenerationFields):
                     fields.cache = replace(fields.cache or CacheHint(), explain=True)
                 self._state.check_model(getattr(fields, "model", None))
                 return await answer(request, fields)

@@ -12,7 +12,7 @@ from radixrt.api.http.keys import Caller, caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.requests.options import request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
-from radixrt.api.requests.protocol import PromptRequest
+from radixrt.api.requests.protocol import PromptRequest, RequestBody
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.client.warming import DEFAULT_PIN_S, Pinned
@@ -51,8 +51,8 @@ class PinRequest(WarmRequest, kw_only=True):
     """In place of a prompt: a node of ``/v1/cache/tree``, whose prefix is pinned as it is."""
 
 
-class ReleaseRequest(msgspec.Struct, kw_only=True):
-    """Names a lease, a session, or many sessions."""
+class ReleaseRequest(RequestBody, kw_only=True):
+    """Names a lease, a session, or many sessions; the cache salt is that of the sessions' requests."""
 
     model: str | None = None
     lease: str | None = None
@@ -60,8 +60,6 @@ class ReleaseRequest(msgspec.Struct, kw_only=True):
     """Of ``/v1/cache/tree``: all leases that hold it."""
     session: str | None = None
     sessions: list[str] | None = None
-    cache_salt: str | None = None
-    """Of the sessions' requests."""
 
 
 def cache_routes(state: ServerState) -> APIRouter:

@@ -11,6 +11,7 @@ from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import caller_of
 from radixrt.api.native.cache import WarmRequest, warm_target
 from radixrt.api.requests.prompts import token_prompt
+from radixrt.api.requests.protocol import RequestBody
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import Prompt, TextPrompt, split_salt
@@ -19,7 +20,7 @@ MOST_MATCHES = 256
 """Prompts or orders of one request."""
 
 
-class MatchRequest(msgspec.Struct, kw_only=True):
+class MatchRequest(RequestBody, kw_only=True):
     """Prompts, or parts of a text and orders in which they may stand."""
 
     model: str | None = None
@@ -30,7 +31,6 @@ class MatchRequest(msgspec.Struct, kw_only=True):
     """Each the indices of the parts of one text."""
     add_special_tokens: bool | None = None
     """Of texts."""
-    cache_salt: str | None = None
 
 
 def match_routes(state: ServerState) -> APIRouter:

@@ -13,7 +13,12 @@ from radixrt.api.http.middleware import new_id, request_id
 from radixrt.api.requests.constraint import asked_constraint
 from radixrt.api.requests.options import request_options, sampling_of
 from radixrt.api.requests.prompts import token_prompt
-from radixrt.api.requests.protocol import ConstraintFields, QueueFields, refuse_unsupported
+from radixrt.api.requests.protocol import (
+    ConstraintFields,
+    QueueFields,
+    RequestBody,
+    refuse_unsupported,
+)
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
@@ -257,7 +262,7 @@ def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()
     RequestError: a constraint is in a field where this endpoint has none, or a field is not supported.
     """
     refuse_unsupported(body, also=("max_reasoning_tokens",))
-    for name in ConstraintFields.__struct_fields__:
+    for name in set(ConstraintFields.__struct_fields__).difference(RequestBody.__struct_fields__):
         if name not in allowed and body.get(name) is not None:
             raise RequestError(
                 f"{prefix}{name} is no field of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "

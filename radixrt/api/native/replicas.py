@@ -7,10 +7,11 @@ from fastapi import APIRouter, Request, Response
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
+from radixrt.api.requests.protocol import RequestBody
 from radixrt.api.state import ServerState
 
 
-class ReplicaRequest(msgspec.Struct, kw_only=True):
+class ReplicaRequest(RequestBody, kw_only=True):
     """Names a replica."""
 
     replica: Annotated[int, msgspec.Meta(ge=0)]

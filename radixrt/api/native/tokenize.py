@@ -11,7 +11,7 @@ from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import caller_of
 from radixrt.api.requests.constraint import asked_constraint
 from radixrt.api.requests.prompts import one_prompt, token_prompt
-from radixrt.api.requests.protocol import ConstraintFields, PromptRequest
+from radixrt.api.requests.protocol import ConstraintFields, PromptRequest, RequestBody
 from radixrt.api.state import ServerState, constraint_errors_name
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import unpack_ids
@@ -22,7 +22,7 @@ class TokenizeRequest(PromptRequest, kw_only=True):
     """The same as prompt, which wins."""
 
 
-class Detokenize(msgspec.Struct, kw_only=True):
+class Detokenize(RequestBody, kw_only=True):
     model: str | None = None
     tokens: list[Any]
     skip_special_tokens: bool | None = None
@@ -40,7 +40,7 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
         if fields.prompt is None:
             fields.prompt = fields.text
         tokenized = await state.client.tokenize(
-            one_prompt(fields, state, request), caller_of(request).tenant
+            one_prompt(fields, state, request), caller_of(request).tenant, fields.cache_salt or ""
         )
         return json_response(
             {

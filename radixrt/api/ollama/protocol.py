@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from radixrt.api.embeddings.pooled import PooledFields
-from radixrt.api.requests.protocol import GenerationFields
+from radixrt.api.requests.protocol import GenerationFields, RequestBody
 from radixrt.base.errors import RequestError
 
 TAG = ":latest"
@@ -76,7 +76,7 @@ class GenerateRequest(OllamaFields, kw_only=True):
     """The prompt is not put into the chat template."""
 
 
-class ShowRequest(msgspec.Struct, kw_only=True):
+class ShowRequest(RequestBody, kw_only=True):
     model: str | None = None
     name: str | None = None
     """The older name of ``model``."""

@@ -34,7 +34,14 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     """Refused unless it is the server's."""
 
 
-class ConstraintFields(msgspec.Struct, kw_only=True):
+class RequestBody(msgspec.Struct, kw_only=True):
+    """Every JSON body has a cache salt. So no endpoint can take a prompt that is not put into the namespace of its caller."""
+
+    cache_salt: str | None = None
+    """Prefixes are shared only among requests with the same salt."""
+
+
+class ConstraintFields(RequestBody, kw_only=True):
     """The constraint on an answer: at most one of these. See docs/structured_output.md."""
 
     response_format: dict[str, Any] | None = None
@@ -58,10 +65,9 @@ class ConstraintFields(msgspec.Struct, kw_only=True):
     """Of the objects of a JSON schema: "any", or "schema", the default."""
 
 
-class QueueFields(msgspec.Struct, kw_only=True):
+class QueueFields(RequestBody, kw_only=True):
     """Fields of every request that computes something; see :class:`GenerationFields` for their meaning."""
 
-    cache_salt: str | None = None
     cache: CacheHint | None = None
     priority: int | None = None
     timeout: float | None = None
@@ -114,8 +120,6 @@ class GenerationFields(ConstraintFields, kw_only=True):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
-    cache_salt: str | None = None
-    """Prefixes are shared only among requests with the same salt."""
     cache: CacheHint | None = None
     """Cache hint: the client's knowledge of the future use of this request's KV."""
     priority: int | None = None
@@ -173,7 +177,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
 
 
-class KeepRequest(msgspec.Struct, kw_only=True):
+class KeepRequest(RequestBody, kw_only=True):
     """One prompt, of messages or as a text, alone or behind a kept conversation."""
 
     model: str | None = None
@@ -181,7 +185,6 @@ class KeepRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     continue_from: str | None = None
     continue_after: int | None = None
-    cache_salt: str | None = None
 
 
 class PromptRequest(QueueFields, kw_only=True):
