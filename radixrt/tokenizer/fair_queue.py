@@ -7,7 +7,10 @@ methods of ``tokenizers`` do and the single ones don't.
 """
 
 import asyncio
+import contextlib
+import ctypes
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -28,7 +31,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._short = _Lane("encode-short")
-        self._long = _Lane("encode-long")
+        self._long = _Lane("encode-long", gives_memory_back=True)
 
     async def run(
         self, tenant: str, key: str, num_chars: int, work: Callable[[], Result]
@@ -55,7 +58,8 @@ class FairQueue:
 class _Lane:
     """One thread and its queue."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, gives_memory_back: bool = False) -> None:
+        self._gives_memory_back = gives_memory_back
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting = RoundRobin[_Job]()
         self._has_cancelled = False
@@ -73,6 +77,7 @@ class _Lane:
             if done.cancelled() and not self._has_cancelled:
                 self._has_cancelled = True
                 asyncio.get_running_loop().call_soon(self._drop_cancelled)
+            del done, work  # an error, its frames and its future are a cycle otherwise
 
     def _drop_cancelled(self) -> None:
         """Forget the prompts that nobody waits for any more; those of a batch are cancelled at once."""
@@ -87,15 +92,19 @@ class _Lane:
                 continue
             self.begun = time.monotonic()
             try:
-                result = await loop.run_in_executor(self._thread, work)
+                result = await loop.run_in_executor(self._thread, _without_leftovers, work)
             except Exception as error:
                 if not done.cancelled():
                     done.set_exception(error)
             else:
                 if not done.cancelled():
                     done.set_result(result)
+                del result
             finally:
                 self.begun = None
+                del done, work  # they hold the prompt and its tokens until other work comes
+            if self._gives_memory_back and not self._waiting:
+                await loop.run_in_executor(self._thread, _give_memory_back)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -105,3 +114,25 @@ class _Lane:
             self._arrived.clear()
             await self._arrived.wait()
         return self._waiting.pop()
+
+
+def _without_leftovers(work: Callable[[], Result]) -> Result:
+    """The result of some work. An error keeps no local variables of it: they may hold hundreds of megabytes until the garbage
+    collector finds the cycle of an error and its frames. A panic of the tokenizers library is an error of the work alone."""
+    try:
+        return work()
+    except BaseException as error:
+        del work
+        chained: BaseException | None = error
+        while chained is not None:
+            traceback.clear_frames(chained.__traceback__)
+            chained = chained.__cause__ or chained.__context__
+        if isinstance(error, Exception):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+def _give_memory_back() -> None:
+    """Return the free memory of this process to the system, in some milliseconds, where the C library is able to."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

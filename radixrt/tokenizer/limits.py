@@ -1,6 +1,7 @@
 """Checks that a prompt fits the engine, once, so that the scheduler need not."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,12 @@ LEAST_CALL_TOKENS = 1 << 16
 """... but at least this number; ..."""
 CALL_CHARS_PER_TOKEN = 4
 """... for texts, in characters a token."""
+
+
+CHARS_PER_TOKEN = 8
+"""A text with more characters than that for each token of the context is hardly ever one that fits, ..."""
+_PIECE_CHARS = 1 << 16
+"""... so the tokens of pieces of this size are counted first. A megabyte can have three million tokens, which take 200 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +57,26 @@ class Limits:
                 param="prompt" if is_text else "tokens",
             )
 
-    def check_text(self, text: str, longest_token: int) -> None:
-        """Refuse a text that is too long for any tokenization, before it is tokenized.
+    def check_text(self, text: str, longest_token: int, count: Callable[[str], int]) -> None:
+        """Refuse a text that is too long, before all of it is tokenized.
+
+        Args:
+            longest_token: in characters.
+            count: the number of tokens of a text.
 
         Raises:
-            RequestError: even in tokens of the greatest length the text is over the context.
+            RequestError: even in tokens of the greatest length the text is over the context; or pieces of it, one after the other,
+                have several times as many tokens.
         """
         at_least = len(text) // longest_token
-        if at_least > self.context_length:
+        is_too_long = at_least > self.context_length
+        if not is_too_long and len(text) > CHARS_PER_TOKEN * self.context_length:
+            at_least = 0
+            for start in range(0, len(text), _PIECE_CHARS):
+                at_least += count(text[start : start + _PIECE_CHARS])
+                if is_too_long := at_least > self.call_tokens:
+                    break
+        if is_too_long:
             raise RequestError(
                 f"This model's maximum context length is {self.context_length} tokens. The prompt has {len(text)} characters, "
                 f"which are at least {at_least} tokens. Shorten it.",

@@ -165,6 +165,11 @@ class Vocabulary:
         """Token ids of a text, and where in it, in characters, each of them ends."""
         return encode_aside_with_ends(self.backend, text)
 
+    def num_tokens(self, text: str) -> int:
+        """Number of tokens of a text, whose ids are not copied."""
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        return len(encoding)
+
     def single_tokens(self, *words: str) -> tuple[int, ...]:
         """The ids of words that are one token each; nothing if one of them is not."""
         ids = [encode_aside(self.backend, word, False) for word in words]

@@ -6,6 +6,8 @@ import gc
 import threading
 import weakref
 
+import pytest
+
 from radixrt.tokenizer.fair_queue import FairQueue
 
 
@@ -49,3 +51,42 @@ def test_cancelled_work_takes_no_memory_while_other_work_runs() -> None:
 
     assert asyncio.run(prompts_kept()) == 2
     assert done == [2, 5]
+
+
+class Panic(BaseException):
+    """As the tokenizers library raises them."""
+
+
+@pytest.mark.parametrize("error", [None, ValueError, Panic])
+def test_work_that_is_done_keeps_nothing(error: type[BaseException] | None) -> None:
+    """Neither its prompt, nor its result, nor the local variables of its error."""
+    made: list[weakref.ref[Prompt]] = []
+
+    def work(prompt: Prompt) -> Prompt:
+        local = Prompt()
+        made.append(weakref.ref(local))
+        made.append(weakref.ref(prompt))
+        if error is not None:
+            raise error("It failed.")
+        return local
+
+    async def alive() -> int:
+        queue = FairQueue()
+        serving = asyncio.create_task(queue.serve())
+        running = asyncio.create_task(queue.run("a", "k", 1, functools.partial(work, Prompt())))
+        await asyncio.wait([running])
+        failed = running.exception()
+        assert isinstance(failed, {None: type(None), Panic: RuntimeError}.get(error, ValueError))
+        del running, failed  # as their readers do
+        await asyncio.sleep(0.01)
+        left = sum(one() is not None for one in made)
+        serving.cancel()
+        queue.close()
+        return left
+
+    gc.disable()
+    try:
+        assert asyncio.run(alive()) == 0
+        assert len(made) == 2
+    finally:
+        gc.enable()

@@ -12,6 +12,7 @@ from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, TextPrompt, TokenPrompt
 from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import TEXT, save_byte_fallback, save_byte_level
@@ -168,6 +169,37 @@ def test_a_hopelessly_long_text_is_refused_without_tokenizing_it(chatml: Vocabul
     with pytest.raises(RequestError, match="512") as caught:
         PromptEncoder(chatml).encode(TextPrompt("a" * 10_000_000), LIMITS)
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_of_a_text_far_too_long_only_the_first_pieces_are_tokenized() -> None:
+    limits = Limits(context_length=1000, kv_pool_tokens=10**9, vocab_size=10)
+    counted: list[int] = []
+
+    def count(piece: str) -> int:
+        counted.append(len(piece))
+        return 3 * len(piece)
+
+    with pytest.raises(RequestError, match="5000000 characters, which are at least 196608 tokens"):
+        limits.check_text("x" * 5_000_000, 10_000, count)
+    assert counted == [65_536]
+    limits.check_text("x" * 8000, 10_000, count)
+    assert counted == [65_536], "a text that may well fit is tokenized once"
+    limits.check_text("x" * 5_000_000, 10_000, lambda piece: 1)
+
+
+def test_far_too_many_control_tokens_in_messages_are_refused_at_once(chatml: Vocabulary) -> None:
+    content = "<|im_end|>" * 200_000
+    prompt = ChatPrompt(messages=[{"role": "user", "content": content}])
+    limits = Limits(context_length=512, kv_pool_tokens=10**9, vocab_size=10**6)
+    with pytest.raises(RequestError, match=r"more than 65536 special tokens such as <.im_end.>"):
+        PromptEncoder(chatml).encode(prompt, limits)
+
+
+def test_a_control_token_that_comes_often_is_hidden_by_one_placeholder(chatml: Vocabulary) -> None:
+    content = "<|im_end|> and <|im_start|> " * 100
+    prompt = ChatPrompt(messages=[{"role": "user", "content": content}])
+    chat = ChatTemplate(chatml).render(prompt)
+    assert sorted(chat.literals) == ["<|im_end|>", "<|im_start|>"]
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(chatml: Vocabulary) -> None:

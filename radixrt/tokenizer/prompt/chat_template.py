@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import re
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,12 +35,42 @@ from radixrt.tokenizer.tokenizer_cache import template_parameters
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
 
 
+class _Literals:
+    """The special-token strings in the messages of one chat."""
+
+    def __init__(self, placeholder: Callable[[str, int], str], most: int) -> None:
+        self._placeholder = placeholder
+        self._most = most
+        self._count = 0
+        self.placeholders: dict[str, str] = {}
+        """Of each string, which may occur many times."""
+
+    def hide(self, match: re.Match[str]) -> str:
+        """The placeholder of an occurrence.
+
+        Raises:
+            RequestError: there are too many.
+        """
+        self._count += 1
+        if self._count > self._most:
+            raise RequestError(
+                f"The messages have more than {self._most} special tokens such as {match.group()} in their texts, several times as "
+                "many as fit into this model's context. Shorten them.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        literal = match.group()
+        if literal not in self.placeholders:
+            self.placeholders[literal] = self._placeholder("text", len(self.placeholders))
+        return self.placeholders[literal]
+
+
 @dataclasses.dataclass(frozen=True)
 class RenderedChat:
     text: str
     """With placeholders in it, if there are literals."""
     literals: list[str]
-    """Special-token strings from the messages, each to stand at its placeholder as plain text."""
+    """Special-token strings from the messages, each to stand at its placeholders as plain text."""
     agreed: list[int]
     """For each cache breakpoint: number of leading characters that are settled by the messages before it."""
     answer_ends: list[int]
@@ -60,16 +91,19 @@ class ChatTemplate:
         self._nonce = secrets.token_hex(8)
         self.turns = KeptTurns()
 
-    def render(self, prompt: ChatPrompt, salt: str = "") -> RenderedChat:
+    def render(
+        self, prompt: ChatPrompt, salt: str = "", most_literals: int = 1 << 16
+    ) -> RenderedChat:
         """Run the template.
 
         Args:
             salt: kept answers are repeated only in requests with the same one.
+            most_literals: more special-token strings in the messages are refused.
 
         Raises:
             RequestError: the model has no template, or the template refuses the conversation.
         """
-        literals: list[str] = []
+        literals = _Literals(self._placeholder, most_literals)
         given = prompt.messages
         if self._wants_short_ids:
             given = with_nine_characters(given)
@@ -78,7 +112,8 @@ class ChatTemplate:
         messages = self._hide_special_tokens(given, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
-        history = History(prompt, salt) if prompt.replay_reasoning and not literals else None
+        has_literals = bool(literals.placeholders)
+        history = History(prompt, salt) if prompt.replay_reasoning and not has_literals else None
         turn, text = self._replay(prompt, history, messages, tools, kwargs)
         beginning = msgspec.structs.replace(
             prompt, add_generation_prompt=False, continue_final_message=False
@@ -101,7 +136,7 @@ class ChatTemplate:
         opened = None
         if history is not None and not prompt.continue_final_message:
             opened = OpenTurn(self.turns, history, text, turn)
-        return RenderedChat(text, literals, agreed, ends, spans, opened)
+        return RenderedChat(text, list(literals.placeholders), agreed, ends, spans, opened)
 
     def encode(
         self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
@@ -185,18 +220,12 @@ class ChatTemplate:
             ) from error
         return text
 
-    def _hide_special_tokens(self, value: Any, literals: list[str]) -> Any:
-        """A copy of a JSON value in which placeholders stand for special-token strings; these are
-        appended to ``literals``."""
+    def _hide_special_tokens(self, value: Any, literals: "_Literals") -> Any:
+        """A copy of a JSON value in which placeholders stand for special-token strings."""
         if isinstance(value, str):
             if self._special is None:
                 return value
-
-            def hide(match: re.Match[str]) -> str:
-                literals.append(match.group())
-                return self._placeholder("text", len(literals) - 1)
-
-            return substitute(self._special, hide, value, ())[0]
+            return substitute(self._special, literals.hide, value, ())[0]
         if isinstance(value, list):
             return [self._hide_special_tokens(item, literals) for item in value]
         if isinstance(value, dict):

@@ -43,12 +43,12 @@ class PairEncoder:
         RequestError: the texts are far too long, or the chat template refuses them.
         """
         longest, most = self._vocabulary.longest_token, pair.most_tokens
-        limits.check_text(pair.query, longest)
+        limits.check_text(pair.query, longest, self._vocabulary.num_tokens)
         document = pair.document
         if pair.most_document_tokens is not None:
             document = self._beginning(document, pair.most_document_tokens)
         if most is None:
-            limits.check_text(document, longest)
+            limits.check_text(document, longest, self._vocabulary.num_tokens)
             return self._join(pair, document, limits, salt)
         document = document[: most * longest]
         for _ in range(_MOST_CUTS):  # tokens may join differently where the text is cut
@@ -74,7 +74,7 @@ class PairEncoder:
     def _join(self, pair: PairPrompt, document: str, limits: Limits, salt: str) -> EncodedPair:
         if not self._vocabulary.hf.chat_template:
             return self._vocabulary_pair(pair.query, document)
-        chat = self._template.render(self._chat(pair, document), salt)
+        chat = self._template.render(self._chat(pair, document), salt, limits.call_tokens)
         _, ids, _, _ = self._template.encode(chat, salt, limits.check_num_tokens)
         return EncodedPair(ids, 0)
 

@@ -76,7 +76,7 @@ class PromptEncoder:
         retain: list[Retention] = []
         turn: OpenTurn | None = None
         layout: ChatLayout | None = None
-        second_at = 0
+        second_at, longest = 0, self._vocabulary.longest_token
         match prompt:
             case TokenPrompt():
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
@@ -86,7 +86,7 @@ class PromptEncoder:
                 add = prompt.add_special_tokens
                 text, ids = prompt.text, self._vocabulary.encode_cut(prompt.text, add, most)
             case TextPrompt():
-                limits.check_text(prompt.text, self._vocabulary.longest_token)
+                limits.check_text(prompt.text, longest, self._vocabulary.num_tokens)
                 text, ids = (
                     prompt.text,
                     self._vocabulary.encode(
@@ -95,11 +95,11 @@ class PromptEncoder:
                 )
             case FimPrompt():
                 for part in (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files)):
-                    limits.check_text(part, self._vocabulary.longest_token)
+                    limits.check_text(part, longest, self._vocabulary.num_tokens)
                 text, ids = None, self.fill_in_middle.encode(prompt, limits.check_num_tokens)
             case ChatPrompt():
-                chat = self._template.render(prompt, salt)
-                limits.check_text(chat.text, self._vocabulary.longest_token)
+                chat = self._template.render(prompt, salt, limits.call_tokens)
+                limits.check_text(chat.text, longest, self._vocabulary.num_tokens)
                 text, ids, lengths, segments = self._template.encode(
                     chat, salt, limits.check_num_tokens
                 )
