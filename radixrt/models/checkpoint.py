@@ -1,17 +1,20 @@
 """Reads and checks a checkpoint folder without torch, so that a bad one is refused before anything starts."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from radixrt.base.config import DEMO_MODEL
-from radixrt.base.errors import ConfigError, RequestError
+from radixrt.base.errors import ConfigError, RequestError, shown
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.hub import PREFIX, hub_file
 from radixrt.models.registry import check_architecture
+
+log = logging.getLogger(__name__)
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -27,6 +30,24 @@ _SIZES = (
     "head_dim",
     "vocab_size",
 )
+_COUNTED = (
+    *_SIZES,
+    "num_experts",
+    "num_local_experts",
+    "moe_intermediate_size",
+    "max_position_embeddings",
+)
+"""Integers that memory or time grows with."""
+MAX_LAYERS = 1024
+MAX_POSITIONS = 1 << 26
+"""Of a context; the longest that is known has 10 million."""
+MAX_END_TOKENS = 256
+MAX_DIMENSION = 1 << 24
+"""Of a size where no weights show what is possible."""
+_MOST_PACKED = 8
+"""Weights in one element of a quantized tensor, whose dimension is shorter by that."""
+MAX_JSON_BYTES = 64 << 20
+MAX_REASON_CHARS = 300
 _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
 """Of weights, and of the index tables that some checkpoints keep beside them. I32 are also the words of quantized ones."""
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -91,6 +112,16 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     return read_json(model_dir / "config.json")
 
 
+def unreadable(model_dir: Path, error: Exception) -> ConfigError:
+    """One sentence about an error at the content of a checkpoint that no check foresaw."""
+    reason = (str(error).strip().splitlines() or [""])[0]
+    log.debug("An error at a checkpoint.", exc_info=error)
+    return ConfigError(
+        f"The checkpoint in {model_dir} can't be loaded: a value of its config.json does not fit this version, or a file is damaged "
+        f"({type(error).__name__}: {reason[:MAX_REASON_CHARS]}). --log-level debug shows where."
+    )
+
+
 def read_json(path: Path, kind: type = dict) -> Any:
     """The content of a JSON file.
 
@@ -98,8 +129,10 @@ def read_json(path: Path, kind: type = dict) -> Any:
         ConfigError: it cannot be read, or is not of this kind.
     """
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB.")
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, kind):
         raise ConfigError(f"{path} holds no JSON {'list' if kind is list else 'object'}.")
@@ -124,21 +157,32 @@ def check_checkpoint(
     config = read_config(model_dir)
     check_architecture(config)
     scheme = quantization_scheme(config, quantization)
-    _check_sizes(text_config(config))
     checkpoint_dtype(config)
-    context_length(config)
+    longest = MAX_DIMENSION
     if load_format != "dummy" and gguf_tensors(model_dir) is None:
-        for file in weight_files(model_dir):
-            _check_tensors(file, scheme)
+        files = weight_files(model_dir)
+        longest = _MOST_PACKED * max(_longest_dimension(file, scheme) for file in files)
+    _check_sizes(text_config(config), longest)
+    context_length(config)
     return config
 
 
-def _check_sizes(config: Mapping[str, Any]) -> None:
-    for name in _SIZES:
+def _check_sizes(config: Mapping[str, Any], longest: int) -> None:
+    """
+    Args:
+        longest: the largest size of which the checkpoint's tensors could be, so that nothing larger is ever allocated.
+    """
+    limits = {"num_hidden_layers": MAX_LAYERS, "max_position_embeddings": MAX_POSITIONS}
+    for name in _COUNTED:
         value = config.get(name)
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if name in _SIZES and value is not None and not (isinstance(value, int) and value > 0):
             raise ConfigError(
-                f"The checkpoint's config.json has {name!r}: {value!r}, no valid size."
+                f"The checkpoint's config.json has {name!r}: {shown(value)}, no valid size."
+            )
+        if isinstance(value, int) and value > (most := limits.get(name, longest)):
+            raise ConfigError(
+                f"The checkpoint's config.json has {name!r}: {value}, which does not fit its tensors or is beyond all bounds: at most "
+                f"{most} is possible."
             )
 
 
@@ -172,7 +216,7 @@ def context_length(config: Mapping[str, Any]) -> int:
     """
     text = text_config(config)
     longest = text.get("max_position_embeddings")
-    if not isinstance(longest, int) or longest < 1:
+    if not isinstance(longest, int) or not 1 <= longest <= MAX_POSITIONS:
         raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
     if text.get("model_type") in ("roberta", "xlm-roberta"):
         return longest - int(text.get("pad_token_id") or 0) - 1  # the first rows stand for padding
@@ -180,7 +224,12 @@ def context_length(config: Mapping[str, Any]) -> int:
     if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
         # Qwen's YaRN recipe leaves max_position_embeddings as it was before the stretch.
         original = rope.get("original_max_position_embeddings") or longest
-        longest = max(longest, int(original * (rope.get("factor") or 1)))
+        stretched = original * (rope.get("factor") or 1)
+        if not 0 < stretched <= MAX_POSITIONS:
+            raise ConfigError(
+                f"The checkpoint's config.json stretches its context to {stretched:g} positions; at most {MAX_POSITIONS} are possible."
+            )
+        longest = max(longest, int(stretched))
     return longest
 
 
@@ -241,6 +290,10 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     for source in (config, text_config(config), generation):
         ids = source.get("eos_token_id")
         ends.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
+    if len(ends) > MAX_END_TOKENS:
+        raise ConfigError(
+            f"The checkpoint names {len(ends)} end tokens (eos_token_id); at most {MAX_END_TOKENS} are possible."
+        )
     return {**defaults, "eos_token_ids": sorted(ends)}
 
 
@@ -274,19 +327,22 @@ def weight_files(model_dir: Path) -> list[Path]:
     raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
 
 
-def _check_tensors(file: Path, scheme: QuantizationScheme | None) -> None:
+def _longest_dimension(file: Path, scheme: QuantizationScheme | None) -> int:
+    """Check the header of a file. Returns the longest dimension of its tensors."""
     method = "" if scheme is None else scheme.method
     served = _PLAIN_DTYPES | {"fp8": {"F8_E4M3"}, "mxfp4": {"U8"}}.get(method, set())
-    packed = {name: dtype for name, dtype in tensor_dtypes(file).items() if dtype not in served}
+    tensors = read_header(file)
+    packed = {name: dtype for name, (dtype, _) in tensors.items() if dtype not in served}
     if packed:
         raise ConfigError(
             f"{file} holds {next(iter(packed.values()))} tensors ({_some(packed)}): weights of this form are "
             "not supported; choose the float32, bfloat16 or float16 original, or one quantized by AWQ or GPTQ."
         )
+    return max((max(shape, default=1) for _, shape in tensors.values()), default=1)
 
 
-def tensor_dtypes(file: Path) -> dict[str, str]:
-    """By name, the dtype of each tensor of a safetensors file: ``F32``, ``BF16``, ``F16``, ...
+def read_header(file: Path) -> dict[str, tuple[str, list[int]]]:
+    """By name, the dtype (``F32``, ``BF16``, ``F16``, ...) and the shape of each tensor of a safetensors file.
 
     Raises:
         ConfigError: it is no such file, or not as long as its header says.
@@ -295,7 +351,8 @@ def tensor_dtypes(file: Path) -> dict[str, str]:
 
     try:
         with safe_open(file, framework="np") as tensors:
-            return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
+            return {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{file} is no readable safetensors file: it is damaged, or its download did not finish ({error})."

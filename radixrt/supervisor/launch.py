@@ -18,6 +18,7 @@ from radixrt.models.checkpoint import (
     generation_config,
     resolve_model_path,
     served_context_length,
+    unreadable,
 )
 from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
@@ -38,15 +39,20 @@ def prepare(config: ServerConfig) -> ServerConfig:
     config.validate()
     has_engine = config.dp > 0  # otherwise no weights are needed
     model_dir = resolve_model_path(config.model_path, with_weights=has_engine)
-    model_config = check_checkpoint(
-        model_dir, config.load_format if has_engine else "dummy", config.quantization
-    )
-    pooling = read_pooling(model_dir, model_config)
-    served_context_length(model_config, config.context_length)
-    check_ranks(model_config, config.tp)
-    if pooling is not None and config.tp > 1:
-        raise ConfigError("--tp: a model that gives vectors or classes runs on one device.")
-    generation_config(model_dir)
+    try:
+        model_config = check_checkpoint(
+            model_dir, config.load_format if has_engine else "dummy", config.quantization
+        )
+        pooling = read_pooling(model_dir, model_config)
+        served_context_length(model_config, config.context_length)
+        check_ranks(model_config, config.tp)
+        if pooling is not None and config.tp > 1:
+            raise ConfigError("--tp: a model that gives vectors or classes runs on one device.")
+        generation_config(model_dir)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise unreadable(model_dir, error) from error
     tokenizer_path = config.tokenizer_path
     if tokenizer_path is not None:
         tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))

@@ -56,6 +56,7 @@ from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
 from radixrt.tokenizer.replica_calls import ReplicaCalls
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
+from radixrt.tokenizer.trial import try_tokenizer
 from radixrt.tokenizer.vocabulary import MOST_THREADS, Vocabulary
 
 Result = TypeVar("Result")
@@ -451,6 +452,7 @@ def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
     """
     threads = min(MOST_THREADS, os.cpu_count() or 1)
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # read at the first text
+    try_tokenizer(config)
     process = TokenizerProcess(config, channels, Vocabulary.load(config))
 
     async def serve() -> None:

@@ -26,7 +26,12 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarLoaded
-from radixrt.models.checkpoint import generation_config, read_config, served_context_length
+from radixrt.models.checkpoint import (
+    generation_config,
+    read_config,
+    served_context_length,
+    unreadable,
+)
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
@@ -207,6 +212,10 @@ def _load(config: ServerConfig, device: Device, tp: TensorParallel, kernels: Lay
             f"The model's weights do not fit into the memory of {device.torch_device}: spread them over more GPUs with "
             f"--tp, or free memory. ({error})"
         ) from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise unreadable(Path(config.model_path), error) from error
     log.info("Loaded %s in %.1f s.", type(model).__name__, time.perf_counter() - begin)
     return model
 

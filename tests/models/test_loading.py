@@ -14,8 +14,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.device.device import make_device
+from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.layers.parallel import TensorParallel
 from radixrt.models.checkpoint import (
+    MAX_JSON_BYTES,
     check_checkpoint,
     check_ranks,
     context_length,
@@ -24,6 +29,8 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.loader import load_model
 from radixrt.models.registry import ARCHITECTURES, check_architecture, model_class
+from radixrt.supervisor.launch import prepare
+from radixrt.worker.build import _load as load_for_worker
 from tests.checkpoints import CONFIGS, VOCAB_SIZE
 from tests.models.harness import Harness
 
@@ -276,6 +283,63 @@ def test_an_impossible_size_is_refused(copy: Callable[[str], Path], name: str, v
     folder = copy("llama")
     edit_config(folder, **{name: value})
     refuse(folder, f"'{name}'")
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": 2**31},
+        {"head_dim": 2**20},
+        {"num_local_experts": 2**40},
+        {"num_experts": 2**20},
+        {"max_position_embeddings": 10**12},
+    ],
+)
+def test_a_size_that_no_tensor_has_is_refused_before_anything_is_allocated(
+    copy: Callable[[str], Path], absurd: dict[str, int]
+) -> None:
+    folder = copy("llama")
+    edit_config(folder, **absurd)
+    refuse(folder, rf"{next(iter(absurd))!r}: .* at most \d+ is possible")
+
+
+def test_an_absurd_stretch_or_number_of_end_tokens_is_refused(
+    copy: Callable[[str], Path],
+) -> None:
+    folder = copy("llama")
+    edit_config(folder, rope_parameters={"rope_type": "yarn", "factor": 1e300})
+    refuse(folder, "stretches its context to .* at most")
+    folder = copy("qwen2")
+    edit_config(folder, eos_token_id=list(range(100_000)))
+    with pytest.raises(ConfigError, match=r"names 100000 end tokens .* at most 256"):
+        generation_config(folder)
+
+
+def test_a_deeply_nested_or_huge_config_is_refused(copy: Callable[[str], Path]) -> None:
+    folder = copy("llama")
+    (folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    refuse(folder, "cannot be read as JSON: maximum recursion depth")
+    with (folder / "config.json").open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)  # takes no space
+    refuse(folder, "larger than 64 MiB")
+
+
+def test_an_error_at_a_config_that_no_check_foresaw_is_one_sentence(
+    copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy("llama")
+    edit_config(folder, architectures=["LlamaForSequenceClassification"], id2label={"x": "y"})
+    config = ServerConfig(model_path=str(folder))
+    with pytest.raises(ConfigError, match=r"can't be loaded: .*ValueError: invalid literal") as at:
+        prepare(config)
+    assert len(str(at.value).splitlines()) == 1
+    folder = copy("qwen2")
+    edit_config(folder, rope_parameters={"rope_type": "dynamic", "factor": [1]})
+    config = ServerConfig(model_path=str(folder))
+    with pytest.raises(ConfigError, match=r"can't be loaded: .*list") as at:
+        load_for_worker(config, make_device(torch.device("cpu")), TensorParallel(), LayerKernels())
+    assert len(str(at.value).splitlines()) == 1
 
 
 def test_an_unknown_quantization_is_refused(copy: Callable[[str], Path]) -> None:

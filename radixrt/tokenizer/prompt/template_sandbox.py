@@ -190,6 +190,7 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         self.finalize = _made
         self.filters[_LOOP_STEPS] = _counted
         self._literal_size = 0
+        self.globals.pop("lipsum", None)  # nonsense of any length, slow to make
 
     # ------------------------------------------------------------ compiling
 
