@@ -91,6 +91,8 @@ class PlanBuilder:
     """A step plan in the making; see :class:`radixrt.messages.steps.StepPlan` for the fields."""
 
     shape: StepShape = field(default_factory=lambda: StepShape(0, 0))
+    scored: int = 0
+    """Prompt tokens with log-probabilities."""
     chunks: dict[int, int] = field(default_factory=dict)
     """By slot: index of its chunk in ``prefill``."""
     admit: list[Admit] = field(default_factory=list)
@@ -273,7 +275,7 @@ class Planner:
             if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
                 return
             least = self._least_chunk(to_compute)
-            if builder.prefill and self._tokens_within(budget, start) < least:
+            if builder.prefill and self._tokens_within(budget, start, sequence) < least:
                 return
             if not self._admission.has_room_for(sequence, match):
                 self._admission.note_full()
@@ -346,7 +348,7 @@ class Planner:
         """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end the prompt."""
         page_size = self._slots.page_size
         start = int(self._slots.planned[sequence.slot])
-        tokens = self._tokens_within(budget, start)
+        tokens = self._tokens_within(budget, start, sequence)
         if not builder.prefill:
             tokens = max(tokens, min(LEAST_CHUNK, budget.tokens))
         to_compute = sequence.num_tokens - start
@@ -357,9 +359,16 @@ class Planner:
             return tokens - over
         return 0 if builder.prefill else tokens
 
-    def _tokens_within(self, budget: Budget, start: int) -> int:
-        """Prompt tokens from position ``start`` that the budget pays for."""
-        return min(budget.tokens, self._times.tokens_within(max(budget.seconds, 0), start))
+    def _tokens_within(self, budget: Budget, start: int, sequence: Sequence) -> int:
+        """Tokens of a prompt from position ``start`` that the budget pays for."""
+        seconds = max(budget.seconds, 0)
+        tokens = min(budget.tokens, self._times.tokens_within(seconds, start))
+        if scored := sequence.num_scored(start, start + tokens):
+            before = tokens - scored
+            seconds = max(seconds - self._times.chunk_seconds(start, before), 0)
+            scored = self._times.scored_within(seconds, start + before)
+            tokens = min(tokens, before + scored)
+        return tokens
 
     def _plan_chunk(
         self, sequence: Sequence, builder: PlanBuilder, tokens: int, budget: Budget
@@ -386,7 +395,10 @@ class Planner:
             builder.prefill.append(Prefill(slot, first, end - first))
         else:
             builder.prefill[index] = Prefill(slot, first, end - first)
-        budget.spend(end - start, self._times.chunk_seconds(start, end - start))
+        scored = sequence.num_scored(start, end)
+        seconds = self._times.chunk_seconds(start, end - start) + self._times.scored_seconds(scored)
+        budget.spend(end - start, seconds)
+        builder.scored += scored
         builder.shape = builder.shape.with_chunk(start, end - start)
         slots.planned[slot] = end
         sequence.num_reached = max(sequence.num_reached, end)
@@ -400,7 +412,9 @@ class Planner:
         price, drafts = self._draft_price(builder.shape), None
         if price < NO_DRAFTS:
             drafts = self._trials.wants_drafts(builder.shape.rows)
-        step_id = self._in_flight.send(self._slots.sequences, builder.shape, drafts=drafts)
+        step_id = self._in_flight.send(
+            self._slots.sequences, builder.shape, drafts=drafts, scored=builder.scored
+        )
         return builder.seal(step_id, released, price if drafts else NO_DRAFTS)
 
     def _draft_price(self, shape: StepShape) -> float:

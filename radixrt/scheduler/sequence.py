@@ -96,6 +96,12 @@ class Sequence:
         """Whether it may use cached KV. Log-probabilities of the whole prompt need the logits of every position."""
         return self.sampling.prompt_logprobs is None or self.sampling.prompt_logprobs_start > 1
 
+    def num_scored(self, start: int, end: int) -> int:
+        """Of the tokens of a chunk, those whose logits give log-probabilities of the prompt."""
+        if self.sampling.prompt_logprobs is None:
+            return 0
+        return max(0, end - max(start, self.sampling.prompt_logprobs_start - 1))
+
     def cacheable_tokens(self) -> TokenIds:
         """The tokens that need not be computed if the tree has them: [n], int32.
 

@@ -36,6 +36,10 @@ WARM_UP_STEPS = 3
 FIRST_TOKENS = 64
 """Most prompt tokens of the first step."""
 
+FIRST_SCORED = 32
+"""Most prompt tokens with log-probabilities of a step while nobody knows what these cost. Each computes the logits of the whole
+vocabulary, which may take longer than the rest of the model."""
+
 STEPS_OF_ONE_ANSWER = 4.0
 LEAST_MS, MOST_MS = 15.0, 150.0
 """The default of ``--max-step-ms``: four times the step of one answer for prompts, on top of the step of the running answers, within
@@ -135,6 +139,7 @@ class StepTimes:
         self._largest_prefill = FIRST_TOKENS // 2
         self._decode_s = RecentRatio()
         self._prefill_s = RecentRatio()
+        self._scored_s = RecentRatio()
 
     # ------------------------------------------------------------ learning
 
@@ -145,6 +150,7 @@ class StepTimes:
         new_tokens: int | None = None,
         *,
         has_drafts: bool = False,
+        scored: int = 0,
     ) -> None:
         """Learn from a step.
 
@@ -153,10 +159,14 @@ class StepTimes:
             new_tokens: of answers, if they are not one a row: rows of rejected drafts gave none.
             has_drafts: the costs are not learned. Many rows compute where few wait for memory, so a line through both would
                 make the step of one answer too short, and the chunks beside answers with it.
+            scored: prompt tokens with log-probabilities. What they take beyond the forecast is their cost, once the others are known.
         """
         self._observed += 1
         self._largest_prefill = max(self._largest_prefill, shape.tokens)
         if seconds <= 0 or self._observed <= WARM_UP_STEPS:
+            return
+        if scored and self.is_known:
+            self._scored_s.observe(max(0.0, seconds - self.seconds(shape)), scored)
             return
         self._shortest.observe(shape.rows + shape.tokens, seconds)
         features = _features(shape)
@@ -232,10 +242,23 @@ class StepTimes:
         by_token, by_pair = self.prefill_costs
         return by_token * tokens + by_pair * attended_pairs(start, tokens)
 
-    def tokens_within(self, seconds: float, start: int) -> int:
-        """Most prompt tokens from position ``start`` that add at most ``seconds`` to a step."""
+    def scored_seconds(self, scored: int) -> float:
+        """Time that log-probabilities of prompt tokens add to a step."""
+        return self._scored_s.value * scored
+
+    def scored_within(self, seconds: float, start: int) -> int:
+        """As :meth:`tokens_within`, for prompt tokens with log-probabilities."""
+        most = FIRST_SCORED if self.is_known and not self._scored_s.is_known else NO_BOUND
+        return min(most, self.tokens_within(seconds, start, self._scored_s.value))
+
+    def tokens_within(self, seconds: float, start: int, more_s: float = 0.0) -> int:
+        """Most prompt tokens from position ``start`` that add at most ``seconds`` to a step.
+
+        Args:
+            more_s: what each takes beyond the cost of a prompt token.
+        """
         by_token, by_pair = self.prefill_costs
-        slope = by_token + by_pair * start
+        slope = by_token + more_s + by_pair * start
         if by_pair > 0:
             root = math.sqrt(slope * slope + 2 * by_pair * seconds)
             return min(int((root - slope) / by_pair), NO_BOUND)
@@ -297,6 +320,10 @@ class RecentRatio:
     def observe(self, seconds: float, count: float) -> None:
         self._seconds = self._kept * self._seconds + seconds
         self._count = self._kept * self._count + count
+
+    @property
+    def is_known(self) -> bool:
+        return self._count > 0
 
     @property
     def value(self) -> float:

@@ -189,8 +189,8 @@ async def test_what_cannot_be_sent_to_the_next_engine_fails_alone(engines: Engin
     engines.die()
     chat = ChatPrompt(messages=[], template_kwargs={"x": 10**30})
     hopeless = [
-        asyncio.create_task(engines.client.tokenize(chat)),
-        asyncio.create_task(engines.client.tokenize(TextPrompt("a\ud800b"))),
+        asyncio.create_task(engines.client.tokenize(chat, NO_TENANT, "")),
+        asyncio.create_task(engines.client.tokenize(TextPrompt("a\ud800b"), NO_TENANT, "")),
         asyncio.create_task(anext(engines.client.generate(a_request(chat)))),  # type: ignore[arg-type]
     ]
     asking = asyncio.create_task(engines.client.flush_cache())

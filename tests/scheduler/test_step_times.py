@@ -333,3 +333,48 @@ def test_the_load_for_a_router_tells_the_rest_of_a_partly_computed_prompt() -> N
     assert replica_load(engine.scheduler, 21).slowdown == pytest.approx(load.slowdown, rel=0.5)
     assert load.partial_s == [pytest.approx(0.001 * rest, rel=0.1)]
     assert load.waiting_s == 0 and load.queued_s == load.step_s + load.partial_s[0]
+
+
+def test_log_probabilities_of_a_prompt_keep_to_the_bound_of_a_step() -> None:
+    """Each takes the time of five prompt tokens, and none came before: of a large vocabulary, they are most of the work."""
+    settings = limits(
+        max_step_ms=100.0,
+        max_prefill_tokens=512,
+        chunked_prefill_size=512,
+        context_length=4096,
+        num_pages=4000,
+        max_running_requests=8,
+    )
+    model = EngineModel(settings)
+    step, scoring = model.worker.step, set[int]()
+    seconds: list[float] = []
+
+    def timed(plan: StepPlan) -> StepResult:
+        scoring.difference_update(plan.release)
+        scoring.update(a.slot for a in plan.admit if a.sampling.prompt_logprobs is not None)
+        result = step(plan)
+        tokens = sum(chunk.num_tokens for chunk in plan.prefill)
+        scored = sum(chunk.num_tokens for chunk in plan.prefill if chunk.slot in scoring)
+        step_s = 0.010 + 0.0002 * tokens + 0.001 * scored
+        seconds.append(step_s)
+        return msgspec.structs.replace(result, step_s=step_s)
+
+    model.worker.step = timed  # type: ignore[method-assign]
+    rng = np.random.default_rng(0)
+
+    def prompt(length: int) -> list[int]:
+        return rng.integers(0, 40, length).tolist()
+
+    for length in (40, 300, 900, 2000, 3000):
+        model.add(prompt(length), max_tokens=4)
+        model.run()
+    seconds.clear()
+    model.add(prompt(8), max_tokens=200, ignore_eos=True)
+    model.add(prompt(3000), max_tokens=2, prompt_logprobs=20)
+    model.run()
+    assert max(seconds) < 0.15, "two of the first steps were planned before the cost was known"
+    assert len([one for one in seconds if one > 0.07]) > 20, "steps are filled"
+    seconds.clear()
+    end = model.add(prompt(3000), max_tokens=2, prompt_logprobs=0, prompt_logprobs_start=2990)
+    model.run()
+    assert end is not None and len(seconds) < 20, "tokens without log-probabilities cost no more"
