@@ -108,7 +108,7 @@ format: install ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## Run the main benchmarks on a quiet machine and write docs/benchmark_report.md; ARGS="--only kernels overhead"
+bench: install ## Run the main benchmarks on a quiet machine and write docs/internals/benchmark_report.md; ARGS="--only kernels overhead"
 	$(BIN)/python -m bench.run_all $(ARGS)
 
 peers: install ## Make the environments of the engines that bench-peers compares with; ARGS="vllm openvino"

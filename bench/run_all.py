@@ -23,7 +23,7 @@ import radixrt_kernels
 from bench import children
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixrt"
-REPORT = Path("docs/benchmark_report.md")
+REPORT = Path("docs/internals/benchmark_report.md")
 PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "numpy")
 
 

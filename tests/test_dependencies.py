@@ -1,4 +1,4 @@
-"""docs/dependencies.md gives a reason for every dependency, and for no other."""
+"""docs/internals/dependencies.md gives a reason for every dependency, and for no other."""
 
 import re
 import tomllib
@@ -15,5 +15,5 @@ def test_every_dependency_has_its_reason():
         for requirements in groups.values()
         for requirement in requirements
     } - {"radixrt"}
-    page = (ROOT / "docs" / "dependencies.md").read_text()
+    page = (ROOT / "docs" / "internals" / "dependencies.md").read_text()
     assert set(re.findall(r"^\| `([\w-]+)` \|", page, flags=re.MULTILINE)) == required

@@ -1,4 +1,4 @@
-"""Folders import only what the table of docs/architecture.md allows."""
+"""Folders import only what the table of docs/internals/architecture.md allows."""
 
 import ast
 import graphlib
@@ -125,7 +125,7 @@ def test_nothing_is_unpickled_and_no_shell_is_started() -> None:
 
 
 class Folders(NamedTuple):
-    """The table of docs/architecture.md. A folder is named by its path below ``radixrt/``."""
+    """The table of docs/internals/architecture.md. A folder is named by its path below ``radixrt/``."""
 
     allowed: dict[str, set[str]]
     """Folders that each folder may import."""
@@ -135,7 +135,9 @@ class Folders(NamedTuple):
         path = module.removeprefix("radixrt").strip(".").replace(".", "/")
         while path and path not in self.allowed:
             path = path.rpartition("/")[0]
-        assert path or module in ENTRY_POINTS, f"{module} is in no folder of docs/architecture.md"
+        assert path or module in ENTRY_POINTS, (
+            f"{module} is in no folder of docs/internals/architecture.md"
+        )
         return path
 
     def lets(self, module: str, imported: str) -> bool:
@@ -147,7 +149,7 @@ class Folders(NamedTuple):
 
 @cache
 def folders_of_the_docs() -> Folders:
-    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    text = (PACKAGE.parent / "docs" / "internals" / "architecture.md").read_text()
     rows = re.findall(r"^\| `([a-z/]+)` \| [^|]* \| ([^|]*)\|$", text, re.M)
     allowed = {
         folder.strip("/"): {name for name in names.strip().split(", ") if name}

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu``: the measurements of docs/gpu.md, each beside its roofline.
+"""``python -m bench.gpu``: the measurements of docs/internals/gpu.md, each beside its roofline.
 
     python -m bench.gpu                        everything, within --budget seconds
     python -m bench.gpu --only 1 3             two parts

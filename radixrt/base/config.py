@@ -50,8 +50,8 @@ class SchedulerSettings:
 
     eviction_policy: EvictionPolicyName = _cache(
         "lru",
-        "KV that is evicted first: lru the least recently used, prefixes of waiting requests last; fifo the first computed; "
-        "priority that of requests with the lowest priority.",
+        "KV that is evicted first: lru the least recently used, prefixes of waiting "
+        "requests last; fifo the first computed; priority that of the lowest priority.",
     )
     max_pinned_fraction: float = _cache(
         0.5,
@@ -63,40 +63,40 @@ class SchedulerSettings:
 
     max_running_requests: int | None = _scheduling(
         None,
-        "Most sequences in the running batch; if not given, 256, and on a GPU one for each 1,024 tokens of its KV pool, from 256 "
-        "to 1,024.",
+        "Maximum number of sequences in the running batch; by default 256, and on a GPU one for "
+        "each 1,024 tokens of its KV pool, from 256 to 1,024.",
         at_least=1,
         at_most=65536,
     )
     max_queued_requests: int = _scheduling(
         4096,
-        "Most sequences that may wait; further requests get status 503 with Retry-After.",
+        "Maximum number of waiting sequences; further requests get status 503 with Retry-After.",
         at_least=1,
     )
     max_queue_seconds: float = _scheduling(
         30.0,
-        "Longest wait in the queue, in seconds: a request that would wait longer by the server's forecast, or has, gets "
-        "status 503 with Retry-After; 0 is no limit.",
+        "Longest wait in the queue, in seconds: a request that would wait longer, or has, "
+        "gets status 503 with Retry-After; 0 is no limit.",
         at_least=0,
     )
     max_step_ms: float | None = _scheduling(
         None,
-        "Longest step, in milliseconds: prefill chunks are sized for it by the times of the last steps; if not given, the "
-        "step of the running answers alone and four times the step of one, but from 15 to 150; 0 is no limit.",
+        "Longest step, in milliseconds, which sizes prefill chunks; by default the step of "
+        "the running answers plus four times that of one, from 15 to 150; 0 is no limit.",
         at_least=0,
     )
     chunked_prefill_size: int = _scheduling(
-        2048, "Most prompt tokens of one sequence computed in one step.", at_least=1
+        2048, "Maximum number of prompt tokens of one sequence in one step.", at_least=1
     )
     schedule_policy: SchedulePolicyName = _scheduling(
         "lpm",
-        "Order of the waiting queue: lpm longest prefix match (every 4th pick the oldest), suf shortest uncached "
-        "prefill (every 8th pick the oldest), fcfs first come first served, priority the smallest priority and then lpm.",
+        "Order of the waiting queue: lpm longest prefix match, suf shortest uncached "
+        "prefill, fcfs first come first served, priority the smallest priority, then lpm.",
     )
     speculation: Literal["auto", "off"] = _scheduling(
         "auto",
-        "Draft tokens from text that the server knows, and verify several in one step, as far as that saves time; answers stay "
-        "the same. Only on a CPU.",
+        "Draft tokens from text that the server knows, and verify several in one step where "
+        "that saves time; answers stay the same. Only on a CPU.",
     )
 
 
@@ -106,8 +106,8 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id to download, a GGUF file, or hf:USER/REPO:Q4_K_M to download a GGUF file; "
-        "the default is a small model that comes with radixrt.",
+        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M "
+        "for a GGUF file of the hub; the default is the built-in model.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -115,21 +115,21 @@ class ServerConfig(SchedulerSettings):
     )
     served_model_name: str | None = _model(
         None,
-        "Name of the model in the API, and further names that requests may use for it; if not given, the last part of the model path.",
+        "Names of the model in the API; by default the last part of the model path.",
         metavar="NAME",
         several=True,
     )
     load_format: Literal["auto", "safetensors", "dummy"] = _model(
         "auto",
-        "auto and safetensors read the checkpoint's weights; dummy fills the weights with random numbers.",
+        "auto and safetensors read the checkpoint's weights; dummy fills them with random numbers.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
         "auto", "Type of weights and activations; auto is the checkpoint's own."
     )
     quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
         "auto",
-        "Weight format of the linear layers: auto keeps the checkpoint's (docs/quantization.md); int8, int4 and fp8 "
-        "quantize a plain checkpoint while it is loaded.",
+        "Weight format of the linear layers: auto keeps the checkpoint's; int8, int4 and "
+        "fp8 quantize a plain checkpoint while it is loaded.",
     )
     context_length: int | None = _model(
         None,
@@ -141,8 +141,8 @@ class ServerConfig(SchedulerSettings):
     )
     trust_remote_code: bool = _model(
         False,
-        "Let transformers run Python code that comes with the tokenizer or config; such code can do anything that you "
-        "can do.",
+        "Let transformers run Python code that comes with the checkpoint; it can do "
+        "anything that you can do.",
     )
     random_seed: int = _model(
         0, "Seed of dummy weights and of requests without a seed.", at_least=0
@@ -154,19 +154,19 @@ class ServerConfig(SchedulerSettings):
     )
     api_keys: str | None = _http(
         None,
-        "JSON or TOML file that declares the API keys with their roles and limits (docs/security.md); SIGHUP reads it again. "
-        "Default: environment variable RADIXRT_API_KEYS.",
+        "JSON or TOML file with the API keys, their roles and limits (docs/security.md); "
+        "SIGHUP reads it again. Also RADIXRT_API_KEYS.",
         metavar="FILE",
     )
     api_key: str | None = _http(
         None,
-        "One API key, an admin's. Other users of the machine can see it in the list of processes; environment variable "
-        "RADIXRT_API_KEY hides it.",
+        "One API key, an admin's. Other users of the machine can see it; the environment "
+        "variable RADIXRT_API_KEY hides it.",
     )
     allowed_hosts: str | None = _http(
         None,
-        "Names under which clients may address the server, separated by commas; * is all. IP addresses, localhost and the "
-        "machine's own name always pass.",
+        "Further host names of the server, separated by commas; * is all. IP addresses, "
+        "localhost and the machine's own name always pass.",
         metavar="NAME,...",
     )
     cors_origins: str | None = _http(
@@ -186,13 +186,13 @@ class ServerConfig(SchedulerSettings):
     )
     metrics_compat: str | None = _http(
         None,
-        "Show /metrics also under the names of vLLM and SGLang, for dashboards and routers that read those: vllm, sglang, or "
-        "both, separated by commas.",
+        "Repeat /metrics under the names of vllm, sglang, or both, separated by commas.",
         metavar="NAME,...",
     )
     otlp_endpoint: str | None = _http(
         None,
-        "Address of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318, that gets a trace of each request.",
+        "Address of an OpenTelemetry collector (OTLP over HTTP) for traces, such as "
+        "http://127.0.0.1:4318.",
         metavar="URL",
     )
     hide_cache_texts: bool = _http(
@@ -200,7 +200,7 @@ class ServerConfig(SchedulerSettings):
     )
     kept_conversations_mb: int = _http(
         256,
-        "Memory in MiB for conversations that clients asked to keep (field keep); 0 keeps none.",
+        "Memory in MiB for kept conversations (field keep); 0 keeps none.",
         at_least=0,
     )
     max_timeout: float = _http(
@@ -208,8 +208,8 @@ class ServerConfig(SchedulerSettings):
     )
     step_timeout: float | None = _http(
         None,
-        "Seconds after which a process that hangs is killed and replaced (for a worker at least 20 times its longest step); "
-        "0 is never. If not given: 30, and a process that was stopped 3.",
+        "Seconds after which a process that hangs is killed and replaced (a worker: at least "
+        "20 times its longest step); 0 is never; by default 30, and 3 for a stopped process.",
         at_least=0,
     )
     shutdown_grace: float = _http(
@@ -226,63 +226,67 @@ class ServerConfig(SchedulerSettings):
     )
     prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
         "auto",
-        "FlashInfer kernel for prompts; auto selects fa3 on Hopper for prompts with many new tokens if fa3 works, else fa2.",
+        "FlashInfer kernel for prompts; auto is fa3 for long prompts on Hopper if it works, "
+        "else fa2.",
     )
     deterministic: bool = _device(
         False,
-        "On a GPU: attention that does not depend on the batch, at less speed (docs/determinism.md says what is left). On a CPU answers "
-        "never depend on it.",
+        "On a GPU: attention that does not depend on the batch, at less speed "
+        "(docs/determinism.md). On a CPU answers never depend on it.",
     )
     kernel_threads: int | None = _device(
         None,
-        "Threads that compute on a CPU, in each rank; default: one per core, and a single thread for small models.",
+        "Threads that compute on a CPU, in each rank; by default one per core, and one for "
+        "small models.",
         at_least=1,
     )
     cuda_graph_max_batch_size: int | None = _device(
         None,
-        "Largest decode step that is captured as a CUDA graph, in sequences (at most --max-running-requests); if not given, "
-        "1,024.",
+        "Largest decode step that is captured as a CUDA graph, in sequences; by default "
+        "--max-running-requests, at most 1,024.",
         at_least=1,
         at_most=4096,
     )
     dp: int = _replicas(
         1,
-        "Replicas: engines with a KV cache of their own behind one router (docs/routing.md). They share the threads and the memory that they "
-        "would take by default; --kernel-threads and --max-total-tokens are of each. 0: all replicas are on other machines (--replica-listen).",
+        "Replicas of the engine behind one router (docs/routing.md). --kernel-threads and "
+        "--max-total-tokens are of each. 0: all are on other machines (--replica-listen).",
         at_least=0,
         at_most=MAX_REPLICAS,
     )
     replica_listen: str | None = _replicas(
         None,
-        "ZeroMQ address at which engines on other machines join as replicas, such as tcp://0.0.0.0:30100; needs --join-token-file.",
+        "ZeroMQ address at which engines on other machines join, such as "
+        "tcp://0.0.0.0:30100; needs --join-token-file.",
         metavar="ADDRESS",
     )
     join: str | None = _replicas(
         None,
-        "Join the server whose --replica-listen is at this address, such as tcp://10.0.0.1:30100, as a replica; --host and --port then have "
-        "/health and /ready alone. Needs --join-token-file.",
+        "Join the server whose --replica-listen is at this address, such as "
+        "tcp://10.0.0.1:30100; --host and --port then serve /health and /ready only.",
         metavar="ADDRESS",
     )
     join_token_file: str | None = _replicas(
         None,
-        "File with the secret of the links between machines, of at least 32 random characters, the same on each; make it with: openssl rand -hex 32.",
+        "File with the secret of the links between machines, of at least 32 random "
+        "characters; make it with: openssl rand -hex 32.",
         metavar="FILE",
     )
 
     mem_fraction_static: float = _memory(
         0.85,
-        "Share of the device's memory for weights, the largest step and the KV pool; on a CPU, share of half of the "
-        "available memory (up to 8 GiB) for the KV pool, which may be larger with --max-total-tokens.",
+        "Share of the GPU's memory for weights, the largest step and the KV pool; on a CPU, "
+        "share of half of the available memory (up to 8 GiB) for the KV pool.",
         at_least=0.05,
         at_most=0.98,
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = _memory(
         "auto",
-        "Type of the KV cache: auto is the activations' own; fp8_e4m3 (for GPUs) and int8 (for CPUs, with a scale a token and head) hold "
-        "twice the tokens of bfloat16, at less precision.",
+        "Type of the KV cache: auto is the activations' own; fp8_e4m3 (GPUs) and int8 "
+        "(CPUs) hold twice the tokens of bfloat16, at less precision.",
     )
     max_total_tokens: int | None = _memory(
-        None, "Size of the KV pool in tokens; if not given, computed from the memory.", at_least=1
+        None, "Size of the KV pool in tokens; by default computed from the memory.", at_least=1
     )
     page_size: int = _memory(
         16,
@@ -293,35 +297,36 @@ class ServerConfig(SchedulerSettings):
 
     max_prefill_tokens: int | None = _scheduling(
         None,
-        "Most prompt tokens computed in one step, over all sequences; if not given, 8192 on a GPU and 512 on a CPU.",
+        "Maximum number of prompt tokens in one step, over all sequences; by default 8192 "
+        "on a GPU and 512 on a CPU.",
         at_least=1,
     )
     request_log: str | None = _scheduling(
         None,
-        "File for one line per request (times, lengths, hashes of prefixes, no text), to replay with radixrt bench "
-        "cache.",
+        "File for one line per request (times, lengths, hashes of prefixes, no text), for "
+        "radixrt bench cache.",
         metavar="FILE",
     )
 
     kv_events: str | None = _kv_events(
         None,
-        "ZeroMQ address on which to publish the blocks that enter and leave the KV cache, such as "
-        "tcp://127.0.0.1:5557; every client that can connect can read them.",
+        "ZeroMQ address for events of blocks that enter and leave the KV cache, such as "
+        "tcp://127.0.0.1:5557; all who can connect can read them.",
         metavar="ADDRESS",
     )
     kv_events_replay: str | None = _kv_events(
         None,
-        "ZeroMQ address on which to answer subscribers that have missed events.",
+        "ZeroMQ address that answers subscribers which have missed events.",
         metavar="ADDRESS",
     )
     kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
         "radixrt",
-        "Wire format of the events and replays: that of docs/kv_events.md, or vLLM's, which other routers read; it needs "
-        "--kv-events-tokens.",
+        "Wire format of events and replays: radixrt's (docs/kv_events.md) or vLLM's, which "
+        "needs --kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(
         False,
-        "Publish the token ids of the blocks too; they are the prompts and answers of all users.",
+        "Publish the token ids of the blocks too: the prompts and answers of all users.",
     )
 
     grammar_backend: GrammarBackendName = _structured(
@@ -336,14 +341,14 @@ class ServerConfig(SchedulerSettings):
     )
     grammar_compile_timeout: float = _structured(
         10.0,
-        "Seconds after which the compilation of a grammar is given up and its request refused.",
+        "Seconds after which a compilation is stopped and its request refused.",
         at_least=0.1,
         at_most=3600,
     )
     tool_call_parser: ToolCallParserName = _structured(
         "auto",
-        "Format of the model's tool calls (docs/tools.md); auto recognises it by the chat template and the vocabulary, none "
-        "refuses requests with tools.",
+        "Format of the model's tool calls (docs/tools.md); auto recognises it by the chat "
+        "template, none refuses requests with tools.",
         aliases={
             "qwen25": "hermes",
             "granite4": "hermes",
@@ -358,8 +363,8 @@ class ServerConfig(SchedulerSettings):
     )
     reasoning_parser: ReasoningParserName = _structured(
         "auto",
-        "Format of the model's reasoning, which is returned apart from the answer (docs/tools.md); auto recognises it by the "
-        "chat template, none leaves the reasoning in the answer.",
+        "Format of the model's reasoning (docs/tools.md); auto recognises it by the chat "
+        "template, none leaves it in the answer.",
         aliases={
             "deepseek_r1": "deepseek-r1",
             "glm45": "qwen3",

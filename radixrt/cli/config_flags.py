@@ -13,6 +13,10 @@ from radixrt.cli.settings_file import read_settings
 _CONFIG_HELP = "YAML or JSON file of settings, under the names of these flags without their dashes; flags win over it"
 
 
+MAX_LISTED_CHOICES = 8
+"""The page lists the choices of a setting up to this number; its help names the page that has more."""
+
+
 def _by_section() -> Iterator[tuple[str, list[Field]]]:
     for section in SECTIONS:
         yield section, [s for s in fields(ServerConfig) if s.metadata["section"] == section]
@@ -77,8 +81,8 @@ def markdown_page() -> str:
             "",
             f"## {section}",
             "",
-            "| flag | value | default | meaning |",
-            "|---|---|---|---|",
+            "| flag | default | meaning |",
+            "|---|---|---|",
         ]
         lines += map(_row, settings)
     return "\n".join(lines) + "\n"
@@ -86,10 +90,14 @@ def markdown_page() -> str:
 
 def _row(setting: Field) -> str:
     kind = Kind.of(setting)
-    value = "switch" if kind.type is bool else " \\| ".join(kind.choices) or kind.type.__name__
-    default = "off" if kind.type is bool else f"`{setting.default}`"
-    default = "" if setting.default is None else default
-    return f"| `{flag_of(setting.name)}` | {value} | {default} | {setting.metadata['help']} |"
+    value = setting.metadata.get("metavar", kind.type.__name__.upper())
+    if kind.type is bool:
+        value = ""
+    elif kind.choices:
+        value = "\\|".join(kind.choices) if len(kind.choices) <= MAX_LISTED_CHOICES else "NAME"
+    default = "" if not value or setting.default is None else f"`{setting.default}`"
+    meaning = setting.metadata["help"]
+    return f"| `{flag_of(setting.name)}` {value} | {default} | {meaning} |".replace("  ", " ")
 
 
 _PAGE_HEAD = """# The server's settings
@@ -97,12 +105,10 @@ _PAGE_HEAD = """# The server's settings
 <!-- Written by `make docs` from radixrt/base/config.py; a test holds the two together. -->
 
     radixrt serve --model-path DIR_OR_HUB_ID [flags]
-    python -m radixrt.launch_server --model-path DIR_OR_HUB_ID [flags]
 
-are the same; `radixrt run [MODEL] [flags]` takes the same flags and starts a chat ([command_line.md](command_line.md)). The offline `LLM(model_path, **settings)` takes the same settings as keyword arguments, with
-underscores: `LLM(path, page_size=1)`.
-
-`--config server.yaml` reads settings from a YAML or JSON file, under the names of the flags without their dashes; flags win over the file:
+`python -m radixrt.launch_server` is the same, and [`radixrt run`](command_line.md) takes the same flags. `LLM(path, page_size=1)` takes them as
+keyword arguments, with underscores. `--config server.yaml` reads settings from a YAML or JSON file under the names of the flags without
+their dashes; flags win over it:
 
 ```yaml
 model-path: demo
@@ -112,9 +118,8 @@ served-model-name: [demo, chat]
 disable-radix-cache: false
 ```
 
-The server prints its address when it is ready to answer and ends cleanly on Ctrl-C or SIGTERM. It ends with status 1 and
-one sentence when it cannot start. A process that dies is replaced; after three deaths without a token between them the
-server ends with status 1, too ([reliability.md](reliability.md#faults))."""
+The server prints its address when it is ready, and ends cleanly on Ctrl-C or SIGTERM. If it cannot start, it ends with status 1 and one sentence.
+[Reliability](reliability.md#faults) describes what happens when a process dies."""
 
 if __name__ == "__main__":
     print(markdown_page(), end="")

@@ -1,1 +1,1 @@
-"""Chooses the replica for each request, by what the replicas have cached and by their load (docs/routing.md)."""
+"""Chooses the replica for each request, by what the replicas have cached and by their load (docs/internals/routing.md)."""

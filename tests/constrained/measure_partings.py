@@ -1,4 +1,4 @@
-"""How many answers that fail at first are found, by policy: the table of docs/checked_spans.md.
+"""How many answers that fail at first are found, by policy: the table of docs/internals/checked_spans.md.
 
 python -m tests.constrained.measure_partings [answers per schema and mood] [policy ...] [--each]
 """

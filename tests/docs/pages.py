@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "docs/guides/*.md", "examples/**/*.md")
+    path for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
     for path in ROOT.glob(pattern)
 )  # fmt: skip
 OTHER_ENGINES = ROOT / "docs/guides/coming_from.md"

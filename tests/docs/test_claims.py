@@ -15,7 +15,7 @@ from tests.docs.pages import OTHER_ENGINES, PAGES, ROOT, code, code_of, commands
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 WRITTEN_BY_COMMANDS = {
-    "gpu-check/", "kernels/", "results.json", "results.md", "docs/benchmark_report.md"
+    "gpu-check/", "kernels/", "results.json", "results.md", "docs/internals/benchmark_report.md"
 }  # fmt: skip
 NO_PATHS = {"llama.cpp", "structured_outputs.json"}
 IN_CHECKPOINTS = {
@@ -24,7 +24,7 @@ IN_CHECKPOINTS = {
 NOT_THERE = (
     WRITTEN_BY_COMMANDS | NO_PATHS | IN_CHECKPOINTS | {"radixrt/models/families/ministral.py"}
 )
-"""The last is written by the reader of docs/add_a_model.md."""
+"""The last is written by the reader of docs/internals/add_a_model.md."""
 
 
 def test_server_page_is_what_the_config_says() -> None:
@@ -80,9 +80,13 @@ def test_tests_that_are_named_exist(page: Path) -> None:
 
 @each_page
 def test_every_page_is_named_in_the_index(page: Path) -> None:
-    if page.parent == ROOT / "docs" and page.name != "README.md":
-        index = (ROOT / "docs" / "README.md").read_text()
-        assert f"({page.name}" in index, f"add {page.name} to docs/README.md"
+    """That of its folder; guides are in the index of the documentation."""
+    place = page.relative_to(ROOT)
+    if place.parts[0] != "docs" or page.name == "README.md":
+        return
+    index = ROOT / ("docs/internals" if "internals" in place.parts else "docs") / "README.md"
+    link = page.relative_to(index.parent).as_posix()
+    assert f"({link}" in index.read_text(), f"add {place} to {index.relative_to(ROOT)}"
 
 
 @each_page

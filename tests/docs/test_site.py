@@ -21,8 +21,9 @@ def test_links_lead_to_pages_of_the_site() -> None:
 
 def test_every_page_is_in_the_side_bar() -> None:
     """Sphinx says so as well, where it is installed."""
-    paths = [page.relative_to(ROOT) for page in PAGES]
-    pages = {path.stem for path in paths if path.parts[0] == "docs" and path.name != "README.md"}
+    paths = [page.relative_to(ROOT).with_suffix("") for page in PAGES]
+    docs = [path for path in paths if path.parts[0] == "docs" and path.name != "README"]
+    pages = {path.relative_to("docs").as_posix() for path in docs}
     shown = {page for pages in site.NAVIGATION.values() for page in pages}
     assert not pages - shown
 

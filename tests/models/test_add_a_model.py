@@ -1,4 +1,4 @@
-"""The worked example of docs/add_a_model.md works."""
+"""The worked example of docs/internals/add_a_model.md works."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from radixrt.models.loader import load_model
 from tests import checkpoints
 from tests.models.harness import Harness
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "add_a_model.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "add_a_model.md"
 
 
 def test_the_model_of_the_document_equals_transformers(

@@ -1,7 +1,7 @@
 """A subscriber of the KV-event stream knows what is in the radix tree, whatever gets lost on the way."""
 
 import contextlib
-import re
+import runpy
 import shutil
 import socket
 import tempfile
@@ -31,10 +31,8 @@ from radixrt.scheduler.radix.kv_events.stream import EventStream
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
-PAGE = Path(__file__).parents[2] / "docs" / "kv_events.md"
-DOCUMENTED: dict[str, Any] = {}
-for snippet in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-    exec(compile(snippet, PAGE.name, "exec"), DOCUMENTED)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_event_mirror.py"
+DOCUMENTED = runpy.run_path(str(EXAMPLE))
 
 
 def hashes_in(tree: RadixTree) -> set[bytes]:

@@ -1,6 +1,6 @@
-"""A router beside a real server, with the subscriber of the documentation."""
+"""A router beside a real server, with the subscriber of the examples."""
 
-import re
+import runpy
 import shutil
 import tempfile
 import time
@@ -13,14 +13,7 @@ import httpx
 from tests.servers import Server, samples
 
 PAGE_SIZE = 4
-PAGE = Path(__file__).parents[2] / "docs" / "kv_events.md"
-
-
-def documented() -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for snippet in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(snippet, PAGE.name, "exec"), names)
-    return names
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_event_mirror.py"
 
 
 def generate(
@@ -49,7 +42,7 @@ def listen(mirror: Any, expected: set[bytes]) -> None:
 
 
 def test_a_subscriber_knows_what_the_server_has_cached(start_server: Callable[..., Server]) -> None:
-    docs = documented()
+    docs = runpy.run_path(str(EXAMPLE))
     folder = Path(tempfile.mkdtemp(prefix="rx"))  # pytest's own paths are too long for sockets
     events, replays = f"ipc://{folder}/events", f"ipc://{folder}/replays"
     server = start_server(

@@ -13,6 +13,7 @@ SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
 OUTSIDE = {
     "README.md": "quickstart.md",
     "docs/README.md": "contents.md",
+    "docs/internals/README.md": "internals/contents.md",
     "deploy/README.md": "deployment_files.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
@@ -21,11 +22,20 @@ OUTSIDE = {
 
 NAVIGATION = {
     "Start": ["quickstart", "contents"],
-    "Guides": ["rag", "agents", "json", "tuning", "deploying", "coming_from"],
-    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "embeddings", "structured_output", "tools", "lang", "lang_comparison", "cache_hints", "explanations", "sampling", "quantization", "gguf", "speculation", "deploy", "gpu", "status"],
-    "Concepts": ["architecture", "caching", "determinism", "queue_order", "routing", "checked_spans", "kv_events", "reliability", "security", "kernels", "add_a_model", "dependencies"],
-    "Measured": ["performance", "benchmarks", "benchmark_report"],
+    "Guides": [
+        f"guides/{page}" for page in ("rag", "agents", "json", "tuning", "deploying", "coming_from")
+    ],
+    "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "embeddings", "structured_output", "tools", "lang", "cache_hints", "explanations", "sampling", "speculation", "quantization", "gguf", "gpu", "status"],
+    "Operate": ["reliability", "security", "determinism", "caching", "queue_order", "routing", "deploy", "kv_events", "benchmarks"],
     "Reference": ["reference_llm", "reference_lang", "deployment_files", "contributing", "changelog"],
+    "Internals": [
+        "internals/contents",
+        *sorted(
+            f"internals/{page.stem}"
+            for page in (ROOT / "docs" / "internals").glob("*.md")
+            if page.stem != "README"
+        ),
+    ],
 }  # fmt: skip
 """Heading of the side bar to its pages. Sphinx warns of a page that is in none."""
 
@@ -44,9 +54,10 @@ def write_sources() -> None:
     shutil.copytree(ROOT / "docs", SOURCES)
     for page in SOURCES.rglob("*.md"):
         source = f"docs/{page.relative_to(SOURCES).as_posix()}"
-        if source not in OUTSIDE:
+        if source in OUTSIDE:
+            page.unlink()
+        else:
             page.write_text(_for_site(page.read_text(), source))
-    (SOURCES / "README.md").unlink()
     for source, place in OUTSIDE.items():
         (SOURCES / place).write_text(_for_site((ROOT / source).read_text(), source))
     for page_name, (title, module, names) in REFERENCE.items():
@@ -92,13 +103,12 @@ def _reference(title: str, module: str, names: list[str]) -> str:
 
 
 def _index() -> str:
-    guides = set(NAVIGATION["Guides"])
     parts = [
         "# radixrt",
         "An LLM serving engine: a radix tree holds the KV cache, a structured-output runtime holds every answer to its schema.",
     ]
     for heading, pages in NAVIGATION.items():
-        entries = "\n".join(f"guides/{page}" if page in guides else page for page in pages)
+        entries = "\n".join(pages)
         parts.append(f"```{{toctree}}\n:caption: {heading}\n:maxdepth: 1\n\n{entries}\n```")
     return "\n\n".join(parts) + "\n"
 

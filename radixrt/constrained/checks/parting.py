@@ -6,7 +6,7 @@ ordered by likelihood of the fault. At the chosen position every token that woul
 forbidden, and also at the next few decisions, in case the grammar leaves no other token there (the worker ignores a
 set that would forbid every token). Attempt n takes candidate 0, 1, 0, 2, 0, 1, 0, 3, …: half of the attempts go to
 the likeliest position, and every position has its turn (the ruler sequence; Luby, Sinclair and Zuckerman, "Optimal
-speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in docs/checked_spans.md.
+speedup of Las Vegas algorithms", 1993, on why). Measured against simpler policies in docs/internals/checked_spans.md.
 """
 
 import bisect

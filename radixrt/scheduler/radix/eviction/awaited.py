@@ -2,7 +2,7 @@
 
 An eviction policy predicts the prefixes that will be used again. The prefixes of queued requests are certain to be used.
 On recorded agent sessions this policy closes up to a third of the gap between LRU and Belady's optimum on an overloaded
-server (docs/caching.md). Among awaited leaves, the leaf whose first request arrived last is evicted first, because it is
+server (docs/internals/caching.md). Among awaited leaves, the leaf whose first request arrived last is evicted first, because it is
 needed last.
 """
 
