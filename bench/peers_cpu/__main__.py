@@ -9,6 +9,8 @@
     python -m bench.peers_cpu --quick            does everything work?
     python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
                                                  the time to the first answer
+    python -m bench.peers_cpu drafts --checkpoint gemma
+                                                 with drafts and without, on AVX2 too
 
 Engines take turns: in each round every engine is started, warmed up, measured on each workload, and stopped, so a machine that slows
 down slows all of them down. The table has the medians over the rounds. Only a machine that does nothing else gives numbers worth quoting.
@@ -25,6 +27,7 @@ from typing import get_args
 from bench.peers_cpu import environments
 from bench.peers_cpu.checkpoints import CheckpointName, make_checkpoint
 from bench.peers_cpu.comparison import Comparison
+from bench.peers_cpu.drafts import add_arguments, compare_drafts
 from bench.peers_cpu.engines import ENGINES
 from bench.peers_cpu.measuring import Run
 from bench.peers_cpu.starting import measure_starts
@@ -37,11 +40,12 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["install"]:
         environments.main(arguments[1:])
         return
-    starts = arguments[:1] == ["start"]
-    parsed = _parser().parse_args(arguments[starts:])
+    commands = {"start": measure_starts, "drafts": compare_drafts}
+    other = commands.get("".join(arguments[:1]))
+    parsed = _parser().parse_args(arguments[other is not None :])
     checkpoint = make_checkpoint(parsed.checkpoint, parsed.checkpoint_dir / parsed.checkpoint)
-    if starts:
-        measure_starts(parsed, checkpoint)
+    if other is not None:
+        other(parsed, checkpoint)
         return
     workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
     chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
@@ -88,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="checkpoints are made there, of 0.8 GB each (default: %(default)s)",
     )
     environments.add_peers_dir(parser)
+    add_arguments(parser)
     parser.add_argument("--json", type=Path, help="write all summaries there")
     return parser
 

@@ -30,19 +30,29 @@ class PeerTarget(Target):
     """Asks for JSON of a schema too."""
 
     schema: dict[str, Any] | None = None
+    salt: str | None = None
+    """Of the cache; only radixrt takes it."""
 
     def body(self, history: list[Prompt], output_len: int) -> dict[str, Any]:
         body = super().body(history, output_len)
         if self.schema:
             json_schema = {"name": "answer", "schema": self.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
+        if self.salt is not None:
+            body["cache_salt"] = self.salt
         return body
 
 
-async def measure(base_url: str, engine: Engine, workload: Workload) -> Run:
-    """Warm up, then send all conversations, ``concurrency`` at a time."""
-    await _converse_all(base_url, engine, _warmup(workload))
-    records = await _converse_all(base_url, engine, workload)
+async def measure(
+    base_url: str, engine: Engine, workload: Workload, salt: str | None = None
+) -> Run:
+    """Warm up, then send all conversations, ``concurrency`` at a time.
+
+    Args:
+        salt: of the cache, so that nothing that was asked before is cached; None: the requests have none.
+    """
+    await _converse_all(base_url, engine, _warmup(workload), salt)
+    records = await _converse_all(base_url, engine, workload, salt)
     tasks = [each for each in workload.conversations if isinstance(each, Task)]
     return Run(summarize(records), JudgedAnswers.of(records, tasks) if tasks else None)
 
@@ -55,7 +65,9 @@ def _warmup(workload: Workload) -> Workload:
     return replace(workload, conversations=[replace(first, context=context, turns=turns)])
 
 
-async def _converse_all(base_url: str, engine: Engine, workload: Workload) -> list[RequestRecord]:
+async def _converse_all(
+    base_url: str, engine: Engine, workload: Workload, salt: str | None
+) -> list[RequestRecord]:
     waiting = iter(enumerate(workload.conversations))
     records: list[RequestRecord] = []
 
@@ -69,6 +81,7 @@ async def _converse_all(base_url: str, engine: Engine, workload: Workload) -> li
                 ignore_eos=task is None,
                 return_token_ids=engine.names_token_ids,
                 schema=task.schema if task else None,
+                salt=salt,
             )
             async for record in converse(client, target, number, conversation):
                 records.append(record)
