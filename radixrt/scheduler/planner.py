@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.drafts.price import MOST_PRICE, DraftPrice, beside_prompts
+from radixrt.scheduler.drafts.price import MAX_PRICE, DraftPrice
 from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
@@ -421,13 +421,13 @@ class Planner:
         """That of a step with these decoding sequences and prompts."""
         if not (shape.rows and (self._slots.is_decoding & self._slots.speculates).any()):
             return NO_DRAFTS
-        plain_s = self._times.seconds(StepShape(shape.rows, shape.context))
-        price = self._price.of(plain_s / shape.rows)
-        if shape.tokens or not self._price.is_known:  # a row computes as long as a prompt token
-            price = min(max(price, self._times.prompt_token_price(shape)), MOST_PRICE)
         if shape.tokens:
-            price = beside_prompts(price, self._outlasting(shape.tokens))
-        return price if price <= MOST_PRICE else NO_DRAFTS
+            outlasting = self._outlasting(shape.tokens)
+            token_s = self._times.prefill_costs[0]
+            price = self._price.beside_prompts(shape.rows, token_s, outlasting)
+        else:
+            price = self._price.of(shape.rows)
+        return price if price <= MAX_PRICE else NO_DRAFTS
 
     def _outlasting(self, tokens: int) -> float:
         """Of the tokens that the running answers will still get, the part that comes after all prompts are computed, ``tokens`` of

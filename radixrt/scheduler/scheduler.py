@@ -369,8 +369,9 @@ class Scheduler:
             self.draft_trials.observe(compared, result.step_s)
         step_s = result.step_s if shape.rows + shape.tokens else 0.0  # it has only sampled
         self.step_times.observe(shape, step_s, tokens, has_drafts=drafted > 0, scored=step.scored)
-        if not step.shape.tokens and beyond == accepted:  # no forced tokens, whose rows cost less
-            self.draft_price.observe(step.shape.rows, drafted, tokens, step_s, plain_s)
+        if not step.shape.tokens:
+            is_alike = beyond == accepted  # no forced tokens, whose rows cost less
+            self.draft_price.observe(step.shape.rows, drafted, tokens, step_s if is_alike else 0.0)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s

@@ -264,15 +264,6 @@ class StepTimes:
             return min(int((root - slope) / by_pair), NO_BOUND)
         return min(int(seconds / slope), NO_BOUND) if slope > 0 else NO_BOUND
 
-    def prompt_token_price(self, shape: StepShape) -> float:
-        """Time that a prompt token adds to a step, in times of an output token of a step without prompts; 0 if unknown.
-
-        Args:
-            shape: of the step, whose answers are counted.
-        """
-        alone_s = self.seconds(StepShape(shape.rows, shape.context))
-        return round(self.prefill_costs[0] * shape.rows / alone_s, 3) if alone_s > 0 else 0.0
-
     @property
     def prefill_costs(self) -> tuple[float, float]:
         """Seconds per prompt token, and per attended pair; 0 if unknown."""

@@ -32,8 +32,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that does not depend on the machine: many drafts, and some that are not worth it."""
-    monkeypatch.setattr(DraftPrice, "of", lambda self, token_s: 0.05)
-    monkeypatch.setattr(DraftPrice, "is_known", True)
+    monkeypatch.setattr(DraftPrice, "of", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
     monkeypatch.setattr(DraftTrials, "wants_drafts", lambda self, rows: True)
 
 

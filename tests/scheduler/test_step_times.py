@@ -61,17 +61,6 @@ def test_forecasts_are_within_a_fifth_in_spite_of_noise_and_pauses() -> None:
         assert times.seconds(shape) == pytest.approx(truth.exact(shape), rel=0.2)
 
 
-def test_price_of_a_draft_beside_a_prompt_is_that_of_a_prompt_token() -> None:
-    truth, times = Device(), StepTimes(None)
-    assert times.prompt_token_price(StepShape(16, 0)) == 0, "unknown"
-    for shape in random_shapes(0, 300):
-        times.observe(shape, truth.exact(shape))
-    for rows in (1, 4, 16):
-        token_s = truth.exact(StepShape(rows, 0)) / rows
-        beside = StepShape(rows, 0).with_chunk(0, 128)
-        assert times.prompt_token_price(beside) == pytest.approx(0.001 / token_s, rel=0.2)
-
-
 def test_the_first_decode_steps_of_a_server_are_all_learned_from() -> None:
     """Most have drafts and do not count. Prompts alone say little about the part of a step that is always the same."""
     errors = []

@@ -1,24 +1,30 @@
 """Learns the price of a draft token: the time that its row adds to a step, in times of an output token.
 
-Least squares over all features of a step (:mod:`radixrt.scheduler.step_times`) forget what a row costs while the batch stays the same, and with sixteen sequences the noise of
-a step is larger than a row. So the time of a row is the slope of step times over the number of draft rows, from steps
-without prompts. A step is compared with the last ones of as many sequences, and only steps that differ in their drafts make it forget.
+The time of a row is the slope of step times over the number of draft rows, from steps without prompts. A step is compared with the last
+ones of as many sequences, so neither sequences that come and go nor their growing context have a part in it. Each magnitude of the
+batch has a slope of its own: one row more may cost nothing while a step waits for weights, and as much as a token where it computes.
 
-The time of a token depends on the number of sequences far more than that of a row. So it is the forecast for the sequences at hand,
-times the part of such forecasts that the last steps took for each of their tokens: where drafts are accepted, tokens take less time.
-
-Steps that prompts fill have a price of their own (:func:`beside_prompts`).
+Until rows have been measured, a row is taken to cost as much as a token, and nothing is drafted. So now and then a step is planned at a low
+price, the next one after twice as many steps each time: a *probe*. The assumption counts as much as a few draft rows, so it fades as rows are
+measured (ridge regression towards the line through the origin).
 """
 
+from dataclasses import dataclass, field
+
+from radixrt.messages.steps import NO_DRAFTS
 from radixrt.scheduler.step_times import RecentRatio
 
-FIRST_PRICE = 0.2
-"""Before times are known."""
+PROBE_PRICE = 0.4
+"""Drafters that nothing is known about draft one token at this price."""
 
-LEAST_PRICE, MOST_PRICE = 0.02, 0.99
+FIRST_PROBE, MAX_PROBE_INTERVAL = 2, 128
+"""Steps of a magnitude of the batch from one probe to the next."""
 
-STEPS_KNOWN = 8
-"""Steps with another number of drafts than the ones before, until the slope counts."""
+_UNTIL_RESULT = 2
+"""Steps until the next probe if nothing was drafted in one: two steps are in flight."""
+
+MIN_PRICE, MAX_PRICE = 0.02, 0.9
+"""Above the second, even a token that is accepted saves too little."""
 
 _KEPT = 0.98
 """Weight of a step with drafts for each one after it."""
@@ -26,10 +32,13 @@ _KEPT = 0.98
 _NEWEST = 0.1
 """Weight of a step in the means."""
 
-_LONGEST = 4.0
-"""Times of its forecast without drafts: a longer step counts as this."""
+_PRIOR = 0.03
+"""Weight of the assumption that all rows cost the same, in steps that differ by as many rows as there are sequences."""
 
-_MOST_NOISE = 0.3
+_LONGEST = 4.0
+"""Times of a plain step: a longer step counts as this in the time of a token."""
+
+_MAX_NOISE = 0.3
 """Of the mean time of a step: a larger difference to the forecast counts as this. The machine pauses now and then."""
 
 
@@ -51,23 +60,70 @@ def beside_prompts(price: float, outlasting: float) -> float:
     return 1 / (outlasting / price + 1 - outlasting)
 
 
+@dataclass(slots=True)
+class _Mean:
+    """The last steps of some number of sequences. The first one does not count: kernels are loaded, and a tape is made, in it."""
+
+    drafted: float
+    seconds: float
+    steps: int = 1
+
+    @property
+    def is_known(self) -> bool:
+        return self.steps > 2
+
+    def observe(self, more_drafted: float, more_s: float) -> None:
+        """Note a step that differs by so much."""
+        part = max(_NEWEST, 1 / self.steps)
+        self.steps += 1
+        self.drafted += part * more_drafted
+        self.seconds += part * min(more_s, self.seconds)
+
+
+@dataclass(slots=True)
+class _Magnitude:
+    """The time of a row, for batches of one magnitude. Rows are counted in times of the sequences, and seconds in times of a plain step."""
+
+    variance: float = 0.0
+    """Weighted sum of the squared differences in draft rows."""
+    covariance: float = 0.0
+    """Weighted sum of these differences times those in seconds."""
+    plain_ratio: RecentRatio = field(default_factory=RecentRatio)
+    """Seconds in times of those in which plain steps give as many tokens."""
+    to_probe: int = FIRST_PROBE
+    """Steps until the next probe."""
+    interval: int = FIRST_PROBE
+    probes: bool = False
+    """A probe is planned, and no step with drafts has been seen since."""
+
+    @property
+    def row(self) -> float:
+        """Time that a draft row adds, in times of a token of a plain step."""
+        return max(0.0, (self.covariance + _PRIOR) / (self.variance + _PRIOR))
+
+    @property
+    def price(self) -> float:
+        """Where drafts are accepted, tokens take less time, so a row costs more of them."""
+        return max(self.row / min(1.0, self.plain_ratio.value or 1.0), MIN_PRICE)
+
+    def observe(self, more_rows: float, more_seconds: float) -> None:
+        """Note a step that differs by so much from the mean."""
+        forecast = self.row * more_rows
+        least, most = min(0.0, forecast) - _MAX_NOISE, max(0.0, forecast) + _MAX_NOISE
+        more_seconds = min(max(more_seconds, least), most)
+        self.variance = _KEPT * self.variance + more_rows * more_rows
+        self.covariance = _KEPT * self.covariance + more_rows * more_seconds
+
+
 class DraftPrice:
     """The price, from the times of steps."""
 
     def __init__(self) -> None:
-        self._means: dict[int, tuple[float, float]] = {}
-        """By the number of sequences: drafts and seconds of the last steps."""
-        self._variance = self._covariance = 0.0
-        """Weighted sums, of the number of drafts, and of this and the seconds."""
-        self._differing = 0
-        self._of_forecast = RecentRatio()
-        """Time of a token, in times of the forecast for one without drafts."""
-        self._token_s = RecentRatio()
-        """For steps without a forecast: they are not learned from while all have drafts."""
+        self._means: dict[int, _Mean] = {}
+        """By the number of sequences."""
+        self._magnitudes: dict[int, _Magnitude] = {}
 
-    def observe(
-        self, rows: int, drafted: int, new_tokens: int, seconds: float, plain_s: float
-    ) -> None:
+    def observe(self, rows: int, drafted: int, new_tokens: int, seconds: float) -> None:
         """Learn from a step without prompts.
 
         Args:
@@ -75,43 +131,59 @@ class DraftPrice:
             drafted: draft tokens that were verified.
             new_tokens: of answers.
             seconds: 0 stands for an unknown time.
-            plain_s: the forecast for a step without drafts; 0: unknown.
         """
-        if seconds <= 0 or not rows:
+        if not rows:
             return
-        self._token_s.observe(seconds, new_tokens)
-        self._of_forecast.observe(min(seconds, _LONGEST * plain_s), plain_s * new_tokens / rows)
-        mean_drafted, mean_s = self._means.setdefault(rows, (drafted, seconds))
-        more_drafted = drafted - mean_drafted
-        more_s = self._without_pause(more_drafted, seconds - mean_s, mean_s)
-        if abs(more_drafted) >= 0.5:
-            self._differing += 1
-            self._variance = _KEPT * self._variance + more_drafted * more_drafted
-            self._covariance = _KEPT * self._covariance + more_drafted * more_s
-        self._means[rows] = mean_drafted + _NEWEST * more_drafted, mean_s + _NEWEST * more_s
+        learned = self._magnitude(rows)
+        learned.to_probe -= 1
+        if drafted:
+            if learned.probes:
+                learned.interval = min(2 * learned.interval, MAX_PROBE_INTERVAL)
+            learned.probes, learned.to_probe = False, learned.interval
+        if seconds <= 0:
+            return
+        if rows not in self._means:
+            self._means[rows] = _Mean(drafted, seconds)
+            return
+        mean = self._means[rows]
+        plain_s = mean.seconds / (1 + learned.row * mean.drafted / rows)
+        more_drafted, more_s = drafted - mean.drafted, seconds - mean.seconds
+        if mean.is_known and abs(more_drafted) >= 0.5:
+            learned.observe(more_drafted / rows, more_s / plain_s)
+        mean.observe(more_drafted, more_s)
+        learned.plain_ratio.observe(min(seconds, _LONGEST * plain_s), plain_s * new_tokens / rows)
 
-    def _without_pause(self, more_drafted: float, more_s: float, mean_s: float) -> float:
-        """Seconds that a step takes longer than the mean."""
-        forecast_s = self._row_s * more_drafted
-        most_s = _MOST_NOISE * mean_s
-        return forecast_s + min(max(more_s - forecast_s, -most_s), most_s)
+    def of(self, rows: int) -> float:
+        """The price in the next step, which has these decoding sequences and no prompts: a draft token pays if it is accepted more often."""
+        learned = self._magnitude(rows)
+        price = learned.price
+        if learned.to_probe <= 0 and rows in self._means and self._means[rows].is_known:
+            learned.probes, learned.to_probe = True, _UNTIL_RESULT
+            return min(price, PROBE_PRICE)
+        return price
 
-    @property
-    def _row_s(self) -> float:
-        """Seconds that a draft row adds to a step."""
-        return self._covariance / self._variance if self._variance else 0.0
-
-    @property
-    def is_known(self) -> bool:
-        return self._differing >= STEPS_KNOWN
-
-    def of(self, token_s: float) -> float:
-        """A draft token pays if it is accepted more often than this.
+    def beside_prompts(self, rows: int, prompt_token_s: float, outlasting: float) -> float:
+        """The price in a step that prompts fill, see :func:`beside_prompts`.
 
         Args:
-            token_s: the forecast time of a token of the sequences at hand, without drafts; 0: unknown.
+            rows: decoding sequences.
+            prompt_token_s: time of a prompt token; a draft row computes as long. 0: unknown.
+            outlasting: of the tokens that the answers will still get, the part that comes when the prompts are computed.
         """
-        token_s = token_s * (self._of_forecast.value or 1.0) or self._token_s.value
-        if not self.is_known or not token_s:
-            return FIRST_PRICE
-        return round(min(max(self._row_s / token_s, LEAST_PRICE), MOST_PRICE), 3)
+        plain_s = self._plain_s(rows)
+        if not plain_s or not prompt_token_s:
+            return NO_DRAFTS
+        price = max(self._magnitude(rows).price, prompt_token_s * rows / plain_s)
+        return beside_prompts(price, outlasting)
+
+    def _plain_s(self, rows: int) -> float:
+        """Time of a step without drafts, at least; 0: unknown."""
+        known = min(self._means, key=lambda other: abs(other - rows), default=0)
+        if not known:
+            return 0.0
+        mean = self._means[known]
+        plain_s = mean.seconds / (1 + self._magnitude(known).row * mean.drafted / known)
+        return plain_s * min(1.0, rows / known)
+
+    def _magnitude(self, rows: int) -> _Magnitude:
+        return self._magnitudes.setdefault(rows.bit_length(), _Magnitude())
