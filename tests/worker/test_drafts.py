@@ -11,7 +11,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, DraftSources
 from radixrt.worker.drafts import ngram
 from radixrt.worker.drafts import pool as pools
-from radixrt.worker.drafts.chances import RETRY_EVERY, Chance, Chances
+from radixrt.worker.drafts.chances import Chance, Chances
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
@@ -239,8 +239,8 @@ def test_chances_are_learned_for_each_sequence_and_each_kind_of_evidence() -> No
         chances.admit(slot)
     assert chances.of(0, (2, 3)) == (0.5, 0.5)
     for _ in range(50):
-        chances.learn(0, (2, 3), num_drafted=4, num_accepted=0)
-        chances.learn(1, (2, 6), num_drafted=4, num_accepted=4)
+        chances.learn(0, (2, 3), num_tried=4, num_right=0)
+        chances.learn(1, (2, 6), num_tried=4, num_right=4)
     assert chances.of(0, (2, 3)).first < 0.05 and chances.of(0, (2, 3)).later == 0.5
     assert min(chances.of(1, (2, 6))) > 0.95
     assert chances.of(2, (2, 3)).first < 0.15 < 0.85 < min(chances.of(2, (2, 6)))
@@ -253,7 +253,7 @@ def test_the_fate_of_tokens_behind_a_rejected_one_is_not_counted() -> None:
     chances = Chances()
     chances.admit(0)
     for _ in range(500):
-        chances.learn(0, (0, 0), num_drafted=30, num_accepted=2)
+        chances.learn(0, (0, 0), num_tried=30, num_right=2)
     assert chances.of(0, (0, 0)).first > 0.95
     assert chances.of(0, (0, 0)).later == pytest.approx(0.5, abs=0.02)
 
@@ -263,10 +263,10 @@ def test_the_chance_of_further_tokens_is_learned_again_after_it_was_low() -> Non
     chances = Chances()
     chances.admit(0)
     for _ in range(20):
-        chances.learn(0, (0, 0), num_drafted=4, num_accepted=1)
+        chances.learn(0, (0, 0), num_tried=4, num_right=1)
     assert chances.of(0, (0, 0)).paying_length(0.3, 9) == 1
     for _ in range(200):
-        chances.learn(0, (0, 0), num_drafted=1, num_accepted=1)
+        chances.learn(0, (0, 0), num_tried=1, num_right=1)
     assert chances.of(0, (0, 0)).paying_length(0.3, 9) > 1
 
 
@@ -282,28 +282,38 @@ def admit(text: list[int], max_tokens: int = 100, **sources: object) -> Admit:
     return Admit(0, pack_ids(text), 0, b"", sampling, 0, drafts=drafts)
 
 
-def test_drafts_that_fail_become_rare_and_are_tried_again() -> None:
+def say(one: Speculator, *token_ids: int) -> None:
+    """Let the answer go on."""
+    one.extend(np.zeros(len(token_ids), np.int64), np.array(token_ids, np.int32))
+
+
+def test_drafts_that_fail_stop_and_come_back_when_they_would_have_been_right() -> None:
+    """No row is spent to find that out: the answer shows whether what was not drafted was right."""
     one = speculator()
     one.admit(admit([5, 6, 7, 5, 6], max_tokens=10_000))
     drafted = []
-    for _ in range(400):
-        draft = one.propose(0, 30, 0.3)
-        drafted.append(len(draft))
-        if draft:
-            assert draft[0] == 7
-            one.verified(0, len(draft), 0)
-    assert (
-        drafted[0] > 0
-        and sum(drafted[20:]) == sum(1 for n in drafted[20:] if n) <= 400 / RETRY_EVERY + 1
-    )
-    for _ in range(60):  # now they are right
-        draft = one.propose(0, 30, 0.3)
-        if draft:
-            one.verified(0, len(draft), len(draft))
+    for number in range(60):  # "5, 6" is followed by another token each time
+        drafted.append(len(one.propose(0, 30, 0.3)))
+        say(one, 100 + number)
+        say(one, 5, 6)
+    assert drafted[0] > 0 and not any(drafted[20:])
+    times = 0
     while not (draft := one.propose(0, 30, 0.3)):
-        pass
+        say(one, 7, 5, 6)
+        times += 1
+    assert draft == [7] and 0 < times < 30
     (verified, *_) = one.verified(0, len(draft), len(draft))
     assert verified.drafter == DRAFTERS.index("ngram")
+
+
+def test_of_a_draft_that_pays_in_part_the_rest_is_judged_too() -> None:
+    one = speculator()
+    one.admit(admit([1, 2, 3], max_tokens=10_000, continuation=pack_ids(list(range(100, 180)))))
+    lengths = []
+    for step in range(8):
+        lengths.append(len(one.propose(0, 30, 0.8)))
+        say(one, *range(100 + 10 * step, 110 + 10 * step))  # grammars force tokens
+    assert lengths[0] == 1 and lengths[-1] > 3, lengths
 
 
 def test_drafts_keep_within_the_answer_the_pages_and_the_grammar() -> None:
@@ -331,12 +341,18 @@ def test_a_draft_may_have_stretches_of_several_drafters() -> None:
     entries = one.verified(0, 3, 2)
     names = [(DRAFTERS[e.drafter], e.num_drafted, e.num_accepted) for e in entries]
     assert names == [("tree", 1, 1), ("ngram", 2, 1)]
+    say(one, 20, 21, 3)
+    one.propose(0, 3, 0.0)
     assert one._chances.of(0, tree).first > 0.85 and min(one._chances.of(0, ngram)) < 0.75
+    one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
     learned = one._chances.of(0, ngram)
     assert one.propose(0, 3, 0.0) == [20, 21, 22]
     entries = one.verified(0, 2, 0)  # a grammar has cut it
     assert [(e.num_drafted, e.num_accepted) for e in entries] == [(1, 0), (1, 0)]
+    say(one, 9)
+    one.propose(0, 3, 0.0)
     assert one._chances.of(0, ngram) == learned  # it was not reached
+    one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
     assert one.propose(0, 3, 0.6) == [20]  # the second stretch does not pay
 
 

@@ -23,7 +23,7 @@ FIRST_PROBE, MAX_PROBE_INTERVAL = 2, 128
 _UNTIL_RESULT = 2
 """Steps until the next probe if nothing was drafted in one: two steps are in flight."""
 
-MIN_PRICE, MAX_PRICE = 0.02, 0.9
+MIN_PRICE, MAX_PRICE = 0.02, 0.8
 """Above the second, even a token that is accepted saves too little."""
 
 _KEPT = 0.98

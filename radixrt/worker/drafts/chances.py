@@ -3,7 +3,7 @@
 A draft token survives if it and all before it are accepted. The first shows whether the source is the right one, so the tokens
 behind it have a chance of their own: with the chances p and q, the i-th survives with p times q to the power of i - 1. It is worth its
 row while that exceeds the price of a row: its time divided by the time of a token now. The price comes with the plan, so all
-ranks draft alike; the chances depend on the tokens alone.
+ranks draft alike; the chances depend on the tokens alone. A draft need not be computed to be judged: the answer shows whether it was right.
 """
 
 import math
@@ -21,10 +21,6 @@ _FIRST_WEIGHT = 2.0
 """Drafts for which the first chance counts."""
 _COMMON_WEIGHT = 4.0
 """Drafts for which the chance in all slots counts in one."""
-
-RETRY_EVERY = 31
-"""Drafts that do not pay after which one token is drafted all the same, since chances change. The scheduler learns from every
-fourth step, so the number is odd."""
 
 MOST_CHANCE = 0.995
 
@@ -77,13 +73,10 @@ class Chances:
         self._common: dict[Source, _Rates] = {}
         self._own: dict[int, dict[Source, _Rates]] = {}
         """By slot."""
-        self._declined: dict[int, int] = {}
-        """By slot: proposals that did not pay since one was drafted."""
 
     def admit(self, slot: int) -> None:
         """Forget the sequence that a slot had."""
         self._own[slot] = {}
-        self._declined[slot] = 0
 
     def of(self, slot: int, source: Source) -> Chance:
         """The chances of its tokens to be accepted."""
@@ -94,16 +87,10 @@ class Chances:
         later = own.later.value(common.later.value(later, _FIRST_WEIGHT), _COMMON_WEIGHT)
         return Chance(min(first, MOST_CHANCE), min(later, MOST_CHANCE))
 
-    def learn(self, slot: int, source: Source, num_drafted: int, num_accepted: int) -> None:
-        """Note the fate of a draft. The tokens behind the first that was rejected say nothing."""
-        self._declined[slot] = 0
+    def learn(self, slot: int, source: Source, num_tried: int, num_right: int) -> None:
+        """Note how many of the first tokens of a draft the answer has. The tokens behind the first wrong one say nothing."""
         for rates in (self._common, self._own[slot]):
-            rates.setdefault(source, _Rates()).observe(num_drafted, num_accepted)
-
-    def decline(self, slot: int) -> bool:
-        """Note that no draft pays in a slot; True if one token is to be drafted all the same."""
-        self._declined[slot] += 1
-        return self._declined[slot] >= RETRY_EVERY
+            rates.setdefault(source, _Rates()).observe(num_tried, num_right)
 
 
 class _Rate:
@@ -131,10 +118,10 @@ class _Rates:
     def __init__(self) -> None:
         self.first, self.later = _Rate(), _Rate()
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
-        self.first.observe(min(num_accepted, 1), 1)
-        if num_accepted:  # what is not tried is forgotten, and so tried again
-            self.later.observe(num_accepted - 1, min(num_accepted, num_drafted - 1))
+    def observe(self, num_tried: int, num_right: int) -> None:
+        self.first.observe(min(num_right, 1), 1)
+        if num_right:  # what is not tried is forgotten, and so tried again
+            self.later.observe(num_right - 1, min(num_right, num_tried - 1))
 
 
 _NEVER = _Rates()

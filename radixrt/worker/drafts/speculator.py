@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, VerifiedDraft
 from radixrt.worker.drafts.chances import Chance, Chances, Source
-from radixrt.worker.drafts.drafter import Draft, Drafter
+from radixrt.worker.drafts.drafter import Drafter
 from radixrt.worker.drafts.grammar import GrammarDrafter
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
@@ -46,17 +46,22 @@ class _Speculating:
     """Steps to come without drafts."""
     drafted: list["_Stretch"] = field(default_factory=list)
     """The last draft."""
+    judged_from: int = 0
+    """Length of the text when it was drafted."""
 
 
 class _Stretch(NamedTuple):
     """Consecutive tokens of a draft that one drafter has proposed."""
 
     source: Source
+    token_ids: list[int]
+    """As proposed."""
     num_tokens: int
+    """Of them, those that pay."""
     chance: Chance
 
 
-_NOTHING = _Stretch((0, 0), 0, Chance(0.0, 0.0))
+_NOTHING = _Stretch((0, 0), [], 0, Chance(0.0, 0.0))
 
 
 class Speculator:
@@ -140,6 +145,7 @@ class Speculator:
         one = self._slots.get(slot)
         if one is None or one.text[-1] in one.ends:  # the scheduler has not seen the end yet
             return []
+        self._judge(slot, one)
         if one.rest:
             one.rest -= 1
             return []
@@ -156,28 +162,38 @@ class Speculator:
     def _draft(self, slot: int, budget: int, price: float, one: _Speculating) -> list[int]:
         """Stretches of one drafter after the other, while their tokens pay."""
         tokens: list[int] = []
-        one.drafted = []
+        one.judged_from = len(one.text)
         survival = 1.0
         while len(tokens) < budget and len(one.drafted) < MOST_STRETCHES:
-            draft, stretch = self._best(slot, budget - len(tokens), price / survival, tokens)
-            if draft is None:
+            stretch = self._best(slot, budget - len(tokens), price / survival, tokens)
+            if not stretch.token_ids:
                 break
-            if not stretch.num_tokens:
-                if tokens or not self._chances.decline(slot):
-                    break
-                stretch = stretch._replace(num_tokens=1)
             one.drafted.append(stretch)
-            tokens += draft.token_ids[: stretch.num_tokens]
-            if stretch.num_tokens < len(draft.token_ids):
+            tokens += stretch.token_ids[: stretch.num_tokens]
+            if stretch.num_tokens < len(stretch.token_ids):
                 break
             survival *= stretch.chance.survival(stretch.num_tokens)
         return tokens
 
-    def _best(
-        self, slot: int, budget: int, price: float, ahead: list[int]
-    ) -> tuple[Draft | None, _Stretch]:
+    def _judge(self, slot: int, one: _Speculating) -> None:
+        """Learn from what the answer has in place of the last draft, also of the tokens of it that did not pay."""
+        new = one.text[one.judged_from :]
+        for stretch in one.drafted:
+            num_tried = min(len(stretch.token_ids), len(new))
+            if not num_tried:
+                break
+            num_right = next(
+                (i for i in range(num_tried) if stretch.token_ids[i] != new[i]), num_tried
+            )
+            self._chances.learn(slot, stretch.source, num_tried, num_right)
+            if num_right < stretch.num_tokens:
+                break
+            new = new[stretch.num_tokens :]
+        one.drafted = []
+
+    def _best(self, slot: int, budget: int, price: float, ahead: list[int]) -> _Stretch:
         """The draft with the most tokens to be accepted, and the part of it that pays."""
-        best, best_stretch, most = None, _NOTHING, -1.0
+        best, most = _NOTHING, -1.0
         for index, drafter in enumerate(self._drafters):
             draft = drafter.propose(slot, budget, ahead)
             if draft is None:
@@ -189,20 +205,17 @@ class Speculator:
             if length == len(draft.token_ids) < budget:
                 accepted += chance.survival(length) * _BEHIND
             if accepted > most:
-                best, best_stretch, most = draft, _Stretch(source, length, chance), accepted
-        return best, best_stretch
+                best, most = _Stretch(source, draft.token_ids, length, chance), accepted
+        return best
 
     def verified(self, slot: int, num_drafted: int, num_accepted: int) -> list[VerifiedDraft]:
-        """Learn from the last draft of a slot; returns the entries of the step's result."""
-        entries, reached = [], True
+        """The entries of the step's result for the last draft of a slot."""
+        entries = []
         for stretch in self._slots[slot].drafted:
             num_tokens = min(stretch.num_tokens, num_drafted)
             if not num_tokens:
                 break
             accepted = min(num_accepted, num_tokens)
-            if reached:
-                self._chances.learn(slot, stretch.source, num_tokens, accepted)
-            reached = reached and accepted == num_tokens
             entries.append(VerifiedDraft(slot, stretch.source[0], num_tokens, accepted))
             num_drafted -= num_tokens
             num_accepted -= accepted
