@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,11 +45,20 @@ def test_half_precision_is_as_close_to_float32_as_with_torch(
     checkpoint: Callable[[str], Path], architecture: str, dtype: str
 ) -> None:
     folder = checkpoint(architecture)
-    exact = Harness(load_model(folder), page_size=16).logits(PROMPT)
+    prompts = [PROMPT, *np.random.default_rng(0).integers(3, 380, (9, len(PROMPT))).tolist()]
+
+    def logits(**options: Any) -> list[torch.Tensor]:
+        model = load_model(folder, **options)
+        return [Harness(model, page_size=16).logits(prompt) for prompt in prompts]
+
+    exact = logits()
 
     def error(kernels: NativeKernels | None) -> float:
-        model = load_model(folder, dtype=dtype, kernels=kernels)
-        return float((Harness(model, page_size=16).logits(PROMPT) - exact).square().mean().sqrt())
+        """The median over rows. Where a rounding makes a router choose another expert, the error of a row is some forty times larger, with
+        any kernels."""
+        rounded = logits(dtype=dtype, kernels=kernels)
+        errors = [(a - b).square().mean(-1).sqrt() for a, b in zip(rounded, exact, strict=True)]
+        return float(torch.cat(errors).median())
 
     assert error(NativeKernels()) < 1.25 * error(None)
 
