@@ -24,6 +24,9 @@ class RoundRobin(Generic[Item]):
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    def __len__(self) -> int:
+        return sum(self.counts().values())
+
     def counts(self) -> dict[str, int]:
         """The number of items of each tenant that has some."""
         return {tenant: sum(map(len, keys.values())) for tenant, keys in self._waiting.items()}
