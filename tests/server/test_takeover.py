@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import tempfile
@@ -22,7 +23,7 @@ import pytest
 
 from tests.server.conftest import Server
 from tests.server.dialects import DIALECTS, LENGTH, DialectStream, whole_answer
-from tests.server.test_kv_events import documented
+from tests.server.test_kv_events import EXAMPLE
 from tests.torture.leaks import processes_of
 
 PROMPT = "The cat sat on the mat and"
@@ -259,7 +260,9 @@ def test_leases_and_subscribers_survive_and_three_deaths_without_a_token_are_the
     server: Server, sockets: Path
 ) -> None:
     wait_until_ready(server)
-    mirror = documented()["subscribe"](f"ipc://{sockets}/events", f"ipc://{sockets}/replays")
+    mirror = runpy.run_path(str(EXAMPLE))["subscribe"](
+        f"ipc://{sockets}/events", f"ipc://{sockets}/replays"
+    )
     lease = post(server, "/v1/cache/pin", {"prompt": TO_PIN, "ttl_s": 600}).json()
     until(lambda: mirror.update(100) or mirror.hashes)
     stream_before = mirror.stream

@@ -511,7 +511,7 @@ def test_a_prompt_that_fails_ends_the_compiling_of_its_grammar(vocabulary: Vocab
     async def scene(stage: Stage) -> None:
         is_compiling, has_ended = asyncio.Event(), asyncio.Event()
 
-        async def compile_slowly(constraint: object) -> None:
+        async def compile_slowly(constraint: object, tenant: str) -> None:
             is_compiling.set()
             try:
                 await asyncio.sleep(60)
