@@ -29,6 +29,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import positive
 from radixrt.bench.output import console_beside, print_rows, write_json
 from radixrt.constrained.constraint import Constraint, JsonSchema
+from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
@@ -172,10 +173,10 @@ class Load:
         )
 
     def forced_tokens(self) -> int:
-        return self._engine.run(self._engine.client.stats()).forced_tokens
+        return self._engine.run(self._engine.client.call(StatsCall())).forced_tokens
 
     def held_rows(self) -> int:
-        return self._engine.run(self._engine.client.stats()).held_rows
+        return self._engine.run(self._engine.client.call(StatsCall())).held_rows
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from radixrt.messages.cache_tree import (
     CacheTreeNode,
 )
 from radixrt.messages.calls import (
+    AnySchedulerCall,
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
@@ -46,7 +47,6 @@ from radixrt.messages.sequences import (
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats, StructuredStats, TenantStats, TimeHistogram
-from radixrt.scheduler.cache_calls import CacheCall
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
 """Of every sequence."""
@@ -121,7 +121,7 @@ class FakeScheduler:
         self.vector: Callable[[SequenceRequest], Sequence[float]] = lambda request: VECTOR
         self.requests: list[SequenceRequest] = []
         self.released: list[int] = []
-        self.cache_calls: list[CacheCall] = []
+        self.cache_calls: list[AnySchedulerCall] = []
         self.flushes = 0
         self.call_s = 0.0
         self.paused = threading.Event()
@@ -268,7 +268,7 @@ def _report(request: SequenceRequest, **end: object) -> AnswerReport:
     )
 
 
-def _cache_reply(call: CacheCall) -> CallReply:
+def _cache_reply(call: AnySchedulerCall) -> CallReply:
     """Every prompt is pinned; the lease "gone" is not there; the tree has a prompt with a salt and one without.
 
     Node 7 is alice's prompt with a lease of hers, node 8 has a salt, and there is no other.

@@ -19,6 +19,7 @@ from radixrt.api.page.files import PageFiles, page_routes
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.messages.calls import FlushCacheCall, StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.pooling import POOL
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
@@ -97,7 +98,7 @@ def about_routes(state: ServerState) -> APIRouter:
     @router.get("/server_info")
     @router.get("/get_server_info")
     async def get_server_info(check_invariants: bool = False) -> Response:
-        stats = await state.client.stats(check_invariants)
+        stats = await state.client.call(StatsCall(check_invariants))
         settings = dataclasses.asdict(state.config)
         del settings["api_key"]
         info = {
@@ -139,7 +140,8 @@ def about_routes(state: ServerState) -> APIRouter:
 
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
-        return json_response({"success": True, "pages_freed": await state.client.flush_cache()})
+        pages_freed = await state.client.call(FlushCacheCall())
+        return json_response({"success": True, "pages_freed": pages_freed})
 
     return router
 

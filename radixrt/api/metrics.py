@@ -26,6 +26,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.settings.setting import METRICS_PEERS, listed
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import num_ids
 from radixrt.messages.stats import (
     Metric,
@@ -83,7 +84,8 @@ class Metrics:
     async def refresh(self, client: EngineClient) -> None:
         """Ask for the counters of the scheduler; they are left out of the registry if it does not reply in time."""
         try:
-            self.engine.update(await asyncio.wait_for(client.stats(), STATS_TIMEOUT_S))
+            stats = await asyncio.wait_for(client.call(StatsCall()), STATS_TIMEOUT_S)
+            self.engine.update(stats)
         except TimeoutError:
             log.warning("The scheduler did not send its counters within %d s.", STATS_TIMEOUT_S)
             self.engine.stats = None

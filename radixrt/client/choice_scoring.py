@@ -16,6 +16,7 @@ from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient, RunRequests
 from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.calls import TokenizeCall
 from radixrt.messages.ids import TokenIds, pack_ids
 from radixrt.messages.requests import (
     ChatPrompt,
@@ -169,8 +170,8 @@ async def _encoded(
     """The prompt alone, and with each choice behind it."""
 
     async def encode(prompt: Prompt) -> TokenIds:
-        tokenized = await client.tokenize(prompt, options.tenant, options.cache_salt)
-        return np.array(tokenized.token_ids, dtype=np.int32)
+        call = TokenizeCall(prompt, options.tenant, options.cache_salt)
+        return np.array((await client.call(call)).token_ids, dtype=np.int32)
 
     async def encode_behind(beginning: TextPrompt | ChatPrompt) -> list[TokenIds]:
         size = 1 if isinstance(beginning, TextPrompt) else len(beginning.messages)

@@ -6,7 +6,6 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,37 +18,13 @@ from radixrt.base.liveness.supervision import OnFailure, supervise
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_calls import RETRY_AFTER_S, OpenCalls
 from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
-from radixrt.constrained.advice import Advice
-from radixrt.constrained.constraint import Constraint
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
-from radixrt.messages.cache_explanation import CacheExplanation
-from radixrt.messages.cache_tree import CacheNode
-from radixrt.messages.calls import (
-    CacheNodeCall,
-    CacheTreeCall,
-    CompileCall,
-    DetokenizeCall,
-    DrainReplicaCall,
-    ExplainCacheCall,
-    FlushCacheCall,
-    MatchCall,
-    PinCall,
-    ReleaseCacheCall,
-    StatsCall,
-    TenantStatsCall,
-    TokenizeCall,
-)
-from radixrt.messages.ids import pack_ids
+from radixrt.messages.calls import AnyCall, Call, PinCall, ReleaseCacheCall, Reply, StatsCall
 from radixrt.messages.links import ToApi
 from radixrt.messages.replicas import RequestsLost
-from radixrt.messages.replies import (
-    CacheMatch,
-    CallReply,
-    LeaseGranted,
-    Tokenized,
-)
-from radixrt.messages.requests import NO_TENANT, AbortRequest, GenerateRequest, Prompt, Tenant
-from radixrt.messages.stats import SchedulerStats, TenantStats
+from radixrt.messages.replies import CallReply
+from radixrt.messages.requests import NO_TENANT, AbortRequest, GenerateRequest, Tenant
+from radixrt.messages.stats import SchedulerStats
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +48,7 @@ class EngineClient:
         prompt = TextPrompt("Once upon a time")
         async for chunk in client.generate(GenerateRequest(request_id="1", prompt=prompt, stream=True)):
             print(chunk.text, end="")
+        tokenized = await client.call(TokenizeCall(prompt))
     """
 
     def __init__(
@@ -99,7 +75,15 @@ class EngineClient:
         self._calls = OpenCalls(
             self._send, lambda: self._channels.is_alive or self._died is not None
         )
-        self._leases = HeldLeases(lambda request: self.run([request]), self._pin)
+        self._leases = HeldLeases(
+            lambda request: self.run([request]), self._calls.ask, self._calls.send
+        )
+        self._handlers: dict[type[AnyCall], Callable[[Any], Awaitable[Any]]] = {
+            PinCall: self._leases.pin,
+            ReleaseCacheCall: self._leases.release,
+            StatsCall: self._stats,
+        }
+        """The calls to which the client adds something; the engine alone answers the others."""
         self._died: EngineDiedError | None = None
         self._receiving = loop.create_task(self._receive())
         what = "The receiving of the engine's messages"
@@ -213,185 +197,24 @@ class EngineClient:
         else:
             opened.abort()
 
-    async def tokenize(self, prompt: Prompt, tenant: Tenant, cache_salt: str) -> Tokenized:
-        """A prompt, also one some times longer than the context, as token ids and as text.
-
-        Args:
-            cache_salt: that of the chat; its earlier answers are the tokens that were generated.
-        """
-        return await self._calls.ask(
-            TokenizeCall, Tokenized, prompt=prompt, tenant=tenant, cache_salt=cache_salt
-        )
-
-    async def detokenize(
-        self,
-        token_ids: list[int],
-        skip_special_tokens: bool = False,
-        tenant: Tenant = NO_TENANT,
-    ) -> str:
-        """The text of tokens."""
-        return await self._calls.ask(
-            DetokenizeCall,
-            str,
-            token_ids=pack_ids(token_ids),
-            skip_special_tokens=skip_special_tokens,
-            tenant=tenant,
-        )
-
-    async def compile(self, constraint: Constraint, tenant: Tenant = NO_TENANT) -> Advice:
-        """Compile a constraint ahead of the requests that will use it; one that can't be enforced is not ``ok``."""
-        return await self._calls.ask(CompileCall, Advice, constraint=constraint, tenant=tenant)
-
-    async def flush_cache(self) -> int:
-        """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
-        return await self._calls.ask(FlushCacheCall, int)
-
-    async def drain_replica(self, replica: int) -> None:
-        """Move the running answers of a replica to others, and end its processes.
+    async def call(self, call: Call[Reply]) -> Reply:
+        """Send a call of :mod:`radixrt.messages.calls` and wait for its reply.
 
         Raises:
-            RequestError: there is no such replica, it does not run, or no other one does.
+            RequestError: the reply is an error.
+            EngineDiedError: the engine ended.
         """
-        self._check_replicas()
-        await self._calls.ask(DrainReplicaCall, bool, replica=replica)
+        reply: Reply = await self._handlers.get(type(call), self._calls.ask)(call)
+        return reply
 
-    def start_replica(self, replica: int) -> None:
-        """Let the supervisor start a drained replica; one that runs is left alone.
-
-        Raises:
-            RequestError: there are no replicas.
-        """
-        self._check_replicas()
-        self._channels.of_replica(replica, 0).drained_file.unlink(missing_ok=True)
-
-    def _check_replicas(self) -> None:
-        if self._info.result().replicas == 1:
-            raise RequestError("This server has no replicas: --dp is 1.", status=404)
-
-    async def pin(
-        self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant = NO_TENANT
-    ) -> LeaseGranted:
-        """Keep the KV that the radix tree holds of a prompt from eviction, for ``ttl_s`` seconds.
-
-        A caller that is cancelled meanwhile leaves no lease behind.
-
-        Raises:
-            RequestError: too much is pinned already, or ``ttl_s`` is too long.
-        """
-        pinning = asyncio.ensure_future(self._pin(prompt, cache_salt, ttl_s, tenant))
-        try:
-            granted = await asyncio.shield(pinning)
-            self._leases.add(granted.lease, prompt, cache_salt, ttl_s, tenant)
-            return granted
-        except asyncio.CancelledError:
-            pinning.add_done_callback(partial(self._give_back, tenant))
-            raise
-
-    async def match_cache(
-        self, prompts: list[Prompt], cache_salt: str, tenant: Tenant = NO_TENANT
-    ) -> list[CacheMatch]:
-        """The number of tokens that the radix tree holds of each prompt now, under a salt. Nothing is computed or kept.
-
-        Raises:
-            RequestError: a prompt is invalid, or they are too long together.
-        """
-        return await self._calls.ask(
-            MatchCall, list[CacheMatch], prompts=prompts, cache_salt=cache_salt, tenant=tenant
-        )
-
-    async def _pin(
-        self, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant, lease: str = ""
-    ) -> LeaseGranted:
-        """
-        Args:
-            lease: the id of a lease that a dead engine had granted; "": a new one.
-        """
-        return await self._calls.ask(
-            PinCall,
-            LeaseGranted,
-            prompt=prompt,
-            cache_salt=cache_salt,
-            ttl_s=ttl_s,
-            tenant=tenant,
-            lease=lease,
-        )
-
-    async def release_cache(
-        self,
-        *,
-        lease: str = "",
-        session: str = "",
-        cache_salt: str = "",
-        tenant: Tenant = NO_TENANT,
-    ) -> int:
-        """End a lease, or a session, whose KV is then evicted first; returns the number of tokens of either.
-
-        Raises:
-            RequestError: the lease is unknown, has ended, is another tenant's, or was lost with an engine.
-        """
-        if lease:
-            await self._leases.before_release(lease, tenant)
-        return await self._calls.ask(
-            ReleaseCacheCall,
-            int,
-            lease=lease,
-            session=session,
-            cache_salt=cache_salt,
-            tenant=tenant,
-        )
-
-    async def cache_tree(self, **view: Any) -> dict[str, Any]:
-        """A view of the radix tree: a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, with texts of tokens.
-
-        Args:
-            view: fields of :class:`radixrt.messages.calls.CacheTreeCall`.
-        """
-        return await self._calls.ask(CacheTreeCall, dict, **view)
-
-    async def cache_node(self, node: int) -> CacheNode:
-        """One node of an earlier view, with the tokens of its whole prefix.
-
-        Raises:
-            RequestError: it has left the tree.
-        """
-        return await self._calls.ask(CacheNodeCall, CacheNode, node=node)
-
-    async def explain_cache(
-        self, request_id: str, tenant: Tenant = NO_TENANT, with_texts: bool = False
-    ) -> CacheExplanation:
-        """Explain the cache misses of one of the tenant's last requests.
-
-        Args:
-            with_texts: show texts of prompts.
-
-        Raises:
-            RequestError: the request is unknown.
-        """
-        return await self._calls.ask(
-            ExplainCacheCall,
-            CacheExplanation,
-            request_id=request_id,
-            tenant=tenant,
-            with_texts=with_texts,
-        )
-
-    def _give_back(self, tenant: Tenant, pinning: asyncio.Future[LeaseGranted]) -> None:
-        """Release a lease whose caller was cancelled."""
-        if not pinning.cancelled() and pinning.exception() is None and self._died is None:
-            lease = pinning.result().lease
-            self._calls.tell(ReleaseCacheCall, lease=lease, tenant=tenant)
-
-    async def stats(self, check_invariants: bool = False) -> SchedulerStats:
-        """Raises:
-        RequestError: an invariant is broken (only with ``check_invariants``).
-        """
-        stats = await self._calls.ask(StatsCall, SchedulerStats, check_invariants=check_invariants)
+    async def _stats(self, call: StatsCall) -> SchedulerStats:
+        stats = await self._calls.ask(call)
         malformed_frames = stats.malformed_frames + self._inbox.malformed_frames
         return msgspec.structs.replace(stats, malformed_frames=malformed_frames)
 
-    async def tenant_stats(self, tenant: Tenant) -> TenantStats:
-        """The counters of one tenant."""
-        return await self._calls.ask(TenantStatsCall, TenantStats, tenant=tenant)
+    def start_replica(self, replica: int) -> None:
+        """Let the supervisor start a drained replica; one that runs is left alone."""
+        self._channels.of_replica(replica, 0).drained_file.unlink(missing_ok=True)
 
     def engine_died(self, reason: str) -> None:
         """Fail all requests and calls, those in flight and those to come."""

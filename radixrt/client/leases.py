@@ -6,15 +6,21 @@ says so.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
-from radixrt.messages.requests import NO_TENANT, GenerateRequest, Prompt, RequestOptions, Tenant
+from radixrt.messages.calls import AnyCall, PinCall, ReleaseCacheCall
+from radixrt.messages.replies import LeaseGranted
+from radixrt.messages.requests import NO_TENANT, GenerateRequest, RequestOptions, Tenant
 
 MAX_PROMPT_BYTES = 64 << 20
 """Of all kept prompts. Leases beyond it are lost when the engine dies."""
@@ -25,18 +31,14 @@ MIN_PURGE = 64
 LEAST_S = 1.0
 """A lease that expires sooner is not taken again."""
 
-Repin = Callable[[Prompt, str, float, Tenant, str], Awaitable[object]]
-"""Pins a prompt that is in the tree: prompt, cache salt, seconds, tenant, id of the lease."""
-
 
 @dataclass(eq=False)
 class _Held:
     """One lease."""
 
-    prompt: Prompt | None
-    """None: too large to be kept."""
+    call: PinCall | None
+    """None: the prompt is too large to be kept."""
     num_bytes: int
-    cache_salt: str
     tenant: Tenant
     expires: float
     """On the clock."""
@@ -49,17 +51,20 @@ class HeldLeases:
 
     Args:
         compute: runs a request without an answer, so that its prompt is in the tree.
-        repin: takes a lease again.
+        ask: sends a call to the engine and returns its reply.
+        send: sends a call whose reply nobody needs.
     """
 
     def __init__(
         self,
         compute: Callable[[GenerateRequest], Awaitable[object]],
-        repin: Repin,
+        ask: Callable[[AnyCall], Awaitable[Any]],
+        send: Callable[[AnyCall], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compute = compute
-        self._repin = repin
+        self._ask = ask
+        self._send = send
         self._clock = clock
         self._held: dict[str, _Held] = {}
         self._num_bytes = 0
@@ -72,17 +77,43 @@ class HeldLeases:
         """Those that have expired may be among them."""
         return len(self._held)
 
-    def add(
-        self, lease: str, prompt: Prompt, cache_salt: str, ttl_s: float, tenant: Tenant = NO_TENANT
-    ) -> None:
+    async def pin(self, call: PinCall) -> LeaseGranted:
+        """Take a lease. A caller that is cancelled meanwhile leaves none behind."""
+        pinning = asyncio.ensure_future(self._ask(call))
+        try:
+            granted: LeaseGranted = await asyncio.shield(pinning)
+        except asyncio.CancelledError:
+            pinning.add_done_callback(partial(self._give_back, call.tenant))
+            raise
+        self.add(granted.lease, call)
+        return granted
+
+    def _give_back(self, tenant: Tenant, pinning: asyncio.Future[LeaseGranted]) -> None:
+        """Release a lease whose caller was cancelled."""
+        if not pinning.cancelled() and pinning.exception() is None:
+            with contextlib.suppress(EngineDiedError):
+                self._send(ReleaseCacheCall(lease=pinning.result().lease, tenant=tenant))
+
+    async def release(self, call: ReleaseCacheCall) -> int:
+        """End a lease, or a session.
+
+        Raises:
+            RequestError: the lease was lost with an engine, or is unknown to this one.
+        """
+        if call.lease:
+            await self.before_release(call.lease, call.tenant)
+        released: int = await self._ask(call)
+        return released
+
+    def add(self, lease: str, call: PinCall) -> None:
         """A lease was granted."""
-        num_bytes = len(msgspec.msgpack.encode(prompt))
+        num_bytes = len(msgspec.msgpack.encode(call.prompt))
         if len(self._held) >= self._purge_at or self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
             self._purge()
         if self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
-            held = _Held(None, 0, "", tenant, self._clock() + ttl_s)
+            held = _Held(None, 0, call.tenant, self._clock() + call.ttl_s)
         else:
-            held = _Held(prompt, num_bytes, cache_salt, tenant, self._clock() + ttl_s)
+            held = _Held(call, num_bytes, call.tenant, self._clock() + call.ttl_s)
         self._held[lease] = held
         self._num_bytes += held.num_bytes
 
@@ -139,16 +170,16 @@ class HeldLeases:
         """
         if held.expires - self._clock() < LEAST_S:
             return
-        if held.prompt is None:
+        if (call := held.call) is None:
             raise RequestError("The prompt was too large to be kept.")
         options = RequestOptions(
-            sampling=PREFILL_ONLY, cache_salt=held.cache_salt, tenant=held.tenant
+            sampling=PREFILL_ONLY, cache_salt=call.cache_salt, tenant=call.tenant
         )
         await self._compute(
-            GenerateRequest(request_id=f"lease-{lease}", prompt=held.prompt, options=options)
+            GenerateRequest(request_id=f"lease-{lease}", prompt=call.prompt, options=options)
         )
         left_s = max(LEAST_S, held.expires - self._clock())
-        await self._repin(held.prompt, held.cache_salt, left_s, held.tenant, lease)
+        await self._ask(replace(call, ttl_s=left_s, lease=lease))
 
     def _forget(self, lease: str) -> _Held | None:
         held = self._held.pop(lease, None)
@@ -158,7 +189,7 @@ class HeldLeases:
 
     def _drop_prompt(self, held: _Held) -> None:
         self._num_bytes -= held.num_bytes
-        held.prompt, held.num_bytes = None, 0
+        held.call, held.num_bytes = None, 0
 
     def _purge(self) -> None:
         now = self._clock()

@@ -4,12 +4,13 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.messages.calls import Call, PinCall
+from radixrt.messages.calls import AnyCall, Call, PinCall, Reply
 from radixrt.messages.replies import CallReply
 
 RETRY_AFTER_S = 2
@@ -17,14 +18,12 @@ RETRY_AFTER_S = 2
 MOST_DEATHS_OF_A_CALL = 2
 """A call is asked again once: should it kill engines, it ends before the server does."""
 
-Value = TypeVar("Value")
-
 
 @dataclass(eq=False)
 class _OpenCall:
     """A call without a reply."""
 
-    message: Call
+    message: AnyCall
     reply: asyncio.Future[Any]
     was_sent: bool = False
     """To the engine that lives, or lived last."""
@@ -45,14 +44,16 @@ class OpenCalls:
         engine_is_alive: calls that come while it is not wait for :meth:`take_over`.
     """
 
-    def __init__(self, send: Callable[[Call], None], engine_is_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, send: Callable[[AnyCall], None], engine_is_alive: Callable[[], bool]
+    ) -> None:
         self._send = send
         self._engine_is_alive = engine_is_alive
         self._by_id: dict[int, _OpenCall] = {}
         self._new_id = itertools.count()
 
-    async def ask(self, kind: Callable[..., Call], value_type: type[Value], **fields: Any) -> Value:
-        """Send a call and wait for the value of its reply.
+    async def ask(self, call: Call[Reply]) -> Reply:
+        """Send a call and wait for its reply.
 
         Raises:
             RequestError: the reply is an error.
@@ -60,16 +61,16 @@ class OpenCalls:
         """
         call_id = next(self._new_id)
         reply = asyncio.get_running_loop().create_future()
-        call = self._by_id[call_id] = _OpenCall(kind(call_id=call_id, **fields), reply)
+        opened = self._by_id[call_id] = _OpenCall(replace(call, call_id=call_id), reply)
         try:
-            self._dispatch(call)
-            return msgspec.convert(await reply, value_type)
+            self._dispatch(opened)
+            return msgspec.convert(await reply, call.reply_type())
         finally:
             del self._by_id[call_id]
 
-    def tell(self, kind: Callable[..., Call], **fields: Any) -> None:
+    def send(self, call: AnyCall) -> None:
         """Send a call whose reply nobody needs."""
-        self._send(kind(call_id=next(self._new_id), **fields))
+        self._send(replace(call, call_id=next(self._new_id)))
 
     def take(self, reply: CallReply) -> None:
         """Hand a reply to the call that waits for it, if one does."""

@@ -6,6 +6,7 @@ from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.client.engine_client import EngineClient, RunRequests
 from radixrt.kv.cache_hint import check_pin_seconds
+from radixrt.messages.calls import PinCall
 from radixrt.messages.requests import GenerateRequest, Prompt, RequestOptions
 
 DEFAULT_PIN_S = 300.0
@@ -73,7 +74,14 @@ async def pin(
         engine = client.engine
         warmed = await warm(run, request_id, prompt, options)
         try:
-            lease = await client.pin(prompt, options.cache_salt, ttl_s, options.tenant)
+            lease = await client.call(
+                PinCall(
+                    prompt=prompt,
+                    cache_salt=options.cache_salt,
+                    ttl_s=ttl_s,
+                    tenant=options.tenant,
+                )
+            )
         except RequestError:
             if client.engine == engine:
                 raise

@@ -1,49 +1,114 @@
 """Calls: requests to the engine that want one reply and no answer of the model.
 
-Each gets one :class:`radixrt.messages.replies.CallReply`, from the tokenizer process or from the scheduler.
+Each call is declared once, here: its fields, the type of its reply (``Call[Reply]``), and the process that answers it. A
+:class:`Call` is answered by the tokenizer process (``tokenizer/calls.py``), a :class:`SchedulerCall` by the schedulers
+(``scheduler/calls.py``). Each process finds the handler of a call by its type.
 """
 
+from functools import reduce
+from operator import itemgetter, or_
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_args,
+)
+
+from msgspec.structs import replace
+
+from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
+from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
+from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.ids import PackedIds
+from radixrt.messages.merged_replies import added, merged_tenant_stats, merged_trees
 from radixrt.messages.message import Message
+from radixrt.messages.replies import CacheMatch, LeaseGranted, Tokenized
 from radixrt.messages.requests import NO_TENANT, Prompt, Tenant
+from radixrt.messages.stats import SchedulerStats, TenantStats
+
+Reply = TypeVar("Reply")
 
 
-class TokenizeCall(Message, frozen=True):
-    """Answered by a CallReply whose value is a Tokenized."""
+class Call(Message, Generic[Reply], frozen=True, kw_only=True):
+    """A call that the tokenizer process answers with a ``Reply``, or with the error of a RequestError."""
 
-    call_id: int
+    call_id: int = 0
+    """The number of the call on its link, set by its sender."""
+
+    @classmethod
+    def reply_type(cls) -> type[Reply]:
+        """The type to which the value of the :class:`radixrt.messages.replies.CallReply` is converted.
+
+        >>> TokenizeCall.reply_type().__name__
+        'Tokenized'
+        """
+        reply: type[Reply] = get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return reply
+
+
+class Replicas(Protocol):
+    """The replicas of an engine, among which a call finds its receiver."""
+
+    @property
+    def num_replicas(self) -> int:
+        """The most that may live at a time."""
+
+    def owner(self, token_ids: PackedIds, cache_salt: str) -> int:
+        """The replica that has most of a prompt cached."""
+
+
+class SchedulerCall(Call[Reply], frozen=True, kw_only=True):
+    """A call that the schedulers answer: of all replicas, whose replies are merged, or of the one that it concerns."""
+
+    needs_all: ClassVar[bool] = False
+    """True: an error of one replica is the error of the call. False: only the errors of all are."""
+
+    def receiver(self, replicas: Replicas) -> tuple[int, Self] | None:
+        """The one replica that the call concerns, and the call in its terms; None: all replicas get it."""
+        return None
+
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        """The one value of the values of several replicas, all as builtins. The default is for equal ones."""
+        return next(iter(values.values()))
+
+
+class TokenizeCall(Call[Tokenized], frozen=True):
+    """A prompt, also one some times longer than the context, as token ids and as text."""
+
     prompt: Prompt
     tenant: Tenant
     cache_salt: str
-    """Of the requests whose kept answers the prompt may repeat."""
+    """The salt of the requests whose kept answers the prompt may repeat: they are the tokens that were generated."""
 
 
-class DetokenizeCall(Message, frozen=True):
-    """Answered by a CallReply whose value is the text."""
+class DetokenizeCall(Call[str], frozen=True):
+    """The text of tokens."""
 
-    call_id: int
     token_ids: PackedIds
     skip_special_tokens: bool = False
     tenant: Tenant = NO_TENANT
 
 
-class FlushCacheCall(Message, frozen=True):
-    """Empty the radix tree. Answered by a CallReply whose value is the number of pages freed.
+class CompileCall(Call[Advice], frozen=True):
+    """Compile a constraint ahead of the requests that will use it; one that can't be enforced is not ``ok``."""
 
-    Only pages that no running request uses are dropped.
+    constraint: Constraint
+    tenant: Tenant = NO_TENANT
+
+
+class PinCall(Call[LeaseGranted], frozen=True, kw_only=True):
+    """Keep the KV that the tree holds of a prompt from eviction for ``ttl_s`` seconds: a lease.
+
+    It is an error if too much is pinned already, or ``ttl_s`` is too long.
     """
 
-    call_id: int
-
-
-class PinCall(Message, frozen=True, kw_only=True):
-    """Keep a prompt's KV in the tree from eviction for ``ttl_s`` seconds: a lease.
-
-    Answered by a CallReply whose value is a LeaseGranted, or whose error is that too much is pinned already.
-    """
-
-    call_id: int
     prompt: Prompt
     cache_salt: str
     ttl_s: float
@@ -52,25 +117,52 @@ class PinCall(Message, frozen=True, kw_only=True):
     tenant: Tenant = NO_TENANT
 
 
-class ReleaseCacheCall(Message, frozen=True, kw_only=True):
-    """End a lease, or a session, whose KV is then evicted first.
+class MatchCall(Call[list[CacheMatch]], frozen=True, kw_only=True):
+    """The number of tokens that the cache holds of each prompt now. Nothing is computed or kept."""
 
-    Answered by a CallReply whose value is the number of tokens of the lease or the session; the error of an unknown lease,
-    or of another tenant's, has status 404.
+    prompts: list[Prompt]
+    cache_salt: str
+    tenant: Tenant = NO_TENANT
+
+
+class ExplainCacheCall(Call[CacheExplanation], frozen=True):
+    """Explain the cache misses of one of the tenant's last requests. It is an error if the request is unknown."""
+
+    request_id: str
+    tenant: Tenant = NO_TENANT
+    with_texts: bool = False
+    """As ``CacheHints.explain_texts``."""
+
+
+class FlushCacheCall(SchedulerCall[int], frozen=True):
+    """Empty the radix tree of all KV that no running request uses; the reply is the number of pages freed."""
+
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        return sum(values.values())
+
+
+class ReleaseCacheCall(SchedulerCall[int], frozen=True, kw_only=True):
+    """End a lease, or a session, whose KV is then evicted first; the reply is the number of tokens of either.
+
+    An unknown lease, or another tenant's, is an error with status 404.
     """
 
-    call_id: int
     tenant: Tenant = NO_TENANT
     lease: str = ""
     session: str = ""
     cache_salt: str = ""
-    """Of the session's requests."""
+    """The salt of the session's requests."""
+
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        return sum(values.values())
 
 
-class CacheTreeCall(Message, frozen=True, kw_only=True):
-    """An aggregated view of the radix tree. Answered by a CallReply whose value is a CacheTree."""
+class CacheTreeCall(SchedulerCall[dict[str, Any]], frozen=True, kw_only=True):
+    """A view of the radix tree. The reply is a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, to which the
+    tokenizer process adds the texts of its tokens."""
 
-    call_id: int
     depth: int = 3
     """Levels of nodes shown below each root; deeper nodes are only counted."""
     children: int = 16
@@ -84,122 +176,106 @@ class CacheTreeCall(Message, frozen=True, kw_only=True):
     below: int | None = None
     """The node whose part of the tree is shown, by the id of an earlier view; if it has left the tree, the whole is shown."""
 
+    def receiver(self, replicas: Replicas) -> tuple[int, Self] | None:
+        if self.below is None:
+            return None
+        below, replica = divmod(self.below, replicas.num_replicas)
+        return replica, replace(self, below=below)
 
-class CacheNodeCall(Message, frozen=True):
-    """One node of an earlier view. Answered by a CallReply whose value is a CacheNode, or whose error is that it has left the tree."""
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        return merged_trees(values, num_replicas)
 
-    call_id: int
+
+class CacheNodeCall(SchedulerCall[CacheNode], frozen=True):
+    """One node of an earlier view, with the tokens of its whole prefix. It is an error if it has left the tree."""
+
     node: int
 
-
-class CompileCall(Message, frozen=True, kw_only=True):
-    """Compile a constraint ahead of the requests that will use it.
-
-    Answered by a CallReply whose value is an :class:`radixrt.constrained.advice.Advice`.
-    """
-
-    call_id: int
-    constraint: Constraint
-    tenant: Tenant = NO_TENANT
+    def receiver(self, replicas: Replicas) -> tuple[int, Self]:
+        node, replica = divmod(self.node, replicas.num_replicas)
+        return replica, replace(self, node=node)
 
 
-class StatsCall(Message, frozen=True):
-    """Answered by a CallReply whose value is a SchedulerStats."""
+class StatsCall(SchedulerCall[SchedulerStats], frozen=True):
+    """Counters of the engine, each of the sum over the replicas and of each of them."""
 
-    call_id: int
+    needs_all = True
+
     check_invariants: bool = False
     """Also check that every page is accounted for; a violation is the reply's error."""
-    malformed_frames: int = 0
-    """Frames dropped by the tokenizer process; the scheduler adds its own."""
+
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        by_replica = {str(replica): values[replica] for replica in sorted(values)}
+        return added(list(values.values())) | {"replicas": by_replica}
 
 
-class TenantStatsCall(Message, frozen=True):
-    """Answered by a CallReply whose value is a TenantStats."""
+class TenantStatsCall(SchedulerCall[TenantStats], frozen=True):
+    """The counters of one tenant."""
 
-    call_id: int
     tenant: Tenant
 
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        return merged_tenant_stats(list(values.values()))
 
-class DrainReplicaCall(Message, frozen=True):
-    """Let a replica go: its requests go on in others. Answered by a CallReply whose value is true."""
 
-    call_id: int
+class DrainReplicaCall(SchedulerCall[bool], frozen=True):
+    """Let a replica go: its requests go on in others, and its processes end. The reply is true.
+
+    It is an error if there is no such replica, it does not run, or no other one does.
+    """
+
     replica: int
 
-
-class ExplainCacheCall(Message, frozen=True, kw_only=True):
-    """Explain the cache misses of one of the tenant's last requests. Answered by a CallReply whose value is a CacheExplanation, or
-    whose error is that the request is unknown."""
-
-    call_id: int
-    request_id: str
-    tenant: Tenant = NO_TENANT
-    with_texts: bool = False
-    """As ``CacheHints.explain_texts``."""
+    def receiver(self, replicas: Replicas) -> tuple[int, Self]:
+        return self.replica, self
 
 
-class CacheFactsCall(Message, frozen=True):
-    """An ExplainCacheCall whose sequence is known. Answered by a CallReply whose value is its CacheFacts."""
+class CacheFactsCall(SchedulerCall[CacheFacts], frozen=True):
+    """An ExplainCacheCall whose sequence is known."""
 
-    call_id: int
     seq_id: int
 
 
-class MatchCall(Message, frozen=True, kw_only=True):
-    """Find how much of prompts the cache holds. Answered by a CallReply whose value is a list of CacheMatch."""
-
-    call_id: int
-    prompts: list[Prompt]
-    cache_salt: str
-    tenant: Tenant = NO_TENANT
-
-
-class MatchTokensCall(Message, frozen=True, kw_only=True):
+class MatchTokensCall(SchedulerCall[list[CacheMatch]], frozen=True):
     """A MatchCall whose prompts are tokenized."""
 
-    call_id: int
     prompts: list[PackedIds]
     cache_salt: str
 
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        of_prompts = zip(*values.values(), strict=True)
+        return [max(found, key=itemgetter("cached_tokens")) for found in of_prompts]
 
-class PinTokensCall(Message, frozen=True, kw_only=True):
+
+class PinTokensCall(SchedulerCall[LeaseGranted], frozen=True, kw_only=True):
     """A PinCall whose prompt is tokenized."""
 
-    call_id: int
     token_ids: PackedIds
     cache_salt: str
     ttl_s: float
     lease: str = ""
     tenant: Tenant = NO_TENANT
 
+    def receiver(self, replicas: Replicas) -> tuple[int, Self]:
+        return replicas.owner(self.token_ids, self.cache_salt), self
 
-Call = (
-    TokenizeCall
-    | DetokenizeCall
-    | CompileCall
-    | FlushCacheCall
-    | PinCall
-    | MatchCall
-    | ReleaseCacheCall
-    | CacheTreeCall
-    | CacheNodeCall
-    | StatsCall
-    | TenantStatsCall
-    | DrainReplicaCall
-    | ExplainCacheCall
-)
-"""A call of the api, which the tokenizer process answers or hands on."""
 
-SchedulerCall = (
-    FlushCacheCall
-    | MatchTokensCall
-    | PinTokensCall
-    | ReleaseCacheCall
-    | CacheTreeCall
-    | CacheFactsCall
-    | CacheNodeCall
-    | StatsCall
-    | TenantStatsCall
-    | DrainReplicaCall
-)
-"""A call that the scheduler answers."""
+def kinds_of(base: type[Call[Any]]) -> list[type[Call[Any]]]:
+    """All calls that are declared below a base.
+
+    >>> StatsCall in kinds_of(SchedulerCall), TokenizeCall in kinds_of(SchedulerCall)
+    (True, False)
+    """
+    return [kind for below in base.__subclasses__() for kind in kinds_of(below)] or [base]
+
+
+if TYPE_CHECKING:
+    AnyCall: TypeAlias = Call[Any]
+    AnySchedulerCall: TypeAlias = SchedulerCall[Any]
+else:  # msgspec decodes unions of classes
+    AnyCall = reduce(or_, kinds_of(Call))
+    AnySchedulerCall = reduce(or_, kinds_of(SchedulerCall))

@@ -4,7 +4,7 @@ api ── tokenizer ── scheduler ── worker
 """
 
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
-from radixrt.messages.calls import Call, SchedulerCall
+from radixrt.messages.calls import AnyCall, AnySchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.replicas import (
     EventsReplayed,
@@ -22,12 +22,12 @@ from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan, StepResult
 
-ToTokenizerFromApi = GenerateRequest | AbortRequest | Call
+ToTokenizerFromApi = GenerateRequest | AbortRequest | AnyCall
 
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply | RequestsLost
 
 ToScheduler = (
-    LoadGrammar | DropGrammar | SequenceRequest | ReleaseSequences | SchedulerCall | ReplayEvents
+    LoadGrammar | DropGrammar | SequenceRequest | ReleaseSequences | AnySchedulerCall | ReplayEvents
 )
 
 ToJoinedEngine = Joined | JoinRefused | JoinAgain | Ping | ToScheduler

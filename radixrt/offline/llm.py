@@ -33,6 +33,7 @@ from radixrt.constrained.requests import ConstraintKeywords, check_sampling, fro
 from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.calls import FlushCacheCall, ReleaseCacheCall, StatsCall
 from radixrt.messages.pooling import POOL
 from radixrt.messages.requests import (
     ChatPrompt,
@@ -372,11 +373,8 @@ class LLM:
         """
         if (lease is None) == (session is None):
             raise RequestError("Give the lease to end, or the session that has ended: one of them.")
-        return self._engine.run(
-            self._engine.client.release_cache(
-                lease=lease or "", session=session or "", cache_salt=cache_salt
-            )
-        )
+        call = ReleaseCacheCall(lease=lease or "", session=session or "", cache_salt=cache_salt)
+        return self._engine.run(self._engine.client.call(call))
 
     def cache_stats(self) -> CacheStats:
         """The use of the KV cache, and its hit rate."""
@@ -391,11 +389,11 @@ class LLM:
 
     def flush_cache(self) -> int:
         """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
-        return self._engine.run(self._engine.client.flush_cache())
+        return self._engine.run(self._engine.client.call(FlushCacheCall()))
 
     def stats(self, *, check_invariants: bool = False) -> SchedulerStats:
         """Counters of the scheduler."""
-        return self._engine.run(self._engine.client.stats(check_invariants))
+        return self._engine.run(self._engine.client.call(StatsCall(check_invariants)))
 
     def close(self) -> None:
         """Stop all processes. May be called twice."""

@@ -17,19 +17,8 @@ from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.kv.events import ReplayRequest
-from radixrt.messages.answers import EngineInfo, RequestFailed
-from radixrt.messages.calls import (
-    CacheFactsCall,
-    CacheNodeCall,
-    CacheTreeCall,
-    DrainReplicaCall,
-    FlushCacheCall,
-    MatchTokensCall,
-    PinTokensCall,
-    ReleaseCacheCall,
-    StatsCall,
-    TenantStatsCall,
-)
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
@@ -38,16 +27,15 @@ from radixrt.messages.replicas import (
     ReplayEvents,
     ReplicaDrained,
 )
-from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import (
     ReleaseSequences,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
 )
+from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import StepResult
-from radixrt.scheduler.cache_calls import CacheCalls
-from radixrt.scheduler.invariants import InvariantError, check_invariants
+from radixrt.scheduler.calls import Calls, DrainReplica
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.load import LoadReports, replica_load
 from radixrt.scheduler.radix.kv_events.publisher import start_publisher
@@ -55,10 +43,6 @@ from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
 
 MAX_STEPS_IN_FLIGHT = 2
-
-
-class _DrainReplica(Exception):
-    """This process has been told to end."""
 
 
 class SchedulerProcess:
@@ -90,7 +74,9 @@ class SchedulerProcess:
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
         self.scheduler = Scheduler(SchedulerLimits.of(config, info))
-        self._cache_calls = CacheCalls(self.scheduler, self._tokenizer.send)
+        self._calls = Calls(
+            self.scheduler, self._tokenizer.send, self._stats, channels.drained_file
+        )
         self._log = None
         if config.request_log is not None:
             file = request_log_file(config.request_log, channels.replica)
@@ -122,7 +108,7 @@ class SchedulerProcess:
         while True:
             self._heartbeat.promise(self._step_timeout_s, done=self._new_tokens)
             self._new_tokens = 0
-            working = self._cache_calls.is_working
+            working = self._calls.is_working
             self._poller.wait(0 if working else self._seconds_to_next_deadline())
             for request in self._tokenizer.receive_waiting():
                 self._handle(request)
@@ -130,7 +116,7 @@ class SchedulerProcess:
                 self._absorb(result)
             self._drop_expired()
             self._fill_pipeline()
-            self._cache_calls.work()
+            self._calls.work()
             if self._reports is not None:  # last: the workers have their next step by now
                 self._reports.after_step(self._received)
             elif self._kv_events is not None:
@@ -147,7 +133,7 @@ class SchedulerProcess:
         for seq_id in self.scheduler.forget_all():
             if self._log is not None:
                 self._log.ended(seq_id)
-        self._cache_calls = CacheCalls(self.scheduler, self._tokenizer.send)
+        self._calls.forget()
         self._received = 0
 
     def _absorb(self, message: ToSchedulerFromWorker) -> None:
@@ -209,47 +195,21 @@ class SchedulerProcess:
                 self._add(message)
             case ReleaseSequences():
                 self._release(message)
-            case FlushCacheCall():
-                pages_freed = self.scheduler.flush_cache()
-                self._tokenizer.send(CallReply(call_id=message.call_id, value=pages_freed))
-            case (
-                MatchTokensCall()
-                | PinTokensCall()
-                | ReleaseCacheCall()
-                | CacheTreeCall()
-                | CacheNodeCall()
-                | CacheFactsCall()
-            ):
-                self._cache_calls.take(message)
+            case SchedulerCall():
+                self._calls.take(message)
             case ReplayEvents() if self._kv_events is not None:
                 request = ReplayRequest(stream=message.stream, sequence=message.sequence)
                 self._tokenizer.send(EventsReplayed(self._kv_events.stream.replay(request)))
-            case StatsCall():
-                self._tokenizer.send(self._stats(message))
-            case DrainReplicaCall():
-                self._channels.drained_file.touch()
-                self._tokenizer.send(CallReply(call_id=message.call_id, value=True))
-                raise _DrainReplica
-            case TenantStatsCall():
-                stats = self.scheduler.tenant_stats(message.tenant)
-                self._tokenizer.send(CallReply(call_id=message.call_id, value=stats))
 
-    def _stats(self, call: StatsCall) -> CallReply:
-        if call.check_invariants:
-            try:
-                check_invariants(self.scheduler)
-            except InvariantError as error:
-                failed = RequestFailed(message=f"An invariant is broken: {error}.", status=500)
-                return CallReply(call_id=call.call_id, error=failed)
-        malformed = call.malformed_frames
-        malformed += self._tokenizer.malformed_frames + self._from_worker.malformed_frames
+    def _stats(self) -> SchedulerStats:
+        malformed = self._tokenizer.malformed_frames + self._from_worker.malformed_frames
         queued_s = replica_load(self.scheduler, self._received).queued_s
         stats = msgspec.structs.replace(self.scheduler.stats(malformed), queued_prefill_s=queued_s)
         if self._kv_events is not None:
             stats = self._kv_events.add_stats(stats)
         if self._log is not None:
             stats = msgspec.structs.replace(stats, request_log_dropped=self._log.dropped)
-        return CallReply(call_id=call.call_id, value=stats)
+        return stats
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = self.scheduler.next_deadline()
@@ -278,10 +238,10 @@ def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.
         signal.signal(signal.SIGTERM, _drain)
     try:
         process.run()
-    except _DrainReplica:
+    except DrainReplica:
         process.say_goodbye()
 
 
 def _drain(signum: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _DrainReplica
+    raise DrainReplica

@@ -1,44 +1,37 @@
-"""Replies to the calls of the api: by the tokenizer process itself, or together with the scheduler."""
+"""Answers the calls of the api: alone, or together with the schedulers."""
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial, singledispatchmethod
+from typing import Any, TypeVar
 
 import msgspec
 
 from radixrt.base.errors import RequestError
+from radixrt.constrained.advice import Advice
 from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheExplanation, CacheFacts
 from radixrt.messages.calls import (
+    AnyCall,
+    AnySchedulerCall,
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
-    Call,
     CompileCall,
     DetokenizeCall,
-    DrainReplicaCall,
     ExplainCacheCall,
-    FlushCacheCall,
     MatchCall,
     MatchTokensCall,
     PinCall,
     PinTokensCall,
-    ReleaseCacheCall,
-    SchedulerCall,
     StatsCall,
-    TenantStatsCall,
     TokenizeCall,
 )
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
-from radixrt.messages.replies import (
-    CallReply,
-    Tokenized,
-)
-from radixrt.messages.requests import NO_TENANT, split_salt
+from radixrt.messages.replies import CallReply, Tokenized
+from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
-from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
@@ -46,8 +39,10 @@ from radixrt.tokenizer.node_texts import NodeTexts
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
 
-_Tree = dict[str, Any]
-"""A :class:`radixrt.messages.cache_tree.CacheTree` as builtins."""
+Result = TypeVar("Result")
+
+_Builtins = dict[str, Any]
+"""The struct that a scheduler has replied with, as builtins."""
 
 _CALLS = ""
 """Key of all calls of a tenant in the fair queue: together they count as one request."""
@@ -59,7 +54,12 @@ MOST_NODE_TOKENS = 1024
 
 @dataclasses.dataclass(eq=False)
 class Calls:
-    """The calls of one engine."""
+    """The calls of one engine. Those to which this process adds something have a handler below, found by their type.
+
+    Args:
+        ask: lets the schedulers answer a call, and returns the value of their reply as builtins.
+        malformed_frames: returns the number of frames that this process has dropped.
+    """
 
     vocabulary: Vocabulary
     encoder: PromptEncoder
@@ -70,121 +70,125 @@ class Calls:
     explainer: Explainer
     node_texts: NodeTexts
     to_api: Send
-    to_scheduler: Callable[[SchedulerCall], None]
+    ask: Callable[[AnySchedulerCall], Awaitable[Any]]
+    malformed_frames: Callable[[], int]
     _tasks: set[asyncio.Task[None]] = dataclasses.field(default_factory=set)
-    _passed_on: dict[int, Call] = dataclasses.field(default_factory=dict)
-    """Calls that the scheduler replies to, with something added by this process."""
 
-    def take(self, call: Call) -> None:
+    def take(self, call: AnyCall) -> None:
         """Start the work of a call."""
-        match call:
-            case TokenizeCall():
-                size = size_in_chars(call.prompt)
-                self._enqueue(call, size, lambda: self._tokenize(call, size))
-            case DetokenizeCall():
-                size = num_ids(call.token_ids)
-                self._enqueue(call, size, lambda: self._detokenize(call))
-            case CompileCall():
-                advising = self.constraints.compile_ahead(call.constraint, call.tenant.name)
-                self._spawn(self._reply(call.call_id, advising))
-            case PinCall():
-                self._spawn(self._reply(call.call_id, self._pin(call)))
-            case MatchCall():
-                self._spawn(self._reply(call.call_id, self._match(call)))
-            case FlushCacheCall() | ReleaseCacheCall() | TenantStatsCall() | DrainReplicaCall():
-                self.to_scheduler(call)
-            case CacheTreeCall() | CacheNodeCall() | StatsCall():
-                self._passed_on[call.call_id] = call
-                self.to_scheduler(call)
-            case ExplainCacheCall():
-                self._ask_for_facts(call)
-
-    def pass_on(self, reply: CallReply) -> None:
-        """Send a reply of the scheduler to the api, with texts and counters of this process added."""
-        call = self._passed_on.pop(reply.call_id, None)
-        if reply.error is None and isinstance(call, CacheTreeCall):
-            tree = reply.value
-            shows_texts = self.shows_cache_texts and call.with_texts
-            work = partial(with_texts, tree, self.node_texts.of, shows_texts)
-            self._enqueue(call, _num_shown_tokens(tree), work)
-            return
-        if reply.error is None and isinstance(call, ExplainCacheCall):
-            facts = msgspec.convert(reply.value, CacheFacts)
-            self._enqueue(call, SHOWN_TOKENS, lambda: self._explain(call, facts))
-            return
-        if reply.error is None and isinstance(call, CacheNodeCall):
-            self._enqueue(call, 2 * MOST_NODE_TOKENS, partial(self._with_text, reply.value))
-            return
-        if reply.error is None and isinstance(call, StatsCall):
-            reply.value["structured"] = msgspec.to_builtins(self.constraints.stats())
-        self.to_api(reply)
-
-    def _enqueue(
-        self,
-        call: TokenizeCall | DetokenizeCall | CacheTreeCall | CacheNodeCall | ExplainCacheCall,
-        size: int,
-        work: Callable[[], Any],
-    ) -> None:
-        """Put the work of a call, of about ``size`` characters, into the fair queue."""
-        tenant = getattr(call, "tenant", NO_TENANT)
-        self._spawn(self._reply(call.call_id, self.queue.run(tenant.name, _CALLS, size, work)))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._reply(call))
         self._tasks.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._tasks.discard)
 
-    async def _reply(self, call_id: int, work: Awaitable[Any]) -> None:
-        """Reply with the result of the work; after None the scheduler replies."""
+    async def _reply(self, call: AnyCall) -> None:
         try:
-            if (value := await work) is not None:
-                self.to_api(
-                    CallReply(call_id=call_id, value=value)
-                )  # it may hold what can't be sent
+            value = await self._answer(call)
+            self.to_api(CallReply(call_id=call.call_id, value=value))  # which may be unsendable
         except Exception as error:
-            self.to_api(CallReply(call_id=call_id, error=failure("", error)))
+            self.to_api(CallReply(call_id=call.call_id, error=failure("", error)))
+
+    def _queued(self, tenant: Tenant, size: int, work: Callable[[], Result]) -> Awaitable[Result]:
+        """The result of work on about ``size`` characters, done in the fair queue."""
+        return self.queue.run(tenant.name, _CALLS, size, work)
 
     # ------------------------------------------------------------ one call each
 
-    def _tokenize(self, call: TokenizeCall, size: int) -> Tokenized:
+    @singledispatchmethod
+    async def _answer(self, call: AnySchedulerCall) -> Any:
+        """The value of the reply; by default that of the schedulers."""
+        return await self.ask(call)
+
+    @_answer.register
+    async def _tokenize(self, call: TokenizeCall) -> Tokenized:
+        size = size_in_chars(call.prompt)
+
+        def encode() -> Tokenized:
+            self.limits.check_call(size, is_text=True)
+            text, token_ids = self.encoder.encode(call.prompt, self._any_length, call.cache_salt)
+            prompt_text = self.vocabulary.decode(token_ids) if text is None else text
+            return Tokenized(token_ids=token_ids, prompt=prompt_text)
+
+        return await self._queued(call.tenant, size, encode)
+
+    @_answer.register
+    async def _detokenize(self, call: DetokenizeCall) -> str:
+        def decode() -> str:
+            ids = unpack_ids(call.token_ids)
+            self.limits.check_call(len(ids), is_text=False)
+            self.limits.check_token_ids(ids)
+            return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
+
+        return await self._queued(call.tenant, num_ids(call.token_ids), decode)
+
+    @_answer.register
+    async def _compile(self, call: CompileCall) -> Advice:
+        return await self.constraints.compile_ahead(call.constraint, call.tenant.name)
+
+    @_answer.register
+    async def _pin(self, call: PinCall) -> _Builtins:
+        encode = partial(self.encoder.encode, call.prompt, self.limits, call.cache_salt)
+        _, token_ids = await self._queued(call.tenant, size_in_chars(call.prompt), encode)
+        tokens_call = PinTokensCall(
+            token_ids=pack_ids(token_ids),
+            cache_salt=call.cache_salt,
+            ttl_s=call.ttl_s,
+            lease=call.lease,
+            tenant=call.tenant,
+        )
+        return await self.ask(tokens_call)
+
+    @_answer.register
+    async def _match(self, call: MatchCall) -> list[_Builtins]:
+        size = sum(map(size_in_chars, call.prompts))
         self.limits.check_call(size, is_text=True)
-        of_any_length = dataclasses.replace(self.limits, context_length=2**31)
-        text, token_ids = self.encoder.encode(call.prompt, of_any_length, call.cache_salt)
-        prompt_text = self.vocabulary.decode(token_ids) if text is None else text
-        return Tokenized(token_ids=token_ids, prompt=prompt_text)
 
-    def _detokenize(self, call: DetokenizeCall) -> str:
-        ids = unpack_ids(call.token_ids)
-        self.limits.check_call(len(ids), is_text=False)
-        self.limits.check_token_ids(ids)
-        return self.vocabulary.decode(ids.tolist(), call.skip_special_tokens)
+        def encode() -> list[PackedIds]:
+            encoded = (
+                self.encoder.encode(one, self._any_length, call.cache_salt) for one in call.prompts
+            )
+            return [pack_ids(token_ids) for _, token_ids in encoded]
 
-    def _record(self, call: ExplainCacheCall) -> PromptRecord:
-        """Raises:
-        RequestError: the tenant has sent no such request, or it is too long ago.
-        """
-        found = self.explainer.records.find(call.tenant.name, call.request_id)
-        if found is None or not found.seq_ids:
+        prompts = await self._queued(call.tenant, size, encode)
+        return await self.ask(MatchTokensCall(prompts, call.cache_salt))
+
+    @_answer.register
+    async def _explain(self, call: ExplainCacheCall) -> CacheExplanation:
+        record = self.explainer.records.find(call.tenant.name, call.request_id)
+        if record is None or not record.seq_ids:
             raise RequestError(
                 "This request is unknown, or too long ago: only the last ones can be explained.",
                 status=404,
             )
-        return found
-
-    def _ask_for_facts(self, call: ExplainCacheCall) -> None:
-        try:
-            facts_call = CacheFactsCall(call.call_id, self._record(call).seq_ids[0])
-        except RequestError as error:
-            self.to_api(CallReply(call_id=call.call_id, error=failure("", error)))
-        else:
-            self._passed_on[call.call_id] = call
-            self.to_scheduler(facts_call)
-
-    def _explain(self, call: ExplainCacheCall, facts: CacheFacts) -> CacheExplanation:
-        explanation = self.explainer.explain(self._record(call), facts, call.with_texts)
+        facts = msgspec.convert(await self.ask(CacheFactsCall(record.seq_ids[0])), CacheFacts)
+        work = partial(self.explainer.explain, record, facts, call.with_texts)
+        explanation = await self._queued(call.tenant, SHOWN_TOKENS, work)
         return msgspec.structs.replace(explanation, request_id=call.request_id)
 
-    def _with_text(self, node: dict[str, Any]) -> dict[str, Any]:
+    @_answer.register
+    async def _tree(self, call: CacheTreeCall) -> _Builtins:
+        tree = await self.ask(call)
+        shows_texts = self.shows_cache_texts and call.with_texts
+        work = partial(with_texts, tree, self.node_texts.of, shows_texts)
+        return await self._queued(NO_TENANT, _num_shown_tokens(tree), work)
+
+    @_answer.register
+    async def _node(self, call: CacheNodeCall) -> _Builtins:
+        work = partial(self._with_text, await self.ask(call))
+        return await self._queued(NO_TENANT, 2 * MOST_NODE_TOKENS, work)
+
+    @_answer.register
+    async def _stats(self, call: StatsCall) -> _Builtins:
+        stats: _Builtins = await self.ask(call)
+        stats["malformed_frames"] += self.malformed_frames()
+        stats["structured"] = msgspec.to_builtins(self.constraints.stats())
+        return stats
+
+    @property
+    def _any_length(self) -> Limits:
+        """The limits of a prompt that need not fit the context."""
+        return dataclasses.replace(self.limits, context_length=2**31)
+
+    def _with_text(self, node: _Builtins) -> _Builtins:
         """A CacheNode as builtins, with the text of its edge and of the tokens before it, if they may be shown."""
         _, own_salt = split_salt(node["cache_salt"])
         if self.shows_cache_texts and not own_salt:
@@ -195,44 +199,8 @@ class Calls:
             node["text"] = self.vocabulary.decode(ids[start : start + MOST_NODE_TOKENS].tolist())
         return node
 
-    async def _pin(self, call: PinCall) -> None:
-        """Send the scheduler the tokens of a prompt to pin."""
-        _, token_ids = await self.queue.run(
-            call.tenant.name,
-            _CALLS,
-            size_in_chars(call.prompt),
-            lambda: self.encoder.encode(call.prompt, self.limits, call.cache_salt),
-        )
-        self.to_scheduler(
-            PinTokensCall(
-                call_id=call.call_id,
-                token_ids=pack_ids(token_ids),
-                cache_salt=call.cache_salt,
-                ttl_s=call.ttl_s,
-                lease=call.lease,
-                tenant=call.tenant,
-            )
-        )
 
-    async def _match(self, call: MatchCall) -> None:
-        """Send the scheduler the tokens of prompts to look for. Prompts of any length are looked for."""
-        of_any_length = dataclasses.replace(self.limits, context_length=2**31)
-        size = sum(map(size_in_chars, call.prompts))
-        self.limits.check_call(size, is_text=True)
-
-        def encode() -> list[PackedIds]:
-            encoded = (
-                self.encoder.encode(one, of_any_length, call.cache_salt) for one in call.prompts
-            )
-            return [pack_ids(token_ids) for _, token_ids in encoded]
-
-        prompts = await self.queue.run(call.tenant.name, _CALLS, size, encode)
-        self.to_scheduler(
-            MatchTokensCall(call_id=call.call_id, prompts=prompts, cache_salt=call.cache_salt)
-        )
-
-
-def with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -> _Tree:
+def with_texts(tree: _Builtins, text_of: Callable[[bytes], str], show_texts: bool) -> _Builtins:
     """The tree, changed in place: each node has the ``text`` of its first tokens, or None.
 
     Args:
@@ -245,12 +213,12 @@ def with_texts(tree: _Tree, text_of: Callable[[bytes], str], show_texts: bool) -
     return tree
 
 
-def _num_shown_tokens(tree: _Tree) -> int:
+def _num_shown_tokens(tree: _Builtins) -> int:
     """Number of tokens to decode."""
     return sum(num_ids(node["first_token_ids"]) for _, node in _nodes(tree))
 
 
-def _nodes(tree: _Tree) -> Iterator[tuple[bool, dict[str, Any]]]:
+def _nodes(tree: _Builtins) -> Iterator[tuple[bool, dict[str, Any]]]:
     """Each node, with True if it is of a salted namespace."""
     for namespace in tree["namespaces"]:
         pending = [

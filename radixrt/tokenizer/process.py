@@ -25,7 +25,6 @@ from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.supervision import supervise
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
-from radixrt.messages.calls import SchedulerCall, StatsCall
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi
 from radixrt.messages.pooling import POOL
@@ -137,6 +136,9 @@ class TokenizerProcess:
             most_bytes=min(MOST_BYTES, kept_bytes),
             shows_texts=not self._config.hide_cache_texts,
         )
+        self._replica_calls = ReplicaCalls(
+            self._schedulers, self._config.most_replicas, self._config.is_routed
+        )
         self._calls = Calls(
             vocabulary=self._vocabulary,
             encoder=self._encoder,
@@ -147,10 +149,10 @@ class TokenizerProcess:
             explainer=self._explainer,
             node_texts=NodeTexts(self._vocabulary, kept_bytes),
             to_api=self._to_api.send,
-            to_scheduler=self._send_call,
-        )
-        self._replica_calls = ReplicaCalls(
-            self._schedulers, self._config.most_replicas, self._calls.pass_on
+            ask=self._replica_calls.ask,
+            malformed_frames=lambda: (
+                self._from_api.malformed_frames + self._schedulers.malformed_frames
+            ),
         )
         score_tokens = info.score_tokens or self._vocabulary.single_tokens("yes", "no")
         self._is_ready = True
@@ -208,9 +210,6 @@ class TokenizerProcess:
                 self._encoding[message.request_id] = generating
             case AbortRequest():
                 self._abort(message.request_id)
-            case StatsCall():
-                malformed = self._from_api.malformed_frames + self._schedulers.malformed_frames
-                self._calls.take(replace(message, malformed_frames=malformed))
             case _:
                 self._calls.take(message)
 
@@ -394,12 +393,6 @@ class TokenizerProcess:
 
     # ------------------------------------------------------------ to and from the schedulers
 
-    def _send_call(self, call: SchedulerCall) -> None:
-        if not self._config.is_routed:
-            self._schedulers.links[0].send(call)
-        else:
-            self._replica_calls.send(call)
-
     def _absorb(self, scheduler: SchedulerLink, message: TokenBatch | CallReply) -> None:
         if not self._is_ready:
             return  # of a step that was in flight when the tokenizer process before this one died
@@ -407,8 +400,6 @@ class TokenizerProcess:
             case TokenBatch():
                 self._heartbeat.count(num_ids(message.token_ids))
                 self._in_flight.absorb(message)
-            case CallReply() if not self._config.is_routed:
-                self._calls.pass_on(message)
             case CallReply():
                 self._replica_calls.absorb(scheduler, message)
 

@@ -1,53 +1,25 @@
-"""Sends the calls about caches and counters to all replicas, or to the one that they concern, and merges the replies.
+"""Sends calls to the schedulers of all replicas, or to the one that they concern, and merges the replies."""
 
-The ids of nodes, which a replica gives to the nodes of its tree, are multiplied by the number of replicas, plus the number of the
-replica, so a node names its owner.
-"""
-
+import asyncio
+import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 from msgspec.structs import replace
 
 from radixrt.base.errors import RequestError
-from radixrt.messages.answers import RequestFailed
 from radixrt.messages.calls import (
-    CacheNodeCall,
-    CacheTreeCall,
+    AnySchedulerCall,
     DrainReplicaCall,
-    FlushCacheCall,
-    MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
-    SchedulerCall,
-    StatsCall,
-    TenantStatsCall,
 )
+from radixrt.messages.ids import PackedIds
 from radixrt.messages.replies import CallReply
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 
-Value = Any
-"""Of a reply, as builtins."""
-
-_LOST = RequestFailed.of(
-    RequestError(
-        "The replica was restarted before it answered; ask again.", status=503, retry_after_s=2
-    )
-)
-
-
-_UNKNOWN = RequestFailed.of(RequestError("There is no such replica.", status=404, param="replica"))
-_LAST = RequestFailed.of(
-    RequestError(
-        "No other replica runs, to which the answers could go; start one first.", status=409
-    )
-)
-
-
-_Order = tuple[SchedulerLink, SchedulerCall]
+_Order = tuple[SchedulerLink, AnySchedulerCall]
 """A call for one replica."""
 
 
@@ -55,182 +27,116 @@ _Order = tuple[SchedulerLink, SchedulerCall]
 class _Open:
     """A call without replies of all replicas that have it."""
 
-    call: SchedulerCall
+    call: AnySchedulerCall
     waiting: set[SchedulerLink]
-    values: dict[int, Value] = field(default_factory=dict)
-    """By replica."""
-    errors: list[RequestFailed] = field(default_factory=list)
+    values: dict[int, Any] = field(default_factory=dict)
+    """The values of replies, as builtins, by replica."""
+    errors: list[RequestError] = field(default_factory=list)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def leave(self, link: SchedulerLink) -> None:
+        """Do not wait for a replica any more."""
+        self.waiting.discard(link)
+        if not self.waiting:
+            self.complete.set()
 
 
 class ReplicaCalls:
-    """The calls to several replicas.
+    """The calls to the schedulers.
 
     Args:
         num_replicas: the most that may live at a time.
-        pass_on: takes the merged reply.
+        is_routed: False: there is one scheduler, whose replies are handed on as they are.
     """
 
-    def __init__(
-        self, schedulers: Schedulers, num_replicas: int, pass_on: Callable[[CallReply], None]
-    ) -> None:
+    def __init__(self, schedulers: Schedulers, num_replicas: int, is_routed: bool) -> None:
         self._schedulers = schedulers
-        self._num_replicas = num_replicas
-        self._pass_on = pass_on
+        self._is_routed = is_routed
+        self.num_replicas = num_replicas
         self._open: dict[int, _Open] = {}
+        self._ids = itertools.count()
         self._leases: dict[str, tuple[int, float]] = {}
         """Replica of each lease, and the time at which it expires."""
 
-    def send(self, call: SchedulerCall) -> None:
-        """Send a call to the replicas that it concerns."""
+    async def ask(self, call: AnySchedulerCall) -> Any:
+        """Send a call to the replicas that it concerns; returns the value of the merged reply, as builtins.
+
+        Raises:
+            RequestError: the reply is an error, or there is no such replica.
+        """
         orders = self._orders(call)
-        if (error := self._refusal(call, orders)) is not None:
-            self._pass_on(CallReply(call_id=call.call_id, error=error))
-            return
-        self._open[call.call_id] = _Open(call, {link for link, _ in orders})
-        for link, order in orders:
-            link.send(order)
+        if isinstance(call, DrainReplicaCall):
+            self._check_drain(call, orders)
+        call_id = next(self._ids)
+        opened = self._open[call_id] = _Open(call, {link for link, _ in orders})
+        try:
+            for link, order in orders:
+                link.send(replace(order, call_id=call_id))
+            if orders:
+                await opened.complete.wait()
+        finally:
+            del self._open[call_id]
+        if opened.errors and (call.needs_all or not opened.values):
+            raise opened.errors[0]
+        if not opened.values:
+            raise RequestError(
+                "The replica was restarted before it answered; ask again.",
+                status=503,
+                retry_after_s=2,
+            )
+        if not self._is_routed:
+            return opened.values[0]
+        return call.merge(opened.values, self.num_replicas)
+
+    def owner(self, token_ids: PackedIds, cache_salt: str) -> int:
+        """The replica that has most of a prompt cached."""
+        return self._schedulers.owner(token_ids, cache_salt).replica
 
     def absorb(self, link: SchedulerLink, reply: CallReply) -> None:
         """Take the reply of one replica."""
         opened = self._open.get(reply.call_id)
         if opened is None:
             return
-        opened.waiting.discard(link)
         if reply.error is not None:
-            opened.errors.append(reply.error)
+            opened.errors.append(reply.error.as_error())
         else:
             opened.values[link.replica] = reply.value
-        self._close_complete(reply.call_id, opened)
+            self._note_lease(opened.call, link, reply.value)
+        opened.leave(link)
 
     def lose(self, link: SchedulerLink) -> list[str]:
         """A replica has ended: do not wait for its replies; returns its leases."""
-        for call_id, opened in list(self._open.items()):
-            if link in opened.waiting:
-                opened.waiting.discard(link)
-                self._close_complete(call_id, opened)
+        for opened in self._open.values():
+            opened.leave(link)
         now = time.monotonic()
         lost = [lease for lease, (replica, _) in self._leases.items() if replica == link.replica]
         return [lease for lease in lost if self._leases.pop(lease)[1] > now]
 
-    def _refusal(self, call: SchedulerCall, orders: list[_Order]) -> RequestFailed | None:
-        if isinstance(call, DrainReplicaCall):
-            if call.replica >= self._num_replicas:
-                return _UNKNOWN
-            draining = sum(isinstance(o.call, DrainReplicaCall) for o in self._open.values())
-            if orders and len(self._schedulers.links) - draining < 2:
-                return _LAST
-        return None if orders else _LOST
+    def _check_drain(self, call: DrainReplicaCall, orders: list[_Order]) -> None:
+        """Raises:
+        RequestError: there is no such replica, or no other one runs.
+        """
+        if call.replica >= self.num_replicas:
+            raise RequestError("There is no such replica.", status=404, param="replica")
+        draining = sum(isinstance(opened.call, DrainReplicaCall) for opened in self._open.values())
+        if orders and len(self._schedulers.links) - draining < 2:
+            raise RequestError(
+                "No other replica runs, to which the answers could go; start one first.", status=409
+            )
 
-    def _orders(self, call: SchedulerCall) -> list[_Order]:
+    def _orders(self, call: AnySchedulerCall) -> list[_Order]:
         links = self._schedulers.links
+        if not links or (found := call.receiver(self)) is None:
+            return [(link, call) for link in links.values()]
+        replica, order = found
+        return [(links[replica], order)] if replica in links else []
+
+    def _note_lease(self, call: AnySchedulerCall, link: SchedulerLink, value: Any) -> None:
         match call:
-            case CacheNodeCall():
-                node, replica = divmod(call.node, self._num_replicas)
-                return [(links[replica], replace(call, node=node))] if replica in links else []
-            case CacheTreeCall() if call.below is not None:
-                below, replica = divmod(call.below, self._num_replicas)
-                return [(links[replica], replace(call, below=below))] if replica in links else []
-            case DrainReplicaCall():
-                return [(links[call.replica], call)] if call.replica in links else []
-            case PinTokensCall() if links:
-                return [(self._schedulers.owner(call.token_ids, call.cache_salt), call)]
-            case StatsCall():
-                others = replace(call, malformed_frames=0)  # those of this process count once
-                calls = [call, *[others] * len(links)]
-                return list(zip(links.values(), calls, strict=False))
-        return [(link, call) for link in links.values()]
-
-    def _close_complete(self, call_id: int, opened: _Open) -> None:
-        if opened.waiting:
-            return
-        del self._open[call_id]
-        if not opened.values or (opened.errors and isinstance(opened.call, StatsCall)):
-            error = opened.errors[0] if opened.errors else _LOST
-            self._pass_on(CallReply(call_id=call_id, error=error))
-            return
-        self._note_lease(opened)
-        self._pass_on(CallReply(call_id=call_id, value=self._merged(opened)))
-
-    def _note_lease(self, opened: _Open) -> None:
-        match opened.call:
             case PinTokensCall():
                 now = time.monotonic()
                 if len(self._leases) >= 1024:
                     self._leases = {n: one for n, one in self._leases.items() if one[1] > now}
-                for replica, granted in opened.values.items():
-                    self._leases[granted["lease"]] = (replica, now + opened.call.ttl_s)
+                self._leases[value["lease"]] = (link.replica, now + call.ttl_s)
             case ReleaseCacheCall():
-                self._leases.pop(opened.call.lease, None)
-
-    def _merged(self, opened: _Open) -> Value:
-        values = opened.values
-        match opened.call:
-            case CacheTreeCall():
-                return merged_trees(values, self._num_replicas)
-            case FlushCacheCall() | ReleaseCacheCall():
-                return sum(values.values())
-            case MatchTokensCall():
-                of_prompts = zip(*values.values(), strict=True)
-                return [max(found, key=itemgetter("cached_tokens")) for found in of_prompts]
-            case StatsCall():
-                by_replica = {str(replica): values[replica] for replica in sorted(values)}
-                return added(list(values.values())) | {"replicas": by_replica}
-            case TenantStatsCall():
-                total = added(list(values.values()))
-                rate = (
-                    total["cached_tokens"] / total["prompt_tokens"]
-                    if total["prompt_tokens"]
-                    else 0.0
-                )
-                page_size = next(iter(values.values()))["page_size"]
-                return total | {"page_size": page_size, "hit_rate": rate}
-        return next(iter(values.values()))
-
-
-def added(values: list[Value]) -> Value:
-    """Equal structures with their numbers added. Lists of bounds stay as they are.
-
-    >>> added([{"steps": 1, "time": {"bounds": [0.5], "counts": [1, 0]}}, {"steps": 2, "time": {"bounds": [0.5], "counts": [3, 4]}}])
-    {'steps': 3, 'time': {'bounds': [0.5], 'counts': [4, 4]}}
-    """
-    first = values[0]
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for value in values for key in value)
-        return {
-            key: first[key]
-            if key == "bounds"
-            else added([value[key] for value in values if key in value])
-            for key in keys
-        }
-    if isinstance(first, list):
-        return [added(list(items)) for items in zip(*values, strict=True)]
-    return sum(values)
-
-
-def merged_trees(trees: dict[int, Value], num_replicas: int) -> Value:
-    """One :class:`radixrt.messages.cache_tree.CacheTree` of those of several replicas, all as builtins."""
-    namespaces, above = [], []
-    for replica, tree in trees.items():
-        for node in _nodes(tree):
-            node["node"] = node["node"] * num_replicas + replica
-        namespaces += [namespace | {"replica": replica} for namespace in tree["namespaces"]]
-        above += tree["above"]
-    namespaces.sort(key=lambda namespace: -namespace["total_tokens"])
-    return {
-        "page_size": next(iter(trees.values()))["page_size"],
-        "total_tokens": sum(tree["total_tokens"] for tree in trees.values()),
-        "total_nodes": sum(tree["total_nodes"] for tree in trees.values()),
-        "namespaces": namespaces,
-        "above": above,
-    }
-
-
-def _nodes(tree: Value) -> list[Value]:
-    found, pending = [], [*tree["above"]]
-    for namespace in tree["namespaces"]:
-        pending += namespace["children"]
-    while pending:
-        node = pending.pop()
-        found.append(node)
-        pending += node["children"]
-    return found
+                self._leases.pop(call.lease, None)

@@ -103,7 +103,9 @@ class Engines:
         return call
 
     async def pin(self, lease: str, ttl_s: float = 60.0) -> None:
-        pinning = asyncio.create_task(self.client.pin(PROMPT, "salt", ttl_s))
+        pinning = asyncio.create_task(
+            self.client.call(PinCall(prompt=PROMPT, cache_salt="salt", ttl_s=ttl_s))
+        )
         await self.grant(lease)
         assert (await pinning).lease == lease
 
@@ -136,7 +138,7 @@ def test_the_first_engine_may_die_before_it_is_ready() -> None:
         try:
             engines.die()
             await engines.start()
-            asking = asyncio.create_task(engines.client.flush_cache())
+            asking = asyncio.create_task(engines.client.call(FlushCacheCall()))
             call = await engines.next(FlushCacheCall)
             engines.reply(CallReply(call_id=call.call_id, value=3))
             assert await asking == 3
@@ -148,7 +150,7 @@ def test_the_first_engine_may_die_before_it_is_ready() -> None:
 
 @with_engines
 async def test_a_call_is_asked_again(engines: Engines) -> None:
-    asking = asyncio.create_task(engines.client.tokenize(PROMPT, NO_TENANT, ""))
+    asking = asyncio.create_task(engines.client.call(TokenizeCall(PROMPT, NO_TENANT, "")))
     await engines.next(TokenizeCall)
     engines.die()
     await engines.restart()
@@ -161,7 +163,7 @@ async def test_a_call_is_asked_again(engines: Engines) -> None:
 @with_engines
 async def test_a_call_that_comes_while_no_engine_lives_waits_for_one(engines: Engines) -> None:
     engines.die()
-    asking = asyncio.create_task(engines.client.flush_cache())
+    asking = asyncio.create_task(engines.client.call(FlushCacheCall()))
     assert await engines.is_silent()
     await engines.restart()
     call = await engines.next(FlushCacheCall)
@@ -172,7 +174,7 @@ async def test_a_call_that_comes_while_no_engine_lives_waits_for_one(engines: En
 @with_engines
 async def test_a_call_that_was_asked_at_two_deaths_fails(engines: Engines) -> None:
     """It may be their cause."""
-    asking = asyncio.create_task(engines.client.tokenize(PROMPT, NO_TENANT, ""))
+    asking = asyncio.create_task(engines.client.call(TokenizeCall(PROMPT, NO_TENANT, "")))
     for _ in range(2):
         await engines.next(TokenizeCall)
         engines.die()
@@ -189,11 +191,13 @@ async def test_what_cannot_be_sent_to_the_next_engine_fails_alone(engines: Engin
     engines.die()
     chat = ChatPrompt(messages=[], template_kwargs={"x": 10**30})
     hopeless = [
-        asyncio.create_task(engines.client.tokenize(chat, NO_TENANT, "")),
-        asyncio.create_task(engines.client.tokenize(TextPrompt("a\ud800b"), NO_TENANT, "")),
+        asyncio.create_task(engines.client.call(TokenizeCall(chat, NO_TENANT, ""))),
+        asyncio.create_task(
+            engines.client.call(TokenizeCall(TextPrompt("a\ud800b"), NO_TENANT, ""))
+        ),
         asyncio.create_task(anext(engines.client.generate(a_request(chat)))),  # type: ignore[arg-type]
     ]
-    asking = asyncio.create_task(engines.client.flush_cache())
+    asking = asyncio.create_task(engines.client.call(FlushCacheCall()))
     assert await engines.is_silent()
     await engines.restart()
     for task in hopeless:
@@ -223,7 +227,7 @@ def test_a_client_that_can_receive_no_more_says_so(is_api: bool) -> None:
             assert bool(failures) == is_api
             if not is_api:
                 with pytest.raises(EngineDiedError, match="receiving of the engine's messages"):
-                    await asyncio.wait_for(client.flush_cache(), 5)
+                    await asyncio.wait_for(client.call(FlushCacheCall()), 5)
         finally:
             getting_ready.cancel()
             client.close()
@@ -260,7 +264,7 @@ async def test_leases_are_taken_again_under_their_ids(engines: Engines) -> None:
     call = await engines.grant("another")
     assert (call.lease, call.prompt, call.cache_salt) == ("lease-1", PROMPT, "salt")
     assert 50 < call.ttl_s < 60
-    releasing = asyncio.create_task(engines.client.release_cache(lease="lease-1"))
+    releasing = asyncio.create_task(engines.client.call(ReleaseCacheCall(lease="lease-1")))
     release = await engines.next(ReleaseCacheCall)
     engines.reply(CallReply(call_id=release.call_id, value=3))
     assert await releasing == 3
@@ -274,7 +278,7 @@ async def test_a_release_waits_for_its_lease(engines: Engines) -> None:
     await engines.pin("lease-1")
     engines.die()
     await engines.restart()
-    releasing = asyncio.create_task(engines.client.release_cache(lease="lease-1"))
+    releasing = asyncio.create_task(engines.client.call(ReleaseCacheCall(lease="lease-1")))
     await engines.compute()
     await engines.grant("another")
     release = await engines.next(ReleaseCacheCall)
@@ -292,7 +296,7 @@ async def test_a_lease_that_cannot_be_taken_again_is_reported_lost(engines: Engi
     failed = RequestFailed(message="Too much is pinned.", status=429)
     engines.reply(CallReply(call_id=call.call_id, error=failed))
     with pytest.raises(RequestError, match="lost when the engine was restarted: Too much") as lost:
-        await engines.client.release_cache(lease="lease-1")
+        await engines.client.call(ReleaseCacheCall(lease="lease-1"))
     assert (lost.value.status, lost.value.code) == (404, "lease_lost")
 
 
@@ -327,23 +331,27 @@ async def test_a_prompt_that_a_dead_engine_has_computed_is_computed_again_to_be_
     assert (await pinning).lease == "lease-1"
 
 
+def never(*_: Any) -> Any:
+    raise AssertionError
+
+
 def test_kept_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = [0.0], []
 
     async def compute(request: GenerateRequest) -> None:
         asked.append(request.prompt)
 
-    async def repin(*_: Any) -> None: ...
+    async def repin(call: PinCall) -> None: ...
 
     async def run() -> None:
         monkeypatch.setattr(leases, "MAX_PROMPT_BYTES", 1000)
-        held = HeldLeases(compute, repin, lambda: now[0])
+        held = HeldLeases(compute, repin, never, lambda: now[0])
         small, large = (TokenPrompt(pack_ids(range(n))) for n in (5, 220))
-        held.add("short", large, "", ttl_s=1.0)
+        held.add("short", PinCall(prompt=large, cache_salt="", ttl_s=1.0))
         now[0] = 2.0
-        held.add("first", large, "", ttl_s=60)  # "short" has expired
-        held.add("too much", large, "", ttl_s=60)
-        held.add("small", small, "", ttl_s=60)
+        held.add("first", PinCall(prompt=large, cache_salt="", ttl_s=60))  # "short" has expired
+        held.add("too much", PinCall(prompt=large, cache_salt="", ttl_s=60))
+        held.add("small", PinCall(prompt=small, cache_salt="", ttl_s=60))
         held.restore()
         with pytest.raises(RequestError, match="too large to be kept"):
             await held.before_release("too much")
@@ -356,10 +364,8 @@ def test_kept_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_leases_that_have_expired_are_forgotten() -> None:
     now = [0.0]
 
-    async def never(*_: Any) -> None: ...
-
-    held = HeldLeases(never, never, lambda: now[0])
+    held = HeldLeases(never, never, never, lambda: now[0])
     for number in range(1000):
         now[0] += 1.0
-        held.add(str(number), TokenPrompt(b""), "", ttl_s=10.0)
+        held.add(str(number), PinCall(prompt=TokenPrompt(b""), cache_salt="", ttl_s=10.0))
     assert len(held) < 100

@@ -5,6 +5,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,9 +16,11 @@ from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.pooling import Pool
+from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, RequestOptions, Tenant
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest, TokenBatch
 from radixrt.messages.steps import NO_TOKEN, StepPlan
+from radixrt.scheduler.calls import Calls
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.admission import FORECASTS
@@ -81,6 +84,10 @@ class EngineModel:
         """Grammars that the worker has been told to load and has not reported."""
         self.loaded: set[GrammarKey] = set()
         self.num_loads = 0
+
+    def calls(self, replies: list[CallReply], drained_file: Path = Path("drained")) -> Calls:
+        """The scheduler's answers to calls, which go to ``replies``."""
+        return Calls(self.scheduler, replies.append, self.scheduler.stats, drained_file)
 
     def add(
         self,

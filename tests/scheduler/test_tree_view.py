@@ -11,7 +11,6 @@ from radixrt.messages.cache_tree import CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.replies import CallReply
-from radixrt.scheduler.cache_calls import CacheCalls
 from radixrt.scheduler.invariants import InvariantError, check_sums
 from radixrt.scheduler.radix import view as tree_view
 from radixrt.scheduler.radix.hint import HIGH, Hint
@@ -170,7 +169,7 @@ def test_a_view_of_a_large_tree_is_answered_while_others_are_served(
     for first in range(20):
         model.add([first] * 12, max_tokens=0)
     model.run()
-    calls = CacheCalls(model.scheduler, replies.append)
+    calls = model.calls(replies)
     calls.take(CacheTreeCall(call_id=1))
     calls.take(CacheTreeCall(call_id=2, children=3))
     turns = 0
@@ -272,7 +271,7 @@ def test_a_call_that_fails_ends_alone(at_once: bool, monkeypatch: pytest.MonkeyP
     model = EngineModel(limits(num_pages=200))
     model.add([1] * 12, max_tokens=0)
     model.run()
-    calls = CacheCalls(model.scheduler, replies.append)
+    calls = model.calls(replies)
     with monkeypatch.context() as broken:
         broken.setattr(tree_view.TreeView, "__init__" if at_once else "slices", lambda *_: {}[1])
         if not at_once:

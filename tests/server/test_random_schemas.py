@@ -19,6 +19,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import JsonSchema
+from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.offline.background_engine import BackgroundEngine
@@ -171,7 +172,7 @@ def test_every_finished_answer_validates(engine: BackgroundEngine) -> None:
     engine.run(all_of_them())
     assert outcomes["valid at once"] + outcomes["taken back"] >= 0.75 * NUM_SCHEMAS, outcomes
     assert outcomes["taken back"] > 0, outcomes
-    stats = engine.run(engine.client.stats(check_invariants=True))
+    stats = engine.run(engine.client.call(StatsCall(check_invariants=True)))
     assert stats.structured.violations == 0 and stats.structured.checks > NUM_SCHEMAS
     assert stats.running == stats.pages_owned == 0
 

@@ -9,6 +9,7 @@ import zmq
 from radixrt.base.channels import Channels
 from radixrt.base.config import MAX_REPLICAS, ServerConfig
 from radixrt.client.engine_client import EngineClient
+from radixrt.messages.calls import CacheTreeCall, FlushCacheCall, PinCall, StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import TokenPrompt
 from radixrt.tokenizer.process import TokenizerProcess
@@ -117,12 +118,14 @@ def test_calls_reach_all_engines_or_their_owner(vocabulary: Vocabulary) -> None:
             fleet.start_engine()
         await asyncio.wait_for(fleet.client.ready(), 10)
         await fleet.joined(2)
-        assert set((await fleet.client.stats()).replicas) == {"0", "1"}
-        assert await fleet.client.flush_cache() == 6
-        tree = await fleet.client.cache_tree()
+        assert set((await fleet.client.call(StatsCall())).replicas) == {"0", "1"}
+        assert await fleet.client.call(FlushCacheCall()) == 6
+        tree = await fleet.client.call(CacheTreeCall())
         nodes = {node["node"] for space in tree["namespaces"] for node in space["children"]}
         assert nodes == {MAX_REPLICAS * 7, MAX_REPLICAS * 7 + 1}
-        granted = await fleet.client.pin(TokenPrompt(pack_ids(list(range(64)))), "", 60.0)
+        granted = await fleet.client.call(
+            PinCall(prompt=TokenPrompt(pack_ids(list(range(64)))), cache_salt="", ttl_s=60.0)
+        )
         [owner] = [r for r, engine in fleet.replicas.items() if len(engine.cache_calls) == 2]
         fleet.replicas.pop(owner).close()
         other = fleet.replicas[1 - owner]

@@ -23,7 +23,7 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.constraint import AnyJson
 from radixrt.messages.answers import AnswerChunk, AnswerReport
-from radixrt.messages.calls import StatsCall
+from radixrt.messages.calls import DetokenizeCall, StatsCall, TokenizeCall
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
 from radixrt.messages.requests import (
@@ -82,7 +82,7 @@ class Stage:
 
     async def all_read(self) -> None:
         """Wait until the tokenizer has read all that the client sent."""
-        asking = asyncio.create_task(self.client.stats())
+        asking = asyncio.create_task(self.client.call(StatsCall()))
         assert isinstance(await asyncio.wait_for(self.at_scheduler.receive(), 5), StatsCall)
         asking.cancel()
 
@@ -326,7 +326,9 @@ def test_a_text_that_does_not_come_to_an_end_stops_the_heartbeat(
 
     async def scene(stage: Stage) -> None:
         heartbeat = Heartbeat(stage.channels.heartbeat_file("tokenizer"))
-        asking = asyncio.create_task(stage.client.tokenize(TextPrompt("endless"), NO_TENANT, ""))
+        asking = asyncio.create_task(
+            stage.client.call(TokenizeCall(TextPrompt("endless"), NO_TENANT, ""))
+        )
         while not heartbeat.is_overdue():
             await asyncio.sleep(0.01)
         encoder.open.set()
@@ -430,7 +432,7 @@ def test_when_the_engine_dies_all_who_wait_are_told(vocabulary: Vocabulary) -> N
     async def scene(stage: Stage) -> None:
         answering = asyncio.create_task(collect(stage, request()))
         await stage.sequence()
-        calling = asyncio.create_task(stage.client.stats())
+        calling = asyncio.create_task(stage.client.call(StatsCall()))
         await asyncio.sleep(0)
         stage.client.engine_died("The worker was killed.")
         for waiting in (answering, calling, asyncio.create_task(collect(stage, request()))):
@@ -534,6 +536,6 @@ def test_a_call_whose_reply_cannot_be_sent_gets_an_error(
     async def scene(stage: Stage) -> None:
         monkeypatch.setattr(vocabulary, "decode", lambda *_: "\ud800")
         with pytest.raises(RequestError, match="log says more"):
-            await stage.client.detokenize([5])
+            await stage.client.call(DetokenizeCall(pack_ids([5])))
 
     play(vocabulary, scene)

@@ -13,11 +13,12 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
+from radixrt.messages.calls import CacheNodeCall, CacheTreeCall, FlushCacheCall, PinCall, StatsCall
 from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.merged_replies import merged_trees
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.process import TokenizerProcess
-from radixrt.tokenizer.replica_calls import merged_trees
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import FakeScheduler, engine_info
 from tests.tiny_tokenizers import save_byte_level
@@ -183,7 +184,7 @@ def test_without_a_replica_requests_wait(vocabulary: Vocabulary) -> None:
         await until(lambda: not fleet.process._schedulers.links)
         asking = asyncio.create_task(fleet.answer("r", [5, 6, 7]))
         with pytest.raises(RequestError, match="restarted"):
-            await fleet.client.flush_cache()
+            await fleet.client.call(FlushCacheCall())
         assert not asking.done()
         fleet.start_replica(0, 1)
         assert await asking == [list(range(2, 102))]
@@ -194,17 +195,19 @@ def test_without_a_replica_requests_wait(vocabulary: Vocabulary) -> None:
 def test_calls_reach_all_replicas_or_their_owner(vocabulary: Vocabulary) -> None:
     async def scene(fleet: Fleet) -> None:
         one = fleet.replicas[0]._stats()
-        stats = await fleet.client.stats()
+        fleet.process._from_api.malformed_frames = 3
+        stats = await fleet.client.call(StatsCall())
+        assert stats.malformed_frames == 2 * one.malformed_frames + 3, "once, not of each replica"
         assert set(stats.replicas) == {"0", "1"}
         assert stats.pages_total == 2 * one.pages_total > 0
         assert stats.step_seconds.counts == [2 * count for count in one.step_seconds.counts]
-        assert await fleet.client.flush_cache() == 6
-        tree = await fleet.client.cache_tree()
+        assert await fleet.client.call(FlushCacheCall()) == 6
+        tree = await fleet.client.call(CacheTreeCall())
         assert sorted(space["replica"] for space in tree["namespaces"]) == [0, 0, 1, 1]
         nodes = {node["node"] for space in tree["namespaces"] for node in space["children"]}
         assert nodes == {2 * 7, 2 * 7 + 1}
         for node in nodes:
-            await fleet.client.cache_node(node)
+            await fleet.client.call(CacheNodeCall(node))
             asked = fleet.replicas[node % 2].cache_calls[-1]
             assert asked.node == node // 2
 
@@ -214,7 +217,7 @@ def test_calls_reach_all_replicas_or_their_owner(vocabulary: Vocabulary) -> None
 def test_a_lease_is_taken_again_in_another_replica(vocabulary: Vocabulary) -> None:
     async def scene(fleet: Fleet) -> None:
         prompt = TokenPrompt(pack_ids(list(range(64))))
-        granted = await fleet.client.pin(prompt, "", 60.0)
+        granted = await fleet.client.call(PinCall(prompt=prompt, cache_salt="", ttl_s=60.0))
         [owner] = [r for r, scheduler in fleet.replicas.items() if scheduler.cache_calls]
         fleet.kill_replica(owner)
         other = fleet.replicas[1 - owner]

@@ -24,6 +24,7 @@ from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
+from radixrt.messages.calls import TokenizeCall
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -82,8 +83,8 @@ def message_routes(state: ServerState) -> APIRouter:
         chat = to_chat(fields)
         continuation = Continuation.of(chat, "messages", state.conversations, request)
         prompt = chat_prompt(chat, chat.messages, continuation.messages)
-        tenant = caller_of(request).tenant
-        tokenized = await state.client.tokenize(prompt, tenant, fields.cache_salt or "")
+        call = TokenizeCall(prompt, caller_of(request).tenant, fields.cache_salt or "")
+        tokenized = await state.client.call(call)
         return json_response({"input_tokens": len(tokenized.token_ids)})
 
     return router

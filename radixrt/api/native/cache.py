@@ -21,6 +21,15 @@ from radixrt.client.warming import warm as warm_prompt
 from radixrt.kv.cache_hint import check_session
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.cache_tree import CacheNode
+from radixrt.messages.calls import (
+    CacheNodeCall,
+    CacheTreeCall,
+    ExplainCacheCall,
+    PinCall,
+    ReleaseCacheCall,
+    StatsCall,
+    TenantStatsCall,
+)
 from radixrt.messages.ids import num_ids
 from radixrt.messages.requests import Prompt, RequestOptions, Tenant, TokenPrompt
 
@@ -85,14 +94,15 @@ def cache_routes(state: ServerState) -> APIRouter:
         _check_release(fields)
         caller = caller_of(request)
         if fields.lease is not None:
-            released = await state.client.release_cache(lease=fields.lease, tenant=caller.tenant)
+            call = ReleaseCacheCall(lease=fields.lease, tenant=caller.tenant)
+            released = await state.client.call(call)
         elif fields.node is not None:
             released = await _release_node(fields.node, state, request)
         else:
             salt = fields.cache_salt or ""
             names = [fields.session] if fields.session is not None else fields.sessions or []
             each = [
-                state.client.release_cache(session=caller.session(name), cache_salt=salt)
+                state.client.call(ReleaseCacheCall(session=caller.session(name), cache_salt=salt))
                 for name in names
             ]
             released = sum(await asyncio.gather(*each))
@@ -102,17 +112,16 @@ def cache_routes(state: ServerState) -> APIRouter:
     async def stats(request: Request) -> Response:
         caller = caller_of(request)
         if caller.tenant.name and not caller.is_admin:
-            own = await state.client.tenant_stats(caller.tenant)
+            own = await state.client.call(TenantStatsCall(caller.tenant))
             return json_response(msgspec.to_builtins(own))
-        stats = CacheStats.of(await state.client.stats(), state.info.page_size)
+        stats = CacheStats.of(await state.client.call(StatsCall()), state.info.page_size)
         return json_response(msgspec.to_builtins(stats))
 
     @router.get("/v1/cache/explain/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
         caller = caller_of(request)
-        explanation = await state.client.explain_cache(
-            request_id, caller.tenant, caller.sees_own_texts
-        )
+        call = ExplainCacheCall(request_id, caller.tenant, caller.sees_own_texts)
+        explanation = await state.client.call(call)
         return json_response(msgspec.to_builtins(explanation))
 
     @router.get("/v1/cache/tree")
@@ -145,7 +154,8 @@ async def tree_for(caller: Caller, state: ServerState, **view: Any) -> dict[str,
         view: fields of :class:`radixrt.messages.calls.CacheTreeCall`.
     """
     namespace = None if caller.is_admin else caller.tenant.cache_namespace
-    return await state.client.cache_tree(namespace=namespace, with_texts=caller.is_admin, **view)
+    call = CacheTreeCall(namespace=namespace, with_texts=caller.is_admin, **view)
+    return await state.client.call(call)
 
 
 async def _node(node: int, state: ServerState, request: Request) -> CacheNode:
@@ -153,15 +163,20 @@ async def _node(node: int, state: ServerState, request: Request) -> CacheNode:
     RequestError: the node has left the tree, or the caller is no admin.
     """
     caller_of(request).check_admin("A node of the radix tree")
-    return await state.client.cache_node(node)
+    return await state.client.call(CacheNodeCall(node))
 
 
 async def _pin_node(node: int, ttl_s: float, state: ServerState, request: Request) -> Pinned:
     """Take a lease on a node's prefix, which is in the tree."""
     found = await _node(node, state, request)
     num_tokens = num_ids(found.token_ids)
-    tenant = caller_of(request).tenant
-    lease = await state.client.pin(TokenPrompt(found.token_ids), found.cache_salt, ttl_s, tenant)
+    call = PinCall(
+        prompt=TokenPrompt(found.token_ids),
+        cache_salt=found.cache_salt,
+        ttl_s=ttl_s,
+        tenant=caller_of(request).tenant,
+    )
+    lease = await state.client.call(call)
     return Pinned(
         **msgspec.structs.asdict(lease),
         prompt_tokens=num_tokens,
@@ -174,7 +189,7 @@ async def _release_node(node: int, state: ServerState, request: Request) -> int:
     """End all leases that hold a node; returns their tokens."""
     found = await _node(node, state, request)
     each = [
-        state.client.release_cache(lease=lease.lease, tenant=Tenant(name=lease.tenant))
+        state.client.call(ReleaseCacheCall(lease=lease.lease, tenant=Tenant(name=lease.tenant)))
         for lease in found.leases
     ]
     return sum(await asyncio.gather(*each))

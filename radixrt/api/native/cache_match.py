@@ -14,6 +14,7 @@ from radixrt.api.requests.prompts import token_prompt
 from radixrt.api.requests.protocol import RequestBody
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
+from radixrt.messages.calls import MatchCall
 from radixrt.messages.requests import Prompt, TextPrompt, split_salt
 
 MOST_MATCHES = 256
@@ -47,7 +48,8 @@ def match_routes(state: ServerState) -> APIRouter:
                 param="cache_salt",
             )
         prompts = _prompts(fields, state, request)
-        matches = await while_connected(request, state.client.match_cache(prompts, salt, tenant))
+        call = MatchCall(prompts=prompts, cache_salt=salt, tenant=tenant)
+        matches = await while_connected(request, state.client.call(call))
         return json_response(
             {"matches": msgspec.to_builtins(matches), "page_size": state.info.page_size}
         )

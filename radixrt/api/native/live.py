@@ -15,6 +15,7 @@ from radixrt.api.native.cache import MOST_NODE_ID, MOST_TREE_CHILDREN, MOST_TREE
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.kv.cache_stats import CacheStats
+from radixrt.messages.calls import StatsCall, TenantStatsCall
 
 MOST_STREAMS = 16
 """At a time, of admins, and of others. A reading of a large tree takes some milliseconds of the scheduler."""
@@ -96,12 +97,13 @@ async def _reading(state: ServerState, caller: Caller, view: dict[str, Any]) -> 
         "is_admin": caller.is_admin,
     }
     if caller.sees_engine(state.keys.are_declared):
-        stats = await state.client.stats()
+        stats = await state.client.call(StatsCall())
         reading["engine"] = {
             "stats": msgspec.to_builtins(stats),
             "requests": msgspec.to_builtins(state.metrics.requests),
             "cache": msgspec.to_builtins(CacheStats.of(stats, state.info.page_size)),
         }
     if caller.tenant.name:
-        reading["own"] = msgspec.to_builtins(await state.client.tenant_stats(caller.tenant))
+        own = await state.client.call(TenantStatsCall(caller.tenant))
+        reading["own"] = msgspec.to_builtins(own)
     return reading | {"tree": await tree_for(caller, state, **view)}

@@ -14,7 +14,7 @@ from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import ConstraintFields, PromptRequest, RequestBody
 from radixrt.api.state import ServerState, constraint_errors_name
 from radixrt.base.errors import RequestError
-from radixrt.messages.ids import unpack_ids
+from radixrt.messages.calls import CompileCall, DetokenizeCall, TokenizeCall
 
 
 class TokenizeRequest(PromptRequest, kw_only=True):
@@ -39,9 +39,9 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
     async def tokenize(request: Request, fields: TokenizeRequest) -> Response:
         if fields.prompt is None:
             fields.prompt = fields.text
-        tokenized = await state.client.tokenize(
-            one_prompt(fields, state, request), caller_of(request).tenant, fields.cache_salt or ""
-        )
+        prompt, tenant = one_prompt(fields, state, request), caller_of(request).tenant
+        call = TokenizeCall(prompt, tenant, fields.cache_salt or "")
+        tokenized = await state.client.call(call)
         return json_response(
             {
                 "tokens": tokenized.token_ids,
@@ -53,13 +53,12 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/detokenize", Detokenize)
     async def detokenize(request: Request, fields: Detokenize) -> Response:
-        ids: list[int] = []
+        ids = b""
         if fields.tokens:
-            packed = token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
-            ids = unpack_ids(packed).tolist()
-        text = await state.client.detokenize(
-            ids, bool(fields.skip_special_tokens), caller_of(request).tenant
-        )
+            ids = token_prompt(fields.tokens, state.info.vocab_size, "tokens").token_ids
+        tenant = caller_of(request).tenant
+        call = DetokenizeCall(ids, bool(fields.skip_special_tokens), tenant)
+        text = await state.client.call(call)
         return json_response({"prompt": text, "text": text})
 
     @router.takes("/v1/grammar/compile", CompileRequest)
@@ -70,9 +69,8 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
                 "Give a constraint to compile, such as response_format, regex or ebnf."
             )
         with constraint_errors_name(constraint.field):
-            tenant = caller_of(request).tenant
-            compiling = state.client.compile(constraint.constraint, tenant)
-            advice = await while_connected(request, compiling)
+            call = CompileCall(constraint.constraint, caller_of(request).tenant)
+            advice = await while_connected(request, state.client.call(call))
         verdict = msgspec.to_builtins(advice)
         if advice.error is None:
             return json_response(verdict)

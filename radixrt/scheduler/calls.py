@@ -1,50 +1,63 @@
-"""Answers the calls about the cache: pin, release, and show the tree."""
+"""Answers the calls to the scheduler, at once or, for a view of the tree, piece by piece."""
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import singledispatchmethod
+from pathlib import Path
+from typing import Any, NoReturn
 
 from radixrt.base.errors import RequestError, unexpected_error
 from radixrt.messages.answers import RequestFailed
+from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.cache_tree import CacheLease, CacheNode
 from radixrt.messages.calls import (
+    AnySchedulerCall,
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
+    DrainReplicaCall,
+    FlushCacheCall,
     MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
+    StatsCall,
+    TenantStatsCall,
 )
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
+from radixrt.messages.stats import SchedulerStats, TenantStats
+from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds
 from radixrt.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-CacheCall = (
-    MatchTokensCall
-    | PinTokensCall
-    | ReleaseCacheCall
-    | CacheTreeCall
-    | CacheNodeCall
-    | CacheFactsCall
-)
+
+class DrainReplica(BaseException):
+    """Ends this process, past the guard of each call."""
 
 
-NOT_EXPLAINED = "The request has no token yet, or too many others came after it: only the last can be explained."
-
-
-class CacheCalls:
-    """Answers calls, at once or, for a view of the tree, piece by piece.
+class Calls:
+    """The calls of one tokenizer process. Each has a handler below, found by the type of the call.
 
     Args:
         send: takes the replies.
+        stats: returns the counters of the process.
+        drained_file: tells the supervisor not to start this replica again.
     """
 
-    def __init__(self, scheduler: Scheduler, send: Callable[[CallReply], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        send: Callable[[CallReply], None],
+        stats: Callable[[], SchedulerStats],
+        drained_file: Path,
+    ) -> None:
         self._scheduler = scheduler
         self._send = send
+        self._stats = stats
+        self._drained_file = drained_file
         self._views: deque[tuple[int, Slices]] = deque()
         self._known = KnownNodes()
 
@@ -53,15 +66,20 @@ class CacheCalls:
         """Whether an answer is unfinished."""
         return bool(self._views)
 
-    def take(self, call: CacheCall) -> None:
+    def take(self, call: AnySchedulerCall) -> None:
         try:
-            if isinstance(call, CacheTreeCall):
-                view = TreeView(self._scheduler.kv.tree, call, self._scheduler.clock, self._known)
-                self._views.append((call.call_id, view.slices()))
+            value = self._answer(call)
+            if isinstance(value, Generator):
+                self._views.append((call.call_id, value))
             else:
-                self._send(CallReply(call_id=call.call_id, value=self._value(call)))
+                self._send(CallReply(call_id=call.call_id, value=value))
         except Exception as error:
             self._fail(call.call_id, error)
+
+    def forget(self) -> None:
+        """Drop the unfinished answers, and the nodes of the views."""
+        self._views.clear()
+        self._known = KnownNodes()
 
     def work(self) -> None:
         """Continue an unfinished answer for a few milliseconds."""
@@ -81,28 +99,56 @@ class CacheCalls:
     def _fail(self, call_id: int, error: Exception) -> None:
         """Answer with an error. One that is no fault of the call is logged, and ends the call alone."""
         if not isinstance(error, RequestError):
-            log.error("A call about the cache failed.", exc_info=error)
+            log.error("A call failed.", exc_info=error)
             error = unexpected_error()
         self._send(CallReply(call_id=call_id, error=RequestFailed.of(error)))
 
-    def _value(
-        self,
-        call: MatchTokensCall | PinTokensCall | ReleaseCacheCall | CacheNodeCall | CacheFactsCall,
-    ) -> object:
-        match call:
-            case MatchTokensCall():
-                return [self._match(unpack_ids(one), call.cache_salt) for one in call.prompts]
-            case PinTokensCall():
-                return self._pin(call)
-            case ReleaseCacheCall():
-                return self._release(call)
-            case CacheNodeCall():
-                return self._node(call)
+    # ------------------------------------------------------------ one call each
+
+    @singledispatchmethod
+    def _answer(self, call: AnySchedulerCall) -> Any:
+        """The value of the reply, or a generator that returns it."""
+        raise TypeError(f"A {type(call).__name__} has no handler.")
+
+    @_answer.register
+    def _flush(self, call: FlushCacheCall) -> int:
+        return self._scheduler.flush_cache()
+
+    @_answer.register
+    def _checked_stats(self, call: StatsCall) -> SchedulerStats:
+        if call.check_invariants:
+            try:
+                check_invariants(self._scheduler)
+            except InvariantError as error:
+                raise RequestError(f"An invariant is broken: {error}.", status=500) from error
+        return self._stats()
+
+    @_answer.register
+    def _tenant_stats(self, call: TenantStatsCall) -> TenantStats:
+        return self._scheduler.tenant_stats(call.tenant)
+
+    @_answer.register
+    def _drain(self, call: DrainReplicaCall) -> NoReturn:
+        self._drained_file.touch()
+        self._send(CallReply(call_id=call.call_id, value=True))
+        raise DrainReplica
+
+    @_answer.register
+    def _tree(self, call: CacheTreeCall) -> Slices:
+        view = TreeView(self._scheduler.kv.tree, call, self._scheduler.clock, self._known)
+        return view.slices()
+
+    @_answer.register
+    def _facts(self, call: CacheFactsCall) -> CacheFacts:
         facts = self._scheduler.recent_facts.find(call.seq_id)
         if facts is None:
-            raise RequestError(NOT_EXPLAINED, status=404)
+            raise RequestError(
+                "The request has no token yet, or too many others came after it: only the last can be explained.",
+                status=404,
+            )
         return facts
 
+    @_answer.register
     def _node(self, call: CacheNodeCall) -> CacheNode:
         kv, now = self._scheduler.kv, self._scheduler.clock()
         node = self._known.find(call.node)
@@ -124,12 +170,17 @@ class CacheCalls:
             ],
         )
 
+    @_answer.register
+    def _matches(self, call: MatchTokensCall) -> list[CacheMatch]:
+        return [self._match(unpack_ids(one), call.cache_salt) for one in call.prompts]
+
     def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
         kv = self._scheduler.kv
         found = kv.tree.match(tokens, salt)
         pages = 0 if found is None else found.num_pages
         return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
 
+    @_answer.register
     def _pin(self, call: PinTokensCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
         lease = self._scheduler.kv.leases.pin(
@@ -141,10 +192,9 @@ class CacheCalls:
             expires_in_s=call.ttl_s,
         )
 
+    @_answer.register
     def _release(self, call: ReleaseCacheCall) -> int:
         if call.lease:
             lease = self._scheduler.kv.leases.release(call.lease, call.tenant)
-            tokens = lease.num_pages * self._scheduler.limits.page_size
-        else:
-            tokens = self._scheduler.release_session(call.session, call.cache_salt)
-        return tokens
+            return lease.num_pages * self._scheduler.limits.page_size
+        return self._scheduler.release_session(call.session, call.cache_salt)
