@@ -276,7 +276,7 @@ def test_a_loopback_address_is_this_machine(peer: str, status: int) -> None:
 class _Flushing:
     """An engine's client."""
 
-    async def flush_cache(self) -> int:
+    async def call(self, call: FlushCacheCall) -> int:
         return 0
 
 
