@@ -24,7 +24,7 @@ from radixrt.api.state import ServerState
 from radixrt.base.api_keys import KeyLimits, KeySource, digest_of, new_key
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
-from radixrt.messages.calls import CacheTreeCall, ReleaseCacheCall
+from radixrt.messages.calls import CacheTreeCall, FlushCacheCall, ReleaseCacheCall
 from radixrt.messages.requests import Tenant, split_salt
 from radixrt.messages.stats import TenantStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
