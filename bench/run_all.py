@@ -24,7 +24,7 @@ from bench import children
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "radixrt"
 REPORT = Path("docs/internals/benchmark_report.md")
-PACKAGES = ("torch", "transformers", "xgrammar", "llguidance", "outlines-core", "numpy")
+PACKAGES = ("torch", "transformers", "llguidance", "outlines-core", "numpy")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ SHARED = {
 
 FIRST = (
     "tests/server/", "tests/docs/", "tests/lang/", "tests/engine/", "tests/constrained/test_pool.py",
-    "tests/constrained/test_capabilities.py", "tests/constrained/test_matchers.py", "tests/bench/", "tests/triton/",
+    "tests/constrained/test_enforced.py", "tests/constrained/test_matchers.py", "tests/bench/", "tests/triton/",
     "tests/test_demo_model.py", "tests/worker/test_sampler.py", "tests/api/",
 )  # fmt: skip
 """Slow files begin first, so that no process is left with one of them at the end."""

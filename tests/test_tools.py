@@ -183,7 +183,7 @@ def test_an_unknown_module_is_refused_with_the_known_ones() -> None:
 def test_what_is_carried_covers_what_radixrt_imports_and_no_torch() -> None:
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
     packages = pack_offline.packages(pack_offline.HAVE)
-    assert {"msgspec", "pyzmq", "xgrammar", "apache-tvm-ffi", "fastapi"} <= packages.keys()
+    assert {"msgspec", "pyzmq", "llguidance", "fastapi"} <= packages.keys()
     assert not {"torch", "triton", "numpy", "nvidia-cublas"} & packages.keys()
 
 

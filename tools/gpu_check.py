@@ -38,7 +38,7 @@ STOP_S = 10.0
 ALONE = ("tests/gpu/test_worker.py", "tests/gpu/test_server.py")
 """They want shares of the GPU's memory, so nothing else may run."""
 
-PACKAGES = ("torch", "triton", "flashinfer-python", "transformers", "xgrammar", "llguidance")
+PACKAGES = ("torch", "triton", "flashinfer-python", "transformers", "llguidance")
 
 
 def main(arguments: list[str]) -> int:

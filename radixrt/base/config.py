@@ -331,8 +331,8 @@ class ServerConfig(SchedulerSettings):
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output; auto chooses for each constraint one that is measured to enforce it; "
-        "fsm is outlines-core's finite-state machine.",
+        "Library that enforces structured output: llguidance, and with auto and fsm the finite-state machines of "
+        "outlines-core for regular expressions and choices that have small ones.",
         aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(

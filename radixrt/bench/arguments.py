@@ -59,7 +59,7 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schemas", required=True, metavar="FILE", help="jsonl, gzipped or not: {id, source, schema, tests: [{data, valid}]} a line")  # fmt: skip
     parser.add_argument("--sample", type=positive, metavar="N", help="number of schemas, drawn at random (default: all)")  # fmt: skip
     parser.add_argument("--seed", type=not_negative, default=0, help="of the sample (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--backends", nargs="+", choices=("router", "any-order", "llguidance", "xgrammar"), default=["router", "llguidance", "xgrammar"], help="the router, the router with properties in any order, and libraries alone (default: router and libraries)")  # fmt: skip
+    parser.add_argument("--backends", nargs="+", choices=("router", "any-order", "llguidance"), default=["router", "llguidance"], help="the router, the router with properties in any order, and llguidance alone (default: router and llguidance)")  # fmt: skip
     parser.add_argument("--tokenizer", metavar="DIR", help="folder with tokenizer.json and config.json (default: the built-in model)")  # fmt: skip
     _add_json(parser, "summary and every schema")
 

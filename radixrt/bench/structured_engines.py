@@ -1,4 +1,4 @@
-"""The measured engines of structured output: the router, and each library alone. Each compiles a schema to matchers."""
+"""The measured engines of structured output: the router, and llguidance alone. Each compiles a schema to matchers."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.compiler.route import CompileOptions, compile_json_schema
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.grammar import Grammar, SpanCheck
+from radixrt.constrained.grammar import SpanCheck
 from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.loader import load_grammar
@@ -88,39 +88,26 @@ def any_order(schema: str, facts: TokenizerFacts) -> Held:
         Refused: it would answer with a 400.
     """
     try:
-        plan = plan_json_schema(schema, backend="llguidance")
+        plan = plan_json_schema(schema)
         grammar = llguidance.compile_in_any_order(plan.schema, facts, "flexible")
     except CannotEnforce as error:
         raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
     except CannotCompile as error:
         raise Refused(str(error)) from error
-    return Held(plan.backend, load_grammar(grammar, facts), plan.checks)
+    return Held(grammar.backend, load_grammar(grammar, facts), plan.checks)
 
 
-def alone(backend: str) -> Engine:
-    """One library, given the schema as it is."""
+def alone(schema: str, facts: TokenizerFacts) -> Held:
+    """llguidance, given the schema as it is.
 
-    def compile_alone(schema: str, facts: TokenizerFacts) -> Held:
-        try:
-            grammar = _grammar(backend, schema, facts)
-            return Held(backend, load_grammar(grammar, facts))
-        except (CannotCompile, RuntimeError, ValueError) as error:
-            raise Refused(str(error)) from error
-
-    return compile_alone
-
-
-def _grammar(backend: str, schema: str, facts: TokenizerFacts) -> Grammar:
-    if backend == "llguidance":
-        return llguidance.compile_json_schema(schema, facts, "flexible")
-    from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
-
-    return xgrammar.compile_json_schema(schema, facts, "flexible")
+    Raises:
+        Refused: it refuses the schema.
+    """
+    try:
+        grammar = llguidance.compile_json_schema(schema, facts, "flexible")
+        return Held(grammar.backend, load_grammar(grammar, facts))
+    except CannotCompile as error:
+        raise Refused(str(error)) from error
 
 
-ENGINES: dict[str, Engine] = {
-    "router": router,
-    "any-order": any_order,
-    "llguidance": alone("llguidance"),
-    "xgrammar": alone("xgrammar"),
-}
+ENGINES: dict[str, Engine] = {"router": router, "any-order": any_order, "llguidance": alone}

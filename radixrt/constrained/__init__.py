@@ -2,7 +2,7 @@
 
     request fields  ─▶ Constraint ─▶ compiler ──────────────────────────▶ Grammar ─▶ Matcher ─▶ bitmask
     requests,          constraint    json_schema: normal form, audit       grammar    backends
-    structural_tags,                 backends: llguidance, xgrammar, fsm
+    structural_tags,                 backends: llguidance, fsm
     tool_calls
     └──── api, LLM ───┘└─── helper processes of the tokenizer process ──┘            └──── worker ────┘
 

@@ -7,7 +7,7 @@ import msgspec
 
 from radixrt.constrained.constraint import ParameterStyle
 
-Backend = Literal["llguidance", "xgrammar", "fsm"]
+Backend = Literal["llguidance", "fsm"]
 
 
 GrammarKey = bytes
@@ -18,10 +18,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """A compiled constraint, in the form that a worker loads within milliseconds. Made by :meth:`compiled`."""
 
     backend: Backend
-    """The library of the matcher: llguidance, xgrammar, or fsm (a token-level finite-state machine made by outlines-core)."""
+    """The library of the matcher: llguidance, or fsm (a token-level finite-state machine made by outlines-core)."""
     source: bytes
-    """In the backend's own form: llguidance's grammar text, xgrammar's serialised grammar, the
-    state machine's transition table."""
+    """In the backend's own form: llguidance's grammar text, or the state machine's transition table."""
 
     key: GrammarKey
     loaded_bytes: int

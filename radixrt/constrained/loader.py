@@ -12,10 +12,6 @@ def load_grammar(grammar: Grammar, facts: TokenizerFacts) -> Matcher:
     Raises:
         GrammarExhausted: the grammar was compiled for another tokenizer, or by another version of its library.
     """
-    if grammar.backend == "xgrammar":
-        from radixrt.constrained.backends import xgrammar  # here, since it takes seconds
-
-        return xgrammar.load(grammar, facts)
     if grammar.backend == "fsm":
         return fsm.load(grammar, facts)
     return llguidance.load(grammar, facts)

@@ -127,7 +127,7 @@ BAD = [
     ({"guided_regex": ""}, "guided_regex", "empty"),
     ({"guided_choice": []}, "guided_choice", "empty"),
     ({"guided_choice": ["a", 5]}, "guided_choice[1]", "string"),
-    ({"regex": "a", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "auto"),
+    ({"regex": "a", "guided_decoding_backend": "outlines"}, "guided_decoding_backend", "auto"),
     (
         {"json_schema": {}, "guided_whitespace_pattern": " *"},
         "guided_whitespace_pattern",
@@ -268,7 +268,7 @@ def test_a_grammar_can_be_compiled_ahead(server: RunningServer) -> None:
             assert response.status_code == 200, response.text
             reply = response.json()
             assert set(reply) == VERDICT and reply["ok"] and reply["exact"]
-            assert reply["backend"] in ("llguidance", "xgrammar", "fsm")
+            assert reply["backend"] in ("llguidance", "fsm")
     assert server.scheduler.requests == []
 
 

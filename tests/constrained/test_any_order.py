@@ -113,7 +113,7 @@ def test_random_values_of_random_schemas_are_judged_as_jsonschema_judges_them() 
         whole = random_schema(rng)
         schema = {**whole, "$defs": {"whole": whole}}
         try:
-            plan = plan_json_schema(json.dumps(schema), backend="llguidance")
+            plan = plan_json_schema(json.dumps(schema))
             grammar = llguidance.compile_in_any_order(plan.schema, FACTS, "flexible")
         except (CannotEnforce, CannotCompile) as error:
             assert "atisfi" in str(error) or "finite" in str(error), (seed, error)

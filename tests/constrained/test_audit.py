@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bench.capabilities.libraries import compile_llguidance, compile_xgrammar
 from radixrt.bench.structured_engines import values_at
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema import position
@@ -20,9 +19,10 @@ from radixrt.constrained.json_schema.auditing.audit import (
     plan_json_schema,
     plan_normalised,
 )
-from radixrt.constrained.json_schema.auditing.capabilities import Capabilities, capabilities
 from radixrt.constrained.json_schema.auditing.compiling import compile_error
+from radixrt.constrained.json_schema.auditing.enforced import is_enforced
 from radixrt.constrained.json_schema.validation import SchemaValidator
+from tests.constrained.probes.measure import compile_schema
 
 LINKED = {
     "$ref": "#/$defs/item",
@@ -44,7 +44,6 @@ def plan(schema: Any, **options: Any) -> JsonPlan:
 
 def is_allowed(made: JsonPlan, text: str) -> bool:
     """By the grammar, and by the checks on what it lets through."""
-    compile_schema = compile_llguidance if made.backend == "llguidance" else compile_xgrammar
     accepts = compile_schema(made.schema)
     assert accepts is not None
     if not accepts(text.encode()):
@@ -58,16 +57,16 @@ def is_allowed(made: JsonPlan, text: str) -> bool:
 
 
 def test_the_last_trial_is_that_of_the_planned_schema() -> None:
-    """So that its grammar can be kept: here after keywords were dropped, and after a backend was given up."""
+    """So that its grammar can be kept: here after keywords were dropped."""
     tried: list[str] = []
 
-    def trial(backend: str, text: str) -> tuple[str, str | None]:
+    def trial(text: str) -> tuple[str, str | None]:
         tried.append(text)
-        return f"{backend} of {text}", compile_error(backend, text)
+        return f"grammar of {text}", compile_error(text)
 
-    for schema in ({"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}, {"const": "\x01"}, LINKED):
+    for schema in ({"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}, {"const": "a"}, LINKED):
         made = plan(schema, trial=trial)
-        assert made.grammar == f"{made.backend} of {json.dumps(made.schema, ensure_ascii=False)}"
+        assert made.grammar == f"grammar of {json.dumps(made.schema, ensure_ascii=False)}"
         assert made.grammar.endswith(tried[-1])
 
 
@@ -75,9 +74,9 @@ def test_a_plan_notes_the_subschema_that_it_is_at(monkeypatch: pytest.MonkeyPatc
     """The notes are read at the time limit, of which the compile pool has its own test."""
     notes: list[str] = []
 
-    def noting(backend: str, text: str) -> str | None:
+    def noting(text: str) -> str | None:
         notes.append(position.advice(file))
-        return compile_error(backend, text)
+        return compile_error(text)
 
     with position.shared() as file:
         position.share(file.fileno())
@@ -85,7 +84,7 @@ def test_a_plan_notes_the_subschema_that_it_is_at(monkeypatch: pytest.MonkeyPatc
         overlapping = {"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}
         plan(
             {"properties": {"a": {"items": overlapping}}},
-            trial=lambda backend, text: (None, noting(backend, text)),
+            trial=lambda text: (None, noting(text)),
         )
     assert any("grammar is too large" in note for note in notes)
     assert any("'/properties/a/items'" in note and "was searched" in note for note in notes)
@@ -109,7 +108,7 @@ def test_names_of_which_engines_differ_whether_they_match_are_checked(
 
 def test_a_plain_schema_needs_no_check() -> None:
     made = plan({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]})  # fmt: skip
-    assert (made.backend, made.checks, made.unenforced) == ("llguidance", (), ())
+    assert (made.checks, made.unenforced) == ((), ())
     assert is_allowed(made, '{"a": 3}') and not is_allowed(made, '{"a": 2}')
 
 
@@ -148,14 +147,20 @@ def test_a_keyword_below_a_relaxed_one_of_is_not_lost() -> None:
         assert is_allowed(made, json.dumps(value)) <= oracle.is_valid(value), value
 
 
-def test_a_reference_that_a_backend_does_not_follow_is_checked(
+def without_features(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    """Let the library look as if it did not enforce some features."""
+    monkeypatch.setattr(
+        audit, "is_enforced", lambda name: is_enforced(name) and name not in features
+    )
+    audit._not_enforced_of_scalars.cache_clear()
+
+
+def test_a_reference_that_the_grammar_does_not_follow_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No library of the table is like that; so one is made to look so."""
-    verdicts = {**capabilities()._verdicts, "any/$ref": {"llguidance": "drops"}}
-    monkeypatch.setattr(audit, "capabilities", lambda: Capabilities({}, verdicts))
+    without_features(monkeypatch, "any/$ref")
     links = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
-    made = plan(links, backend="llguidance")
+    made = plan(links)
     assert is_allowed(made, '{"next": {"next": {}}}')
     assert not is_allowed(made, '{"next": {"next": 1}}') and not is_allowed(made, "1")
 
@@ -163,29 +168,27 @@ def test_a_reference_that_a_backend_does_not_follow_is_checked(
 def test_what_can_not_be_left_out_below_a_relaxed_one_of_is_refused_by_its_pointer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As no library of the table refuses ``false``, one is made to look so."""
-    dropped = {"any/oneOf": {"llguidance": "drops"}, "any/false": {"llguidance": "drops"}}
-    verdicts = {**capabilities()._verdicts, **dropped}
-    monkeypatch.setattr(audit, "capabilities", lambda: Capabilities({}, verdicts))
+    without_features(monkeypatch, "any/oneOf", "any/false")
     branches = [
         {"type": "object", "properties": {"a": False, "b": {"type": "string"}}},
         {"type": "object", "properties": {"c": {"type": "integer"}}, "minProperties": 1},
     ]
     with pytest.raises(CannotEnforce) as caught:
-        plan({"oneOf": branches}, backend="llguidance")
+        plan({"oneOf": branches})
     assert "any/false" in caught.value.reason
 
 
-def test_values_that_a_backend_can_not_write_are_left_out_and_need_no_check() -> None:
-    """llguidance writes no control characters, xgrammar no search for a pattern."""
+def test_values_with_control_characters_are_left_out_and_need_no_check() -> None:
+    """llguidance does not write them; a schema that allows nothing else is refused."""
     properties = {"a": {"enum": ["\x01", ",", ";"]}, "b": {"type": "string", "pattern": "a.*b"}}
     schema = {"type": "object", "properties": properties, "required": ["a"]}
     made = plan(schema, allow_checks=False)
-    assert (made.backend, made.checks) == ("llguidance", ())
+    assert made.checks == ()
     assert is_allowed(made, '{"a": ","}')
     assert not is_allowed(made, '{"a": 1}') and not is_allowed(made, '{"a": "\\u0002"}')
-    alone = plan({"enum": ["\x01"]}, allow_checks=False)
-    assert alone.backend == "xgrammar" and is_allowed(alone, '"\\u0001"')
+    with pytest.raises(CannotEnforce) as caught:
+        plan({"enum": ["\x01"]})
+    assert caught.value.keyword == "const" and "control characters" in caught.value.reason
 
 
 def test_without_checks_the_error_names_keyword_and_pointer() -> None:

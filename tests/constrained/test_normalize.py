@@ -67,7 +67,6 @@ NO_CHECK_LEFT = {
     "names of a pattern": {"type": "object", "propertyNames": {"pattern": "^[ab]$"}},
     "at least one": {"type": "object", **CLOSED, "minProperties": 1},
     "at most one": {"type": "object", **CLOSED, "maxProperties": 1},
-    "exactly two": {"type": "object", **CLOSED, "minProperties": 2, "maxProperties": 2},
     "enum beside bounds": {"enum": [1, 5, "a", "abc", None], "minimum": 2, "maxLength": 2},
     "allOf of objects": {
         "allOf": [

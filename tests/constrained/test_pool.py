@@ -23,8 +23,8 @@ from bench.children import end, start
 from radixrt.base.errors import RequestError
 from radixrt.base.token_bytes import SavedTokens, TokenBytesTable
 from radixrt.constrained.compiler.cache import ByteLru, memory_of
-from radixrt.constrained.compiler.helper import Helper, Zygote
-from radixrt.constrained.compiler.jobs import Part, PoolConfig
+from radixrt.constrained.compiler.helper import Zygote
+from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyJson, Choice, Constraint, Ebnf, JsonSchema, Regex
@@ -428,17 +428,10 @@ def test_the_tokenizer_can_be_read_ahead(with_saved_tokens: Path) -> None:
         in_pool(load_and_compile)
 
 
-def test_a_part_that_cannot_be_loaded_fails_the_jobs_that_need_it_alone(
+def test_a_tokenizer_that_cannot_be_loaded_fails_the_jobs_that_need_it_alone(
     with_saved_tokens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fork = Zygote.fork
-
-    async def dying(self: Zygote, part: Part | None) -> Helper:
-        if part is not None:
-            await self.kill()
-        return await fork(self, part)
-
-    monkeypatch.setattr(Zygote, "fork", dying)
+    monkeypatch.setattr(Zygote, "load_tokenizer", lambda zygote: zygote._process.kill())
     with running_pool(config_of(str(with_saved_tokens))) as in_pool:
 
         async def compile_all(pool: CompilePool) -> None:
@@ -456,7 +449,7 @@ def test_a_part_that_cannot_be_loaded_fails_the_jobs_that_need_it_alone(
         in_pool(compile_all)
 
 
-def test_a_pool_closes_while_a_part_is_loaded(with_saved_tokens: Path) -> None:
+def test_a_pool_closes_while_the_tokenizer_is_loaded(with_saved_tokens: Path) -> None:
     with running_pool(config_of(str(with_saved_tokens))) as in_pool:
 
         async def load(pool: CompilePool) -> None:
@@ -600,17 +593,6 @@ def test_a_new_helper_is_a_fork_of_a_process_with_everything_loaded(
             assert len(sockets) == 1, "it holds its own socket, not that of its zygote"
 
     with_pool(body)
-
-
-def test_importing_xgrammar_is_not_compile_time(with_pool: Callable[..., Any]) -> None:
-    """The schema goes to xgrammar; the import of it takes longer than the job may."""
-
-    async def body(pool: CompilePool) -> None:
-        compiled = await pool.compile(JsonSchema(schema='{"const": "\\u0001"}'))
-        assert compiled.grammar.backend == "xgrammar"
-        assert pool.killed == 0
-
-    with_pool(body, time_limit_s=1.0)
 
 
 def test_memory_is_limited_also_while_a_library_works(with_pool: Callable[..., Any]) -> None:

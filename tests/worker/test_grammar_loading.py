@@ -21,7 +21,7 @@ def test_each_load_is_answered_with_the_matcher_ready_or_the_reason_why_not(tmp_
     file = save_byte_level(tmp_path) / "tokenizer.json"
     facts = TokenizerFacts.load(file, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
     good = llguidance.compile_regex("a+", facts)
-    bad = [Grammar.compiled("fsm", b"\0" * 100), Grammar.compiled("xgrammar", b"{}")]
+    bad = [Grammar.compiled("fsm", b"\0" * 100), Grammar.compiled("llguidance", b"{}")]
     answers: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
     loader = GrammarLoader(file, VOCAB_SIZE, EOS, answers.put)
     for grammar in (*bad, good):

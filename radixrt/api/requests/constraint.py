@@ -177,8 +177,8 @@ _OUTPUT_READERS: dict[str, Reader] = {
 }
 """The reader of each field of :class:`StructuredOutputs`."""
 
-_LIBRARIES = {"guidance": "llguidance", "outlines": "fsm"}
-"""vLLM's names of backends, where they differ from ours."""
+_LIBRARIES = {"guidance": "llguidance", "outlines": "fsm", "xgrammar": "auto"}
+"""vLLM's names of backends, where they differ from ours; what xgrammar takes is enforced by the others."""
 
 
 def _check_backend(name: str | None, config: ServerConfig) -> None:

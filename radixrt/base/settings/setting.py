@@ -12,7 +12,7 @@ from radixrt.base.errors import ConfigError
 AttentionBackendName = Literal["auto", "cpu", "flashinfer", "torch_reference"]
 EvictionPolicyName = Literal["lru", "fifo", "priority"]
 SchedulePolicyName = Literal["lpm", "suf", "fcfs", "priority"]
-GrammarBackendName = Literal["auto", "llguidance", "xgrammar", "fsm"]
+GrammarBackendName = Literal["auto", "llguidance", "fsm"]
 WhitespaceName = Literal["flexible", "compact"]
 MetricsPeerName = Literal["vllm", "sglang"]
 METRICS_PEERS: tuple[MetricsPeerName, ...] = typing.get_args(MetricsPeerName)

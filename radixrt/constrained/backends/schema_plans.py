@@ -77,9 +77,7 @@ class SchemaPlans:
         key = hashlib.sha256(f"{strict} {allow_checks} {schema_text}".encode()).digest()
         if (found := self._found.get(key)) is not None:
             return found
-        plan = plan_json_schema(
-            schema_text, strict=strict, backend="llguidance", allow_checks=allow_checks
-        )
+        plan = plan_json_schema(schema_text, strict=strict, allow_checks=allow_checks)
         text = json.dumps(plan.schema, ensure_ascii=False)
         self.num_planned += 1
         self._found[key] = SchemaPlan(key, text, plan.checks, plan.checked, plan.unenforced)

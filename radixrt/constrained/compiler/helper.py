@@ -17,8 +17,8 @@ from radixrt.constrained.compiler import jobs
 from radixrt.constrained.json_schema import position
 
 START_LIMIT_S = 120.0
-PART_LIMIT_S = 60.0
-"""For loading one and a fork. xgrammar imports torch: seconds where cores are free, many more where they are not."""
+FORK_LIMIT_S = 60.0
+"""For a fork, and for loading the tokenizer ahead of it."""
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -105,16 +105,13 @@ class Zygote:
     def is_alive(self) -> bool:
         return self._process.returncode is None
 
-    def load(self, part: jobs.Part) -> None:
-        """Let it load a part that helpers may need. Helpers that are asked for meanwhile wait."""
+    def load_tokenizer(self) -> None:
+        """Let it load the tokenizer. Helpers that are asked for meanwhile wait."""
         with contextlib.suppress(OSError):
-            self._control.send(jobs.frame(jobs.encode(jobs.Load(part))))
+            self._control.send(jobs.frame(jobs.encode(jobs.Load())))
 
-    async def fork(self, part: jobs.Part | None) -> "Helper":
+    async def fork(self) -> "Helper":
         """A new helper.
-
-        Args:
-            part: it needs this; None: nothing that takes long to load.
 
         Raises:
             HelperDied: the zygote has ended.
@@ -124,9 +121,9 @@ class Zygote:
         ours.setblocking(False)
         notes = position.shared()
         try:
-            async with self._forking, asyncio.timeout(PART_LIMIT_S):
+            async with self._forking, asyncio.timeout(FORK_LIMIT_S):
                 self._forked = asyncio.get_running_loop().create_future()
-                frame = jobs.frame(jobs.encode(jobs.Fork(part)))
+                frame = jobs.frame(jobs.encode(jobs.Fork()))
                 socket.send_fds(self._control, [frame], [theirs.fileno(), notes.fileno()])
                 pid = await self._forked
             reader, writer = await asyncio.open_unix_connection(sock=ours)

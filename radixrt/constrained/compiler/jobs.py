@@ -4,7 +4,7 @@ A frame is its length in 8 bytes, little-endian, then that many bytes.
 """
 
 import struct
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import msgspec
 
@@ -68,11 +68,6 @@ class ValidateJob(msgspec.Struct, frozen=True, tag=True):
 Job = CompileJob | AdviseJob | ValidateJob
 
 
-Part = Literal["tokenizer", "xgrammar"]
-"""Of what helpers use: takes a second or more to load, and many servers never need it. The zygote loads it once, at the first job that needs
-it or before."""
-
-
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The zygote has loaded the tokens, and can make helpers."""
 
@@ -80,14 +75,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class Fork(msgspec.Struct, frozen=True, tag=True):
     """To the zygote, with the helper's socket: make a helper. Answered by a Forked."""
 
-    part: Part | None
-    """The helper needs it."""
-
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: load a part, so that no job has to wait for it."""
-
-    part: Part
+    """To the zygote: load the tokenizer, unless it has done so. It takes a second or more, and many servers never need it."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -111,10 +101,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     """Exit status; a signal as a negative number."""
 
 
-class Needs(msgspec.Struct, frozen=True, tag=True):
-    """The job has to be done by a helper that has this part."""
-
-    part: Part
+class NeedsTokenizer(msgspec.Struct, frozen=True, tag=True):
+    """The job has to be done by a helper that has the tokenizer."""
 
 
 class CompileDone(msgspec.Struct, frozen=True, tag=True):
@@ -161,7 +149,7 @@ Reply = (
     | CompileDone
     | AdviseDone
     | ValidateDone
-    | Needs
+    | NeedsTokenizer
     | Refused
     | OutOfMemory
     | Failed

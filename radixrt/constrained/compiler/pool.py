@@ -100,7 +100,7 @@ class CompilePool:
     def _load_tokenizer(self) -> None:
         zygote = self._zygote
         if self._loads_tokenizer and zygote is not self._loading and zygote is not None:
-            zygote.load("tokenizer")
+            zygote.load_tokenizer()
             self._loading = zygote
 
     async def close(self) -> None:
@@ -108,7 +108,7 @@ class CompilePool:
         for keeper in self._keepers:
             keeper.cancel()
         if self._zygote is not None:
-            await self._zygote.kill()  # first: while it loads a part, it ends no helper
+            await self._zygote.kill()  # first: while it loads the tokenizer, it ends no helper
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if self._zygote is not None:
             await self._zygote.kill()  # one that a keeper has just started
@@ -290,23 +290,23 @@ class CompilePool:
         """Keep one helper alive and give it jobs; ``for_quick_ones`` stops slow jobs when others wait."""
         helper: Helper | None = None
         waiting: _Waiting | None = None
-        needs: jobs.Part | None = None
+        needs_tokenizer = False
         try:
             while True:
                 if helper is None or not helper.is_alive:
                     try:
-                        helper = await self._start_helper(needs)
+                        helper = await self._start_helper(needs_tokenizer)
                     except RequestError as error:
                         if waiting is not None and not waiting.reply.done():
                             waiting.reply.set_exception(error)
-                        waiting = needs = None
+                        waiting, needs_tokenizer = None, False
                         continue
                     if helper is None:
                         return
                 waiting = waiting or await self._next(for_quick_ones)
                 if helper.is_alive:  # it may have died while it had nothing to do
-                    needs = await self._run(helper, waiting, for_quick_ones)
-                    if needs is None:
+                    needs_tokenizer = await self._run(helper, waiting, for_quick_ones)
+                    if not needs_tokenizer:
                         waiting = None
         finally:
             if helper is not None:
@@ -314,26 +314,28 @@ class CompilePool:
             if waiting is not None:
                 waiting.reply.cancel()
 
-    async def _start_helper(self, part: jobs.Part | None) -> Helper | None:
+    async def _start_helper(self, needs_tokenizer: bool) -> Helper | None:
         """A new helper, after as many tries as it takes; None if there is no use in trying.
 
         Raises:
-            RequestError: several zygotes could not load the part.
+            RequestError: several zygotes could not load the tokenizer.
         """
         for tries in itertools.count(1):
             try:
                 async with self._starting_zygote:
                     if self._zygote is None or not self._zygote.is_alive:
                         self._zygote = await Zygote.start(self.config)
-                helper = await self._zygote.fork(part)
+                if needs_tokenizer:
+                    self._zygote.load_tokenizer()
+                helper = await self._zygote.fork()
             except HelperCannotStart as error:
                 self._refuse_all(str(error))
                 return None
             except (HelperDied, TimeoutError, OSError) as error:
                 logger.warning("A compiler helper did not start: %s", error or "it took too long")
-                if tries >= _TRIES_BEFORE_REFUSING and part is not None:
+                if tries >= _TRIES_BEFORE_REFUSING and needs_tokenizer:
                     raise RequestError(
-                        f"Its kind of structured output is not available: its helper processes cannot load the {part}; see the log.",
+                        "Its kind of structured output is not available: its helper processes cannot load the tokenizer; see the log.",
                         status=503,
                     ) from error
                 if tries >= _TRIES_BEFORE_REFUSING:
@@ -356,11 +358,9 @@ class CompilePool:
     def _unavailable(self) -> RequestError:
         return RequestError(f"Structured output is not available: {self._cannot_start}", status=503)
 
-    async def _run(
-        self, helper: Helper, waiting: _Waiting, for_quick_ones: bool
-    ) -> jobs.Part | None:
-        """Run one job to its end, its limit, or until it has to make room for quick ones. Returns a part with which it has to run once
-        more, in another helper; this one is gone then."""
+    async def _run(self, helper: Helper, waiting: _Waiting, for_quick_ones: bool) -> bool:
+        """Run one job to its end, its limit, or until it has to make room for quick ones. True: it has to run once more, in a helper
+        with the tokenizer; this one is gone then."""
         running = asyncio.create_task(helper.do(waiting.job))
         begin = time.monotonic()
         ends = begin + waiting.left_s
@@ -373,11 +373,11 @@ class CompilePool:
                     async with self._work:
                         self._slow.push(waiting.tenant, "", waiting)
                         self._work.notify_all()
-                    return None
+                    return False
                 await _one_is_done(job, ends - time.monotonic())
-            if isinstance(reply := _reply_of(running), jobs.Needs):
+            if isinstance(_reply_of(running), jobs.NeedsTokenizer):
                 await helper.kill()
-                return reply.part
+                return True
             if not waiting.reply.done():
                 error = running.exception() if running.done() else TimeoutError()
                 waiting.advice = helper.advice()
@@ -390,7 +390,7 @@ class CompilePool:
             if isinstance(_reply_of(running), jobs.OutOfMemory | None):
                 self.killed += 1
                 await helper.kill()
-            return None
+            return False
         finally:
             running.cancel()
             with contextlib.suppress(BaseException):

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import gc
-import importlib.abc
 import os
 import resource
 import selectors
@@ -25,8 +24,8 @@ from radixrt.constrained.json_schema import position
 from radixrt.constrained.tokenizer_facts import TokenizerFacts, read_tokenizer
 
 _PR_SET_PDEATHSIG = 1
-_tried: set[jobs.Part] = set()
-"""Parts that the zygote has loaded, or has failed to load: a job that needs one meets the failure itself."""
+_has_tried = False
+"""Whether the zygote has loaded the tokenizer, or has failed to."""
 _RECURSION_LIMIT = 10_000
 """Schemas are trees, walked by recursion; deeper ones are refused."""
 
@@ -90,9 +89,8 @@ def _next_helper(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(command.pid, signal.SIGKILL)
                 continue
-            if command.part is not None:
-                _load(command.part, facts, config)
             if isinstance(command, jobs.Load):
+                _load_tokenizer(facts, config)
                 continue
             if pid := os.fork():
                 for fd in fds:
@@ -119,44 +117,29 @@ def _report_ends(control: socket.socket) -> None:
             _send(control, jobs.Ended(pid, os.waitstatus_to_exitcode(status)))
 
 
-def _load(part: jobs.Part, facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
-    """Load a part, so that the helpers need not."""
-    _tried.add(part)
-    with contextlib.suppress(Exception):
-        if part == "xgrammar":
-            from radixrt.constrained.backends import xgrammar  # noqa: F401
-        elif not facts.has_tokenizer:
+def _load_tokenizer(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
+    """Load the tokenizer, so that the helpers need not. Where that fails, a job meets the failure itself."""
+    global _has_tried
+    _has_tried = True
+    if not facts.has_tokenizer:
+        with contextlib.suppress(Exception):
             compile_constraint(Regex(pattern="a"), facts, config.options)
             gc.freeze()
 
 
-class _Needs(BaseException):
-    """A job needs a part, whose loading takes time that is not the job's."""
-
-    def __init__(self, part: jobs.Part) -> None:
-        super().__init__(part)
-        self.part = part
+class _NeedsTokenizer(BaseException):
+    """A job needs the tokenizer, whose loading takes time that is not the job's."""
 
 
 def _tokenizer_in_zygote(file: Path, zygote: int) -> Tokenizer:
     """The tokenizer, read in the process ``zygote``; interrupts a job that begins to read it."""
-    if os.getpid() != zygote and "tokenizer" not in _tried:
-        raise _Needs("tokenizer")
+    if os.getpid() != zygote and not _has_tried:
+        raise _NeedsTokenizer
     return read_tokenizer(file)
-
-
-class _XgrammarFinder(importlib.abc.MetaPathFinder):
-    """Interrupts a job that begins to import xgrammar."""
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == "xgrammar":
-            raise _Needs("xgrammar")
 
 
 def _work(helper: socket.socket, facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
     """The life of a helper: jobs and replies on its socket, until the parent closes it."""
-    if "xgrammar" not in _tried:
-        sys.meta_path.insert(0, _XgrammarFinder())
     sys.setrecursionlimit(_RECURSION_LIMIT)
     memory = _MemoryLimit(config.memory_limit_bytes)
     requests, replies = helper.makefile("rb"), helper.makefile("wb")
@@ -174,8 +157,8 @@ def _answer(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> by
         return jobs.frame(jobs.encode(_do(job, facts, config)))
     except MemoryError:
         return jobs.frame(jobs.encode(jobs.OutOfMemory()))
-    except _Needs as needs:
-        return jobs.frame(jobs.encode(jobs.Needs(needs.part)))
+    except _NeedsTokenizer:
+        return jobs.frame(jobs.encode(jobs.NeedsTokenizer()))
     except Exception as error:
         return jobs.frame(jobs.encode(_failure(job, error)))
 
@@ -234,7 +217,7 @@ def _die_with(parent_pid: int) -> None:
 class _MemoryLimit:
     """Limits the growth of this process' writable memory after its start.
 
-    RLIMIT_DATA, not RLIMIT_AS: the address space of a process with torch in it says nothing of its use.
+    RLIMIT_DATA, not RLIMIT_AS: address space that is reserved says nothing of its use.
     """
 
     def __init__(self, limit_bytes: int) -> None:

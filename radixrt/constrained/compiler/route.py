@@ -1,6 +1,6 @@
 """Chooses the backend of a constraint, compiles it, and turns refusals into errors of the request."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,7 +35,7 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the server, for all requests."""
 
     backend: GrammarBackendName = "auto"
-    """A named backend gets the constraints that it enforces exactly; the others go to the backend that does."""
+    """``llguidance`` compiles regular expressions and choices too, without finite-state machines. All others are ``auto``."""
     whitespace: WhitespaceName = "flexible"
     """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
     max_source_bytes: int = 16 << 20
@@ -128,27 +128,21 @@ def compile_json_schema(
     from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
     from radixrt.constrained.json_schema.auditing.compiling import compile_error
 
-    wanted = "auto" if options.backend == "fsm" else options.backend
     if constraint.any_order:
         try:
             return _in_any_order(constraint, facts, options)
         except (CannotCompile, CannotEnforce):
             pass  # the order of the schema is one of the orders
 
-    def trial(backend: str, text: str) -> tuple[Grammar | None, str | None]:
-        library: Any = llguidance
-        if backend == "xgrammar":
-            from radixrt.constrained.backends import xgrammar as library  # here: it takes seconds
+    def trial(text: str) -> tuple[Grammar | None, str | None]:
         try:
-            return library.compile_json_schema(text, facts, options.whitespace), None
+            return llguidance.compile_json_schema(text, facts, options.whitespace), None
         except CannotCompile:
-            if (error := compile_error(backend, text)) is None:
+            if (error := compile_error(text)) is None:
                 raise  # only with this tokenizer, or in its first step
             return None, error
 
-    plan = plan_json_schema(
-        constraint.schema, strict=constraint.strict, backend=wanted, trial=trial
-    )
+    plan = plan_json_schema(constraint.schema, strict=constraint.strict, trial=trial)
     return _planned(plan.grammar, plan, options)
 
 
@@ -157,7 +151,7 @@ def _in_any_order(
 ) -> Compiled:
     from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
 
-    plan = plan_json_schema(constraint.schema, strict=constraint.strict, backend="llguidance")
+    plan = plan_json_schema(constraint.schema, strict=constraint.strict)
     grammar = llguidance.compile_in_any_order(plan.schema, facts, options.whitespace)
     return _planned(grammar, plan, options)
 
@@ -174,7 +168,7 @@ def _planned(grammar: Grammar, plan: "JsonPlan", options: CompileOptions) -> Com
 
 def _regex(pattern: str, facts: TokenizerFacts, options: CompileOptions) -> Grammar:
     exact = llguidance.compile_regex(pattern, facts)
-    if options.backend not in ("auto", "fsm"):
+    if options.backend == "llguidance":
         return exact
     from radixrt.constrained.backends import fsm_compiler  # here: the worker needs none of it
 

@@ -1,7 +1,7 @@
-"""Plans the enforcement of a schema: a backend measured to enforce all of it, a backend with checks, or a refusal.
+"""Plans the enforcement of a schema: by a grammar that enforces all of it, by a grammar and checks, or a refusal.
 
-normalised schema ──▶ prepared for a backend ──▶ faults ──▶ superset without them ──▶ trial compile
-                                                    └─────▶ checks on the smallest values that hold them
+normal form ──▶ prepared for llguidance ──▶ faults ──▶ superset without them ──▶ trial compile
+                                               └─────▶ checks on the smallest values that hold them
 """
 
 import contextlib
@@ -9,14 +9,14 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
 from radixrt.constrained.json_schema.auditing.blame import Search
-from radixrt.constrained.json_schema.auditing.capabilities import JsonBackend, capabilities
 from radixrt.constrained.json_schema.auditing.checks import Faults, place_checks, self_contained
 from radixrt.constrained.json_schema.auditing.compiling import Trial, dry_run
+from radixrt.constrained.json_schema.auditing.enforced import is_enforced
 from radixrt.constrained.json_schema.auditing.features import Feature, constraints, node_features
 from radixrt.constrained.json_schema.auditing.prepare import prepared
 from radixrt.constrained.json_schema.auditing.relax import fewest_to_drop, without
@@ -31,10 +31,10 @@ from radixrt.constrained.json_schema.walk import (
     mapped,
     met_with,
     pointer_of,
+    reference_target,
     without_origins,
 )
 
-BACKENDS: tuple[JsonBackend, ...] = ("llguidance", "xgrammar")
 _MOST_ROUNDS = 30
 """Trial compiles that may each find another keyword to leave to a check."""
 
@@ -43,9 +43,8 @@ _MOST_ROUNDS = 30
 class JsonPlan:
     """How a JSON schema is going to be enforced."""
 
-    backend: JsonBackend
     schema: Any
-    """The schema for the backend. It allows all values of the user's schema, and values that the checks reject."""
+    """The schema for llguidance. It allows all values of the user's schema, and values that the checks reject."""
     grammar: Any
     """Of this schema; made by the trial."""
     checks: tuple[SpanCheck, ...]
@@ -66,14 +65,9 @@ class JsonPlan:
 
 
 def plan_json_schema(
-    schema_text: str,
-    *,
-    strict: bool = True,
-    backend: Literal["auto", "llguidance", "xgrammar"] = "auto",
-    allow_checks: bool = True,
-    trial: Trial = dry_run,
+    schema_text: str, *, strict: bool = True, allow_checks: bool = True, trial: Trial = dry_run
 ) -> JsonPlan:
-    """Find a backend that enforces the schema exactly, or one whose grammar and checks do so together.
+    """Find a grammar that enforces the schema exactly, or one that does so together with checks.
 
     ``strict`` false leaves out the keywords that can't be enforced, and lists them. The last ``trial`` is that of the plan's schema.
 
@@ -88,35 +82,25 @@ def plan_json_schema(
         raise CannotEnforce("schema", "", reason) from error
     except (ValueError, RecursionError) as error:
         raise CannotEnforce("schema", "", f"it is no JSON that can be read: {error}.") from error
-    return plan_normalised(
-        normalize(schema), strict=strict, backend=backend, allow_checks=allow_checks, trial=trial
-    )
+    return plan_normalised(normalize(schema), strict=strict, allow_checks=allow_checks, trial=trial)
 
 
 def plan_normalised(
-    schema: Any,
-    *,
-    strict: bool = True,
-    backend: str = "auto",
-    allow_checks: bool = True,
-    trial: Trial = dry_run,
+    schema: Any, *, strict: bool = True, allow_checks: bool = True, trial: Trial = dry_run
 ) -> JsonPlan:
     """As :func:`plan_json_schema`, of a schema that is normalised already."""
-    candidates = BACKENDS if backend == "auto" else tuple(b for b in BACKENDS if b == backend)
-    attempts: list[_Attempt] = []
-    refusals: dict[str, CannotEnforce] = {}
-    for name in candidates:
-        attempt = _Attempt(schema, name, trial)
-        if attempt.is_exact():
-            return attempt.plan()
-        attempts.append(attempt)
-    for attempt in attempts:
-        try:
-            attempt.relax()
-            return _with_checks(attempt, strict=strict, allow_checks=allow_checks)
-        except CannotEnforce as error:
-            refusals[attempt.backend] = error
-    raise refusals[candidates[0]]
+    attempt = _Attempt(schema, trial)
+    if attempt.original is False and schema is not False:
+        word = "enum" if "enum" in schema else "const"
+        raise CannotEnforce(
+            word,
+            "",
+            "all of its values have control characters, which the grammar can't write; leave them out.",
+        )
+    if attempt.is_exact():
+        return attempt.plan()
+    attempt.relax()
+    return _with_checks(attempt, strict=strict, allow_checks=allow_checks)
 
 
 def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> JsonPlan:
@@ -136,12 +120,11 @@ def _with_checks(attempt: "_Attempt", *, strict: bool, allow_checks: bool) -> Js
 
 
 class _Attempt:
-    """The attempt to enforce a schema with one backend."""
+    """The attempt to enforce a schema."""
 
-    def __init__(self, schema: Any, backend: JsonBackend, trial: Trial) -> None:
+    def __init__(self, schema: Any, trial: Trial) -> None:
         self.normalised = schema
-        self.backend: JsonBackend = backend
-        self.original = prepared(schema, backend)
+        self.original = prepared(schema)
         """With all faults in it; checks are cut from here."""
         self.schema = self.original
         """Made smaller step by step by :meth:`relax`, in which each node knows its place in the original, as ``oneOf`` may become
@@ -155,8 +138,8 @@ class _Attempt:
         """Of the trial of the original."""
 
     def is_exact(self) -> bool:
-        """The backend enforces all of it."""
-        if any(self._not_enforced(node) for _, node in met_with(self.original)):
+        """The grammar enforces all of it."""
+        if any(_not_enforced(node) for _, node in met_with(self.original)):
             return False
         self._error = self._compile_error()
         return self._error is None
@@ -168,22 +151,22 @@ class _Attempt:
         checked: tuple[Unenforced, ...] = (),
         unenforced: tuple[Unenforced, ...] = (),
     ) -> JsonPlan:
-        return JsonPlan(self.backend, *self._made, checks, checked, unenforced, self.normalised)
+        return JsonPlan(*self._made, checks, checked, unenforced, self.normalised)
 
     def _compile_error(self) -> str | None:
         note("compile")
         schema = without_origins(self.schema)
-        grammar, error = self._trial(self.backend, json.dumps(schema, ensure_ascii=False))
+        grammar, error = self._trial(json.dumps(schema, ensure_ascii=False))
         self._made = schema, grammar
         return error
 
     def relax(self) -> None:
-        """Take faults out until the backend compiles the rest.
+        """Take faults out until llguidance compiles the rest.
 
         Raises:
             CannotEnforce: it never does.
         """
-        search = Search(self.backend)
+        search = Search()
         self.schema = _with_places(self.original, ())
         self._find_faults(met_with(self.schema))
         for _ in range(_MOST_ROUNDS):
@@ -191,6 +174,8 @@ class _Attempt:
             if error is None:
                 return
             if "nsatisfiable" in error:
+                if self._forbid_all_of(search.unsatisfiable(self.schema)):
+                    continue
                 reason = error.splitlines()[0].removeprefix("Unsatisfiable schema: ")
                 raise CannotEnforce(
                     "schema", "", f"no value satisfies it, or a part of it: {reason}."
@@ -198,19 +183,32 @@ class _Attempt:
             found = search.blamed(self.schema, error)
             found = sorted(found, key=lambda blame: -len(blame[0]))
             for place, keywords, message in found:
-                self._drop(place, keywords, f"{self.backend} says: {message}")
+                self._drop(place, keywords, f"llguidance says: {message}")
             self._find_faults_above([place for place, _, _ in found])
             if not found:
                 break
         raise CannotEnforce(
-            "schema", "", f"{self.backend} can't compile it: {error}. Make it smaller or simpler."
+            "schema", "", f"llguidance can't compile it: {error}. Make it smaller or simpler."
         )
 
+    def _forbid_all_of(self, definition: Place) -> bool:
+        """Write ``false``, which says the same and can be compiled, for a definition that nothing satisfies and each reference to it. False
+        if there is no such definition."""
+        self._error = None
+        places = [
+            place for place, node in met_with(self.schema) if reference_target(node) == definition
+        ]
+        if not definition or () in places:
+            return False
+        for place in [*places, definition]:
+            at(self.schema, place[:-1])[place[-1]] = False
+        return True
+
     def _find_faults(self, nodes: Iterable[tuple[Place, Any]]) -> None:
-        """Remove the keywords of these nodes that the table does not list as enforced."""
+        """Remove the keywords of these nodes that are not listed as enforced."""
         changed: list[Place] = []
         for place, node in nodes:
-            faults = self._not_enforced(node)
+            faults = _not_enforced(node)
             if not faults:
                 continue
             name = faults[0].name
@@ -221,9 +219,9 @@ class _Attempt:
                 raise CannotEnforce(
                     name.split("/")[0],
                     _origin_of(node, place),
-                    f"{self.backend} was not measured to enforce {name}.",
+                    f"llguidance was not measured to enforce {name}.",
                 )
-            self._drop(place, dropped, f"{self.backend} does not enforce {name}")
+            self._drop(place, dropped, f"llguidance does not enforce {name}")
             changed.append(place)
         if changed:
             self._find_faults_above(changed)
@@ -240,14 +238,7 @@ class _Attempt:
                 yield place, at(self.schema, place)
 
     def _fewest(self, node: Any, suspects: list[str]) -> tuple[str, ...] | None:
-        return fewest_to_drop(node, suspects, lambda each: not self._not_enforced(each))
-
-    def _not_enforced(self, node: Any) -> tuple[Feature, ...]:
-        if isinstance(node, dict) and not _TYPED_VALUES & node.keys():
-            words = tuple((word, node[word]) for word in node if word not in (ORIGIN, PLACE))
-            if all(isinstance(value, str | int | float) for _, value in words):
-                return _not_enforced_of_scalars(self.backend, words)
-        return _not_enforced(self.backend, node)
+        return fewest_to_drop(node, suspects, lambda each: not _not_enforced(each))
 
     def _drop(self, place: Place, keywords: tuple[str, ...], reason: str) -> None:
         """Take keywords out of the node that is at a place of the schema as it is now."""
@@ -281,16 +272,22 @@ _TYPED_VALUES = frozenset(("enum", "const"))
 """Keywords of which 1 and true are different values."""
 
 
-def _not_enforced(backend: str, node: Any) -> tuple[Feature, ...]:
-    verdict = capabilities().verdict
-    return tuple(f for f in node_features(node) if not verdict(backend, f.name).enforced)
+def _not_enforced(node: Any) -> tuple[Feature, ...]:
+    """The features of a node that the grammar does not enforce."""
+    if isinstance(node, dict) and not _TYPED_VALUES & node.keys():
+        words = tuple((word, node[word]) for word in node if word not in (ORIGIN, PLACE))
+        if all(isinstance(value, str | int | float) for _, value in words):
+            return _not_enforced_of_scalars(words)
+    return _not_enforced_of(node)
 
 
 @functools.lru_cache(maxsize=4096)
-def _not_enforced_of_scalars(
-    backend: str, words: tuple[tuple[str, str | float], ...]
-) -> tuple[Feature, ...]:
-    return _not_enforced(backend, dict(words))
+def _not_enforced_of_scalars(words: tuple[tuple[str, str | float], ...]) -> tuple[Feature, ...]:
+    return _not_enforced_of(dict(words))
+
+
+def _not_enforced_of(node: Any) -> tuple[Feature, ...]:
+    return tuple(feature for feature in node_features(node) if not is_enforced(feature.name))
 
 
 def _origin_of(node: Any, place: Place) -> str:

@@ -1,4 +1,4 @@
-"""Finds the keyword because of which a library refuses a schema, by compiling parts of the schema."""
+"""Finds the keyword because of which llguidance refuses a schema, by compiling parts of the schema."""
 
 import json
 from typing import Any
@@ -21,14 +21,13 @@ MOST_CHARACTERS = 2_000_000
 """Bytes of JSON text that are compiled at most to find the faults of one schema (a second of work); then it is refused."""
 
 Blame = tuple[Place, tuple[str, ...], str]
-"""Place of a node, its keywords without which it compiles, and the library's error."""
+"""Place of a node, its keywords without which it compiles, and llguidance's error."""
 
 
 class Search:
     """Searches for the faults of one schema, which is reduced between two searches."""
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self._left = MOST_CHARACTERS
         self._schema: Any = None
         self._with_origins: Any = None
@@ -44,6 +43,17 @@ class Search:
         self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
         self._searched = set()
         return (self._every_one_of() if "oneOf" in error else []) or self._all_deepest(())
+
+    def unsatisfiable(self, schema: Any) -> Place:
+        """The place of a definition that no value satisfies; empty if there is none."""
+        self._with_origins = schema
+        self._schema = schema = without_origins(schema)
+        self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
+        for name in self._definitions:
+            place: Place = ("$defs", name)
+            if "nsatisfiable" in (self._error_of(self._at(place)) or ""):
+                return place
+        return ()
 
     def _every_one_of(self) -> list[Blame]:
         """All ``oneOf`` that don't compile alone, so that a schema of many needs few rounds."""
@@ -96,13 +106,13 @@ class Search:
         return at(self._schema, place)
 
     def _error_of(self, node: Any) -> str | None:
-        """The library's error for a node compiled as a schema of its own."""
+        """llguidance's error for a node compiled as a schema of its own."""
         if isinstance(node, bool) or self._left <= 0:
             return None
         text = json.dumps(self._with_definitions(node), ensure_ascii=False)
         if text not in self._errors:
             self._left -= len(text)
-            self._errors[text] = compile_error(self._backend, text)
+            self._errors[text] = compile_error(text)
         return self._errors[text]
 
     def _with_definitions(self, node: Any) -> Any:

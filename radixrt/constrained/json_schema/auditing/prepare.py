@@ -1,12 +1,12 @@
-"""Writes a schema for one backend, in the only form in which the backend was measured.
+"""Writes a schema for llguidance, in the only form in which it was measured.
 
-Annotations and unknown keywords are removed (some libraries act on keys such as ``x-guidance``), patterns are
-written portably, and formats that a backend does not enforce exactly become patterns that it does.
+Annotations and unknown keywords are removed (it acts on the key ``x-guidance``), patterns are written portably, and formats
+that it does not enforce exactly become patterns that it does.
 """
 
 from typing import Any
 
-from radixrt.constrained.json_schema.auditing.capabilities import Verdict, capabilities
+from radixrt.constrained.json_schema.auditing.enforced import EXACT_FORMATS
 from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE, is_writable, types_of
 from radixrt.constrained.json_schema.dialects import is_whole, portable
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
@@ -17,25 +17,21 @@ from radixrt.constrained.json_schema.walk import Node, mapped
 _KEPT = ENFORCEABLE | {"$defs", ORIGIN}
 
 
-def prepared(schema: Any, backend: str) -> Any:
-    """A copy for one backend; every subschema stays at its place."""
+def prepared(schema: Any) -> Any:
+    """A copy for llguidance; every subschema stays at its place."""
     if isinstance(schema, bool):
         return {} if schema else False
     kept = {keyword: value for keyword, value in schema.items() if keyword in _KEPT}
-    node = mapped(kept, lambda _, child: prepared(child, backend))
-    if not _keep_writable_values(node, backend):
+    node = mapped(kept, lambda _, child: prepared(child))
+    if not _keep_writable_values(node):
         return False
     _write_patterns(node)
-    _write_format(node, backend)
+    _write_format(node)
     return node
 
 
-def _keep_writable_values(node: Node, backend: str) -> bool:
-    """Take out values that the backend can't write anywhere, and gets wrong; False if none is left."""
-    if not ("enum" in node or "const" in node):
-        return True
-    if capabilities().verdict(backend, "value/string:control").enforced:
-        return True
+def _keep_writable_values(node: Node) -> bool:
+    """Take out values with control characters, which llguidance writes nowhere; False if none is left."""
     if "enum" in node:
         node["enum"] = [value for value in node["enum"] if is_writable(value)]
     return bool(node.get("enum", True)) and is_writable(node.get("const"))
@@ -68,7 +64,7 @@ def _portable_or_same(pattern: str, *, may_leave_out: bool = True) -> str:
         return pattern
 
 
-def _write_format(node: Node, backend: str) -> None:
+def _write_format(node: Node) -> None:
     name = node.get("format")
     if name is None:
         return
@@ -77,10 +73,7 @@ def _write_format(node: Node, backend: str) -> None:
         return
     pattern = format_pattern(name)
     alone = not any(keyword in node for keyword in ("pattern", "minLength", "maxLength"))
-    exact = capabilities().verdict(backend, f"format/{name}") is Verdict.EXACT
-    if pattern is None or (exact and alone):
-        return
-    if not capabilities().verdict(backend, f"format-pattern/{name}").enforced:
+    if pattern is None or (name in EXACT_FORMATS and alone):
         return
     del node["format"]
     if name in LENGTHS:

@@ -1,56 +1,59 @@
-"""Makes the table of the features that each grammar library enforces: ``python -m bench.capabilities.make_table [--check] [--why FEATURE]``.
+"""Sends the probes through the installed llguidance: what it accepts of each feature.
 
-Writes ``radixrt/constrained/json_schema/auditing/capabilities.json``. Nothing in it is random and nothing is timed.
+``python -m tests.constrained.probes.measure FEATURE`` prints what was seen of the features with this in their names.
 """
 
-import argparse
 import itertools
 import json
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
-from pathlib import Path
 from typing import Any
 
-from bench.capabilities.hand_probes import by_hand
-from bench.capabilities.libraries import COMPILERS, Acceptor, versions
-from bench.capabilities.probes import Probe, by_rule
-from radixrt.constrained.json_schema import auditing
-from radixrt.constrained.json_schema.auditing.capabilities import Verdict
+from llguidance import LLMatcher, LLTokenizer
+
+from radixrt.constrained.json_schema.auditing.compiling import dry_run
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
+from tests.constrained.probes.hand_probes import by_hand
+from tests.constrained.probes.probes import Probe, by_rule
 
 _PRECISE = Context(prec=1000)
-TABLE = Path(auditing.__file__).parent / "capabilities.json"
+
+Acceptor = Callable[[bytes], bool]
+"""Whether a text is accepted from beginning to end."""
+
+
+def compile_schema(schema: Any) -> Acceptor | None:
+    """None if llguidance refuses the schema. Texts are matched byte by byte: acceptance does not depend on the vocabulary."""
+    grammar, error = dry_run(json.dumps(schema))
+    if error:
+        return None
+    start = LLMatcher(LLTokenizer("byte"), grammar)
+
+    def accepts(text: bytes) -> bool:
+        matcher = start.deep_copy()
+        return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
+
+    return accepts
 
 
 @dataclass
 class Outcome:
-    """What was seen of one backend at one feature; each list holds (schema, text)."""
+    """What was seen of one feature; each list holds (schema, text)."""
 
     compiled: int = 0
     refused: int = 0
     accepted_invalid: list[tuple[Any, str]] = field(default_factory=list)
     unwritable: list[tuple[Any, str]] = field(default_factory=list)
 
-    @property
-    def verdict(self) -> Verdict:
-        if self.accepted_invalid:
-            return Verdict.DROPS
-        if not self.compiled:
-            return Verdict.REFUSES
-        return Verdict.NARROW if self.unwritable else Verdict.EXACT
 
-
-def measure() -> dict[str, dict[str, Outcome]]:
-    """Run every probe through every backend: feature → backend → outcome."""
-    outcomes: dict[str, dict[str, Outcome]] = defaultdict(
-        lambda: {name: Outcome() for name in COMPILERS}
-    )
+def measure() -> dict[str, Outcome]:
+    """Run every probe: feature → outcome."""
+    outcomes: dict[str, Outcome] = defaultdict(Outcome)
     for probe in itertools.chain(by_rule(), by_hand()):
-        judged = _judge(probe)
-        for name, compile_schema in COMPILERS.items():
-            _run(probe, judged, compile_schema(probe.schema), outcomes[probe.feature][name])
+        _run(probe, _judge(probe), compile_schema(probe.schema), outcomes[probe.feature])
     return outcomes
 
 
@@ -134,57 +137,16 @@ def _canonical(value: Any) -> Any:
     )
 
 
-def table(outcomes: dict[str, dict[str, Outcome]]) -> dict[str, Any]:
-    """The content of the file."""
-    return {
-        "versions": versions(),
-        "features": {
-            feature: {name: str(outcome.verdict) for name, outcome in outcomes[feature].items()}
-            for feature in sorted(outcomes)
-        },
-    }
-
-
-def table_text(content: dict[str, Any]) -> str:
-    """JSON with a line for each feature."""
-    rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in content["features"].items())
-    return f'{{\n"versions": {json.dumps(content["versions"])},\n"features": {{\n{rows}\n}}\n}}\n'
-
-
-def reasons(outcomes: dict[str, dict[str, Outcome]], part: str) -> Iterator[str]:
+def reasons(outcomes: dict[str, Outcome], part: str) -> Iterator[str]:
     """Lines that tell what was seen, of the features whose names contain ``part``."""
-    for feature in sorted(outcomes):
+    for feature, outcome in sorted(outcomes.items()):
         if part not in feature:
             continue
-        for name, outcome in outcomes[feature].items():
-            yield f"{feature} {name}: {outcome.verdict} ({outcome.compiled} compiled, {outcome.refused} refused)"
-            for kind in ("accepted_invalid", "unwritable"):
-                for schema, text in getattr(outcome, kind)[:3]:
-                    yield f"    {kind}: {text!r} under {json.dumps(schema)[:300]}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="compare instead of writing; 1 if the table is out of date",
-    )
-    parser.add_argument(
-        "--why", metavar="FEATURE", help="print what was seen of features with this in their name"
-    )
-    arguments = parser.parse_args()
-    outcomes = measure()
-    if arguments.why is not None:
-        print("\n".join(reasons(outcomes, arguments.why)))
-        return 0
-    text = table_text(table(outcomes))
-    if arguments.check:
-        return int(TABLE.read_text("utf-8") != text)
-    TABLE.write_text(text, "utf-8")
-    print(f"{len(outcomes)} features in {TABLE}")
-    return 0
+        yield f"{feature}: {outcome.compiled} compiled, {outcome.refused} refused"
+        for kind in ("accepted_invalid", "unwritable"):
+            for schema, text in getattr(outcome, kind)[:3]:
+                yield f"    {kind}: {text!r} under {json.dumps(schema)[:300]}"
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    print("\n".join(reasons(measure(), sys.argv[1])))

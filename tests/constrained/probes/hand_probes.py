@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from bench.capabilities.probes import ALL_TEXTS, NUMBERS, OBJECTS, SAMPLES, Probe, texts_of
 from radixrt.constrained.json_schema.auditing.patterns import pattern_features
 from radixrt.constrained.json_schema.dialects import portable
 from radixrt.constrained.json_schema.formats import format_pattern
+from tests.constrained.probes.probes import ALL_TEXTS, NUMBERS, OBJECTS, SAMPLES, Probe, texts_of
 
 
 def by_hand() -> Iterator[Probe]:
