@@ -6,5 +6,6 @@
     tool_calls
     └──── api, LLM ───┘└─── helper processes of the tokenizer process ──┘            └──── worker ────┘
 
-``checks`` validates the values of an answer that no grammar covers, and plans their retries.
+The helper processes also validate the values of an answer that no grammar covers; the tokenizer process finds them and plans their
+retries (:mod:`radixrt.tokenizer.retry`).
 """

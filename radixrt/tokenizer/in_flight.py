@@ -13,8 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from radixrt.base.errors import RequestError, unexpected_error
-from radixrt.constrained.checks.checked_answer import DueCheck
-from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
 from radixrt.messages.ids import pack_ids
@@ -25,8 +24,9 @@ from radixrt.messages.sequences import (
     TokenBatch,
 )
 from radixrt.tokenizer.answer.answer_state import AnswerState, SequenceNews, news_by_sequence
-from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.retry.checked_answer import DueCheck
+from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink
 
 log = logging.getLogger(__name__)

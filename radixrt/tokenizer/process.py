@@ -43,7 +43,6 @@ from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls
-from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import MOST_BYTES, ChatLayout, PromptRecord
@@ -54,6 +53,7 @@ from radixrt.tokenizer.node_texts import NodeTexts
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
 from radixrt.tokenizer.replica_calls import ReplicaCalls
+from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.trial import try_tokenizer
 from radixrt.tokenizer.vocabulary import MOST_THREADS, Vocabulary

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from radixrt.constrained.checks.checked_answer import (
+from radixrt.constrained.compiler.validation import validate_span
+from radixrt.constrained.grammar import SpanCheck
+from radixrt.tokenizer.retry.checked_answer import (
     AttemptsExhausted,
     CheckedAnswer,
     DueCheck,
     Rewind,
 )
-from radixrt.constrained.checks.parting import FailedSpan, Parting, part_where_it_matters
-from radixrt.constrained.checks.token_texts import TokenTexts
-from radixrt.constrained.checks.validation import validate_span
-from radixrt.constrained.grammar import SpanCheck
+from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters
+from radixrt.tokenizer.retry.token_texts import TokenTexts
 from tests import tiny_tokenizers
 
 Mood = Literal["stubborn", "greedy", "sampled", "sampled anew"]

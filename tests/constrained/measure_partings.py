@@ -6,7 +6,7 @@ python -m tests.constrained.measure_partings [answers per schema and mood] [poli
 import sys
 from collections.abc import Callable
 
-from radixrt.constrained.checks.parting import FailedSpan, Parting, part_where_it_matters
+from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters
 from tests.constrained.checked_decoding import (
     CASES,
     Mood,

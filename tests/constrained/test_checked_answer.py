@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.checks.checked_answer import AttemptsExhausted, CheckedAnswer, DueCheck
-from radixrt.constrained.checks.span_error import SpanError
+from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.grammar import SpanCheck
+from radixrt.tokenizer.retry.checked_answer import AttemptsExhausted, CheckedAnswer, DueCheck
 from tests.constrained.checked_decoding import CASES, Case, case, decode, seeds
 
 BY_NAME = {case.name: case for case in CASES}

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.checks.exclusions import Exclusions
-from radixrt.constrained.checks.parting import FailedSpan, Parting, part_where_it_matters, ruler
-from radixrt.constrained.checks.span_error import SpanError
-from radixrt.constrained.checks.token_texts import TokenTexts
-from radixrt.constrained.checks.validation import validate_span
-from radixrt.constrained.checks.value_positions import locate
+from radixrt.constrained.compiler.span_error import SpanError
+from radixrt.constrained.compiler.validation import validate_span
+from radixrt.tokenizer.retry.exclusions import Exclusions
+from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters, ruler
+from radixrt.tokenizer.retry.token_texts import TokenTexts
+from radixrt.tokenizer.retry.value_positions import locate
 from tests.constrained.checked_decoding import CASES
 from tests.constrained.test_spans import spans_of, values, write
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.checks.spans import CompletedSpan, SpanTracker
 from radixrt.constrained.grammar import SpanCheck
+from radixrt.tokenizer.retry.spans import CompletedSpan, SpanTracker
 
 NAMES = ["a", "b", "", 'q"\\', "é", "/", "😀"]
 WHITE_SPACE = st.sampled_from(["", "", "", " ", "\n\t", "\r  "])

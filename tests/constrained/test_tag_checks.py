@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.checks.tags import TagTracker
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyText, JsonSchema, Regex, StructuralTag, Tag
 from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, SpanCheck
@@ -17,6 +16,7 @@ from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.tool_calls import Tool, calls
 from radixrt.parsers.tool_calls.json_calls import JsonCalls
 from radixrt.parsers.tool_calls.registry import FORMATS
+from radixrt.tokenizer.retry.tags import TagTracker
 from tests.constrained.vocabularies import facts_of
 
 CHECK = SpanCheck(path=("a",), schema=True, pointer="/a", keywords=("not",))

@@ -11,13 +11,13 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import tool_calls
-from radixrt.constrained.checks.tags import TagTracker
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.grammar import CheckedTags, Compiled
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.parsers.tool_calls.registry import FORMATS
+from radixrt.tokenizer.retry.tags import TagTracker
 from tests.constrained.test_route import takes
 from tests.parsers.test_formats import TOOLS, parsed_calls, with_marks
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixrt.constrained import tool_calls
-from radixrt.constrained.checks.tags import TagTracker
 from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag
 from radixrt.constrained.grammar import CheckedTags
@@ -22,6 +21,7 @@ from radixrt.messages.message import ToolCall
 from radixrt.parsers.harmony import MARKS, HarmonyParser
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS
+from radixrt.tokenizer.retry.tags import TagTracker
 from tests.constrained.test_route import takes
 from tests.constrained.vocabularies import byte_level_json
 from tests.parsers.test_constraints import SCHEMAS, random_answer

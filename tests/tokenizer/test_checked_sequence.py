@@ -7,9 +7,8 @@ import pytest
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
-from radixrt.constrained.checks.span_error import SpanError
-from radixrt.constrained.checks.validation import validate_span
+from radixrt.constrained.compiler.span_error import SpanError
+from radixrt.constrained.compiler.validation import validate_span
 from radixrt.constrained.grammar import SpanCheck
 from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.grammars import GrammarUse
@@ -17,8 +16,9 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.answer.answer_state import SequenceNews
-from radixrt.tokenizer.constraints.checked_sequence import FINAL_CHECK, CheckedSequence
 from radixrt.tokenizer.constraints.manager import token_texts
+from radixrt.tokenizer.retry.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.tokenizer.retry.checked_sequence import FINAL_CHECK, CheckedSequence
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import save_byte_level
 

@@ -10,8 +10,8 @@ import msgspec
 
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.backends.schema_plans import KeptPlans
-from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
 

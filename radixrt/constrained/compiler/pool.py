@@ -22,10 +22,10 @@ from radixrt.base.liveness.supervision import supervise
 from radixrt.base.round_robin import RoundRobin
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.backends.schema_plans import KeptPlans, content_key
-from radixrt.constrained.checks.span_error import SpanError
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied, Zygote
+from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.constraint import Constraint, JsonSchema, Parameters, StructuralTag
 from radixrt.constrained.grammar import Compiled
 

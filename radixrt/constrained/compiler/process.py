@@ -172,7 +172,7 @@ def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
 
 def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.Reply:
     if isinstance(job, jobs.ValidateJob):
-        from radixrt.constrained.checks.validation import (
+        from radixrt.constrained.compiler.validation import (
             validate_text,  # here: jsonschema takes a moment
         )
 
@@ -192,7 +192,7 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
 def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
     """Import the libraries and build a trie of all tokens, so that a helper finds them done."""
-    from radixrt.constrained.checks import validation  # noqa: F401
+    from radixrt.constrained.compiler import validation  # noqa: F401
 
     for schema in ('{"type": "object"}', '{"enum": [1], "not": {"type": "string"}}'):
         compile_constraint(JsonSchema(schema=schema), facts, config.options)

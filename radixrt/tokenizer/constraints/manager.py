@@ -12,13 +12,11 @@ import msgspec
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.constrained.advice import Advice
-from radixrt.constrained.checks.checked_answer import AttemptsExhausted, DueCheck
-from radixrt.constrained.checks.span_error import SpanError
-from radixrt.constrained.checks.token_texts import TokenTexts
 from radixrt.constrained.compiler.advise import refused
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import EngineInfo
@@ -28,7 +26,9 @@ from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.stats import StructuredStats
 from radixrt.tokenizer.answer.output_parser import grammar_place
-from radixrt.tokenizer.constraints.checked_sequence import CheckedSequence
+from radixrt.tokenizer.retry.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
+from radixrt.tokenizer.retry.token_texts import TokenTexts
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ any other text at the first occurrence of the tag's end. A constraint in which t
 
 from typing import Any, NamedTuple
 
-from radixrt.constrained.checks.parameters import ParameterTracker
-from radixrt.constrained.checks.spans import CompletedSpan, SpanTracker
 from radixrt.constrained.grammar import CheckedTags
+from radixrt.tokenizer.retry.parameters import ParameterTracker
+from radixrt.tokenizer.retry.spans import CompletedSpan, SpanTracker
 
 _OUTSIDE, _CONTENT, _END = "the beginning of a tag", "the content of a tag", "the end of a tag"
 _PLAIN = "free text to the end of the answer"
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
 class TagTracker:
     """Follows one text with tags, given in pieces that may be cut anywhere. The grammar ensures its form. The interface is that of
-    :class:`radixrt.constrained.checks.spans.SpanTracker`."""
+    :class:`radixrt.tokenizer.retry.spans.SpanTracker`."""
 
     def __init__(self, tags: CheckedTags) -> None:
         self._tags = tags

@@ -11,10 +11,10 @@ token comes nevertheless, the trie is corrected from the end of the path to its 
 
 from collections.abc import Callable, Iterator, Sequence
 
-from radixrt.constrained.checks.parting import FailedSpan, Parting
+from radixrt.tokenizer.retry.parting import FailedSpan, Parting
 
 TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
-"""See :meth:`radixrt.constrained.checks.token_texts.TokenTexts.along`."""
+"""See :meth:`radixrt.tokenizer.retry.token_texts.TokenTexts.along`."""
 MOST_SPELLINGS = 64
 """Of one text; there are more only of long runs of characters that were forbidden too early."""
 LONGEST_PATH = 128

@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from radixrt.constrained.checks.span_error import Path, SpanError
-from radixrt.constrained.checks.value_positions import ValuePosition, locate
+from radixrt.constrained.compiler.span_error import Path, SpanError
+from radixrt.tokenizer.retry.value_positions import ValuePosition, locate
 
 WINDOW = 8
 """Decisions from a place on at which the failed path is forbidden."""

@@ -11,12 +11,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from radixrt.constrained.checks.exclusions import Exclusions, TokensAlong
-from radixrt.constrained.checks.parting import FailedSpan, Parting, part_where_it_matters
-from radixrt.constrained.checks.span_error import SpanError
-from radixrt.constrained.checks.spans import SpanTracker
-from radixrt.constrained.checks.tags import TagTracker
+from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
+from radixrt.tokenizer.retry.exclusions import Exclusions, TokensAlong
+from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters
+from radixrt.tokenizer.retry.spans import SpanTracker
+from radixrt.tokenizer.retry.tags import TagTracker
 
 MAX_ATTEMPTS = 16
 """Failures of one value without getting any further in it."""
@@ -114,7 +114,7 @@ class CheckedAnswer:
         tokens_along: TokensAlong | None = None,
         part: Callable[[FailedSpan], Parting | None] = part_where_it_matters,
     ) -> None:
-        """``tokens_along``: see :class:`radixrt.constrained.checks.token_texts.TokenTexts`. Without it only the tokens
+        """``tokens_along``: see :class:`radixrt.tokenizer.retry.token_texts.TokenTexts`. Without it only the tokens
         that came are excluded, and the model may spell the same text in others."""
         self.retries = 0
         self._max_attempts, self._max_retries = max_attempts, max_retries

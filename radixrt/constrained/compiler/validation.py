@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import jsonschema.exceptions
 
-from radixrt.constrained.checks.span_error import Path, SpanError
+from radixrt.constrained.compiler.span_error import Path, SpanError
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
 from radixrt.constrained.json_schema.values import first_repeated
 

@@ -6,10 +6,10 @@ A value is JSON, or a text in the format's own way, which has no checks. The pat
 import re
 from typing import NamedTuple
 
-from radixrt.constrained.checks import spans
-from radixrt.constrained.checks.spans import CompletedSpan, SpanTracker
 from radixrt.constrained.grammar import CheckedParameters, SpanCheck
 from radixrt.constrained.parameters import STYLES
+from radixrt.tokenizer.retry import spans
+from radixrt.tokenizer.retry.spans import CompletedSpan, SpanTracker
 
 _HEAD, _VALUE, _JSON = "a parameter or the end", "a value", "more of a value"
 _QUOTE, _TEXT, _CLOSING, _DONE = "a quote", "more of a text", "the end of a value", "nothing"
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 class ParameterTracker:
     """Follows the parameters of one call and its end, in pieces that may be cut anywhere. The grammar ensures their form. The
-    interface is that of :class:`radixrt.constrained.checks.spans.SpanTracker`."""
+    interface is that of :class:`radixrt.tokenizer.retry.spans.SpanTracker`."""
 
     def __init__(self, parameters: CheckedParameters, checks: tuple[SpanCheck, ...]) -> None:
         style = STYLES[parameters.style]

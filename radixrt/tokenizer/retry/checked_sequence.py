@@ -10,9 +10,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.checks.checked_answer import CheckedAnswer, DueCheck, Rewind
-from radixrt.constrained.checks.span_error import SpanError
-from radixrt.constrained.checks.token_texts import TokenTexts
+from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
@@ -20,6 +18,8 @@ from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.answer.answer_state import SequenceNews
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer_sampling import answer_seed
+from radixrt.tokenizer.retry.checked_answer import CheckedAnswer, DueCheck, Rewind
+from radixrt.tokenizer.retry.token_texts import TokenTexts
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 FINAL_CHECK = -1

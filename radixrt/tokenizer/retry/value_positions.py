@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from radixrt.constrained.checks.span_error import Path
+from radixrt.constrained.compiler.span_error import Path
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[-+.0-9A-Za-z]+|[{}\[\]:]', re.DOTALL)
 
