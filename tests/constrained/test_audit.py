@@ -375,3 +375,12 @@ def test_valid_values_pass_the_checks_and_the_validator(schema: Any, values: lis
             for check in made.checks:
                 for part in values_at(value, check.path):
                     assert SchemaValidator(check.schema).first_error(json.dumps(part)) is None
+
+
+def test_keywords_that_say_nothing_are_no_reason_for_a_check_or_a_refusal() -> None:
+    """llguidance refuses a schema for their names alone."""
+    silent = {"then": {"const": 3}, "uniqueItems": True, "maxContains": 1, "unevaluatedItems": False, "propertyNames": {"maxLength": 1}}  # fmt: skip
+    made = plan_normalised({"type": "integer", **silent})
+    assert made.checks == () and is_allowed(made, "4") and not is_allowed(made, '"a"')
+    lists = plan_normalised({"type": "array", "uniqueItems": False, "else": {"maxItems": 1}})
+    assert lists.checks == () and is_allowed(lists, "[1, 1]")

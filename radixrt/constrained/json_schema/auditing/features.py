@@ -59,7 +59,7 @@ def _of_types(node: dict[str, Any]) -> Iterator[Feature]:
     any_keyword = False
     for type_name in types:
         keywords = OF_TYPE.get("number" if type_name == "integer" else type_name, ())
-        present = [keyword for keyword in keywords if _acts(keyword, node)]
+        present = [keyword for keyword in keywords if acts(keyword, node)]
         any_keyword = any_keyword or bool(present)
         yield from _together(type_name, present, node)
     if "type" not in node:
@@ -69,7 +69,7 @@ def _of_types(node: dict[str, Any]) -> Iterator[Feature]:
         yield Feature("any/type:several", ())
 
 
-def _acts(keyword: str, node: dict[str, Any]) -> bool:
+def acts(keyword: str, node: dict[str, Any]) -> bool:
     """False for a keyword that says nothing with this value."""
     if keyword not in node:
         return False
@@ -172,7 +172,7 @@ def _plain(text: str) -> bool:
 def _of_logic(node: dict[str, Any]) -> Iterator[Feature]:
     present = [keyword for keyword in LOGIC if keyword in node]
     others = [
-        k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or _acts(k, node))
+        k for k in node if k in ENFORCEABLE and k not in LOGIC and (k == "type" or acts(k, node))
     ]
     for keyword in present:
         if keyword in ("then", "else"):

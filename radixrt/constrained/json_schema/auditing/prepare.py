@@ -7,27 +7,49 @@ that it does not enforce exactly become patterns that it does.
 from typing import Any
 
 from radixrt.constrained.json_schema.auditing.enforced import EXACT_FORMATS
-from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE, is_writable, types_of
+from radixrt.constrained.json_schema.auditing.features import (
+    ENFORCEABLE,
+    acts,
+    is_writable,
+    types_of,
+)
 from radixrt.constrained.json_schema.dialects import is_whole, portable
 from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
-from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.keywords import ORIGIN, TYPE_OF
 from radixrt.constrained.json_schema.walk import Node, mapped
 
 _KEPT = ENFORCEABLE | {"$defs", ORIGIN}
+_DEPENDENT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
+"""Keywords that say nothing without another one."""
+_UNKNOWN = frozenset(
+    ("contains", "dependentRequired", "dependentSchemas", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems")
+)  # fmt: skip
+"""Keywords because of which llguidance refuses a schema, also where they say nothing."""
 
 
 def prepared(schema: Any) -> Any:
     """A copy for llguidance; every subschema stays at its place."""
     if isinstance(schema, bool):
         return {} if schema else False
-    kept = {keyword: value for keyword, value in schema.items() if keyword in _KEPT}
+    kept = {
+        keyword: value
+        for keyword, value in schema.items()
+        if keyword in _KEPT and not _says_nothing(keyword, schema)
+    }
     node = mapped(kept, lambda _, child: prepared(child))
     if not _keep_writable_values(node):
         return False
     _write_patterns(node)
     _write_format(node)
     return node
+
+
+def _says_nothing(keyword: str, node: Node) -> bool:
+    if keyword in _DEPENDENT:
+        return _DEPENDENT[keyword] not in node
+    is_unknown = keyword in _UNKNOWN
+    return is_unknown and (TYPE_OF[keyword] not in types_of(node) or not acts(keyword, node))
 
 
 def _keep_writable_values(node: Node) -> bool:
