@@ -26,7 +26,6 @@ SHORT_LIVED = {
     ("api/http/acceptor.py", "_accept"): (1, "opens one connection"),
     ("api/http/events.py", "_while_connected"): (2, "awaited here"),
     ("api/http/events.py", "_send_all"): (1, "fills the pauses of one answer"),
-    ("api/request_group.py", "run"): (1, "awaited here; each hands its errors on"),
     ("client/engine_client.py", "pin"): (1, "awaited here"),
     ("client/leases.py", "restore"): (1, "guards each lease"),
     ("constrained/compiler/helper.py", "start"): (1, "awaited here"),

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +190,7 @@ async def _generate_one_token(state: ServerState) -> None:
     )
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
-            async with aclosing(state.generate([request])) as chunks:
-                async for _ in chunks:
-                    pass
+            await state.run([request])
     except TimeoutError as error:
         raise RequestError(
             f"The engine gave no token within {HEALTH_TIMEOUT_S} s.", status=503

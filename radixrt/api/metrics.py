@@ -5,7 +5,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_type_hints
 
 import msgspec
@@ -94,7 +94,14 @@ class Metrics:
 class AnswerTimer:
     """Observes the chunks of one request as they come in."""
 
-    def __init__(self, metrics: Metrics, streams: bool) -> None:
+    def __init__(
+        self, metrics: Metrics, streams: bool, count_tokens: Callable[[int], None]
+    ) -> None:
+        """
+        Args:
+            count_tokens: called with numbers of tokens of the prompt and the answers.
+        """
+        self._count_tokens = count_tokens
         self._metrics = metrics
         self._requests = metrics.requests
         self._streams = streams
@@ -106,6 +113,7 @@ class AnswerTimer:
     def observe(self, chunk: AnswerChunk) -> None:
         now = time.perf_counter()
         num_new = num_ids(chunk.token_ids)
+        self._count_tokens(num_new if self._last else chunk.report.prompt_tokens + num_new)
         last = self._last.get(chunk.index)
         if last is not None:
             if num_new:

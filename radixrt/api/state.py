@@ -4,22 +4,24 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import msgspec
 
 from radixrt import __version__
 from radixrt.api.conversations.store import ConversationStore
 from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.http.keys import Caller, Keys
+from radixrt.api.http.middleware import new_id
 from radixrt.api.metrics import AnswerTimer, Metrics
-from radixrt.api.request_group import RequestGroup
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError, RequestError, shown
+from radixrt.client.answers import Answers
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.open_requests import id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
-from radixrt.messages.ids import num_ids
 from radixrt.messages.requests import GenerateRequest, Tenant
 
 KEPT_CONVERSATIONS_TTL_S = 3600.0
@@ -44,8 +46,8 @@ class ServerState:
         self.conversations = ConversationStore(
             config.kept_conversations_mb << 20, KEPT_CONVERSATIONS_TTL_S
         )
-        self._groups: dict[tuple[str, str], RequestGroup] = {}
-        """Of the HTTP requests in flight, by the name of their key and their ids."""
+        self._open: dict[tuple[str, str], Answers] = {}
+        """The answers of the HTTP requests in flight, by the name of their key and their ids."""
         self.json_bounds = JsonBounds()
         self.started_at = int(time.time())
         self.is_draining = False
@@ -73,7 +75,7 @@ class ServerState:
     @property
     def num_open(self) -> int:
         """HTTP requests that compute an answer."""
-        return len(self._groups)
+        return len(self._open)
 
     def check_answer_count(self, num_prompts: int, n: int) -> None:
         """Raises:
@@ -85,12 +87,12 @@ class ServerState:
                 f"at most {self.config.max_queued_requests} in one request (--max-queued-requests)."
             )
 
-    async def generate(
+    @contextmanager
+    def answers(
         self, requests: list[GenerateRequest], constraint_field: str = ""
-    ) -> AsyncGenerator[tuple[int, AnswerChunk], None]:
-        """Run the prompts of one HTTP request; yield each chunk with the index of its prompt.
-
-        When one fails, or the generator is closed, all are aborted.
+    ) -> Iterator[Answers]:
+        """Run the prompts of one HTTP request, some at a time, so that the rest does not stand in the queue before the
+        requests of others. When one fails, or the context is left early, all are aborted.
 
         Args:
             constraint_field: the field of the HTTP request that errors about the constraint name.
@@ -102,21 +104,27 @@ class ServerState:
         tenant = requests[0].options.tenant
         check_max_tokens(requests, tenant)
         use = self.keys.use_of(tenant)
-        most_running = min(
+        max_running = min(
             self.info.max_running_requests, use.limits.max_parallel_requests or math.inf
         )
-        group = RequestGroup(self.client, requests, int(most_running))
-        timers = [AnswerTimer(self.metrics, request.stream) for request in requests]
-        begun: set[int] = set()
+        max_answers = max(request.sampling.n for request in requests)
+        max_concurrency = min(max(1, int(max_running) // max_answers), len(requests))
+        timers = [
+            AnswerTimer(self.metrics, request.stream, use.count_tokens) for request in requests
+        ]
+        answers = self.client.open(
+            _grouped(requests, max_concurrency),
+            max_concurrency,
+            lambda prompt_index, chunk: timers[prompt_index].observe(chunk),
+        )
+        name = requests[0].group_id or requests[0].request_id
         try:
-            with self._registered(group), constraint_errors_name(constraint_field):
-                async with aclosing(group.run()) as chunks:
-                    async for index, chunk in chunks:
-                        timers[index].observe(chunk)
-                        prompt_tokens = 0 if index in begun else chunk.report.prompt_tokens
-                        begun.add(index)
-                        use.count_tokens(prompt_tokens + num_ids(chunk.token_ids))
-                        yield index, chunk
+            with (
+                constraint_errors_name(constraint_field),
+                self._registered(tenant, name, answers),
+                answers,
+            ):
+                yield answers
         except (RequestError, EngineDiedError):
             self.metrics.answers.labels("error").inc()
             raise
@@ -125,36 +133,41 @@ class ServerState:
             raise
 
     async def run(self, requests: list[GenerateRequest]) -> list[AnswerChunk]:
-        """As :meth:`generate`, for requests of one answer each that do not stream: the one chunk of each."""
-        found: dict[int, AnswerChunk] = {}
-        async with aclosing(self.generate(requests)) as chunks:
-            async for index, chunk in chunks:
-                found[index] = chunk
-        return [found[index] for index in range(len(requests))]
+        """Run requests of one answer each that do not stream; returns the one chunk of each."""
+        with self.answers(requests) as answers:
+            found = {prompt_index: chunk async for prompt_index, chunk in answers}
+        return [found[prompt_index] for prompt_index in range(len(requests))]
 
     def abort(self, name: str, caller: Caller) -> None:
         """Drop the caller's HTTP request of this id, or one prompt of it. An unknown id is ignored."""
-        if group := self._groups.get((caller.tenant.name, name)):
-            group.abort()
+        if answers := self._open.get((caller.tenant.name, name)):
+            answers.abort()
         else:
             self.client.abort(name, caller.tenant)
 
     def abort_all(self) -> None:
         """Drop every request."""
-        for group in self._groups.values():
-            group.abort()
+        for answers in self._open.values():
+            answers.abort()
 
     @contextmanager
-    def _registered(self, group: RequestGroup) -> Iterator[None]:
-        """Let ``abort`` find a group while it runs."""
-        key = group.tenant.name, group.id
-        if key in self._groups:
-            raise id_in_use(group.id)
-        self._groups[key] = group
+    def _registered(self, tenant: Tenant, name: str, answers: Answers) -> Iterator[None]:
+        """Let ``abort`` find a request while it runs."""
+        key = tenant.name, name
+        if key in self._open:
+            raise id_in_use(name)
+        self._open[key] = answers
         try:
             yield
         finally:
-            del self._groups[key]
+            del self._open[key]
+
+
+def _grouped(requests: list[GenerateRequest], max_concurrency: int) -> list[GenerateRequest]:
+    """The requests as one group, under a new id: clients choose the ids of requests, also one twice."""
+    size = sum(request.sampling.n for request in requests[:max_concurrency])
+    group = new_id("group")
+    return [msgspec.structs.replace(one, group_id=group, group_size=size) for one in requests]
 
 
 def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:

@@ -15,9 +15,10 @@ from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, FrameTooLargeError, Outbox
 from radixrt.base.liveness.heartbeat import is_well
 from radixrt.base.liveness.supervision import OnFailure, supervise
+from radixrt.client.answers import Answers
 from radixrt.client.leases import HeldLeases
 from radixrt.client.open_calls import RETRY_AFTER_S, OpenCalls
-from radixrt.client.open_requests import Arrival, Mailbox, OpenRequest, OpenRequests
+from radixrt.client.open_requests import OpenRequest, OpenRequests
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, Call, PinCall, ReleaseCacheCall, Reply, StatsCall
 from radixrt.messages.links import ToApi
@@ -29,9 +30,6 @@ from radixrt.messages.stats import SchedulerStats
 log = logging.getLogger(__name__)
 
 DRAIN_LOOK_S = 0.05
-
-DEADLINE_GRACE_S = 0.5
-"""The scheduler ends a request at its deadline; the client does it this much later, should the scheduler hang."""
 
 
 RunRequests = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
@@ -54,20 +52,20 @@ class EngineClient:
     def __init__(
         self,
         channels: Channels,
-        most_unread: float = math.inf,
+        max_buffered: float = math.inf,
         random_seed: int = 0,
         on_failure: OnFailure | None = None,
     ) -> None:
         """
         Args:
-            most_unread: most chunks of an answer that wait for a slow reader; beyond it the request is aborted.
+            max_buffered: chunks of an answer that may wait for a slow reader; beyond it the request is aborted.
             random_seed: of the seeds of requests that bring none.
             on_failure: called if the client can receive nothing any more; None: it lets all requests fail.
         """
         self._channels = channels
         self._inbox: AsyncInbox[ToApi] = AsyncInbox(channels.address("tokenizer", "api"), ToApi)
         self._outbox = Outbox(channels.address("api", "tokenizer"))
-        self._most_unread = most_unread
+        self._max_buffered = max_buffered
         loop = asyncio.get_running_loop()
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
         self._open = OpenRequests(self._send, lambda: self._channels.is_alive)
@@ -107,37 +105,34 @@ class EngineClient:
             RequestError: the request was refused, or was lost, or its reader is too slow.
             EngineDiedError: the engine ended.
         """
-        request = self._with_seed(request)
-        unfinished = request.sampling.n
-        most_unread = self._most_unread * unfinished if request.stream else math.inf
-        opened = OpenRequest(request, Mailbox(most_unread))
-        self._open.add(opened)
-        try:
-            while unfinished:
-                arrival = await self._arrival(opened)
-                if isinstance(arrival, AnswerChunk):
-                    unfinished -= arrival.finish_reason is not None
-                    yield arrival
-                else:
-                    unfinished = 0
-                    raise arrival
-        finally:
-            if unfinished:
-                self._abort(opened)
-            self._open.remove(opened)
+        with self.open([request]) as answers:
+            async for _, chunk in answers:
+                yield chunk
 
-    async def _arrival(self, opened: OpenRequest) -> Arrival:
-        """The next chunk or error. An engine that hangs does not keep the deadline; then the answers end here."""
-        deadline = opened.request.options.deadline
-        if deadline is None:
-            return await opened.arrivals.get()
-        try:
-            async with asyncio.timeout(deadline - time.time() + DEADLINE_GRACE_S):
-                return await opened.arrivals.get()
-        except TimeoutError:
-            self._abort(opened)
-            opened.end()
-            return await opened.arrivals.get()
+    def open(
+        self,
+        requests: Sequence[GenerateRequest],
+        max_concurrency: int = 1 << 31,
+        on_chunk: Callable[[int, AnswerChunk], None] = lambda number, chunk: None,
+    ) -> Answers:
+        """The chunks of the answers to some requests, which either all stream or none does; see :class:`Answers`.
+
+        Args:
+            max_concurrency: requests in flight; the others wait here.
+            on_chunk: called with the index of its request and each chunk.
+        """
+        max_buffered = math.inf
+        if requests and requests[0].stream:
+            max_answers = max(request.sampling.n for request in requests)
+            max_buffered = self._max_buffered * max_answers * min(max_concurrency, len(requests))
+        return Answers(
+            self._open,
+            self._abort,
+            map(self._with_seed, requests),
+            max_concurrency=max_concurrency,
+            max_buffered=max_buffered,
+            on_chunk=on_chunk,
+        )
 
     def _with_seed(self, request: GenerateRequest) -> GenerateRequest:
         """A request that draws gets its seed here, so that another engine would draw the same."""
@@ -151,39 +146,26 @@ class EngineClient:
     async def answers(
         self,
         requests: Sequence[GenerateRequest],
-        at_once: int = 1 << 31,
-        on_answer: Callable[[], None] = lambda: None,
+        max_concurrency: int = 1 << 31,
+        on_chunk: Callable[[int, AnswerChunk], None] = lambda number, chunk: None,
     ) -> list[list[AnswerChunk]]:
-        """Run requests; returns the chunks of each. The first that fails aborts all of them.
-
-        Args:
-            at_once: most requests in flight; the others wait here.
-            on_answer: called whenever a request is complete.
+        """As :meth:`open`; returns the chunks of each request. The first that fails aborts all of them.
 
         Raises:
             RequestError: a request was refused, or was lost.
             EngineDiedError: the engine ended.
         """
-        limit = asyncio.Semaphore(at_once)
-
-        async def answer(request: GenerateRequest) -> list[AnswerChunk]:
-            async with limit:
-                chunks = [chunk async for chunk in self.generate(request)]
-            on_answer()
-            return chunks
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(answer(request)) for request in requests]
-        except* (RequestError, EngineDiedError) as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        found: list[list[AnswerChunk]] = [[] for _ in requests]
+        with self.open(requests, max_concurrency, on_chunk) as answers:
+            async for number, chunk in answers:
+                found[number].append(chunk)
+        return found
 
     async def run(
-        self, requests: list[GenerateRequest], at_once: int = 1 << 31
+        self, requests: list[GenerateRequest], max_concurrency: int = 1 << 31
     ) -> list[AnswerChunk]:
         """As :meth:`answers`, for requests of one answer each that do not stream: the one chunk of each."""
-        return [chunk for (chunk,) in await self.answers(requests, at_once)]
+        return [chunk for (chunk,) in await self.answers(requests, max_concurrency)]
 
     def abort(self, request_id: str, tenant: Tenant = NO_TENANT) -> None:
         """Drop a tenant's request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""

@@ -39,34 +39,34 @@ Arrival = AnswerChunk | RequestError | EngineDiedError
 
 
 class Mailbox:
-    """Queue of the chunks of one request that are not read yet. Its size is bounded in chunks without log-probabilities, of
-    some 500 bytes each; larger chunks count as several. One task reads it."""
+    """Queue of the chunks of some requests that are not read yet, each with the number of its request. Its size is bounded
+    in chunks without log-probabilities, of some 500 bytes each; larger chunks count as several. One task reads it."""
 
     def __init__(self, capacity: float) -> None:
-        self._unread: deque[Arrival] = deque()
+        self._unread: deque[tuple[int, Arrival]] = deque()
         self._reader: asyncio.Future[None] | None = None
         """Waits for the next chunk."""
         self._capacity = capacity
         self._size = 0
         self._overrun = False
 
-    def put(self, arrival: Arrival) -> bool:
+    def put(self, number: int, arrival: Arrival) -> bool:
         """False: the queue is full. Its reader finds an error at its end; nothing more is taken."""
         if not self._overrun:
             self._overrun = self._size >= self._capacity
             self._size += _size(arrival)
-            self._unread.append(_too_slow() if self._overrun else arrival)
+            self._unread.append((number, _too_slow() if self._overrun else arrival))
             if self._reader is not None and not self._reader.done():
                 self._reader.set_result(None)
         return not self._overrun
 
-    async def get(self) -> Arrival:
+    async def get(self) -> tuple[int, Arrival]:
         while not self._unread:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        arrival = self._unread.popleft()
+        number, arrival = self._unread.popleft()
         self._size -= _size(arrival)
-        return arrival
+        return number, arrival
 
 
 @dataclass(eq=False)
@@ -76,6 +76,8 @@ class OpenRequest:
     request: GenerateRequest
     """As the client made it; its seed is set."""
     arrivals: Mailbox
+    number: int = 0
+    """Its index among the requests of the mailbox."""
     wire_id: str = ""
     """Its id in messages to the engine; empty: it was not sent, or its engine is dead."""
     told: dict[int, list[bytes]] = field(default_factory=dict)
@@ -88,6 +90,11 @@ class OpenRequest:
     """Engines that died while they had it, since its last chunk: a request that gets on does not kill."""
     is_aborted: bool = False
     """Its engine was told to drop it, and may die before it does."""
+    unfinished: int = field(init=False)
+    """Answers whose end the reader has not got."""
+
+    def __post_init__(self) -> None:
+        self.unfinished = self.request.sampling.n
 
     @property
     def key(self) -> tuple[str, str]:
@@ -104,7 +111,11 @@ class OpenRequest:
         self.reports[chunk.index] = chunk.report
         if chunk.finish_reason is None and not self.request.stream:
             return True  # the reader gets the answer whole
-        return self.arrivals.put(chunk)
+        return self.deliver(chunk)
+
+    def deliver(self, arrival: Arrival) -> bool:
+        """Hand a chunk or an error to the reader; False: the reader is too slow."""
+        return self.arrivals.put(self.number, arrival)
 
     def engine_ended(self, by_death: bool) -> None:
         """Its engine has died, or its replica has drained."""
@@ -117,16 +128,14 @@ class OpenRequest:
         if self.told:
             self.end()
         else:
-            self.arrivals.put(
-                RequestError("The request was aborted before it began.", code=ABORTED)
-            )
+            self.deliver(RequestError("The request was aborted before it began.", code=ABORTED))
 
     def fail(self, error: RequestError) -> None:
         """The engine has refused or lost it. What it aborts before it begins may have begun in an engine before it."""
         if error.code == ABORTED:
             self.abort()
         else:
-            self.arrivals.put(error)
+            self.deliver(error)
 
     def end(self) -> None:
         """Let the answers end where they are, with finish reason "abort"."""
@@ -246,7 +255,7 @@ class OpenRequests:
             self._alone = None
             if by_death and alone.deaths >= SUSPECT_AFTER:  # no chunk since it runs alone
                 self._remember(alone)
-                alone.arrivals.put(_deadly())
+                alone.deliver(_deadly())
                 alone.wire_id = ""
         for open_request in self:
             if open_request.wire_id not in wire_ids:
@@ -264,7 +273,7 @@ class OpenRequests:
     def fail(self, error: RequestError | EngineDiedError) -> None:
         """End all of them with an error."""
         for open_request in self:
-            open_request.arrivals.put(error)
+            open_request.deliver(error)
 
     # ------------------------------------------------------------ sending
 
@@ -283,10 +292,10 @@ class OpenRequests:
         try:
             self._dispatch(open_request)
         except (RequestError, EngineDiedError) as error:
-            open_request.arrivals.put(error)
+            open_request.deliver(error)
         except Exception as error:
             log.error("A request could not be sent again.", exc_info=error)
-            open_request.arrivals.put(unexpected_error())
+            open_request.deliver(unexpected_error())
 
     def _dispatch(self, open_request: OpenRequest) -> None:
         """Wire ids are never used twice, so that late chunks of a request that was dropped can't be taken for those of a

@@ -454,7 +454,7 @@ class LLM:
 
     def _computing(self, cache_salt: str) -> Compute:
         """Computes prompts that give numbers."""
-        run = partial(self._engine.client.run, at_once=MAX_CONCURRENT_REQUESTS)
+        run = partial(self._engine.client.run, max_concurrency=MAX_CONCURRENT_REQUESTS)
         options = RequestOptions(cache_salt=cache_salt)
         return lambda prompts, pool: run_pooled(run, self._new_request_id(), prompts, options, pool)
 
@@ -462,9 +462,9 @@ class LLM:
         return f"llm-{os.getpid()}-{next(self._new_id)}"
 
     async def _gather(self, requests: Sequence[GenerateRequest], bar: Progress) -> list[Output]:
-        task = bar.add_task("", total=len(requests))
+        task = bar.add_task("", total=sum(request.sampling.n for request in requests))
         answers = await self._engine.client.answers(
-            requests, MAX_CONCURRENT_REQUESTS, lambda: bar.advance(task)
+            requests, MAX_CONCURRENT_REQUESTS, lambda number, answer: bar.advance(task)
         )
         return [Output.of(chunks) for chunks in answers]
 

@@ -14,6 +14,7 @@ from radixrt.api.ollama.translation import chat_of
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_chat import CALL, TOOLS
+from tests.servers import samples
 
 HELLO = [{"role": "user", "content": "hi"}]
 MANY: Any = {"num_predict": 300}
@@ -29,6 +30,15 @@ def test_a_chat_answer_arrives_whole(client: ollama.Client) -> None:
     assert (answer.message.role, answer.message.content) == ("assistant", "Hello world")
     assert (answer.done, answer.done_reason, answer.load_duration) == (True, "stop", 0)
     assert answer.eval_count and answer.prompt_eval_count and answer.total_duration is not None
+
+
+def test_a_whole_answer_does_not_count_as_a_client_that_left(start_server: StartServer) -> None:
+    server = start_server()
+    server.answer_with("Hello world")
+    ollama.Client(server.url).chat("tiny", HELLO)
+    counted = samples(server.http.get("/metrics").text)
+    outcomes = {labels: n for (name, labels), n in counted.items() if "answers_total" in name}
+    assert outcomes == {(("outcome", "stop"),): 1}
 
 
 @pytest.mark.parametrize("text", ["Hello world", f"Well.\n{CALL}\n{CALL}"])

@@ -106,7 +106,7 @@ def chunk(opened: OpenRequest, tokens: list[int], index: int = 0, **report: Any)
 
 def arrivals(opened: OpenRequest) -> list[Any]:
     unread = opened.arrivals._unread
-    return [unread.popleft() for _ in range(len(unread))]
+    return [unread.popleft()[1] for _ in range(len(unread))]
 
 
 def in_loop(test: Callable[[], None]) -> Callable[[], None]:

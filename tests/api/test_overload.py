@@ -237,10 +237,10 @@ def test_log_probabilities_count_towards_the_unread() -> None:
         chunk = AnswerChunk(request_id="", index=0, text="a", token_ids=b"", logprobs=[token])
         mailbox = Mailbox(100)
         taken = 0
-        while mailbox.put(chunk):
+        while mailbox.put(taken, chunk):
             taken += 1
         assert taken == 10  # 11 each
-        for _ in range(taken):
-            assert await mailbox.get() is chunk
+        for number in range(taken):
+            assert await mailbox.get() == (number, chunk)
 
     asyncio.run(scene())

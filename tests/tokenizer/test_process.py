@@ -384,10 +384,29 @@ def test_a_cancelled_iteration_releases_the_sequence(vocabulary: Vocabulary) -> 
     play(vocabulary, scene)
 
 
+def test_a_deadline_that_the_engine_does_not_keep_ends_only_its_own_answers(
+    vocabulary: Vocabulary,
+) -> None:
+    async def scene(stage: Stage) -> None:
+        hasty, patient = request(n=2), request()
+        options = replace(hasty.options, deadline=time.time())
+        hasty = replace(hasty, request_id="hasty", options=options)
+        with stage.client.open([hasty, patient]) as answers:
+            ends = [await anext(answers), await anext(answers)]
+            assert [(number, chunk.finish_reason) for number, chunk in ends] == [(0, "abort")] * 2
+            sequences = [await stage.sequence() for _ in range(3)]
+            (going_on,) = [s.seq_id for s in sequences if s.options.deadline is None]
+            stage.tokens(going_on, [60], AnswerReport(finish_reason="length"))
+            number, chunk = await anext(answers)
+            assert (number, chunk.finish_reason) == (1, "length")
+
+    play(vocabulary, scene)
+
+
 def test_a_reader_that_does_not_read_is_given_up(vocabulary: Vocabulary) -> None:
     async def scene(stage: Stage) -> None:
         client = stage.client
-        client._most_unread = 50
+        client._max_buffered = 50
         answer = client.generate(request())
         first = asyncio.create_task(anext(answer))
         sequence = await stage.sequence()

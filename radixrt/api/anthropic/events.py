@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 
 from radixrt.api.responses import explanation_extras, structured_extras, times_extras
-from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 
 Event = dict[str, Any]
@@ -52,9 +51,6 @@ class MessageEvents:
             calls: the chunk's calls of tools as a chat would stream them.
             logprobs: JSON of each of its tokens, if the request asks for it.
             extras: fields beyond Anthropic's of the ``message_delta`` event.
-
-        Raises:
-            RequestError: the answer was aborted; the API has no other word for it.
         """
         report = chunk.report
         if not self._begun:
@@ -65,10 +61,8 @@ class MessageEvents:
         if logprobs and events:
             events[-1]["logprobs"] = {"content": logprobs, "refusal": None}
         yield from events
-        if report.finish_reason is None:
+        if report.finish_reason in (None, "abort"):
             return
-        if report.finish_reason == "abort":
-            raise RequestError("The request was aborted.", status=499, code="request_aborted")
         yield from self._close()
         times = times_extras(report) if self._returns_times else {}
         told = structured_extras(report) | explanation_extras(report) | times | extras

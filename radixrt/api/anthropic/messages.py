@@ -1,11 +1,11 @@
 """``/v1/messages`` and ``/v1/messages/count_tokens``, and the form of their errors."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from radixrt.api.answering import Formatter, respond
 from radixrt.api.anthropic.events import Event, MessageEvents, whole_message
 from radixrt.api.anthropic.protocol import (
     CountTokensRequest,
@@ -16,7 +16,7 @@ from radixrt.api.anthropic.translation import to_chat
 from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
-from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.http.events import event, json_response
 from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
@@ -24,6 +24,7 @@ from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
+from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.calls import TokenizeCall
 
 _ERROR_TYPES = {
@@ -70,13 +71,8 @@ def message_routes(state: ServerState) -> APIRouter:
         if state.config.reasoning_parser == "none" or chat.continue_final_message:
             chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound
         prepared = prepare_chat(chat, state, request, "msg")
-        if prepared.requests[0].sampling.n > 1:
-            raise RequestError("A message is one answer; leave n out.", param="n")
-        request.state.request_id = prepared.id
-        events = _events(prepared, state)
-        if fields.stream:
-            return EventStream(_encoded(events))
-        return json_response(await while_connected(request, _whole(events)))
+        prepared.check_one_answer()
+        return await respond(_Message(prepared, state), prepared, request, state)
 
     @router.takes("/v1/messages/count_tokens", CountTokensRequest, refuse_unsupported_fields)
     async def count_tokens(request: Request, fields: CountTokensRequest) -> Response:
@@ -90,33 +86,35 @@ def message_routes(state: ServerState) -> APIRouter:
     return router
 
 
-async def _events(prepared: PreparedChat, state: ServerState) -> AsyncGenerator[Event, None]:
-    fields, recorder = prepared.fields, prepared.recorder
-    made = MessageEvents(
-        prepared.id,
-        state.config.model_name,
-        fields.include_reasoning is not False,
-        bool(fields.return_times),
-    )
-    async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
-        async for _, chunk in chunks:
-            extras: dict[str, Any] = {}
-            calls = [call_delta(call, "toolu") for call in chunk.tool_calls]
-            if recorder is not None:
-                recorder.add(chunk.text, chunk.reasoning, calls)
-                if chunk.finish_reason is not None:
-                    extras["kept"] = recorder.end(chunk.finish_reason)
-            logprobs = await chat_entries(chunk.logprobs)
-            for one in made.of(chunk, calls, logprobs, extras):
-                yield one
+class _Message(Formatter):
+    def __init__(self, prepared: PreparedChat, state: ServerState) -> None:
+        super().__init__(prepared)
+        self._prepared = prepared
+        fields = prepared.fields
+        self._events = MessageEvents(
+            prepared.id,
+            state.config.model_name,
+            fields.include_reasoning is not False,
+            bool(fields.return_times),
+        )
+        self._is_aborted = False
 
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Event]:
+        self._is_aborted = chunk.finish_reason == "abort"
+        calls = [call_delta(call, "toolu") for call in chunk.tool_calls]
+        kept = self._prepared.record(chunk, chunk.text, calls)
+        return self._events.of(chunk, calls, await chat_entries(chunk.logprobs), kept)
 
-async def _encoded(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        async for one in events:
-            yield event(one, one["type"])
+    def encoded(self, part: Event) -> bytes:
+        return event(part, part["type"])
 
+    def whole(self, parts: list[Event]) -> dict[str, Any]:
+        return whole_message(parts)
 
-async def _whole(events: AsyncGenerator[Event, None]) -> dict[str, Any]:
-    async with aclosing(events):
-        return whole_message([one async for one in events])
+    def end(self) -> bytes:
+        """Raises:
+        RequestError: the answer was aborted; the API has no other word for it.
+        """
+        if self._is_aborted:
+            raise RequestError("The request was aborted.", status=499, code="request_aborted")
+        return super().end()

@@ -3,15 +3,14 @@
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from radixrt.api.answering import Formatter, respond
 from radixrt.api.http.body import read_json
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.events import DONE, EventStream, event, json_response, while_connected
+from radixrt.api.http.events import DONE, json_response
 from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import JsonList, in_slices, json_logprob
 from radixrt.api.native.generate_request import (
@@ -22,7 +21,7 @@ from radixrt.api.native.generate_request import (
 )
 from radixrt.api.responses import explanation_extras, structured_extras
 from radixrt.api.state import ServerState
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.logprobs import TokenLogprob, TokenLogprobs
@@ -34,11 +33,8 @@ def native_routes(state: ServerState) -> APIRouter:
     @router.takes("/generate", NativeRequest, refuse)
     async def generate(request: Request, fields: NativeRequest) -> Response:
         prepared = PreparedGenerate.of(fields, state, caller_of(request))
-        request.state.request_id = prepared.id
-        results = _results(prepared, bool(fields.return_text_in_logprobs), state)
-        if fields.stream:
-            return EventStream(_stream(results))
-        return json_response(await while_connected(request, _whole(prepared, results)))
+        formatter = _Results(prepared, bool(fields.return_text_in_logprobs))
+        return await respond(formatter, prepared, request, state)
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
@@ -57,43 +53,41 @@ def native_routes(state: ServerState) -> APIRouter:
     return router
 
 
-Results = AsyncGenerator[dict[str, Any], None]
+class _Results(Formatter):
+    """Each answer so far, after each chunk: the events of this endpoint repeat the whole answer."""
 
+    last = DONE
 
-async def _whole(prepared: PreparedGenerate, results: Results) -> Any:
-    async with aclosing(results):
-        whole = [result async for result in results]
-    if not prepared.is_list:
-        return whole[0]
-    whole.sort(key=lambda result: result.pop("index"))
-    return whole
+    def __init__(self, prepared: PreparedGenerate, with_text: bool) -> None:
+        """
+        Args:
+            with_text: of each token beside its log-probability.
+        """
+        super().__init__(prepared)
+        self._is_list = prepared.is_list
+        counts = [request.sampling.n for request in prepared.requests]
+        self._first_index = list(itertools.accumulate(counts[:-1], initial=0))
+        started_at = time.monotonic()
+        self._answers = [
+            _NativeAnswer(prepared, number, with_text, started_at)
+            for number, count in enumerate(counts)
+            for _ in range(count)
+        ]
 
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[dict[str, Any]]:
+        index = self._first_index[prompt_index] + chunk.index
+        result = await self._answers[index].after(chunk)
+        return [result | {"index": index} if self._is_list else result]
 
-async def _stream(results: Results) -> AsyncGenerator[bytes, None]:
-    async with aclosing(results):
-        async for result in results:
-            yield event(result)
-    yield DONE
+    def whole(self, parts: list[dict[str, Any]]) -> Any:
+        if not self._is_list:
+            return parts[0]
+        parts.sort(key=lambda result: result.pop("index"))
+        return parts
 
-
-async def _results(prepared: PreparedGenerate, with_text: bool, state: ServerState) -> Results:
-    """Each answer so far, after each chunk: the events of this endpoint repeat the whole answer.
-
-    Args:
-        with_text: of each token beside its log-probability.
-    """
-    counts = [request.sampling.n for request in prepared.requests]
-    first_index = list(itertools.accumulate(counts[:-1], initial=0))
-    answers: dict[int, _NativeAnswer] = {}
-    started_at = time.monotonic()
-    with native_names():
-        async with aclosing(state.generate(prepared.requests, "sampling_params")) as chunks:
-            async for number, chunk in chunks:
-                index = first_index[number] + chunk.index
-                if index not in answers:
-                    answers[index] = _NativeAnswer(prepared, number, with_text, started_at)
-                result = await answers[index].after(chunk)
-                yield result | {"index": index} if prepared.is_list else result
+    def failed(self, error: RequestError | EngineDiedError) -> bytes:
+        with native_names():
+            raise error
 
 
 class _NativeAnswer:

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from radixrt.api.answering import Prepared
 from radixrt.api.http.body import to_struct
 from radixrt.api.http.keys import Caller
 from radixrt.api.http.middleware import new_id, request_id
@@ -82,12 +84,10 @@ class NativeRequest(QueueFields, kw_only=True):
     return_text_in_logprobs: bool | None = None
 
 
-class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class PreparedGenerate(Prepared):
     """One HTTP request, ready to run."""
 
-    id: str
-    requests: list[GenerateRequest]
-    """One a prompt."""
     prompt_only: list[bool]
     """Of each prompt: max_new_tokens was 0, so one token is generated and thrown away."""
     is_list: bool
@@ -139,6 +139,7 @@ class PreparedGenerate(msgspec.Struct, frozen=True, kw_only=True):
         return PreparedGenerate(
             id=call_id,
             requests=requests,
+            constraint_field="sampling_params",
             prompt_only=[_max_new_tokens(one) == 0 for one in given],
             is_list=is_batch or sampling[0].n > 1,
         )

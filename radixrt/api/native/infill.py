@@ -1,15 +1,12 @@
 """llama.cpp's ``/infill``: fills the gap between two texts. Editors' plugins use it."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from radixrt.api.answering import Formatter, Prepared, PreparedRequest, respond
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.events import EventStream, event, json_response, while_connected
-from radixrt.api.openai.answering import PreparedRequest
 from radixrt.api.openai.completions import prepare_completion
 from radixrt.api.requests.protocol import CompletionRequest, GenerationFields
 from radixrt.api.state import ServerState
@@ -45,11 +42,7 @@ def infill_routes(state: ServerState) -> APIRouter:
     @router.takes("/infill", InfillRequest)
     async def infill(request: Request, fields: InfillRequest) -> Response:
         prepared = _prepare(fields, state, request)
-        request.state.request_id = prepared.id
-        objects = _objects(prepared, state)
-        if fields.stream:
-            return EventStream(_encoded(objects))
-        return json_response(await while_connected(request, _only(objects)))
+        return await respond(_Infill(prepared, state.config.model_name), prepared, request, state)
 
     return router
 
@@ -69,17 +62,20 @@ def _prepare(
     prompt = FimPrompt(fields.input_prefix, fields.input_suffix, fields.prompt or "", files)
     completion = CompletionRequest(**shared, prompt="")
     prepared = prepare_completion(completion, state, request, prompt, default_max_tokens=None)
-    if prepared.requests[0].sampling.n > 1:
-        raise RequestError("There is one answer; leave n out.", param="n")
+    prepared.check_one_answer()
     return prepared
 
 
-async def _objects(
-    prepared: PreparedRequest[CompletionRequest], state: ServerState
-) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
-        async for _, chunk in chunks:
-            yield _object(chunk, state.config.model_name)
+class _Infill(Formatter):
+    def __init__(self, prepared: Prepared, model: str) -> None:
+        super().__init__(prepared)
+        self._model = model
+
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[dict[str, Any]]:
+        return [_object(chunk, self._model)]
+
+    def whole(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return parts[0]
 
 
 def _object(chunk: AnswerChunk, model: str) -> dict[str, Any]:
@@ -107,15 +103,3 @@ def _object(chunk: AnswerChunk, model: str) -> dict[str, Any]:
             "predicted_ms": generating_s * 1000,
         },
     }
-
-
-async def _encoded(objects: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(objects):
-        async for one in objects:
-            yield event(one)
-
-
-async def _only(objects: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
-    """The object of an answer that is not streamed."""
-    async with aclosing(objects):
-        return [one async for one in objects][-1]

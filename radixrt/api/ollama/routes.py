@@ -1,18 +1,18 @@
 """``/api/chat``, ``/api/generate`` and what Ollama's clients ask about models."""
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from radixrt import __version__
+from radixrt.api.answering import Formatter, PreparedRequest, respond
 from radixrt.api.embeddings.embeddings import as_list, embed, written
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
-from radixrt.api.http.events import LineStream, json_line, json_response, while_connected
+from radixrt.api.http.events import LineStream, json_line, json_response
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.ollama.answers import Answer
 from radixrt.api.ollama.protocol import (
@@ -20,17 +20,15 @@ from radixrt.api.ollama.protocol import (
     EmbedRequest,
     GenerateRequest,
     OldEmbedRequest,
-    OllamaFields,
     ShowRequest,
     refuse_unsupported_fields,
 )
 from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of
-from radixrt.api.openai.answering import PreparedRequest
 from radixrt.api.openai.chat import prepare_chat
 from radixrt.api.openai.completions import prepare_completion
 from radixrt.api.state import ServerState
-from radixrt.base.errors import RequestError
 from radixrt.client.pooling import most_input_tokens, unit
+from radixrt.messages.answers import AnswerChunk
 
 ERRORS = ErrorShape("/api/", lambda error: {"error": error.message}, "")
 
@@ -43,9 +41,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
         answer = Answer(state.config.model_name, in_message=True)
         if not fields.messages:
             return json_response(answer.loaded())
-        return await _respond(
-            answer, fields, prepare_chat(chat_of(fields), state, request), request
-        )
+        return await _respond(answer, prepare_chat(chat_of(fields), state, request), request)
 
     @router.takes("/api/generate", GenerateRequest, refuse_unsupported_fields)
     async def generate(request: Request, fields: GenerateRequest) -> Response:
@@ -59,18 +55,13 @@ def ollama_routes(state: ServerState) -> APIRouter:
             )
         else:
             prepared = prepare_chat(chat_of_prompt(fields), state, request)
-        return await _respond(answer, fields, prepared, request)
+        return await _respond(answer, prepared, request)
 
     async def _respond(
-        answer: Answer, fields: OllamaFields, prepared: PreparedRequest[Any], request: Request
+        answer: Answer, prepared: PreparedRequest[Any], request: Request
     ) -> Response:
-        if prepared.requests[0].sampling.n > 1:
-            raise RequestError("There is one answer; leave n out.", param="n")
-        request.state.request_id = prepared.id
-        objects = _objects(answer, prepared, state)
-        if fields.stream is not False:
-            return LineStream(_lines(objects), answer.nothing)
-        return json_response(await while_connected(request, _only(objects)))
+        prepared.check_one_answer()
+        return await respond(_Lines(prepared, answer), prepared, request, state)
 
     @router.takes("/api/show", ShowRequest)
     async def show(request: Request, fields: ShowRequest) -> Response:
@@ -133,25 +124,22 @@ def ollama_routes(state: ServerState) -> APIRouter:
     return router
 
 
-async def _objects(
-    answer: Answer, prepared: PreparedRequest[Any], state: ServerState
-) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
-        async for _, chunk in chunks:
-            for one in answer.of(chunk, await chat_entries(chunk.logprobs)):
-                yield one
+class _Lines(Formatter):
+    def __init__(self, prepared: PreparedRequest[Any], answer: Answer) -> None:
+        super().__init__(prepared)
+        self._answer = answer
 
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[dict[str, Any]]:
+        return self._answer.of(chunk, await chat_entries(chunk.logprobs))
 
-async def _lines(objects: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(objects):
-        async for one in objects:
-            yield json_line(one)
+    def encoded(self, part: dict[str, Any]) -> bytes:
+        return json_line(part)
 
+    def whole(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        return parts[0]
 
-async def _only(objects: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
-    """The object of an answer that is not streamed."""
-    async with aclosing(objects):
-        return await anext(objects)
+    def response(self, events: AsyncGenerator[bytes, None]) -> Response:
+        return LineStream(events, self._answer.nothing)
 
 
 def _model(state: ServerState) -> dict[str, Any]:

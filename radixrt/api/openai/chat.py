@@ -5,12 +5,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from radixrt.api.answering import PreparedRequest, respond
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import chat_logprobs
-from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
+from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.custom_tools import CustomCalls
 from radixrt.api.requests.options import generation_options
@@ -33,7 +34,8 @@ def chat_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/chat/completions", ChatCompletionRequest)
     async def chat_completions(request: Request, fields: ChatCompletionRequest) -> Response:
-        return await respond(_Chat(prepare_chat(fields, state, request)), request, state)
+        prepared = prepare_chat(fields, state, request)
+        return await respond(_Chat(prepared, state), prepared, request, state)
 
     return router
 
@@ -92,15 +94,15 @@ def prepare_chat(
         stream_values=streams_values(fields, constraint.constraint),
         prediction="" if fields.prediction is None else fields.prediction.text(),
     )
-    return PreparedRequest(fields, response_id, [generate], constraint.field, recorder)
+    return PreparedRequest(response_id, [generate], constraint.field, fields, recorder)
 
 
-class _Chat(Answering[ChatCompletionRequest]):
+class _Chat(OpenAIFormatter[ChatCompletionRequest]):
     kind = "chat.completion"
     kind_of_event = "chat.completion.chunk"
 
-    def __init__(self, prepared: PreparedChat) -> None:
-        super().__init__(prepared)
+    def __init__(self, prepared: PreparedChat, state: ServerState) -> None:
+        super().__init__(prepared, state)
         (request,) = prepared.requests
         self._shows_reasoning = (
             request.parse_reasoning and self.fields.include_reasoning is not False
@@ -114,7 +116,8 @@ class _Chat(Answering[ChatCompletionRequest]):
         )
         """Of each choice."""
 
-    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
+        self._usage.add(prompt_index, chunk)
         found: list[ChoiceDelta] = []
         extras = await prompt_extras(chunk, bool(self.fields.return_token_ids))
         if self.fields.stream and chunk.index not in self._begun:

@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from radixrt.api.answering import PreparedRequest, respond
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import CompletionLogprobs
-from radixrt.api.openai.answering import Answering, ChoiceDelta, PreparedRequest, respond
+from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options
 from radixrt.api.requests.prompts import parse_prompts
@@ -32,9 +33,8 @@ def completion_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/completions", CompletionRequest, _refuse_unsupported_fields)
     async def completions(request: Request, fields: CompletionRequest) -> Response:
-        return await respond(
-            _Completion(prepare_completion(fields, state, request)), request, state
-        )
+        prepared = prepare_completion(fields, state, request)
+        return await respond(_Completion(prepared, state), prepared, request, state)
 
     return router
 
@@ -111,7 +111,7 @@ def prepare_completion(
         )
         for number, prompt in enumerate(prompts)
     ]
-    return PreparedRequest(fields, response_id, requests, constraint.field, recorder)
+    return PreparedRequest(response_id, requests, constraint.field, fields, recorder)
 
 
 def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str | list[Any]:
@@ -166,16 +166,17 @@ def _overrides(
     return overrides
 
 
-class _Completion(Answering[CompletionRequest]):
+class _Completion(OpenAIFormatter[CompletionRequest]):
     kind = kind_of_event = "text_completion"
 
-    def __init__(self, prepared: PreparedRequest[CompletionRequest]) -> None:
-        super().__init__(prepared)
+    def __init__(self, prepared: PreparedRequest[CompletionRequest], state: ServerState) -> None:
         self.hides_output = prepared.fields.max_tokens == 0
+        super().__init__(prepared, state)
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
         """Of each choice."""
 
-    async def choices(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
+        self._usage.add(prompt_index, chunk)
         index = prompt_index * self.prepared.requests[0].sampling.n + chunk.index
         hidden = self.hides_output
         text, finish_reason = chunk.text, chunk.finish_reason

@@ -1,17 +1,18 @@
 """``/v1/responses``: makes, retrieves and deletes responses."""
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from radixrt.api.answering import Formatter, respond
 from radixrt.api.conversations.continuation import access_key_of
 from radixrt.api.conversations.store import CONVERSATION_GONE, conversation_gone
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import as_request_error
-from radixrt.api.http.events import EventStream, event, json_response, while_connected
+from radixrt.api.http.events import event, json_response
 from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
@@ -23,6 +24,7 @@ from radixrt.api.requests.json_text import json_text
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.state import ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.messages.answers import AnswerChunk
 
 
 def response_routes(state: ServerState) -> APIRouter:
@@ -33,15 +35,11 @@ def response_routes(state: ServerState) -> APIRouter:
         with _unknown_response(400, "previous_response_id"):
             instructions = fields.instructions or ""
             prepared = prepare_chat(to_chat(fields), state, request, "resp", instructions)
-        if prepared.requests[0].sampling.n > 1:
-            raise RequestError("A response is one answer; leave n out.", param="n")
-        request.state.request_id = prepared.id
+        prepared.check_one_answer()
         sampling = prepared.requests[0].sampling
         made = ResponseEvents(fields, prepared.id, state.config.model_name, sampling)
         json_text(made.response)  # the response returns its metadata, tools and format
-        if fields.stream:
-            return EventStream(_stream(made, prepared, state))
-        return json_response(await while_connected(request, _whole(made, prepared, state)))
+        return await respond(_Response(made, prepared), prepared, request, state)
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve_response(
@@ -85,43 +83,31 @@ def _unknown_response(status: int, param: str) -> Iterator[None]:
         ) from error
 
 
-async def _events(
-    made: ResponseEvents, prepared: PreparedChat, state: ServerState
-) -> AsyncGenerator[Event, None]:
-    recorder, custom = prepared.recorder, CustomCalls(prepared.fields.tools)
-    async with aclosing(state.generate(prepared.requests, prepared.constraint_field)) as chunks:
-        async for _, chunk in chunks:
-            calls = [call_delta(call) for call in chunk.tool_calls]
-            logprobs = await chat_entries(chunk.logprobs)
-            for one in made.of(chunk, custom.of(calls), logprobs):
-                yield one
-            if recorder is None:
-                continue
-            recorder.add(chunk.text, chunk.reasoning, calls)
-            if chunk.finish_reason is not None:
-                recorder.end(chunk.finish_reason, orjson.dumps(made.response))
+class _Response(Formatter):
+    def __init__(self, made: ResponseEvents, prepared: PreparedChat) -> None:
+        super().__init__(prepared)
+        self._made = made
+        self._prepared = prepared
+        self._custom = CustomCalls(prepared.fields.tools)
+        self._has_begun = False
 
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Event]:
+        self._has_begun = True
+        return self._events(chunk, await chat_entries(chunk.logprobs))
 
-async def _stream(
-    made: ResponseEvents, prepared: PreparedChat, state: ServerState
-) -> AsyncGenerator[bytes, None]:
-    has_begun = False
-    try:
-        async with aclosing(_events(made, prepared, state)) as events:
-            async for one in events:
-                has_begun = True
-                yield event(one, one["type"])
-    except (RequestError, EngineDiedError) as error:
-        if not has_begun:
-            raise
-        for one in made.failed(as_request_error(error)):
-            yield event(one, one["type"])
+    def _events(self, chunk: AnswerChunk, logprobs: list[orjson.Fragment]) -> Iterator[Event]:
+        calls = [call_delta(call) for call in chunk.tool_calls]
+        yield from self._made.of(chunk, self._custom.of(calls), logprobs)
+        response = b"" if chunk.finish_reason is None else orjson.dumps(self._made.response)
+        self._prepared.record(chunk, chunk.text, calls, response)
 
+    def encoded(self, part: Event) -> bytes:
+        return event(part, part["type"])
 
-async def _whole(
-    made: ResponseEvents, prepared: PreparedChat, state: ServerState
-) -> dict[str, Any]:
-    async with aclosing(_events(made, prepared, state)) as events:
-        async for _ in events:
-            pass
-    return made.response
+    def whole(self, parts: list[Event]) -> dict[str, Any]:
+        return self._made.response
+
+    def failed(self, error: RequestError | EngineDiedError) -> bytes:
+        if not (self._streams and self._has_begun):
+            raise error
+        return b"".join(map(self.encoded, self._made.failed(as_request_error(error))))

@@ -1,0 +1,148 @@
+"""Answers HTTP requests: runs their prompts and lets a formatter write the chunks, as a stream or as one body."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import orjson
+from fastapi import Request, Response
+
+from radixrt.api.conversations.continuation import ConversationRecorder
+from radixrt.api.http.events import EventStream, event, while_connected
+from radixrt.api.requests.protocol import GenerationFields
+from radixrt.api.state import ServerState
+from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.requests import GenerateRequest
+
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One HTTP request, ready to run."""
+
+    id: str
+    requests: list[GenerateRequest]
+    """One a prompt. Either all of them stream or none does."""
+    constraint_field: str
+    """The field that holds the constraint; "": there is none."""
+
+    @property
+    def streams(self) -> bool:
+        return self.requests[0].stream
+
+
+@dataclass(frozen=True)
+class PreparedRequest(Prepared, Generic[Fields]):
+    """A chat or completion."""
+
+    fields: Fields
+    recorder: ConversationRecorder | None
+    """Of the conversation, if it is to be kept."""
+
+    def check_one_answer(self) -> None:
+        """Raises:
+        RequestError: the request asks for several answers.
+        """
+        if self.requests[0].sampling.n > 1:
+            raise RequestError("There is one answer; leave n out.", param="n")
+
+    def record(
+        self, chunk: AnswerChunk, text: str, calls: list[dict[str, Any]], response: bytes = b""
+    ) -> dict[str, Any]:
+        """Record a piece of the first answer; returns ``kept`` with the last one, if the conversation is to be kept.
+
+        Args:
+            text, calls: as the client gets them.
+            response: JSON of the response, if it can be retrieved.
+        """
+        if self.recorder is None:
+            return {}
+        self.recorder.add(text, chunk.reasoning, calls)
+        if chunk.finish_reason is None:
+            return {}
+        return {"kept": self.recorder.end(chunk.finish_reason, response)}
+
+
+class Formatter(ABC):
+    """Writes the answers to one HTTP request in the form of an API.
+
+    Attributes:
+        last: the last bytes of a stream.
+    """
+
+    last = b""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._streams = prepared.streams
+        self._parts: list[Any] = []
+        """Of a response that is not streamed."""
+
+    @abstractmethod
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterable[Any]:
+        """The events of a stream, or parts of a body, that a chunk adds. A part is encoded before the next one is taken."""
+
+    @abstractmethod
+    def whole(self, parts: list[Any]) -> Any:
+        """The body that consists of these parts."""
+
+    def encoded(self, part: Any) -> bytes:
+        """An event of a stream."""
+        return event(part)
+
+    def end(self) -> bytes:
+        """What follows the events of all chunks: the end of a stream, or the whole body."""
+        return self.last if self._streams else orjson.dumps(self.whole(self._parts))
+
+    def failed(self, error: RequestError | EngineDiedError) -> bytes:
+        """The end of a stream whose request has failed.
+
+        Raises:
+            RequestError, EngineDiedError: the response is the API's error object, or ends with it.
+        """
+        raise error
+
+    def response(self, events: AsyncGenerator[bytes, None]) -> Response:
+        """A stream."""
+        return EventStream(events)
+
+    async def add(self, prompt_index: int, chunk: AnswerChunk) -> bytes:
+        """Take a chunk; returns its events, if the response is a stream."""
+        parts = await self.parts(prompt_index, chunk)
+        if self._streams:
+            return b"".join(map(self.encoded, parts))
+        self._parts += parts
+        return b""
+
+
+async def respond(
+    formatter: Formatter, prepared: Prepared, request: Request, state: ServerState
+) -> Response:
+    request.state.request_id = prepared.id
+    answering = _answer(formatter, prepared, state)
+    if prepared.streams:
+        return formatter.response(answering)
+    return Response(
+        await while_connected(request, _joined(answering)), media_type="application/json"
+    )
+
+
+async def _answer(
+    formatter: Formatter, prepared: Prepared, state: ServerState
+) -> AsyncGenerator[bytes, None]:
+    try:
+        with state.answers(prepared.requests, prepared.constraint_field) as answers:
+            async for prompt_index, chunk in answers:
+                if data := await formatter.add(prompt_index, chunk):
+                    yield data
+    except (RequestError, EngineDiedError) as error:
+        yield formatter.failed(error)
+        return
+    if data := formatter.end():
+        yield data
+
+
+async def _joined(pieces: AsyncGenerator[bytes, None]) -> bytes:
+    return b"".join([piece async for piece in pieces])
