@@ -40,8 +40,8 @@ from radixrt.messages.links import ToScheduler
 from radixrt.messages.replicas import ReplicaLoad, ReplicaReport
 from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.messages.sequences import (
+    PositionLogprobs,
     ReleaseSequences,
-    SequenceLogprobs,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
@@ -195,56 +195,40 @@ class FakeScheduler:
                 self._tokenizer.send(CallReply(call_id=message.call_id, value=self._stats()))
 
     def _step(self) -> None:
-        seq_ids, token_ids = [], []
-        started: dict[int, AnswerReport] = {}
-        finished: dict[int, AnswerReport] = {}
-        logprobs, prompt_logprobs = [], []
-        vectors: dict[int, bytes] = {}
+        batch = TokenBatch()
         for seq_id, running in list(self._running.items()):
-            sampling = running.request.sampling
+            sampling, output = running.request.sampling, batch.output_of(seq_id)
             if sampling.max_tokens == 0:
-                started[seq_id] = _report(running.request)
+                output.started = _report(running.request)
                 pooled = running.request.options.pool is not None
-                finished[seq_id] = _report(
-                    running.request, finish_reason="stop" if pooled else "length"
-                )
+                reason = "stop" if pooled else "length"
+                output.finished = _report(running.request, finish_reason=reason)
                 if pooled:
-                    vectors[seq_id] = array("f", self.vector(running.request)).tobytes()
+                    output.vector = array("f", self.vector(running.request)).tobytes()
                 del self._running[seq_id]
                 continue
             token = running.script[running.at % len(running.script)]
-            seq_ids.append(seq_id)
-            token_ids.append(token)
+            output.token_ids.append(token)
             if running.at == 0:
-                started[seq_id] = _report(running.request)
+                output.started = _report(running.request)
                 if sampling.prompt_logprobs is not None:
                     ids = unpack_ids(running.request.token_ids).tolist()
-                    prompt_logprobs += [
-                        _row(seq_id, token_id, sampling.prompt_logprobs)
+                    output.prompt_logprobs += [
+                        _row(token_id, sampling.prompt_logprobs)
                         for token_id in ids[max(1, sampling.prompt_logprobs_start) :]
                     ]
             if sampling.logprobs is not None:
-                logprobs.append(_row(seq_id, token, sampling.logprobs))
+                output.logprobs.append(_row(token, sampling.logprobs))
             running.at += 1
             ends = token in self._info.eos_token_ids and not sampling.ignore_eos
             if ends or token in sampling.stop_token_ids:
                 stop = token if token in sampling.stop_token_ids else None
-                finished[seq_id] = _report(running.request, finish_reason="stop", stop_reason=stop)
+                output.finished = _report(running.request, finish_reason="stop", stop_reason=stop)
                 del self._running[seq_id]
             elif running.request.num_output + running.at == sampling.max_tokens:
-                finished[seq_id] = _report(running.request, finish_reason="length")
+                output.finished = _report(running.request, finish_reason="length")
                 del self._running[seq_id]
-        self._tokenizer.send(
-            TokenBatch(
-                seq_ids=pack_ids(seq_ids),
-                token_ids=pack_ids(token_ids),
-                started=started,
-                finished=finished,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                vectors=vectors,
-            )
-        )
+        self._tokenizer.send(batch)
 
     def _stats(self) -> SchedulerStats:
         histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
@@ -321,7 +305,7 @@ def _cache_reply(call: AnySchedulerCall) -> CallReply:
     return CallReply(call_id=call.call_id, value=tree)
 
 
-def _row(seq_id: int, token_id: int, top: int) -> SequenceLogprobs:
+def _row(token_id: int, top: int) -> PositionLogprobs:
     """Minus a tenth of its rank for each token."""
     ids = [token_id, *range(300, 300 + top)]
-    return SequenceLogprobs(seq_id, pack_ids(ids), [-0.1 * rank for rank in range(len(ids))])
+    return PositionLogprobs(pack_ids(ids), [-0.1 * rank for rank in range(len(ids))])

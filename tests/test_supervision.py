@@ -26,7 +26,7 @@ SHORT_LIVED = {
     ("api/http/acceptor.py", "_accept"): (1, "opens one connection"),
     ("api/http/events.py", "_while_connected"): (2, "awaited here"),
     ("api/http/events.py", "_send_all"): (1, "fills the pauses of one answer"),
-    ("client/engine_client.py", "pin"): (1, "awaited here"),
+    ("client/leases.py", "pin"): (1, "awaited here"),
     ("client/leases.py", "restore"): (1, "guards each lease"),
     ("constrained/compiler/helper.py", "start"): (1, "awaited here"),
     ("constrained/compiler/pool.py", "_run"): (1, "awaited here"),
@@ -35,7 +35,7 @@ SHORT_LIVED = {
     ("lang/batch.py", "run"): (1, "awaited here"),
     ("lang/runtime/admission.py", "_waiting_run"): (1, "opens the door once"),
     ("lang/stream.py", "__init__"): (1, "runs the user's program, and hands its error on"),
-    ("tokenizer/calls.py", "_spawn"): (1, "replies to one call, also with an error"),
+    ("tokenizer/calls.py", "take"): (1, "replies to one call, also with an error"),
     ("tokenizer/in_flight.py", "_next_checked_chunk"): (
         1,
         "checks one value, and fails its request",

@@ -47,36 +47,61 @@ class ReleaseSequences(Message, frozen=True):
     """True: a stop string has ended the answers. False: the client is gone, or the request has failed."""
 
 
-class SequenceLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position of a sequence: the chosen token first, then the likeliest, descending."""
 
-    seq_id: int
     token_ids: PackedIds
     logprobs: list[float]
 
 
-class TokenBatch(Message, frozen=True, kw_only=True):
-    """The new tokens of one step, in columns; a sequence with several tokens has several entries."""
+class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
+    """The results of one step for one sequence, from the scheduler to the state of its answer."""
 
-    seq_ids: PackedIds = b""
-    token_ids: PackedIds = b""
-    started: dict[int, AnswerReport] = {}
-    """By sequence id, with a sequence's first token."""
-    finished: dict[int, AnswerReport] = {}
-    """By sequence id, with a sequence's last token. A stop token that ended the answer is among the tokens."""
-    cache_facts: dict[int, CacheFacts] = {}
-    """By sequence id, with the first token of a sequence whose client wants its cache misses explained."""
-    logprobs: list[SequenceLogprobs] = []
-    """One a new token, in order, of the sequences with ``logprobs``."""
-    prompt_logprobs: list[SequenceLogprobs] = []
+    token_ids: list[int] = []
+    """New tokens."""
+    started: AnswerReport | None = None
+    """With the first token."""
+    finished: AnswerReport | None = None
+    """With the last token. A stop token that ended the answer is among the tokens."""
+    cache_facts: CacheFacts | None = None
+    """With the first token, if the client wants its cache misses explained."""
+    logprobs: list[PositionLogprobs] = []
+    """One a new token, in order, if the request has ``logprobs``."""
+    prompt_logprobs: list[PositionLogprobs] = []
     """In order of position, from the prompt's second token on."""
-    drafts: dict[int, tuple[int, int]] = {}
-    """By sequence id, of the sequences with stop strings of which a draft was verified: draft tokens so far, and of these those
-    that were accepted. The tokenizer process finds the end of their answers, and reports them."""
-    vectors: dict[int, bytes] = {}
-    """By sequence id, with the end of a sequence that asks for numbers: as 32-bit floats."""
+    drafts: tuple[int, int] | None = None
+    """Of a sequence with stop strings of which a draft was verified: draft tokens so far, and of these those that were accepted.
+    The tokenizer process finds the end of its answer, and reports them."""
+    vector: bytes = b""
+    """With the end of a sequence that asks for numbers: as 32-bit floats."""
+
+    def extend(self, later: "SequenceOutput") -> None:
+        """Add the results of a later step."""
+        for name in self.__struct_fields__:
+            value = getattr(later, name)
+            if isinstance(value, list):
+                getattr(self, name).extend(value)
+            elif value:
+                setattr(self, name, value)
+
+
+class TokenBatch(Message, frozen=True, kw_only=True):
+    """The results of one step."""
+
+    outputs: dict[int, SequenceOutput] = {}
+    """By sequence id."""
     refused: list["SequenceRefused"] = []
     """Sequences that were not accepted, or that the model can't go on with."""
+
+    def output_of(self, seq_id: int) -> SequenceOutput:
+        output = self.outputs.get(seq_id)
+        if output is None:
+            output = self.outputs[seq_id] = SequenceOutput()
+        return output
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self.outputs.values())
 
 
 class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):

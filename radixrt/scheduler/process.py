@@ -20,7 +20,7 @@ from radixrt.kv.events import ReplayRequest
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
-from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.ids import unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
 from radixrt.messages.replicas import (
     EventsReplayed,
@@ -29,6 +29,7 @@ from radixrt.messages.replicas import (
 )
 from radixrt.messages.sequences import (
     ReleaseSequences,
+    SequenceOutput,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
@@ -146,7 +147,7 @@ class SchedulerProcess:
 
     def _send_tokens(self, batch: TokenBatch) -> None:
         self._tokenizer.send(batch)
-        self._new_tokens += num_ids(batch.token_ids)
+        self._new_tokens += batch.num_tokens
         if self._log is not None:
             self._log.answered(batch)
 
@@ -220,7 +221,8 @@ class SchedulerProcess:
 
     def _drop_expired(self) -> None:
         if dropped := self.scheduler.drop_expired(time.time()):
-            self._send_tokens(TokenBatch(finished=dropped))
+            outputs = {seq_id: SequenceOutput(finished=end) for seq_id, end in dropped.items()}
+            self._send_tokens(TokenBatch(outputs=outputs))
         if refused := self.scheduler.refuse_overdue():
             self._refuse(refused)
 

@@ -80,11 +80,11 @@ class RequestLog:
 
     def answered(self, batch: TokenBatch) -> None:
         """Count a step's tokens; log the requests that ended."""
-        for seq_id in unpack_ids(batch.seq_ids).tolist():
+        for seq_id, output in batch.outputs.items():
             if seq_id in self._open:
-                self._open[seq_id].output_length += 1
-        for seq_id in batch.finished:
-            self.ended(seq_id)
+                self._open[seq_id].output_length += len(output.token_ids)
+            if output.finished is not None:
+                self.ended(seq_id)
         for refused in batch.refused:
             self.ended(refused.seq_id)
 

@@ -18,6 +18,8 @@ from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
+    PositionLogprobs,
+    SequenceOutput,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
@@ -30,7 +32,6 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
-from radixrt.scheduler.batch_draft import BatchDraft
 from radixrt.scheduler.drafts.price import DraftPrice
 from radixrt.scheduler.drafts.trials import ComparedStep, DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
@@ -275,60 +276,61 @@ class Scheduler:
 
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the result of the oldest step in flight; ends the sequences whose last tokens are in it."""
-        step, draft = self._in_flight.take(result), BatchDraft()
+        step, batch = self._in_flight.take(result), TokenBatch()
         self._count_step(result, step)
-        draft.add_logprobs(result, step)
-        self._absorb_drafts(result, step, draft)
+        _absorb_logprobs(result, step, batch)
+        self._absorb_drafts(result, step, batch)
         self._absorb_jumps(result, step)
         self._absorb_held(result, step)
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
             sequence = step.sequences[slot]
-            if sequence is not None and not self._goes_on(sequence, token, draft):
+            if sequence is not None and not self._goes_on(sequence, token, batch):
                 step.sequences[slot] = None  # tokens forced beyond the end are dropped
-        self._absorb_vectors(result, step, draft)
-        self.counters.output_tokens += len(draft.token_ids)
-        return draft.seal()
+        self._absorb_vectors(result, step, batch)
+        self.counters.output_tokens += batch.num_tokens
+        return batch
 
-    def _absorb_vectors(self, result: StepResult, step: StepInFlight, draft: BatchDraft) -> None:
+    def _absorb_vectors(self, result: StepResult, step: StepInFlight, batch: TokenBatch) -> None:
         """End the sequences whose numbers have come; they generate nothing."""
         for vector in result.vectors:
             sequence = step.sequences[vector.slot]
             if sequence is None:
                 continue
             if vector.values:
-                draft.vectors[sequence.seq_id] = vector.values
-            self._goes_on(sequence, 0 if vector.values else NO_TOKEN, draft)
+                batch.output_of(sequence.seq_id).vector = vector.values
+            self._goes_on(sequence, 0 if vector.values else NO_TOKEN, batch)
 
-    def _goes_on(self, sequence: Sequence, token: int, draft: BatchDraft) -> bool:
+    def _goes_on(self, sequence: Sequence, token: int, batch: TokenBatch) -> bool:
         """Append a token to a sequence; False if it was the last, or none could be sampled."""
         if token in _FAILURES:
-            draft.refused.append(self._fail(sequence, *_FAILURES[token]))
+            batch.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
+        output = batch.output_of(sequence.seq_id)
         if sequence.first_token is None:
-            report = draft.started[sequence.seq_id] = sequence.start(self.clock())
+            report = output.started = sequence.start(self.clock())
             self._learn_wait(sequence, report)
-            self._note_facts(sequence, draft)
+            self._note_facts(sequence, output)
             self.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV, or for numbers
             end: FinishReason = "length" if sequence.options.pool is None else "stop"
-            draft.finished[sequence.seq_id] = self._finish(sequence, end, token)
+            output.finished = self._finish(sequence, end, token)
             return False
         sequence.append(token)
         sequence.account.output_tokens += 1
-        draft.add_token(sequence.seq_id, token)
+        output.token_ids.append(token)
         reason = sequence.finish_reason(token)
         if reason is None:
             return True
-        draft.finished[sequence.seq_id] = self._finish(sequence, reason, token)
+        output.finished = self._finish(sequence, reason, token)
         return False
 
-    def _note_facts(self, sequence: Sequence, draft: BatchDraft) -> None:
+    def _note_facts(self, sequence: Sequence, output: SequenceOutput) -> None:
         self.recent_facts.keep(sequence.seq_id, sequence.cache_facts)
         if sequence.options.cache_hints.explain:
-            draft.cache_facts[sequence.seq_id] = sequence.cache_facts
+            output.cache_facts = sequence.cache_facts
 
     def _learn_wait(self, sequence: Sequence, report: AnswerReport) -> None:
         own_tokens = report.prompt_tokens - report.cached_tokens
@@ -384,7 +386,7 @@ class Scheduler:
                 self.slots.planned[slot] += num_tokens
                 self.counters.forced_tokens += num_tokens
 
-    def _absorb_drafts(self, result: StepResult, step: StepInFlight, batch: BatchDraft) -> None:
+    def _absorb_drafts(self, result: StepResult, step: StepInFlight, batch: TokenBatch) -> None:
         """Count the drafts of a step, and expect as many accepted tokens in the next."""
         accepted: dict[int, int] = {}
         for draft in result.drafts:
@@ -401,7 +403,8 @@ class Scheduler:
             assert sequence is not None
             self.slots.expect_drafts(sequence, num_accepted)
             if sequence.sampling.stop:
-                batch.drafts[sequence.seq_id] = sequence.drafted_tokens, sequence.accepted_tokens
+                verified = sequence.drafted_tokens, sequence.accepted_tokens
+                batch.output_of(sequence.seq_id).drafts = verified
 
     def _absorb_held(self, result: StepResult, step: StepInFlight) -> None:
         """Note the sequences that wait for their masks."""
@@ -454,3 +457,16 @@ class Scheduler:
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )
+
+
+def _absorb_logprobs(result: StepResult, step: StepInFlight, batch: TokenBatch) -> None:
+    """Take the log-probabilities that somebody wants and has not got yet."""
+    for row in result.prompt_logprobs:
+        sequence = step.sequences[row.slot]
+        if sequence is not None and sequence.wants_prompt_logprob():
+            found = PositionLogprobs(row.token_ids, row.logprobs)
+            batch.output_of(sequence.seq_id).prompt_logprobs.append(found)
+    for row in result.logprobs:
+        if (sequence := step.sequences[row.slot]) is not None:
+            found = PositionLogprobs(row.token_ids, row.logprobs)
+            batch.output_of(sequence.seq_id).logprobs.append(found)

@@ -19,11 +19,12 @@ from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import (
     ReleaseSequences,
+    SequenceOutput,
     SequenceRefused,
     SequenceRequest,
     TokenBatch,
 )
-from radixrt.tokenizer.answer.answer_state import AnswerState, SequenceNews, news_by_sequence
+from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.retry.checked_answer import DueCheck
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
@@ -126,12 +127,12 @@ class InFlightAnswers:
     def absorb(self, batch: TokenBatch) -> None:
         """Turn a step's tokens into text and send it to the api. Ids of dropped sequences are ignored."""
         chunks: list[AnswerChunk | None] = []
-        for seq_id, news in news_by_sequence(batch).items():
+        for seq_id, output in batch.outputs.items():
             entry = self._by_seq_id.get(seq_id)
             if entry is None:
                 continue
             try:
-                chunks.append(self._absorb(entry, news))
+                chunks.append(self._absorb(entry, output))
             except Exception as error:
                 self.fail(entry.request_id, error)
         self._send_chunks(chunks)
@@ -149,18 +150,18 @@ class InFlightAnswers:
             )
             self.fail(entry.request_id, error)
 
-    def _absorb(self, entry: _InFlight, news: SequenceNews) -> AnswerChunk | None:
+    def _absorb(self, entry: _InFlight, output: SequenceOutput) -> AnswerChunk | None:
         if entry.checked is None:
-            return self._next_chunk(entry, news, is_over=news.finished is not None)
-        entry.checked.absorb(news)
+            return self._next_chunk(entry, output, is_over=output.finished is not None)
+        entry.checked.absorb(output)
         return self._next_checked_chunk(entry, entry.checked)
 
     def _next_chunk(
-        self, entry: _InFlight, news: SequenceNews, *, is_over: bool
+        self, entry: _InFlight, output: SequenceOutput, *, is_over: bool
     ) -> AnswerChunk | None:
         """Let an answer take in tokens that are certain. ``is_over``: the scheduler has ended the sequence."""
         answer = entry.answer
-        answer.absorb(news)
+        answer.absorb(output)
         chunk = answer.take_chunk()
         if answer.finished:
             self._remove(entry)
@@ -178,14 +179,14 @@ class InFlightAnswers:
             task = asyncio.get_running_loop().create_task(self._validate(entry, checked, due))
             self._validating.add(task)  # the loop itself keeps only a weak reference
             task.add_done_callback(self._validating.discard)
-        news = checked.take_news()
-        if news is None:
+        output = checked.take_output()
+        if output is None:
             return None
         answer = entry.answer
         if checked.violation is not None and not answer.unenforced:
             constraint = answer.request.constraint
             raise self._constraints.report_violation(constraint, checked.text, checked.violation)
-        return self._next_chunk(entry, news, is_over=checked.is_over)
+        return self._next_chunk(entry, output, is_over=checked.is_over)
 
     async def _validate(self, entry: _InFlight, checked: CheckedSequence, due: DueCheck) -> None:
         tenant = entry.answer.request.options.tenant

@@ -398,7 +398,7 @@ class TokenizerProcess:
             return  # of a step that was in flight when the tokenizer process before this one died
         match message:
             case TokenBatch():
-                self._heartbeat.count(num_ids(message.token_ids))
+                self._heartbeat.count(message.num_tokens)
                 self._in_flight.absorb(message)
             case CallReply():
                 self._replica_calls.absorb(scheduler, message)

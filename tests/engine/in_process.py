@@ -1,7 +1,7 @@
 """The real scheduler and the real worker in one process, without sockets between them."""
 
 import queue
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.ids import pack_ids
 from radixrt.messages.pooling import POOL, Pool
 from radixrt.messages.requests import RequestOptions
-from radixrt.messages.sequences import SequenceLogprobs, SequenceRequest, TokenBatch
+from radixrt.messages.sequences import PositionLogprobs, SequenceOutput, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
@@ -65,8 +65,8 @@ class InProcessEngine:
         self.scheduler = Scheduler(SchedulerLimits.of(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
-        self.logprobs: list[list[SequenceLogprobs]] = []
-        self.prompt_logprobs: list[list[SequenceLogprobs]] = []
+        self.logprobs: list[list[PositionLogprobs]] = []
+        self.prompt_logprobs: list[list[PositionLogprobs]] = []
         self.vectors: dict[int, bytes] = {}
         """By sequence id."""
         self.reports: list[AnswerReport] = []
@@ -179,36 +179,27 @@ class InProcessEngine:
         return self._run([request])[0]
 
     def _run(self, requests: list[SequenceRequest]) -> list[list[int]]:
-        answers: dict[int, list[int]] = {request.seq_id: [] for request in requests}
-        cached: dict[int, int] = {}
-        finished: dict[int, AnswerReport] = {}
-        logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
-        prompt_logprobs: dict[int, list[SequenceLogprobs]] = defaultdict(list)
+        outputs = {request.seq_id: SequenceOutput() for request in requests}
         for request in requests:
             assert self.scheduler.add(request) is None
         while True:
             self._load_grammars()
             batches = self.advance()
             for batch in batches:
-                cached |= {seq_id: report.cached_tokens for seq_id, report in batch.started.items()}
-                finished |= batch.finished
-                for seq_id, token in zip(
-                    unpack_ids(batch.seq_ids), unpack_ids(batch.token_ids), strict=True
-                ):
-                    answers[int(seq_id)].append(int(token))
-                self.vectors |= batch.vectors
-                for row in batch.logprobs:
-                    logprobs[row.seq_id].append(row)
-                for row in batch.prompt_logprobs:
-                    prompt_logprobs[row.seq_id].append(row)
+                for seq_id, output in batch.outputs.items():
+                    outputs[seq_id].extend(output)
             if not batches and not self.scheduler.num_in_flight:
                 break
         assert not self.scheduler.grammars.num_waiting
-        self.reports = [finished[seq_id] for seq_id in answers if seq_id in finished]
-        self.cached = [cached[seq_id] for seq_id in answers]
-        self.logprobs = [logprobs[seq_id] for seq_id in answers]
-        self.prompt_logprobs = [prompt_logprobs[seq_id] for seq_id in answers]
-        return list(answers.values())
+        every = outputs.values()
+        self.reports = [output.finished for output in every if output.finished is not None]
+        self.cached = [output.started.cached_tokens for output in every if output.started]
+        self.logprobs = [output.logprobs for output in every]
+        self.prompt_logprobs = [output.prompt_logprobs for output in every]
+        self.vectors |= {
+            seq_id: output.vector for seq_id, output in outputs.items() if output.vector
+        }
+        return [output.token_ids for output in every]
 
     def advance(self) -> list[TokenBatch]:
         """Fill the pipeline, and let the worker take its next step, or bring back the last where nothing follows."""

@@ -20,7 +20,7 @@ from radixrt.attention.cpu import CpuBackend
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.sequences import SequenceLogprobs
+from radixrt.messages.sequences import PositionLogprobs
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.threads import use_threads
 from radixrt_kernels import attention
@@ -220,7 +220,7 @@ def answers(
     return done
 
 
-def as_bytes(rows: list[SequenceLogprobs]) -> bytes:
+def as_bytes(rows: list[PositionLogprobs]) -> bytes:
     assert len(rows) == ANSWER_TOKENS
     return b"".join(row.token_ids + np.array(row.logprobs).tobytes() for row in rows)
 

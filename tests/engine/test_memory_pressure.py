@@ -13,6 +13,7 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.admission import Admission
+from tests import batches
 from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 
@@ -61,13 +62,9 @@ def answers_in_a_crowd(
         for _ in range(min(len(to_come), rng.randint(0, 4))):
             assert scheduler.add(to_come.popleft()) is None
         for batch in engine.advance():
-            for seq_id, token in zip(
-                unpack_ids(batch.seq_ids).tolist(),
-                unpack_ids(batch.token_ids).tolist(),
-                strict=True,
-            ):
-                answers[seq_id].append(token)
-            finished.update(batch.finished)
+            for seq_id, output in batch.outputs.items():
+                answers[seq_id] += output.token_ids
+            finished.update(batches.finished(batch))
             gone = [seq_id for seq_id in leave - finished if len(answers[seq_id]) > seq_id % 5]
             scheduler.release(unpack_ids(pack_ids(gone)))
     return answers, finished

@@ -152,4 +152,4 @@ def test_numbers_that_are_not_finite_end_the_request_with_an_error(make: Make) -
     (request,) = engine.pool_requests(SHORT[:1])
     engine.scheduler.add(request)
     (batch,) = engine.advance()
-    assert [refused.status for refused in batch.refused] == [500] and not batch.vectors
+    assert [refused.status for refused in batch.refused] == [500] and not batch.outputs

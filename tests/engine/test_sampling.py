@@ -8,7 +8,7 @@ import torch
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.sequences import SequenceLogprobs
+from radixrt.messages.sequences import PositionLogprobs
 from radixrt.scheduler.queue.admission import Admission
 from tests.checkpoints import make_checkpoint
 from tests.engine.in_process import InProcessEngine
@@ -67,7 +67,7 @@ def reference_logprobs(checkpoint: Callable[[str], Path]) -> Callable[[list[int]
 
 
 def assert_rows_match(
-    rows: list[SequenceLogprobs], tokens: list[int], expected: torch.Tensor, num_top: int
+    rows: list[PositionLogprobs], tokens: list[int], expected: torch.Tensor, num_top: int
 ) -> None:
     """``expected`` [len(tokens), vocab]: what transformers gives for each of ``tokens``."""
     assert len(rows) == len(tokens)

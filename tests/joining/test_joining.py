@@ -26,7 +26,7 @@ from radixrt.joining.ingress_end import JoinedEngine, JoinPort
 from radixrt.joining.sockets import JoinKeys, KeyPair, engine_socket
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import Join
-from radixrt.messages.sequences import ReleaseSequences, TokenBatch
+from radixrt.messages.sequences import ReleaseSequences, SequenceOutput, TokenBatch
 from radixrt.supervisor.launch import bind
 from radixrt.supervisor.probes import answering_probes
 from tests.fake_scheduler import engine_info
@@ -150,8 +150,9 @@ def test_messages_pass_in_both_directions_and_none_can_be_read_on_the_way(folder
             joined.send(ReleaseSequences(SECRETS[0]))
             await engine.until(lambda: engine.received)
             assert engine.received == [ReleaseSequences(SECRETS[0])]
-            engine.link.send(TokenBatch(token_ids=SECRETS[1]))
-            assert await joined.receive() == TokenBatch(token_ids=SECRETS[1])
+            batch = TokenBatch(outputs={1: SequenceOutput(vector=SECRETS[1])})
+            engine.link.send(batch)
+            assert await joined.receive() == batch
             assert len(seen) > sum(map(len, SECRETS))
             for text in (*SECRETS, TOKEN.encode(), TOKENIZER, b"ReleaseSequences", b"EngineInfo"):
                 assert text[:16] not in seen
@@ -253,7 +254,7 @@ def test_an_engine_that_is_silent_is_lost_and_joins_again(folders, monkeypatch) 
             async with asyncio.timeout(5.0):
                 while host.engines:
                     await asyncio.sleep(0.01)
-            engine.link.send(TokenBatch(token_ids=b"late"))
+            engine.link.send(TokenBatch(outputs={1: SequenceOutput([2])}))
             await engine.until(lambda: engine.times_lost == 1 and engine.is_joined)
             assert await host.engines[0].receive() == engine_info(), "nothing late comes first"
             assert host.engines[0].channels.start > first.channels.start

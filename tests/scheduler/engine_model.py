@@ -26,6 +26,7 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.admission import FORECASTS
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
+from tests.batches import finished, started
 from tests.scheduler.fake_worker import FakeWorker, digest, expected_answer, numbers_of
 
 EOS = 7
@@ -204,7 +205,7 @@ class EngineModel:
         batch = self.scheduler.absorb(result)
         for refused in batch.refused:
             self._refuse(refused)
-        for seq_id, report in batch.started.items():
+        for seq_id, report in started(batch).items():
             self.cached[seq_id] = report.cached_tokens
             self.written[seq_id] = report.cache_write_tokens
             request = self.requests[seq_id]
@@ -212,19 +213,18 @@ class EngineModel:
             assert 0 <= report.cached_tokens <= report.prompt_tokens
             assert report.cached_tokens < num_ids(request.token_ids)
             assert 0 <= report.cache_write_tokens <= report.prompt_tokens - report.cached_tokens
-        for seq_id, token in zip(
-            unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist(), strict=True
-        ):
+        for seq_id, output in batch.outputs.items():
             assert seq_id not in self.finished, "a token for an answer that has ended"
-            self.answers[seq_id].append(token)
-        pooled = {i for i in batch.finished if self.requests[i].options.pool is not None}
-        assert batch.vectors.keys() == pooled, "numbers come with the end, and only where wanted"
-        for seq_id, vector in batch.vectors.items():
+            self.answers[seq_id] += output.token_ids
+        pooled = {i for i in finished(batch) if self.requests[i].options.pool is not None}
+        vectors = {i: output.vector for i, output in batch.outputs.items() if output.vector}
+        assert vectors.keys() == pooled, "numbers come with the end, and only where wanted"
+        for seq_id, vector in vectors.items():
             state = 0
             for token in unpack_ids(self.requests[seq_id].token_ids).tolist():
                 state = digest(state, token)
             assert vector == array("f", numbers_of(state)).tobytes()
-        for seq_id, report in batch.finished.items():
+        for seq_id, report in finished(batch).items():
             assert report.finish_reason is not None
             self._end(seq_id, report.finish_reason)
             assert self.answers[seq_id] == self.expected(seq_id)

@@ -16,6 +16,7 @@ from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import NO_DRAFTS, StepPlan, StepResult, VerifiedDraft
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.worker.drafts.speculator import Speculator
+from tests.batches import finished
 from tests.scheduler.engine_model import limits
 
 PAGE_SIZE = 16
@@ -137,8 +138,8 @@ def tokens_per_s(seconds_of: StepSeconds, noise: float, *, speculates: bool) -> 
         seconds *= rng.uniform(1 - noise, 1 + noise)
         clock.now += seconds
         batch = scheduler.absorb(msgspec.structs.replace(result, step_s=seconds))
-        tokens += len(unpack_ids(batch.seq_ids))
-        running -= len(batch.finished)
+        tokens += batch.num_tokens
+        running -= len(finished(batch))
     return tokens / clock.now
 
 

@@ -8,6 +8,7 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import NO_HINTS, CacheHints, RequestOptions, Retention, Tenant
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.invariants import check_invariants
+from tests.batches import started
 from tests.scheduler.engine_model import EngineModel, limits
 
 ALICE, BOB = (Tenant(name=name, cache_namespace=f"key:{name}") for name in ("alice", "bob"))
@@ -79,7 +80,7 @@ def steps_to_first_token(engine: EngineModel, prompt: list[int]) -> int:
     for step in range(1, 200):
         while len(engine.sent) < 2 and engine.plan() is not None:
             pass
-        if seq_id in engine.absorb().started:
+        if seq_id in started(engine.absorb()):
             check_invariants(engine.scheduler)
             return step
     raise AssertionError("there was no token in 200 steps")

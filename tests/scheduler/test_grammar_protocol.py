@@ -16,6 +16,7 @@ from radixrt.messages.sequences import ReleaseSequences, SequenceRefused, Sequen
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
+from tests.batches import finished
 from tests.scheduler.engine_model import limits
 from tests.scheduler.fake_worker import FakeWorker
 
@@ -126,7 +127,7 @@ class Wires:
                 rank.orders.append(plan)
         if plan is not None:
             batch = self.scheduler.absorb(self.worker.step(plan))
-            self.to_tokenizer.extend((seq_id, None) for seq_id in batch.finished)
+            self.to_tokenizer.extend((seq_id, None) for seq_id in finished(batch))
 
     # ------------------------------------------------------------ what may happen next
 

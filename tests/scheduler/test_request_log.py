@@ -30,9 +30,12 @@ def arrive(log: RequestLog, seq_id: int, tokens: np.ndarray, salt: str = "") -> 
 
 
 def answer(log: RequestLog, *seq_ids: int, finished: tuple[int, ...] = ()) -> None:
-    ends = dict.fromkeys(finished, AnswerReport(finish_reason="stop"))
-    ids = pack_ids(seq_ids)
-    log.answered(TokenBatch(seq_ids=ids, token_ids=ids, finished=ends))
+    batch = TokenBatch()
+    for seq_id in seq_ids:
+        batch.output_of(seq_id).token_ids.append(seq_id)
+    for seq_id in finished:
+        batch.output_of(seq_id).finished = AnswerReport(finish_reason="stop")
+    log.answered(batch)
 
 
 def test_a_log_is_a_trace_with_the_prefixes_that_the_requests_shared(tmp_path: Path) -> None:

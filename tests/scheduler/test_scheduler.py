@@ -21,6 +21,7 @@ from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import DRAFT_HEADROOM, SlotTable
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
+from tests.batches import finished, started
 from tests.scheduler.engine_model import EOS, EngineModel, limits
 
 DOCUMENT = [i * 7 % 43 for i in range(200)]
@@ -121,7 +122,7 @@ def test_every_fourth_pick_is_the_oldest() -> None:
     while len(engine.finished) < 13:
         while len(engine.sent) < 1 and engine.plan() is not None:
             pass
-        order += engine.absorb().finished
+        order += finished(engine.absorb())
     # the very first request was pick number one
     expected = [
         *readers[:2],
@@ -313,12 +314,12 @@ def test_first_batch_reports_cached_tokens_and_times() -> None:
     engine.add(list(range(12)), max_tokens=1)
     engine.plan()
     batch = engine.absorb()
-    (started,), (finished,) = batch.started.values(), batch.finished.values()
-    assert (started.prompt_tokens, started.cached_tokens, started.finish_reason) == (12, 0, None)
-    assert started.times.queued_s >= 0 and started.times.prefill_s > 0
-    assert finished.finish_reason == "length" and finished.cached_tokens == 0
-    assert finished.times.total_s >= started.times.prefill_s == finished.times.prefill_s
-    assert unpack_ids(batch.seq_ids).tolist() == [0]
+    (first,), (last,) = started(batch).values(), finished(batch).values()
+    assert (first.prompt_tokens, first.cached_tokens, first.finish_reason) == (12, 0, None)
+    assert first.times.queued_s >= 0 and first.times.prefill_s > 0
+    assert last.finish_reason == "length" and last.cached_tokens == 0
+    assert last.times.total_s >= first.times.prefill_s == last.times.prefill_s
+    assert [*batch.outputs] == [0] and batch.num_tokens == 1
 
 
 def test_times_are_those_of_the_clock_it_was_given() -> None:
@@ -331,7 +332,7 @@ def test_times_are_those_of_the_clock_it_was_given() -> None:
         engine.plan()
         now += 8.0
         batch = engine.absorb()
-        (report,) = batch.finished.values()
+        (report,) = finished(batch).values()
         times.append((report.times.queued_s, report.times.prefill_s, report.times.total_s))
     assert times == [(0.0, 8.0, 8.0), (8.0, 8.0, 16.0)]
 
@@ -350,7 +351,7 @@ def test_logits_that_are_not_finite_end_that_sequence_alone_and_drop_its_kv() ->
     batch = engine.scheduler.absorb(msgspec.structs.replace(result, token_ids=pack_ids(tokens)))
     assert [refused.status for refused in batch.refused] == [500]
     (failed,) = (refused.seq_id for refused in batch.refused)
-    assert unpack_ids(batch.seq_ids).tolist() == [3 - failed]
+    assert [i for i, output in batch.outputs.items() if output.token_ids] == [3 - failed]
     stats = engine.scheduler.stats()
     assert stats.pages_evictable == 2, "the first request's pages stay, the failed one's go"
     assert stats.pages_cached == 2 + 5, "and so do the pages it shared with the other"

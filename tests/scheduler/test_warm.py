@@ -3,6 +3,7 @@
 import random
 
 from radixrt.messages.ids import unpack_ids
+from tests.batches import finished, started
 from tests.scheduler.engine_model import EngineModel, limits
 
 DOCUMENT = [i * 7 % 43 for i in range(101)]
@@ -15,10 +16,10 @@ def test_a_prompt_without_an_answer_fills_the_cache_and_says_nothing() -> None:
     while model.plan() is not None:
         batches.append(model.absorb())
     last = batches[-1]
-    assert [*last.started] == [*last.finished] == [warm]
-    report = last.finished[warm]
+    assert [*started(last)] == [*finished(last)] == [warm]
+    report = finished(last)[warm]
     assert report.finish_reason == "length" and report.stop_reason is None
-    assert all(not unpack_ids(batch.token_ids).size for batch in batches)
+    assert not any(batch.num_tokens for batch in batches)
     assert (model.cached[warm], model.written[warm]) == (0, 100)
     answered = model.add([*DOCUMENT, 1, 2], max_tokens=3)
     model.run()

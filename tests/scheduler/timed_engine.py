@@ -17,6 +17,7 @@ from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.step_times import StepShape
+from tests.batches import finished
 from tests.scheduler.engine_model import limits
 
 
@@ -158,9 +159,9 @@ class TimedEngine:
         if self._sent:
             self._begin(self._sent[0])
         batch = self.scheduler.absorb(result)
-        for seq_id in np.frombuffer(batch.seq_ids, dtype=np.int32).tolist():
-            self.requests[seq_id].token_s.append(self.clock.now)
-        for seq_id in batch.finished:
+        for seq_id, output in batch.outputs.items():
+            self.requests[seq_id].token_s += [self.clock.now] * len(output.token_ids)
+        for seq_id in finished(batch):
             self.requests[seq_id].finished_s = self.clock.now
 
 

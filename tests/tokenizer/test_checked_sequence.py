@@ -11,11 +11,11 @@ from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.compiler.validation import validate_span
 from radixrt.constrained.grammar import SpanCheck
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
-from radixrt.messages.sequences import SequenceRequest
-from radixrt.tokenizer.answer.answer_state import SequenceNews
+from radixrt.messages.sequences import SequenceOutput, SequenceRequest
 from radixrt.tokenizer.constraints.manager import token_texts
 from radixrt.tokenizer.retry.checked_answer import AttemptsExhausted, DueCheck
 from radixrt.tokenizer.retry.checked_sequence import FINAL_CHECK, CheckedSequence
@@ -64,7 +64,7 @@ def tokens_of(vocabulary: Vocabulary, text: str) -> list[int]:
     return [t for c in text for t in vocabulary.encode(c, add_special_tokens=False)]
 
 
-def told_text(vocabulary: Vocabulary, news: SequenceNews | None) -> str:
+def told_text(vocabulary: Vocabulary, news: SequenceOutput | None) -> str:
     return "" if news is None else vocabulary.decode(news.token_ids, skip_special_tokens=True)
 
 
@@ -80,14 +80,14 @@ def test_what_is_before_a_checked_value_is_told_and_the_value_waits(
     make: Callable[..., CheckedSequence], vocabulary: Vocabulary
 ) -> None:
     checked = make()
-    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"b": 1, "a": [1, 2')))
-    assert told_text(vocabulary, checked.take_news()) == '{"b": 1, "a": '
-    assert checked.due() == [] and checked.take_news() is None
-    checked.absorb(SequenceNews(tokens_of(vocabulary, "]")))
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"b": 1, "a": [1, 2')))
+    assert told_text(vocabulary, checked.take_output()) == '{"b": 1, "a": '
+    assert checked.due() == [] and checked.take_output() is None
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, "]")))
     (due,) = checked.due()
-    assert json.loads(due.text) == [1, 2] and checked.take_news() is None
+    assert json.loads(due.text) == [1, 2] and checked.take_output() is None
     assert checked.verdict(due, verdict_of(due), seq_id=2) is None
-    assert told_text(vocabulary, checked.take_news()) == "[1, 2]"
+    assert told_text(vocabulary, checked.take_output()) == "[1, 2]"
 
 
 def test_a_wrong_value_goes_on_as_a_new_sequence(
@@ -96,9 +96,9 @@ def test_a_wrong_value_goes_on_as_a_new_sequence(
     checked = make()
     before, wrong = tokens_of(vocabulary, '{"a": '), tokens_of(vocabulary, "[4, 4]")
     checked.absorb(
-        SequenceNews([*before, *wrong, *tokens_of(vocabulary, "}"), END_TOKEN], finished=ended())
+        SequenceOutput([*before, *wrong, *tokens_of(vocabulary, "}"), END_TOKEN], finished=ended())
     )
-    told = told_text(vocabulary, checked.take_news())
+    told = told_text(vocabulary, checked.take_output())
     (due,) = checked.due()
     again = checked.verdict(due, verdict_of(due), seq_id=2)
     assert again is not None and again.seq_id == checked.seq_id == 2
@@ -108,10 +108,10 @@ def test_a_wrong_value_goes_on_as_a_new_sequence(
     assert again.sampling.max_tokens == 100 and again.sampling.seed != 3
     assert again.grammar is not None and again.grammar.excluded
     rest = [*before, *tokens_of(vocabulary, "[4, 5]}")][again.num_output :]
-    checked.absorb(SequenceNews([*rest, END_TOKEN], finished=ended()))
+    checked.absorb(SequenceOutput([*rest, END_TOKEN], finished=ended()))
     (due,) = checked.due()
     assert checked.verdict(due, verdict_of(due), seq_id=3) is None
-    news = checked.take_news()
+    news = checked.take_output()
     assert news is not None and news.finished is not None
     assert told + told_text(vocabulary, news) == '{"a": [4, 5]}'
     assert checked.retries == 1
@@ -119,14 +119,14 @@ def test_a_wrong_value_goes_on_as_a_new_sequence(
 
 def test_attempts_are_bounded(make: Callable[..., CheckedSequence], vocabulary: Vocabulary) -> None:
     checked = make()
-    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"a": [4, 4]')))
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"a": [4, 4]')))
     with pytest.raises(AttemptsExhausted, match="uniqueItems at /properties/a"):
         for attempt in range(100):
             (due,) = checked.due()
             again = checked.verdict(due, verdict_of(due), seq_id=attempt)
             assert again is not None
             whole = tokens_of(vocabulary, '{"a": [4, 4]')
-            checked.absorb(SequenceNews(whole[again.num_output :]))
+            checked.absorb(SequenceOutput(whole[again.num_output :]))
 
 
 def test_the_thought_is_told_at_once_and_stays(
@@ -141,10 +141,10 @@ def test_the_thought_is_told_at_once_and_stays(
         *tokens_of(vocabulary, "now"),
         *then,
     ]
-    checked.absorb(SequenceNews(thought))
-    news = checked.take_news()
+    checked.absorb(SequenceOutput(thought))
+    news = checked.take_output()
     assert news is not None and news.token_ids == thought
-    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"a": [1, 1]')))
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"a": [1, 1]')))
     (due,) = checked.due()
     again = checked.verdict(due, verdict_of(due), seq_id=2)
     assert again is not None and again.num_output > len(thought)
@@ -155,22 +155,43 @@ def test_a_value_that_is_cut_off_is_told(
     make: Callable[..., CheckedSequence], vocabulary: Vocabulary
 ) -> None:
     checked = make()
-    checked.absorb(SequenceNews(tokens_of(vocabulary, '{"a": [4, 4'), finished=ended("length")))
-    news = checked.take_news()
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"a": [4, 4'), finished=ended("length")))
+    news = checked.take_output()
     assert news is not None and news.finished is not None and checked.due() == []
     assert told_text(vocabulary, news) == '{"a": [4, 4'
+
+
+def test_what_comes_with_held_tokens_is_passed_on_once(
+    make: Callable[..., CheckedSequence], vocabulary: Vocabulary
+) -> None:
+    facts = CacheFacts(cached_tokens=16, reusable_tokens=16)
+    along: dict = {"cache_facts": facts, "drafts": (3, 2), "vector": b"4321"}
+    checked = make()
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"a": [4'), **along))
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, ", 5"), drafts=(6, 4)))
+    output = checked.take_output()
+    assert output is not None
+    assert (output.cache_facts, output.drafts, output.vector) == (facts, (6, 4), b"4321")
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, "]}"), finished=ended("length")))
+    (due,) = checked.due()
+    assert checked.verdict(due, verdict_of(due), seq_id=2) is None
+    output = checked.take_output()
+    assert output is not None
+    assert (output.cache_facts, output.drafts, output.vector) == (None, None, b"")
 
 
 def test_the_end_waits_for_the_validation_of_the_whole(
     make: Callable[..., CheckedSequence], vocabulary: Vocabulary
 ) -> None:
     checked = make(checks=(), final_schema={"required": ["b"]})
-    checked.absorb(SequenceNews([*tokens_of(vocabulary, '{"a": 1}'), END_TOKEN], finished=ended()))
-    news = checked.take_news()
+    checked.absorb(
+        SequenceOutput([*tokens_of(vocabulary, '{"a": 1}'), END_TOKEN], finished=ended())
+    )
+    news = checked.take_output()
     assert news is not None and news.finished is None
     (due,) = checked.due()
     assert due.id == FINAL_CHECK and due.text == '{"a": 1}'
     assert checked.verdict(due, verdict_of(due), seq_id=2) is None
-    news = checked.take_news()
+    news = checked.take_output()
     assert news is not None and news.finished is not None
     assert checked.violation == "'b' is a required property" == news.finished.violation

@@ -36,6 +36,7 @@ from radixrt.messages.requests import (
 )
 from radixrt.messages.sequences import (
     ReleaseSequences,
+    SequenceOutput,
     SequenceRequest,
     TokenBatch,
 )
@@ -95,11 +96,11 @@ class Stage:
     ) -> None:
         self.from_scheduler.send(
             TokenBatch(
-                seq_ids=pack_ids([seq_id] * len(ids)),
-                token_ids=pack_ids(ids),
-                started={seq_id: AnswerReport(prompt_tokens=2)},
-                finished={} if end is None else {seq_id: end},
-                drafts={} if drafts is None else {seq_id: drafts},
+                outputs={
+                    seq_id: SequenceOutput(
+                        ids, started=AnswerReport(prompt_tokens=2), finished=end, drafts=drafts
+                    )
+                }
             )
         )
 

@@ -18,7 +18,6 @@ from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CPU, CpuDevice, Device
 from radixrt.messages.grammars import GrammarUse
-from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.sampling import mask_filling, matchers
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
@@ -61,7 +60,7 @@ def numbers_of(engine: InProcessEngine, count: int) -> list[set[int]]:
     steps: list[set[int]] = []
     while len(steps) < count:
         for batch in engine.advance():
-            steps.append(set(unpack_ids(batch.seq_ids).tolist()))
+            steps.append({i for i, output in batch.outputs.items() if output.token_ids})
     return steps
 
 
@@ -71,12 +70,8 @@ def finish(engine: InProcessEngine) -> dict[int, list[int]]:
     while True:
         batches = engine.advance()
         for batch in batches:
-            for seq_id, token in zip(
-                unpack_ids(batch.seq_ids).tolist(),
-                unpack_ids(batch.token_ids).tolist(),
-                strict=True,
-            ):
-                came.setdefault(seq_id, []).append(token)
+            for seq_id, output in batch.outputs.items():
+                came.setdefault(seq_id, []).extend(output.token_ids)
         if not batches and not engine.scheduler.num_in_flight:
             return came
 

@@ -207,13 +207,14 @@ class _Run:
         return max(1, recorded.output_tokens // self._symbol)
 
     def _record(self, batch: TokenBatch) -> None:
-        for number, report in batch.started.items():
-            self._cached[number] = report.cached_tokens * self._symbol
-            self._ttft[number] = self._clock.now - self._arrival[number]
-            self._rule.prefilled(number)
-        for number in batch.finished:
-            self._rule.finished(number)
-            self._go_on_after(number)
+        for number, output in batch.outputs.items():
+            if output.started is not None:
+                self._cached[number] = output.started.cached_tokens * self._symbol
+                self._ttft[number] = self._clock.now - self._arrival[number]
+                self._rule.prefilled(number)
+            if output.finished is not None:
+                self._rule.finished(number)
+                self._go_on_after(number)
 
     def _go_on_after(self, number: int) -> None:
         """An answer is complete: its session ends, or sends its next request after a pause."""

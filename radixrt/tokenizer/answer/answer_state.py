@@ -1,6 +1,5 @@
 """The state of one answer in flight: the scheduler's tokens go in, chunks of text for the api come out."""
 
-import dataclasses
 import math
 import time
 
@@ -13,11 +12,11 @@ from radixrt.messages.answers import (
     FinishReason,
     PromptInfo,
 )
-from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.cache_explanation import CacheExplanation
+from radixrt.messages.ids import pack_ids
 from radixrt.messages.logprobs import LogprobColumns
 from radixrt.messages.requests import GenerateRequest
-from radixrt.messages.sequences import SequenceLogprobs, TokenBatch
+from radixrt.messages.sequences import SequenceOutput
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer.stop_strings import StopStringFinder
@@ -29,43 +28,6 @@ from radixrt.tokenizer.vocabulary import Vocabulary
 
 PROGRESS_TOKENS = 64
 """Tokens after which an answer that does not stream reports its progress, so that another engine could continue it."""
-
-
-@dataclasses.dataclass
-class SequenceNews:
-    """The part of one TokenBatch that concerns one sequence."""
-
-    token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[SequenceLogprobs] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[SequenceLogprobs] = dataclasses.field(default_factory=list)
-    started: AnswerReport | None = None
-    finished: AnswerReport | None = None
-    cache_facts: CacheFacts | None = None
-    drafts: tuple[int, int] | None = None
-    vector: bytes = b""
-
-
-def news_by_sequence(batch: TokenBatch) -> dict[int, SequenceNews]:
-    """Turn the columns of a batch into one record a sequence."""
-    news: dict[int, SequenceNews] = {}
-    seq_ids, token_ids = unpack_ids(batch.seq_ids).tolist(), unpack_ids(batch.token_ids).tolist()
-    for seq_id, token_id in zip(seq_ids, token_ids, strict=True):
-        news.setdefault(seq_id, SequenceNews()).token_ids.append(token_id)
-    for seq_id, report in batch.started.items():
-        news.setdefault(seq_id, SequenceNews()).started = report
-    for seq_id, report in batch.finished.items():
-        news.setdefault(seq_id, SequenceNews()).finished = report
-    for seq_id, facts in batch.cache_facts.items():
-        news.setdefault(seq_id, SequenceNews()).cache_facts = facts
-    for seq_id, drafts in batch.drafts.items():
-        news.setdefault(seq_id, SequenceNews()).drafts = drafts
-    for seq_id, vector in batch.vectors.items():
-        news.setdefault(seq_id, SequenceNews()).vector = vector
-    for row in batch.logprobs:
-        news.setdefault(row.seq_id, SequenceNews()).logprobs.append(row)
-    for row in batch.prompt_logprobs:
-        news.setdefault(row.seq_id, SequenceNews()).prompt_logprobs.append(row)
-    return news
 
 
 class AnswerState:
@@ -158,35 +120,37 @@ class AnswerState:
         Args:
             num_repeated: of them, at their end, that this engine generates again.
         """
-        self.absorb(SequenceNews(token_ids=token_ids))
+        self.absorb(SequenceOutput(token_ids))
         self.take_chunk()
         self._num_repeated = num_repeated
         self._num_reported, self._report_at = self._num_tokens, self._num_tokens + 1
 
-    def absorb(self, news: SequenceNews) -> None:
+    def absorb(self, output: SequenceOutput) -> None:
         """Take in new tokens; afterwards ``finished`` tells whether the answer is complete."""
-        if self._num_repeated and news.token_ids:
-            news = dataclasses.replace(
-                news, token_ids=news.token_ids[1:], logprobs=news.logprobs[1:]
+        if self._num_repeated and output.token_ids:
+            output = msgspec.structs.replace(
+                output, token_ids=output.token_ids[1:], logprobs=output.logprobs[1:]
             )
             self._num_repeated -= 1
-        self._report = news.started or self._report
-        self._vector = news.vector
+        self._report = output.started or self._report
+        self._vector = output.vector
         accepted_before = self._accepted
-        self._drafted, self._accepted = news.drafts or (self._drafted, self._accepted)
-        if news.cache_facts is not None and self._record and self._explainer:
+        self._drafted, self._accepted = output.drafts or (self._drafted, self._accepted)
+        if output.cache_facts is not None and self._record and self._explainer:
             with_texts = self.request.options.cache_hints.explain_texts
-            self._explanation = self._explainer.explain(self._record, news.cache_facts, with_texts)
-        for row in news.prompt_logprobs:
+            self._explanation = self._explainer.explain(
+                self._record, output.cache_facts, with_texts
+            )
+        for row in output.prompt_logprobs:
             self._prompt_logprobs.add_packed(row.token_ids, row.logprobs)
-        end = news.finished
+        end = output.finished
         hidden_stop = end is not None and end.finish_reason == "stop" and not self._shows_stop_token
-        for position, token_id in enumerate(news.token_ids):
-            is_last = position == len(news.token_ids) - 1
+        for position, token_id in enumerate(output.token_ids):
+            is_last = position == len(output.token_ids) - 1
             self._num_tokens += 1
             self._token_ids.append(token_id)
-            if position < len(news.logprobs):
-                row = news.logprobs[position]
+            if position < len(output.logprobs):
+                row = output.logprobs[position]
                 self._logprobs.add_packed(row.token_ids, row.logprobs)
             if not (hidden_stop and is_last):
                 if self._rendered_chat is not None:

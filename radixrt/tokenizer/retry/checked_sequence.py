@@ -14,8 +14,7 @@ from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.sequences import SequenceRequest
-from radixrt.tokenizer.answer.answer_state import SequenceNews
+from radixrt.messages.sequences import SequenceOutput, SequenceRequest
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer_sampling import answer_seed
 from radixrt.tokenizer.retry.checked_answer import CheckedAnswer, DueCheck, Rewind
@@ -74,8 +73,8 @@ class CheckedSequence:
         self._tokens: list[int] = []
         self._num_before = 0
         """Tokens before the grammar began."""
-        self._news = SequenceNews()
-        """News that came and was not passed on."""
+        self._held = SequenceOutput()
+        """What came and was not passed on."""
         self._started: AnswerReport | None = None
         self._num_told = 0
         self._awaits_final = False
@@ -93,23 +92,18 @@ class CheckedSequence:
 
     # ------------------------------------------------------------ tokens
 
-    def absorb(self, news: SequenceNews) -> None:
+    def absorb(self, output: SequenceOutput) -> None:
         """Take in new tokens, and the end if it has come.
 
         Raises:
             ValueError: the grammar does not allow the text: a bug.
         """
-        held = self._news
-        self._started = news.started or self._started
-        held.cache_facts = news.cache_facts or held.cache_facts
-        held.drafts = news.drafts or held.drafts
-        held.prompt_logprobs += news.prompt_logprobs
-        held.token_ids += news.token_ids
-        held.logprobs += news.logprobs
-        end = news.finished
+        self._started = output.started or self._started
+        self._held.extend(output)
+        end = output.finished
         ends_with_stop = end is not None and end.finish_reason == "stop"
-        for position, token in enumerate(news.token_ids):
-            self._push(token, is_stop=ends_with_stop and position == len(news.token_ids) - 1)
+        for position, token in enumerate(output.token_ids):
+            self._push(token, is_stop=ends_with_stop and position == len(output.token_ids) - 1)
         if end is not None:
             self._finish(end)
 
@@ -139,38 +133,35 @@ class CheckedSequence:
 
     def _finish(self, end: AnswerReport) -> None:
         self.is_over = True
-        self._news.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
+        self._held.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
         is_complete = end.finish_reason == "stop" and not self._begin_after
         was_stopped_by_request = end.stop_reason is not None
         self._checked.finish(cut_off=not is_complete or was_stopped_by_request)
         self._awaits_final = is_complete and self._final is not None
 
-    def take_news(self) -> SequenceNews | None:
-        """The news that may be passed on now; None: there is none."""
+    def take_output(self) -> SequenceOutput | None:
+        """What may be passed on now; None: there is nothing."""
         confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
         confirmed = max(
             confirmed, 0
         )  # after a takeover, tokens are told before they are validated again
-        held = self._news
+        held = self._held
         settled = self._checked.is_settled and not self._awaits_final
         if not (confirmed or held.prompt_logprobs or (held.finished and settled)):
             return None
-        told = SequenceNews(
-            token_ids=held.token_ids[:confirmed],
-            logprobs=held.logprobs[:confirmed],
-            prompt_logprobs=held.prompt_logprobs,
-            started=self._with_checks(self._started),
-            finished=self._with_checks(held.finished) if settled else None,
-            cache_facts=held.cache_facts,
-            drafts=held.drafts,
-        )
-        self._news = SequenceNews(
+        self._held = SequenceOutput(
             token_ids=held.token_ids[confirmed:],
             logprobs=held.logprobs[confirmed:],
             finished=None if settled else held.finished,
         )
         self._num_told += confirmed
-        return told
+        return msgspec.structs.replace(
+            held,
+            token_ids=held.token_ids[:confirmed],
+            logprobs=held.logprobs[:confirmed],
+            started=self._with_checks(self._started),
+            finished=self._with_checks(held.finished) if settled else None,
+        )
 
     def _with_checks(self, report: AnswerReport | None) -> AnswerReport | None:
         """Add the results of the checks to the scheduler's report."""
@@ -208,10 +199,10 @@ class CheckedSequence:
 
     def _go_back(self, rewind: Rewind, seq_id: int) -> SequenceRequest:
         kept = self._num_before + rewind.num_output_kept
-        for column in (self._news.token_ids, self._news.logprobs):
+        for column in (self._held.token_ids, self._held.logprobs):
             del column[kept - self._num_told :]
         del self._tokens[kept:]
-        self._news.finished = None
+        self._held.finished = None
         self.seq_id, self.is_over = seq_id, False
         self._detokenizer = self._new_detokenizer()
         for token in self._tokens[self._num_before :]:
