@@ -10,7 +10,7 @@ TEST_WORKERS ?= 2
 .PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(VENV)/.installed $(VENV)/.kernels ## Make .venv with everything radixrt needs
 
