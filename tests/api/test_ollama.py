@@ -178,6 +178,12 @@ def test_errors_have_ollamas_form(client: ollama.Client, server: RunningServer) 
     assert unknown.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match="FIM"):
         client.generate("tiny", "hi", suffix="end")
+    for fields in ({"tools": TOOLS}, {"tool_choice": "required"}):
+        answer = server.http.post("/api/generate", json={"model": "tiny", "prompt": "hi", **fields})
+        assert answer.status_code == 400 and "/api/chat" in answer.json()["error"]
+    for fields in ({"tools": []}, {"tools": None, "tool_choice": "auto"}):
+        body = {"model": "tiny", "prompt": "hi", "stream": False, **fields}
+        assert server.http.post("/api/generate", json=body).status_code == 200
     with pytest.raises(ollama.ResponseError) as embedding:
         client.embed("tiny", "hi")
     assert embedding.value.status_code == 501

@@ -121,3 +121,16 @@ def refuse_unsupported_fields(body: dict[str, Any]) -> None:
     for name in _UNSUPPORTED:
         if body.get(name):
             raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
+
+
+def refuse_unsupported_in_generate(body: dict[str, Any]) -> None:
+    """Raises:
+    RequestError: the body has a field that this server would have to ignore, such as those of tools.
+    """
+    for name in ("tools", "tool_choice"):
+        if body.get(name) not in (None, [], "none", "auto"):
+            raise RequestError(
+                "/api/generate calls no tools; leave tools and tool_choice out, or send a chat to /api/chat.",
+                param=name,
+            )
+    refuse_unsupported_fields(body)

@@ -22,6 +22,7 @@ from radixrt.api.ollama.protocol import (
     OldEmbedRequest,
     ShowRequest,
     refuse_unsupported_fields,
+    refuse_unsupported_in_generate,
 )
 from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of
 from radixrt.api.openai.chat import prepare_chat
@@ -43,7 +44,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
             return json_response(answer.loaded())
         return await _respond(answer, prepare_chat(chat_of(fields), state, request), request)
 
-    @router.takes("/api/generate", GenerateRequest, refuse_unsupported_fields)
+    @router.takes("/api/generate", GenerateRequest, refuse_unsupported_in_generate)
     async def generate(request: Request, fields: GenerateRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=False)
         if not fields.prompt:
