@@ -22,6 +22,8 @@ from tests.real_scheduler import StoppableScheduler
 
 Script = Callable[[list[int]], list[int]]
 """The tokens that the model wants to write after a prompt."""
+DRAFT_PRICE = 0.1
+"""Of each step, so that there are drafts."""
 
 
 class RealEngine:
@@ -74,8 +76,9 @@ class RealEngine:
             poller.wait(0.05)
             for message in process._inbox.receive_waiting():
                 if isinstance(message, StepPlan):
-                    # Unknown times: drafts would depend on the load of the machine.
-                    process._answer([replace(r, step_s=0.0) for r in runner.step(message)])
+                    # A price and times of its own: drafts would depend on the load of the machine.
+                    plan = replace(message, draft_price=DRAFT_PRICE)
+                    process._answer([replace(r, step_s=0.0) for r in runner.step(plan)])
                 else:
                     runner.order(message)
         process._inbox.close()

@@ -85,12 +85,16 @@ def byte_fallback() -> Tokenizer:
 
 
 def save_byte_level(
-    folder: Path, chat_template: str | None = CHATML, special_tokens: Sequence[str] = ()
+    folder: Path,
+    chat_template: str | None = CHATML,
+    special_tokens: Sequence[str] = (),
+    tokens: Sequence[str] = (),
 ) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = byte_level()
     tokenizer.add_special_tokens(list(special_tokens))
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
     hf = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=chat_template
     )

@@ -38,14 +38,14 @@ class GrammarUse(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 
     key: GrammarKey
     begin_after: PackedIds = b""
-    """The grammar begins after the first occurrence of these tokens in the answer; empty: at once. Until then
-    every token is allowed except those that end the answer."""
+    """The grammar begins behind the first occurrence of this tag in the answer, in any tokens; empty: at once. Until then every token
+    is allowed except those that end the answer, and those that complete the tag and have more text."""
     excluded: list[PackedIds] = []
     """Token sequences that the answer must not take, each counted from ``excluded_from``."""
     excluded_from: int = 0
     """Number of generated tokens before the excluded sequences begin."""
-    opening: int | None = None
-    """If given: the grammar begins at once unless the answer's first token is this one, which opens what ends with
-    ``begin_after``. The mask of the first token allows it beside the tokens of the grammar."""
+    opening: PackedIds = b""
+    """If given: the grammar begins at once unless the answer begins with this tag, which opens what ends with ``begin_after``. The
+    masks allow the tag beside the tokens of the grammar."""
     then_after: PackedIds = b""
-    """If given: behind ``begin_after`` other tokens may follow, and the grammar begins after these."""
+    """If given: behind ``begin_after`` other tokens may follow, and the grammar begins behind this tag."""

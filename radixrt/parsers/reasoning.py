@@ -108,11 +108,10 @@ class ReasoningParser:
         is_asked: the prompt lets the model reason.
         held: a grammar governs the content. The reasoning then ends where the grammar begins, at
             ``reasoning_length``, which the caller sets as soon as it is known, and the content is not trimmed.
-        opens_with_token: the opening tag is one token. A held answer that may open its reasoning then does so with its
-            first token, or has none. The caller says so in ``opened``.
+            A held answer that may open its reasoning begins with the opening tag, or has none. The caller says so in ``opened``.
 
     Attributes:
-        opened: the first token is the opening tag; None: not known. Only if ``is_optional``.
+        opened: the answer begins with the opening tag; None: not known. Only if ``is_optional``.
         reasoning_length: length in characters of the reasoning with its tags; None: not known. Only if ``held``.
         end: that length, once the reasoning has ended; 0: there is none.
     """
@@ -124,7 +123,6 @@ class ReasoningParser:
         *,
         is_asked: bool = True,
         held: bool = False,
-        opens_with_token: bool = False,
     ) -> None:
         self._written = written
         self._held = held
@@ -140,8 +138,8 @@ class ReasoningParser:
         self._inside = written.begins_inside or labelled or end.endswith(written.opening)
         if end.endswith(written.closing):
             self._inside = False
-        self.is_optional = held and opens_with_token and self._may_open and not self._inside
-        """The grammar begins at once unless the first token is the opening tag."""
+        self.is_optional = held and self._may_open and not self._inside
+        """The grammar begins at once unless the answer begins with the opening tag."""
         self.opened: bool | None = None
         self._trims_reasoning = True
         self._trims_content = False
@@ -154,7 +152,7 @@ class ReasoningParser:
     @property
     def needs_opening(self) -> bool:
         """There is reasoning only if the answer opens it; before any text."""
-        return self._may_open and not self._inside and (self.is_optional or not self._held)
+        return self._may_open and not self._inside
 
     def push(self, text: str) -> tuple[str, str]:
         """Return the reasoning and the content that are now certain."""
@@ -196,8 +194,6 @@ class ReasoningParser:
         if begun.startswith(tag):
             self._inside = True
             self._take(len(self._undecided) - len(begun) + len(tag))
-        elif self._held:
-            self._inside = True  # reasoning without a tag: the grammar has not begun
         return True
 
     def _take_label(self) -> bool:

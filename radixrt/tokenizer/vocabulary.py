@@ -11,6 +11,7 @@ from tokenizers.models import BPE, Unigram
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.base.tags import Symbols, tag_symbols, token_symbols
 from radixrt.base.token_bytes import SavedTokens, TokenBytes, TokenBytesTable
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import (
@@ -200,6 +201,15 @@ class Vocabulary:
         """The bytes that a token adds to the text; b"" for an id without a token."""
         found = None if self._known_bytes is None else self._known_bytes.of(token_id)
         return self._token_bytes.of(token_id) if found is None else found
+
+    def symbols_of(self, token_id: int) -> Symbols:
+        """What a token adds to the text, as tags are compared."""
+        text = self.token_bytes(token_id)
+        return token_symbols(token_id, text, is_control=token_id in self.special_ids)
+
+    def tag_symbols(self, token_ids: Sequence[int]) -> Symbols:
+        """The symbols of a tag that is encoded so."""
+        return tag_symbols(token_ids, self.symbols_of)
 
     def learn_token_bytes(self) -> None:
         """Find the bytes of all tokens, in some tenths of a second, so that :meth:`token_bytes` is quick for many of them."""

@@ -26,14 +26,19 @@ from tests.tiny_tokenizers import save_byte_level
 
 ENDS = {"open": "<think>\n", "closed": "<think>\n\n</think>\n\n", "absent": ""}
 """What the chat template writes at the end of the prompt."""
+VOCABULARIES = {
+    "tags": ["<think>", "</think>"],
+    "parts": ["</", ".</", "think", ">\n", ">\n\n"],
+}
+"""Tokens of each: a tag is one control token, or parts that merge with the text around it."""
 APIS = ("chat", "completions", "responses", "messages", "ollama")
 KINDS = ("schema", "auto", "auto or schema", "required", "named")
-BUDGETS = (None, 0, 8)
+BUDGETS = (None, 0, 12)
 SPECULATION = (False, True)
 """With it, each answer is drafted from the same answer before it, over the marks of the reasoning."""
 MAX_TOKENS = 128
 EVERY_SCRIPT = "RADIXRT_EVERY_SCRIPT" in os.environ
-SCRIPTS_OF_A_CELL = 2
+SCRIPTS_OF_A_CELL = {"tags": 2, "parts": 1}
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -68,6 +73,15 @@ SCRIPTS = (
     'Hmm<tool_call>\n{"name": "drop", "arguments": {"flag": true}}\n</tool_call></think>Hello',
 )
 """What the model wants to write."""
+SCRIPTS_IN_PARTS = (
+    *SCRIPTS,
+    "Hmm.</think>\n\nHello there",
+    '<think>\n\nHmm.</think>\n\n{"city": "Rome", "n": 9}',
+    '{"city": "Rome", "n": 1}',
+    f'{LETTERS}<tool_call>\n{{"name": "drop", "arguments": {{"flag": true}}}}\n</tool_call>',
+    f"{LETTERS}<think>Hmm</think>\n\nHello",
+)
+"""Of the second vocabulary: tags that are merged with what is around them, answers without any, and beginnings that may become either."""
 WISHES = ["</think>", "<tool_call>", "{", '"', "}", "1", "\n", "<think>", "x"]
 """What it wants to write where it may not, the dearest first; before all of them, to end."""
 
@@ -76,6 +90,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
+    vocabulary: str
     end: str
     api: str
     kind: str
@@ -102,11 +117,15 @@ class Answer:
     is_cut_off: bool = False
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module", params=VOCABULARIES)
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[RunningServer]:
     folder: Path = tmp_path_factory.mktemp("reasoning")
     make_checkpoint("llama", folder, vocab_size=512, num_hidden_layers=1, eos_token_id=1)
-    save_byte_level(folder, TEMPLATE, ["<think>", "</think>"])
+    are_tags = request.param == "tags"
+    tokens = VOCABULARIES[request.param]
+    save_byte_level(folder, TEMPLATE, tokens if are_tags else (), () if are_tags else tokens)
     with starting(folder) as start:
         running = start(None, folder, RealEngine, reasoning_parser="qwen3", max_total_tokens=16384)
         encode = running.vocabulary.encode
@@ -115,7 +134,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             marks, _, letters = text.partition(LETTERS)
             return [*encode(marks, False), *(i for one in letters for i in encode(one, False)), 1]
 
-        scripts = [tokens_of(text) for text in SCRIPTS]
+        scripts = [tokens_of(text) for text in SCRIPTS_IN_PARTS]
 
         def script(prompt: list[int]) -> list[int]:
             found = re.search(r"script(\d+);", running.vocabulary.decode(prompt))
@@ -123,7 +142,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             return scripts[int(found[1])]
 
         running.scheduler.script = script
-        running.scheduler.wishes = [1, *(i for wish in WISHES for i in encode(wish, False))]
+        wishes = WISHES if are_tags else [">", *WISHES]
+        running.scheduler.wishes = [1, *(i for wish in wishes for i in encode(wish, False))]
         yield running
 
 
@@ -271,16 +291,22 @@ def check(cell: Cell, response: httpx.Response) -> Answer | None:
         return
     assert response.status_code == 200, response.text
     answer = answer_of(cell, response.json())
-    script = SCRIPTS[cell.script]
-    reasons = cell.end == "open" or (cell.end == "absent" and script.startswith("<think>"))
+    script = SCRIPTS_IN_PARTS[cell.script]
+    opens = script.removeprefix(LETTERS).startswith("<think>")
+    if cell.kind == "schema" and cell.vocabulary == "parts":
+        opens = opens or script.startswith(f"{LETTERS}<")  # allowed only as a part of the tag
+    reasons = cell.end == "open" or (cell.end == "absent" and opens)
     if cell.api == "completions":
         reasons = False
-    never_closes = reasons and script == ENDLESS and cell.budget is None
+    closes = "</think>" in script or (cell.vocabulary == "tags" and script != ENDLESS)
+    never_closes = reasons and not closes and cell.budget is None
     if never_closes:
         assert answer.is_cut_off and answer.reasoning and not (answer.content or answer.calls)
         return answer
-    assert bool(answer.reasoning) == (reasons and bool(script))
-    assert not (reasons and "Hmm" in answer.content)
+    writes = bool(script) or cell.vocabulary == "parts"  # the dearest wish is no tag
+    assert bool(answer.reasoning) == (reasons and writes)
+    is_free = cell.vocabulary == "parts" and cell.kind == "auto"
+    assert not (reasons and "Hmm" in answer.content) or (is_free and script.count("Hmm") > 1)
     check_answer(cell, answer)
     return answer
 
@@ -299,7 +325,8 @@ def check_answer(cell: Cell, answer: Answer) -> None:
     elif cell.kind == "auto or schema":
         assert len(calls) == 1 and not answer.content and not answer.is_cut_off
     else:
-        assert not re.search("</?think>|<tool_call>", answer.content)
+        opening = "<think>|" if cell.vocabulary == "tags" else ""  # else it is free text
+        assert not re.search(f"{opening}</think>|<tool_call>", answer.content)
 
 
 async def failures(server: RunningServer, cells: list[Cell]) -> list[str]:
@@ -325,20 +352,25 @@ async def failures(server: RunningServer, cells: list[Cell]) -> list[str]:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_every_cell_is_constrained_or_refused(server: RunningServer, api: str) -> None:
+def test_every_cell_is_constrained_or_refused(
+    server: RunningServer, api: str, request: pytest.FixtureRequest
+) -> None:
     """Each cell with some of the scripts, in turn; with all of them in ``make constraint-matrix``."""
-    cells, numbers = [], itertools.count()
-    for axes in itertools.product(ENDS, [api], KINDS, BUDGETS):
-        scripts = range(len(SCRIPTS))
+    vocabulary: str = request.node.callspec.params["server"]
+    num_scripts = len(SCRIPTS if vocabulary == "tags" else SCRIPTS_IN_PARTS)
+    cells, numbers = [], itertools.count(APIS.index(api))
+    for axes in itertools.product([vocabulary], ENDS, [api], KINDS, BUDGETS):
+        scripts = range(num_scripts)
         if not EVERY_SCRIPT:
-            scripts = [next(numbers) % len(SCRIPTS) for _ in range(SCRIPTS_OF_A_CELL)]
+            scripts = [next(numbers) % num_scripts for _ in range(SCRIPTS_OF_A_CELL[vocabulary])]
         refused = Cell(*axes, False, 0).is_refused
         for script in [*scripts][: 1 if refused else None]:
             cells += [Cell(*axes, with_drafts, script) for with_drafts in SPECULATION]
     before = drafts_of(server)
     found = asyncio.run(failures(server, cells))
     assert not found, f"{len(found)} of {len(cells)}\n" + "\n".join(found[:8])
-    assert drafts_of(server) > before + len(cells), "no drafts, so nothing is known of them"
+    answered = sum(not cell.is_refused for cell in cells)
+    assert drafts_of(server) > before + answered, "no drafts, so nothing is known of them"
 
 
 def drafts_of(server: RunningServer) -> int:

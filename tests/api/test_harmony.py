@@ -82,7 +82,7 @@ def test_a_call_is_held_to_its_schema_from_the_first_token_on(
     server.answer_with(f'{THOUGHT}{LOOK}{CALL}{{"n": 1}}')
     answer = create(server, tools=[FIND], stream=stream)
     grammar = last_request(server).grammar
-    assert grammar is not None and not grammar.begin_after and grammar.opening is None
+    assert grammar is not None and not grammar.begin_after and not grammar.opening
     if not stream:
         choice = answer.choices[0]
         message = choice.message

@@ -42,7 +42,7 @@ def test_each_api_bounds_the_reasoning(reasoning_server: RunningServer, name: st
     [
         ("hi\n", "qwen3", None, "<think>", "</think>"),
         ("hi\n", "deepseek-r1", None, "", "</think>"),
-        ("hi\n", "qwen3", AnyJson(), "", "</think>"),
+        ("hi\n", "qwen3", AnyJson(), "<think>", "</think>"),
         ("hi\n<think>\n", "qwen3", None, "", "</think>"),
         ("hi\n<think>\n\n</think>\n\n", "qwen3", None, None, None),
         ("hi\n", "granite", None, None, None),

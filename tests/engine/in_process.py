@@ -115,7 +115,7 @@ class InProcessEngine:
         grammar: Grammar,
         begin_after: list[int] | None = None,
         excluded: Sequence[list[int]] = (),
-        opening: int | None = None,
+        opening: Sequence[int] = (),
         then_after: list[int] | None = None,
     ) -> GrammarUse:
         """Have a grammar loaded that answers are to be held to."""
@@ -125,7 +125,7 @@ class InProcessEngine:
             grammar.key,
             pack_ids(begin_after or []),
             paths,
-            opening=opening,
+            opening=pack_ids(opening),
             then_after=pack_ids(then_after or []),
         )
 

@@ -179,7 +179,7 @@ def test_without_the_opening_of_a_thought_the_grammar_begins_at_once(
     other = next(token for token in range(3, 384) if token not in free)
 
     def answer(bias: float) -> list[int]:
-        use = engine.use(grammar, begin_after=close, opening=other)
+        use = engine.use(grammar, begin_after=close, opening=[other])
         settings = params(max_tokens=30, logit_bias={other: bias}, repetition_penalty=1.0)
         return engine.generate([make_prompts()[0]], settings, grammars=[use])[0]
 

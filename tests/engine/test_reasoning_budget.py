@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -14,6 +15,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CPU, CpuDevice, Device
 from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.engine.test_grammars import text_of
@@ -104,6 +106,29 @@ def test_an_answer_goes_on_from_any_of_its_tokens(model_dir: Path) -> None:
     for begun in (1, 16, 17, 18, 19, 20, 21, 40):
         rest = engine.generate_from(PROMPTS[2], whole[:begun], sampling)
         assert rest == whole[begun:], begun
+
+
+@pytest.mark.parametrize(
+    ("text", "is_over", "forced"),
+    [
+        ("Hm . a b c", True, ""),  # no reasoning is opened
+        ("<t >", False, ""),
+        ("<t >\n Hm .</t >\n\n", True, ""),
+        ("<t > a .</t b c d", False, "</"),  # what is begun in other tokens is not completed
+        ("<t > a b c </", False, "t>"),
+        ("<t > a b c </ t> e", True, ""),
+        ("<t ></t", False, ""),
+        ("<t ></t> e", True, ""),
+    ],
+)
+def test_the_tags_may_be_written_in_any_tokens(text: str, is_over: bool, forced: str) -> None:
+    """Words are the tokens here; with at least eight, nothing is left but to close."""
+    words = ["<t>", "</", "t>", *dict.fromkeys(text.split(" "))]
+    sampling = bounded(FREE[0], 7, [1, 2], [0])
+    output = np.array([words.index(word) for word in text.split(" ")], dtype=np.int32)
+    budget = ReasoningBudget(sampling, output, lambda token: tuple(words[token].encode()))
+    assert budget.is_over == is_over
+    assert ("" if budget.next_token is None else words[budget.next_token]) == forced
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=["in_turn", "overlapping"])

@@ -93,7 +93,7 @@ def test_the_label_of_a_channel_is_no_thought(cuts: list[int]) -> None:
 @given(cuts=CUTS, labelled=st.booleans())
 def test_a_grammar_begins_behind_a_labelled_thought(cuts: list[int], labelled: bool) -> None:
     thought, content = f"<|channel>{'thought' * labelled}\nHm.<channel|>", "{}"
-    parser = ReasoningParser(GEMMA4, held=True, opens_with_token=True)
+    parser = ReasoningParser(GEMMA4, held=True)
     parser.opened = True
     assert parse_held(parser, thought, content, cuts) == ("Hm.", content)
 
@@ -103,6 +103,7 @@ def test_held_content_begins_where_its_grammar_does(cuts: list[int]) -> None:
     """The thought writes its closing tag in other tokens first: the grammar has not begun."""
     thought, content = "<think>a </think> b </think>", "\n\n{}"
     parser = ReasoningParser(QWEN, held=True)
+    parser.opened = True
     assert parse_held(parser, thought, content, cuts) == ("a </think> b", content)
 
 
@@ -112,7 +113,7 @@ def test_held_content_begins_at_once_unless_the_first_token_opens_a_thought(
 ) -> None:
     """The content may begin as the tag does, in other tokens."""
     thought, content = "<think>a</think>", "<think> is a tag"
-    parser = ReasoningParser(QWEN, held=True, opens_with_token=True)
+    parser = ReasoningParser(QWEN, held=True)
     assert parser.is_optional and parser.needs_opening
     parts, seen = [], 0
     for piece in pieces_of(thought + content if opened else content, cuts):
@@ -128,7 +129,7 @@ def test_held_content_begins_at_once_unless_the_first_token_opens_a_thought(
 
 def test_a_thought_is_not_optional_where_the_prompt_or_the_model_begins_it() -> None:
     for written, prompt in ((DEEPSEEK, ""), (QWEN, "<think>\n"), (QWEN, "<think>\n\n</think>\n\n")):
-        assert not ReasoningParser(written, prompt, held=True, opens_with_token=True).is_optional
+        assert not ReasoningParser(written, prompt, held=True).is_optional
 
 
 def test_held_content_that_never_began_is_a_thought() -> None:

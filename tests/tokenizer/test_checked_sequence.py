@@ -43,13 +43,17 @@ def make(vocabulary: Vocabulary) -> Callable[..., CheckedSequence]:
         checks: tuple[SpanCheck, ...] = (CHECK,),
         begin_after: tuple[int, ...] = (),
         then_after: tuple[int, ...] = (),
+        opening: tuple[int, ...] = (),
         **settings: object,
     ) -> CheckedSequence:
         request = SequenceRequest(
             seq_id=1,
             token_ids=pack_ids(PROMPT),
             grammar=GrammarUse(
-                b"key", begin_after=pack_ids(begin_after), then_after=pack_ids(then_after)
+                b"key",
+                begin_after=pack_ids(begin_after),
+                then_after=pack_ids(then_after),
+                opening=pack_ids(opening),
             ),
             options=RequestOptions(sampling=SamplingParams(max_tokens=100, seed=3)),
         )
@@ -149,6 +153,31 @@ def test_the_thought_is_told_at_once_and_stays(
     again = checked.verdict(due, verdict_of(due), seq_id=2)
     assert again is not None and again.num_output > len(thought)
     assert unpack_ids(again.token_ids).tolist()[3 : 3 + len(thought)] == thought
+
+
+def test_first_tokens_that_open_no_reasoning_are_checked(
+    make: Callable[..., CheckedSequence], vocabulary: Vocabulary
+) -> None:
+    """They wait until that is known. The answer that goes on behind a wrong value can't open any."""
+    opening, close = tokens_of(vocabulary, '{"think}'), tokens_of(vocabulary, "</t>")
+    checked = make(begin_after=tuple(close), opening=tuple(opening))
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"')))
+    assert checked.take_output() is None
+    checked.absorb(SequenceOutput(tokens_of(vocabulary, 'a": [4, 4]')))
+    assert told_text(vocabulary, checked.take_output()) == '{"a": '
+    (due,) = checked.due()
+    again = checked.verdict(due, verdict_of(due), seq_id=2)
+    assert again is not None and again.grammar is not None
+    assert not again.grammar.opening and not again.grammar.begin_after
+    opened = make(begin_after=tuple(close), opening=tuple(opening))
+    thought = [*opening, *tokens_of(vocabulary, '"a": [4, 4]'), *close]
+    opened.absorb(SequenceOutput(thought))
+    news = opened.take_output()
+    assert news is not None and news.token_ids == thought and not opened.due()
+    cut = make(begin_after=tuple(close), opening=tuple(opening))
+    cut.absorb(SequenceOutput(opening[:3], finished=ended("length")))
+    news = cut.take_output()
+    assert news is not None and news.token_ids == opening[:3] and news.finished is not None
 
 
 def test_a_value_that_is_cut_off_is_told(

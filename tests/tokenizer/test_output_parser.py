@@ -53,3 +53,43 @@ def test_a_grammar_waits_for_reasoning_that_the_prompt_asks_for(
     )
     place = grammar_place(request, vocabulary, vocabulary.encode(prompt, False))
     assert place.begin_after == (vocabulary.encode("Here is my response:", False) if waits else [])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["<", "thi", "nk>", "Hm.", "</", "think", ">", '"a"'], ("Hm.", '"a"')),
+        (["<", "think", ">\n", "a</thi</think>", "{}"], ("a</thi", "{}")),
+        (["<", "thin", '"'], ("", '<thin"')),
+        (["<", "thi"], ("", "<thi")),
+    ],
+)
+def test_held_content_begins_behind_a_tag_in_any_tokens(
+    vocabulary: Vocabulary, pieces: list[str], expected: tuple[str, str]
+) -> None:
+    """The last answer is complete: the grammar allows it, so it opened nothing."""
+    request = GenerateRequest(
+        request_id="a", prompt=TextPrompt(""), parse_reasoning="qwen3", constraint=AnyJson()
+    )
+    parser = OutputParser.of(request, vocabulary, [])
+    parts = []
+    for piece in pieces:
+        tokens = vocabulary.encode(piece, False)
+        assert vocabulary.decode(tokens) == piece
+        for token in tokens:
+            text = vocabulary.decode([token])
+            parser.watch(text, token)
+            parts.append(parser.split(text, is_last=False))
+    parser.complete()
+    parts.append(parser.split("", is_last=True))
+    assert ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == expected
+
+
+def test_an_answer_that_is_cut_off_in_its_opening_is_reasoning(vocabulary: Vocabulary) -> None:
+    request = GenerateRequest(
+        request_id="a", prompt=TextPrompt(""), parse_reasoning="qwen3", constraint=AnyJson()
+    )
+    parser = OutputParser.of(request, vocabulary, [])
+    for token in vocabulary.encode("<thi", False):
+        parser.watch(vocabulary.decode([token]), token)
+    assert parser.split("<thi", is_last=True) == ("<thi", "", [])

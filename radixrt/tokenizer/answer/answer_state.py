@@ -253,6 +253,8 @@ class AnswerState:
             self._count_drafts(self._accepted)
             return
         self._report = end
+        if end.finish_reason == "stop":
+            self._parser.complete()
         if self._rendered_chat is not None:
             self._keep_tokens(self._rendered_chat)
 

@@ -1,13 +1,13 @@
 """Splits an answer's text into reasoning, content and tool calls."""
 
 from bisect import bisect_left
-from collections import deque
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.tags import GrammarStart, SymbolsOf
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import ChatPrompt, GenerateRequest
@@ -33,8 +33,8 @@ class OutputParser:
         self,
         reasoning: ReasoningParser | None,
         calls: ToolCallParser | None,
-        closing_ids: list[int],
-        opening: int | None = None,
+        start: GrammarStart | None = None,
+        symbols_of: SymbolsOf | None = None,
         messages: HarmonyParser | None = None,
         mark_ids: frozenset[int] = frozenset(),
     ) -> None:
@@ -42,8 +42,8 @@ class OutputParser:
         Args:
             reasoning: None: the text has no reasoning to split off.
             calls: None: the text has no tool calls to split off.
-            closing_ids: the tokens after which a grammar begins; empty if it does not begin after reasoning.
-            opening: the only first token after which it does.
+            start: where a grammar begins after reasoning; None: nowhere.
+            symbols_of: of the vocabulary, if there is a ``start``.
             messages: splits everything off, in place of the other two.
             mark_ids: the tokens of its marks.
         """
@@ -51,9 +51,8 @@ class OutputParser:
         self._mark_ids = mark_ids
         self._reasoning = reasoning
         self._calls = calls
-        self._closing_ids = closing_ids
-        self._opening = opening
-        self._last_ids: deque[int] = deque(maxlen=len(closing_ids))
+        self._start = start
+        self._symbols_of = symbols_of
         self._num_characters = 0
         self._ends: list[int] = []
         """Where each token of an answer with reasoning ends, in characters, until the reasoning has ended."""
@@ -87,10 +86,10 @@ class OutputParser:
                 tools=_tool_schemas(request),
             )
         if reasoning is None:
-            return OutputParser(None, calls, [])
-        closing_ids, opening, _ = grammar_place(request, vocabulary, prompt_ids)
+            return OutputParser(None, calls)
+        start = grammar_place(request, vocabulary, prompt_ids).start(vocabulary)
         parser = _reasoning_parser(request, vocabulary, prompt_ids)
-        return OutputParser(parser, calls, closing_ids, opening)
+        return OutputParser(parser, calls, start, vocabulary.symbols_of)
 
     @staticmethod
     def bounded(
@@ -145,7 +144,7 @@ class OutputParser:
         return {i for i, token in vocabulary.special_tokens.items() if token.content in tags}
 
     def watch(self, text: str, token_id: int | None) -> None:
-        """Note a new token and its text: where the tokens that close the reasoning are complete, the grammar and
+        """Note a new token and its text: where the tag that closes the reasoning is complete, the grammar and
         the content begin."""
         self._num_characters += len(text)
         if self._messages is not None and token_id is not None:
@@ -156,15 +155,19 @@ class OutputParser:
             return
         if self._reasoning is None or token_id is None:
             return
-        if self._reasoning.is_optional and self._reasoning.opened is None:
-            self._reasoning.opened = token_id == self._opening
         if self._reasoning.end is None:
             self._ends.append(self._num_characters)
-        if not self._closing_ids:
+        if self._start is None or self._start.has_begun or self._symbols_of is None:
             return
-        self._last_ids.append(token_id)
-        if list(self._last_ids) == self._closing_ids and self._reasoning.reasoning_length is None:
+        self._start.push(self._symbols_of(token_id))
+        self._reasoning.opened = self._start.opened
+        if self._start.has_begun:
             self._reasoning.reasoning_length = self._num_characters
+
+    def complete(self) -> None:
+        """The grammar has ended the answer: it opened no reasoning, even if it is the beginning of the tag."""
+        if self._reasoning is not None and self._reasoning.opened is None:
+            self._reasoning.opened = False
 
     def split(self, text: str, *, is_last: bool) -> tuple[str, str, list[ToolCall]]:
         """The reasoning, the content and the calls that are now certain.
@@ -205,13 +208,18 @@ class GrammarPlace(NamedTuple):
     """The fields of :class:`~radixrt.messages.grammars.GrammarUse` that say where a grammar begins; without any, at once."""
 
     begin_after: list[int]
-    """The tokens that close the reasoning."""
-    opening: int | None
-    """The token that opens it, if the grammar begins at once without."""
+    """The tag that closes the reasoning."""
+    opening: list[int]
+    """The tag that opens it, if the grammar begins at once without."""
     then_after: list[int]
 
+    def start(self, vocabulary: Vocabulary) -> GrammarStart:
+        return GrammarStart(
+            *map(vocabulary.tag_symbols, (self.opening, self.begin_after, self.then_after))
+        )
 
-AT_ONCE = GrammarPlace([], None, [])
+
+AT_ONCE = GrammarPlace([], [], [])
 
 
 def grammar_place(
@@ -225,14 +233,14 @@ def grammar_place(
         if request.parse_tool_calls:  # the grammar covers the reasoning too
             return AT_ONCE
         begin, then = (vocabulary.encode(m, add_special_tokens=False) for m in (FINAL, MESSAGE))
-        return GrammarPlace(begin, None, then)
+        return GrammarPlace(begin, [], then)
     parser = _reasoning_parser(request, vocabulary, prompt_ids)
     if parser.has_none:
         return AT_ONCE
     opening, closing = (
         vocabulary.encode(tag, add_special_tokens=False) for tag in (marks.opening, marks.closing)
     )
-    return GrammarPlace(closing, opening[0] if parser.is_optional else None, [])
+    return GrammarPlace(closing, opening if parser.is_optional else [], [])
 
 
 def _harmony_parser(
@@ -246,21 +254,19 @@ def _harmony_parser(
         is_held=request.constraint is not None,
         marks_are_told=len(mark_ids) == len(MARKS),
     )
-    return OutputParser(None, None, [], None, messages, frozenset(mark_ids))
+    return OutputParser(None, None, None, None, messages, frozenset(mark_ids))
 
 
 def _reasoning_parser(
     request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
 ) -> ReasoningParser:
     marks = FORMATS[request.parse_reasoning]
-    opening = vocabulary.encode(marks.opening, add_special_tokens=False)
     begin = vocabulary.decode(prompt_ids[:PROMPT_BEGIN_TOKENS]) if marks.asked_by else ""
     return ReasoningParser(
         marks,
         vocabulary.decode(prompt_ids[-PROMPT_END_TOKENS:]),
         is_asked=marks.asked_by in begin,
         held=request.constraint is not None,
-        opens_with_token=len(opening) == 1,
     )
 
 

@@ -135,7 +135,7 @@ class ConstraintManager:
         return GrammarUse(
             compiled.grammar.key,
             begin_after=pack_ids(place.begin_after),
-            opening=place.opening,
+            opening=pack_ids(place.opening),
             then_after=pack_ids(place.then_after),
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.base.tags import GrammarStart
 from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
 from radixrt.messages.answers import AnswerReport
@@ -66,10 +67,9 @@ class CheckedSequence:
         """Control tokens may be parts of tags."""
         self._detokenizer = self._new_detokenizer()
         self._begun = time.monotonic()
-        self._begin_after = unpack_ids(self._grammar.begin_after).tolist()
-        """Tokens after which the grammar begins; empty once it has."""
-        self._then_after = unpack_ids(self._grammar.then_after).tolist()
-        self._opening = self._grammar.opening
+        used = self._grammar
+        tags = map(unpack_ids, (used.opening, used.begin_after, used.then_after))
+        self._start = GrammarStart(*(vocabulary.tag_symbols(tag.tolist()) for tag in tags))
         self._tokens: list[int] = []
         self._num_before = 0
         """Tokens before the grammar began."""
@@ -120,21 +120,25 @@ class CheckedSequence:
 
     def _push(self, token: int, *, is_stop: bool) -> None:
         self._tokens.append(token)
-        if self._opening is not None:
-            self._begin_after = self._begin_after if token == self._opening else []
-            self._opening = None
-        if self._begin_after:
-            self._num_before += 1
-            if self._tokens[-len(self._begin_after) :] == self._begin_after:
-                self._begin_after, self._then_after = self._then_after, []
-            return
-        text = "" if is_stop else self._detokenizer.push(token)
-        self._checked.push([token], [text])
+        new = [token]
+        if not self._start.has_begun:
+            self._start.push(self._vocabulary.symbols_of(token))
+            if self._start.opened is None:
+                return
+            if self._start.opened:
+                self._num_before = len(self._tokens)
+                return
+            new = self._tokens  # from the first on, they are the grammar's
+        for position, one in enumerate(new, 1):
+            is_end = is_stop and position == len(new)
+            self._checked.push([one], ["" if is_end else self._detokenizer.push(one)])
 
     def _finish(self, end: AnswerReport) -> None:
         self.is_over = True
         self._held.finished = msgspec.structs.replace(end, total_s=time.monotonic() - self._begun)
-        is_complete = end.finish_reason == "stop" and not self._begin_after
+        if self._start.opened is None:  # it was cut off in what may be the opening
+            self._num_before = len(self._tokens)
+        is_complete = end.finish_reason == "stop" and self._start.has_begun
         was_stopped_by_request = end.stop_reason is not None
         self._checked.finish(cut_off=not is_complete or was_stopped_by_request)
         self._awaits_final = is_complete and self._final is not None
@@ -207,7 +211,9 @@ class CheckedSequence:
         self._detokenizer = self._new_detokenizer()
         for token in self._tokens[self._num_before :]:
             self._detokenizer.push(token)
-        first, options = self._request, self._request.options
+        first, options, grammar = self._request, self._request.options, self._grammar
+        if self._num_before == 0:  # the answer has not opened its reasoning, and can't any more
+            grammar = msgspec.structs.replace(grammar, opening=b"", begin_after=b"", then_after=b"")
         seed = answer_seed(options.sampling.seed or 0, rewind.retries)
         sampling = msgspec.structs.replace(options.sampling, seed=seed)
         return msgspec.structs.replace(
@@ -218,7 +224,7 @@ class CheckedSequence:
             has_begun=True,
             options=msgspec.structs.replace(options, sampling=sampling),
             grammar=msgspec.structs.replace(
-                self._grammar,
+                grammar,
                 excluded=[pack_ids(path) for path in rewind.excluded],
                 excluded_from=kept,
             ),

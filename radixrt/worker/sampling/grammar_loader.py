@@ -14,6 +14,7 @@ from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.worker.sampling.tag_masks import TagMasks
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class GrammarLoader:
         self._loaded: dict[GrammarKey, Matcher] = {}
         self._begun: dict[GrammarKey, float] = {}
         """Grammars that are being loaded, with the time of ``time.monotonic()`` at which that began."""
+        self._reads_tags = threading.Lock()
+        self._tag_masks: TagMasks | None = None
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
 
     def order(self, message: LoadGrammar | DropGrammar) -> None:
@@ -61,6 +64,16 @@ class GrammarLoader:
         """A new matcher of a loaded grammar, in its initial state."""
         return self._loaded[key].fork()
 
+    @property
+    def tag_masks(self) -> TagMasks:
+        """The masks of the tokens before a grammar begins. They are ready once a grammar has been loaded."""
+        with self._reads_tags:
+            if self._tag_masks is None:
+                self._tag_masks = TagMasks(
+                    self._tokenizer_file, self._vocab_size, self._eos_token_ids
+                )
+            return self._tag_masks
+
     def seconds_at_work(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
         begun = list(self._begun.values())  # a copy: threads change it
@@ -71,6 +84,7 @@ class GrammarLoader:
         self._begun[grammar.key] = time.monotonic()
         try:
             self._loaded[grammar.key] = load_grammar(grammar, self._read_facts())
+            self.tag_masks  # noqa: B018 (made here, and not in a step)
         except RadixrtError as refused:
             error = str(refused)
         except BaseException:  # a panic of a library in Rust is no Exception

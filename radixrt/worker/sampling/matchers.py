@@ -14,19 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.tags import GrammarStart, Symbols, tag_symbols
 from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
 from radixrt.messages.grammars import GrammarUse
-from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.steps import MOST_DRAFTED
+from radixrt.messages.ids import PackedIds, TokenIds, unpack_ids
 from radixrt.worker.drafts.verification import NO_DRAFT
 from radixrt.worker.sampling.constraints_ahead import ConstraintsAhead
-from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow, allow_only, forbid
+from radixrt.worker.sampling.forbidden_paths import ForbiddenPaths, allow_only
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 from radixrt.worker.sampling.mask_filling import SLOW_S, MaskFiller, MaskJob
 from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
 from radixrt.worker.sampling.restrictions import TokenRestriction
+from radixrt.worker.sampling.tag_masks import TagMasks
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +66,12 @@ class _SlotMatcher:
     """
 
     matcher: Matcher
-    begin_after: list[int]
-    """The grammar begins after these; empty once it has begun."""
+    start: GrammarStart
     may_jump: bool
-    opening: int | None = None
-    """The grammar begins with the next token, the first one, unless that is this token."""
-    then_after: list[int] = field(default_factory=list)
-    """What follows ``begin_after`` in its place."""
-    tail: list[int] = field(default_factory=list)
-    """The last tokens before the grammar begins."""
+    fresh: Matcher | None = None
+    """In its initial state, while the answer may be the grammar's or open its reasoning: ``matcher`` has taken it."""
+    is_excluded: bool = False
+    """The grammar does not allow the answer so far, which can only be the beginning of a reasoning."""
     forbidden: ForbiddenPaths | None = None
     next_token: int | None = None
     """The matcher has taken it already: it must be sampled next."""
@@ -96,7 +94,9 @@ class _SlotMatcher:
     @property
     def fills_masks(self) -> bool:
         """The grammar decides on the next token."""
-        return not self.begin_after or self.opening is not None
+        if self.start.opened is None:
+            return not self.is_excluded
+        return self.start.has_begun
 
     def catch_up(self) -> bool:
         """Let the matcher take what is pending; returns whether the grammar allows it. Called in a thread."""
@@ -152,12 +152,9 @@ class SlotMatchers:
             output: the tokens generated before a retraction; the matcher takes them again.
             may_jump: forced tokens may be given without being sampled.
         """
+        tags = use.opening, use.begin_after, use.then_after
         entry = _SlotMatcher(
-            self.loader.matcher(use.key),
-            unpack_ids(use.begin_after).tolist(),
-            may_jump,
-            use.opening,
-            unpack_ids(use.then_after).tolist(),
+            self.loader.matcher(use.key), GrammarStart(*map(self._symbols, tags)), may_jump
         )
         self._by_slot[slot] = entry
         self._take(entry, output[: use.excluded_from].tolist())
@@ -181,7 +178,8 @@ class SlotMatchers:
             output: the tokens generated before a retraction.
         """
         if sampling.max_reasoning_tokens is not None:
-            self._budgets[slot] = ReasoningBudget(sampling, output)
+            symbols_of = self.loader.tag_masks.symbols_of
+            self._budgets[slot] = ReasoningBudget(sampling, output, symbols_of)
         if not sampling.restricts_tokens:
             return
         ends = self._eos_token_ids if slot in self._by_slot else []
@@ -286,13 +284,12 @@ class SlotMatchers:
         entry, restriction = self._by_slot.get(slot), self._restrictions.get(slot)
         rows: list[BitmaskRow] | None = None
         forbidden: ForbiddenPaths | None = None
+        waiting: tuple[GrammarStart, TagMasks] | None = None
         if entry is not None and entry.job is not None:
             rows, forbidden = entry.job.draft_rows, entry.forbidden
         elif entry is not None:  # the grammar has not begun
-            row = np.full(self._num_words, ALL_TOKENS, dtype=np.int32)
-            forbid(row, self._eos_token_ids)
-            rows = [row] * MOST_DRAFTED
-        return ConstraintsAhead(rows, forbidden, restriction, self._budgets.get(slot))
+            waiting = entry.start, self.loader.tag_masks
+        return ConstraintsAhead(rows, waiting, forbidden, restriction, self._budgets.get(slot))
 
     def _mask_next(self, slot: int, row: BitmaskRow) -> None:
         """Fill the mask of the next token of a slot."""
@@ -314,13 +311,16 @@ class SlotMatchers:
     def _apply_grammar(self, entry: _SlotMatcher, row: BitmaskRow) -> None:
         if entry.job is not None:
             _take_mask(entry, entry.job, row)
-            if entry.opening is not None:
-                allow(row, entry.opening)
         elif entry.next_token is not None:
             allow_only(row, entry.next_token)
             entry.next_token = None
-        elif entry.begin_after:
-            forbid(row, self._eos_token_ids)
+        elif entry.start.opened and not entry.start.has_begun:
+            row &= self.loader.tag_masks.waiting(entry.start)
+        if entry.start.opened is None:
+            entry.is_excluded, entry.failed = entry.is_excluded or entry.failed, False
+            if entry.is_excluded:
+                row.fill(0)
+            row |= self.loader.tag_masks.openers(entry.start)
         entry.failed = entry.failed or not row.any()
         if entry.failed:
             row.fill(ALL_TOKENS)  # the sampled token is not used
@@ -359,13 +359,13 @@ class SlotMatchers:
         entry = self._by_slot.get(slot)
         if entry is None:
             return draft
-        if entry.failed or entry.opening is not None:
+        if entry.failed or entry.start.opened is None:
             return []
-        if entry.begin_after:
-            closing, tail = entry.begin_after, entry.tail
+        if not entry.start.has_begun:
+            start, symbols_of = entry.start.fork(), self.loader.tag_masks.symbols_of
             for index, token in enumerate(draft):
-                tail = [*tail, token][-len(closing) :]
-                if tail == closing:
+                start.push(symbols_of(token))
+                if start.has_begun:
                     return draft[:index]
             return draft
         if entry.is_ambiguous:
@@ -382,7 +382,7 @@ class SlotMatchers:
         entry = self._by_slot.get(slot)
         if entry is None or entry.may_jump or entry.failed or not self._jump_forward:
             return []
-        if entry.begin_after or entry.opening is not None:
+        if not entry.start.has_begun:
             return []
         if entry.is_ambiguous:
             return entry.forced
@@ -411,7 +411,7 @@ class SlotMatchers:
         self._by_slot[slot].next_token = token
 
     def _take_forced(self, entry: _SlotMatcher, at_least: int) -> list[int]:
-        if entry.begin_after or entry.failed:
+        if entry.failed or not entry.start.has_begun:
             return []
         if entry.is_ambiguous:
             tokens = entry.forced if len(entry.forced) >= at_least else []
@@ -431,15 +431,35 @@ class SlotMatchers:
         if entry.failed or not tokens:
             return
         for position, token in enumerate(tokens):
-            if entry.opening is not None:
-                entry.begin_after = entry.begin_after if token == entry.opening else []
-                entry.opening = None
-            if not entry.begin_after:
+            if entry.start.has_begun:
                 self._advance(entry, tokens[position:])
                 return
-            entry.tail = [*entry.tail, token][-len(entry.begin_after) :]
-            if entry.tail == entry.begin_after:
-                entry.begin_after, entry.then_after, entry.tail = entry.then_after, [], []
+            was_decided = entry.start.opened is not None
+            entry.start.push(self.loader.tag_masks.symbols_of(token))
+            if not was_decided:
+                self._take_first(entry, token)
+
+    def _take_first(self, entry: _SlotMatcher, token: int) -> None:
+        """Take one of the first tokens, which may be the grammar's or open the reasoning."""
+        if entry.start.opened:
+            if entry.fresh is not None:
+                entry.matcher, entry.fresh, entry.forbidden = entry.fresh, None, None
+                entry.pending, entry.excluded, entry.forced = [], None, []
+            entry.is_excluded = False
+            return
+        if entry.start.opened is None and entry.fresh is None:
+            entry.fresh = entry.matcher.fork()
+        if not entry.is_excluded:
+            self._advance(entry, [token])
+        if entry.start.opened is None:
+            entry.is_excluded, entry.failed = entry.is_excluded or entry.failed, False
+        else:
+            entry.failed, entry.fresh = entry.failed or entry.is_excluded, None
+
+    def _symbols(self, tag: PackedIds) -> Symbols:
+        return (
+            tag_symbols(unpack_ids(tag).tolist(), self.loader.tag_masks.symbols_of) if tag else ()
+        )
 
     def _advance(self, entry: _SlotMatcher, tokens: list[int]) -> None:
         if entry.forbidden is not None:
