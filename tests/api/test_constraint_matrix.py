@@ -359,7 +359,10 @@ def test_every_cell_is_constrained_or_refused(
     vocabulary: str = request.node.callspec.params["server"]
     num_scripts = len(SCRIPTS if vocabulary == "tags" else SCRIPTS_IN_PARTS)
     cells, numbers = [], itertools.count(APIS.index(api))
-    for axes in itertools.product([vocabulary], ENDS, [api], KINDS, BUDGETS):
+    every = itertools.product([vocabulary], ENDS, [api], KINDS, BUDGETS)
+    if vocabulary == "parts" and not EVERY_SCRIPT:  # half of the cells: the next API has the others
+        every = itertools.islice(every, APIS.index(api) % 2, None, 2)
+    for axes in every:
         scripts = range(num_scripts)
         if not EVERY_SCRIPT:
             scripts = [next(numbers) % num_scripts for _ in range(SCRIPTS_OF_A_CELL[vocabulary])]

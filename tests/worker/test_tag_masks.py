@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.base.tags import GrammarStart, Symbols, TagFinder
@@ -41,6 +41,7 @@ def first_end(symbols: Symbols, tag: Symbols) -> int | None:
     return next((end for end in ends if symbols[end - len(tag) : end] == tag), None)
 
 
+@settings(max_examples=50)
 @given(tokens=TOKENS, tag=TAGS, data=st.data())
 def test_a_tag_ends_with_its_token(
     file: Path, tokens: list[str], tag: Symbols, data: st.DataObject
@@ -61,6 +62,7 @@ def test_a_tag_ends_with_its_token(
         assert start.has_begun == (first_end(flattened(masks, taken), tag) is not None)
 
 
+@settings(max_examples=50)
 @given(tokens=TOKENS, opening=TAGS, data=st.data())
 def test_exactly_the_tokens_of_an_opening_are_added(
     file: Path, tokens: list[str], opening: Symbols, data: st.DataObject
