@@ -34,7 +34,7 @@ class MessageEvents:
         self._index = -1
         """Of the open block, or of the last one."""
         self._space = ""
-        """White space that is sent only if text follows it."""
+        """White space at the end of the text so far, which is dropped if a call follows it."""
         self._thinking = hashlib.sha256()
         self._has_called = False
 
@@ -63,6 +63,8 @@ class MessageEvents:
         yield from events
         if report.finish_reason in (None, "abort"):
             return
+        if self._kind == "text" and self._space:
+            yield self._delta({"type": "text_delta", "text": self._space})
         yield from self._close()
         times = times_extras(report) if self._returns_times else {}
         told = structured_extras(report) | explanation_extras(report) | times | extras
@@ -73,12 +75,11 @@ class MessageEvents:
         if chunk.reasoning and self._shows_thinking:
             yield from self._thought(chunk.reasoning)
         text = self._space + chunk.text
-        if text and not text.isspace():
-            self._space = ""
+        written = text.rstrip()
+        self._space = text[len(written) :]
+        if written:
             yield from self._open({"type": "text", "text": ""})
-            yield self._delta({"type": "text_delta", "text": text})
-        else:
-            self._space = text
+            yield self._delta({"type": "text_delta", "text": written})
         for call in calls:
             yield from self._call(call)
 

@@ -60,7 +60,7 @@ class ResponseEvents:
         self._item: dict[str, Any] | None = None
         """The open item."""
         self._space = ""
-        """White space that is sent only if text follows it."""
+        """White space at the end of the text so far, which is dropped if a call follows it."""
 
     def of(
         self, chunk: AnswerChunk, calls: list[dict[str, Any]], logprobs: list[orjson.Fragment]
@@ -77,14 +77,15 @@ class ResponseEvents:
         if chunk.reasoning:
             yield from self._reason(chunk.reasoning)
         text = self._space + chunk.text
-        if text and not text.isspace():
-            self._space = ""
-            yield from self._write(text, logprobs)
-        else:
-            self._space = text
+        written = text.rstrip()
+        self._space = text[len(written) :]
+        if written:
+            yield from self._write(written, logprobs)
         for call in calls:
             yield from self._call(call)
         if chunk.finish_reason is not None:
+            if self._item is not None and self._item["type"] == "message" and self._space:
+                yield from self._write(self._space, [])
             yield from self._finish(chunk.report)
 
     def failed(self, error: RequestError) -> Iterator[Event]:
