@@ -51,7 +51,10 @@ def try_tokenizer(config: ServerConfig) -> None:
     entry = None if config.trust_remote_code else entry_of(folder)
     if not file.is_file() or (entry is not None and entry.is_dir()):
         return
-    content = msgspec.json.decode(file.read_bytes(), type=_Content)
+    try:
+        content = msgspec.json.decode(file.read_bytes(), type=_Content)
+    except (msgspec.MsgspecError, RecursionError):
+        return  # loading it says what is wrong
     if len(content.added_tokens) > MAX_ADDED_TOKENS:
         raise ConfigError(
             f"{file} adds {len(content.added_tokens)} tokens to its vocabulary; at most {MAX_ADDED_TOKENS} are possible."

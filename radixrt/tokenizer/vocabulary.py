@@ -34,6 +34,10 @@ for each of its letters, of which it has at most 256. The library's default is 1
 have come together. Text whose words are kept is encoded in half the time (measured with Gemma's vocabulary: 0.16 instead of 0.34 µs a
 character; 4,000 are enough for all pages of docs/, 3,000 are not)."""
 
+CUT_CHARS_PER_TOKEN, CUT_MARGIN = 8, 64
+"""A text that is cut off is encoded up to this number of characters a token first, and further if that gives fewer tokens
+than are wanted and the margin. The last tokens depend on the text behind them."""
+
 MOST_THREADS = 4
 """In which the library encodes the parts of a text, so that a machine of many cores does not keep the words for each."""
 
@@ -155,8 +159,14 @@ class Vocabulary:
 
     def encode_cut(self, text: str, add_special_tokens: bool, most_tokens: int) -> list[int]:
         """As :meth:`encode`, with the end of the text cut off beyond ``most_tokens``; special tokens behind it stay."""
-        text = text[: most_tokens * self.longest_token]
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        end = CUT_CHARS_PER_TOKEN * (most_tokens + CUT_MARGIN)
+        longest = most_tokens * self.longest_token
+        while True:
+            part = text[: min(end, longest)]
+            (encoding,) = self.backend.encode_batch_fast([part], add_special_tokens=False)
+            if len(encoding) > most_tokens + CUT_MARGIN or end >= min(len(text), longest):
+                break
+            end *= 4
         added = self.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
         encoding.truncate(max(0, most_tokens - added))
         ids: list[int] = self.backend.post_process(encoding, None, add_special_tokens).ids

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import ChatPrompt, TextPrompt, TokenPrompt
+from radixrt.messages.requests import ChatPrompt, FimPrompt, TextPrompt, TokenPrompt
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
@@ -185,6 +186,51 @@ def test_of_a_text_far_too_long_only_the_first_pieces_are_tokenized() -> None:
     limits.check_text("x" * 8000, 10_000, count)
     assert counted == [65_536], "a text that may well fit is tokenized once"
     limits.check_text("x" * 5_000_000, 10_000, lambda piece: 1)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        FimPrompt("", "", "x" * 100_000),
+        FimPrompt("a", "b", "c", [(f"{number}.py", "x" * 4_000) for number in range(40)]),
+    ],
+    ids=["middle", "sum of files"],
+)
+def test_all_parts_of_an_infill_are_bounded_together(
+    chatml: Vocabulary, prompt: FimPrompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(context_length=1000, kv_pool_tokens=10**9, vocab_size=10**6)
+    encoder = PromptEncoder(chatml)
+    monkeypatch.setattr(encoder.fill_in_middle, "encode", lambda *_: pytest.fail("encoded whole"))
+    with pytest.raises(RequestError, match="maximum context length is 1000"):
+        encoder.encode(prompt, limits)
+
+
+@pytest.mark.parametrize("text", ["word " * 5000, "x" * 5000, "a  b\n\n" * 3000, "short"])
+def test_a_text_that_is_cut_has_the_tokens_of_the_whole_one(chatml: Vocabulary, text: str) -> None:
+    whole = chatml.encode(text, add_special_tokens=False)
+    for most in (1, 10, 300):
+        assert chatml.encode_cut(text, False, most) == whole[:most]
+
+
+def test_a_long_text_that_is_cut_is_not_encoded_whole(
+    chatml: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chatml, "longest_token", 1000)
+    encoded: list[int] = []
+    backend = chatml.backend
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backend, name)
+
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            encoded.append(len(texts[0]))
+            return backend.encode_batch_fast(texts, **options)
+
+    monkeypatch.setattr(chatml, "backend", Counted())
+    assert len(chatml.encode_cut("word " * 20_000, False, 50)) == 50
+    assert max(encoded) <= 4 * 8 * (50 + 64)
 
 
 def test_far_too_many_control_tokens_in_messages_are_refused_at_once(chatml: Vocabulary) -> None:

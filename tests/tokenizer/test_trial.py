@@ -11,6 +11,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.tokenizer import trial
 from radixrt.tokenizer.trial import try_tokenizer
+from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import save_byte_level
 
 Content = dict[str, Any]
@@ -66,3 +67,12 @@ def test_a_hostile_tokenizer_is_refused(
     with pytest.raises(ConfigError, match=reason) as refused:
         try_tokenizer(config)
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["{", '{"added_tokens": null}', "[" * 100_000])
+def test_a_damaged_file_is_left_to_the_loading_which_says_so(tmp_path: Path, text: str) -> None:
+    config = ServerConfig(model_path=str(save_byte_level(tmp_path)))
+    (tmp_path / "tokenizer.json").write_text(text)
+    try_tokenizer(config)
+    with pytest.raises(ConfigError, match="tokenizer"):
+        Vocabulary.load(config)

@@ -99,7 +99,7 @@ class FillInMiddle:
                 param="suffix",
             )
         begin = self._vocabulary.encode("", prompt.add_special_tokens)
-        files = self._files(prompt, form)
+        files = self._files(prompt, form, check_length)
         prefix = [self._ids[form.prefix], *self._text(prompt.prefix, check_length)]
         suffix = [self._ids[form.suffix], *self._inner(prompt.suffix, check_length)]
         if not form.middle:
@@ -107,17 +107,19 @@ class FillInMiddle:
         middle = [self._ids[form.middle], *self._inner(prompt.middle, check_length)]
         return [*begin, *files, *prefix, *suffix, *middle]
 
-    def _files(self, prompt: FimPrompt, form: FimFormat) -> list[int]:
+    def _files(self, prompt: FimPrompt, form: FimFormat, check_length: CheckLength) -> list[int]:
         """Other files, before the one with the gap. Their form is llama.cpp's."""
         ids: list[int] = []
         if not prompt.files:
             return ids
         if form.file not in self._ids or form.repository not in self._ids:
-            return [i for _, text in prompt.files for i in self._text(_SNIPPET + text)]
+            return [
+                i for _, text in prompt.files for i in self._text(_SNIPPET + text, check_length)
+            ]
         repository, file = self._ids[form.repository], self._ids[form.file]
         ids += [repository, *self._text("myproject\n")]
         for name, text in prompt.files:
-            ids += [file, *self._text(f"{name}\n{text}")]
+            ids += [file, *self._text(f"{name}\n{text}", check_length)]
         return [*ids, file, *self._text("filename\n")]
 
     def _inner(self, text: str, check_length: CheckLength = any_length) -> list[int]:

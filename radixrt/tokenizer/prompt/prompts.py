@@ -94,8 +94,9 @@ class PromptEncoder:
                     ),
                 )
             case FimPrompt():
-                for part in (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files)):
-                    limits.check_text(part, longest, self._vocabulary.num_tokens)
+                files = (text for _, text in prompt.files)
+                whole = "".join((prompt.prefix, prompt.suffix, prompt.middle, *files))
+                limits.check_text(whole, longest, self._vocabulary.num_tokens)
                 text, ids = None, self.fill_in_middle.encode(prompt, limits.check_num_tokens)
             case ChatPrompt():
                 chat = self._template.render(prompt, salt, limits.call_tokens)
