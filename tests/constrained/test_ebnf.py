@@ -70,6 +70,7 @@ def test_the_forms_of_ebnf(grammar: str, good: list[str], bad: list[str]) -> Non
         ('root ::= "a"\n  | *', "nothing before it to be repeated, in line 2: '*'"),
         ('root ::= "a"{3,2}', "Write a repetition as"),
         ('root ::= "a"{}', "Write a repetition as"),
+        ('root ::= "a"{' + "9" * 5000 + "}", "something that is no EBNF, in line 1"),
         ("root ::= [z-a]", "ends before it begins"),
         ("root ::= []", "The class has no characters"),
         (r'root ::= "\q"', "The escape is unknown"),

@@ -549,6 +549,8 @@ def test_a_full_queue_has_room_for_a_tenant_with_fewer_jobs(with_pool: Callable[
         results = await asyncio.gather(*many, *few, return_exceptions=True)
         refused = [i for i, each in enumerate(results) if isinstance(each, RequestError)]
         assert refused == [2, 3] and results[3].status == 503 and results[3].retry_after_s
+        counts = [str(results[index]).split(" of your")[0] for index in refused]
+        assert counts == ["3", "4"], "each error counts the jobs of the tenant that gets it"
 
     with_pool(body, max_waiting=4)
 

@@ -18,7 +18,7 @@ _TOKEN = re.compile(
     r"""(?P<blank>\s++|\#[^\n]*+)
     |"(?P<literal>(?:\\.|[^"\\\n])*+)"
     |\[(?P<negated>\^?)(?P<members>(?:\\.|[^\]\\])*+)\]
-    |\{\s*+(?P<least>\d*+)\s*+(?P<comma>,?)\s*+(?P<most>\d*+)\s*+\}
+    |\{\s*+(?P<least>\d{0,9}+)\s*+(?P<comma>,?)\s*+(?P<most>\d{0,9}+)\s*+\}
     |(?P<rule>[\w.-]++)(?=\s*+::=)|(?P<is>::=)
     |(?P<any>\.+(?![\w-]))|(?P<name>[\w.-]++)
     |(?P<mark>[()|*+?])""",

@@ -255,18 +255,13 @@ class CompilePool:
         counts.update(self._slow.counts())
         if counts.total() < self.config.max_waiting:
             return
-        error = RequestError(
-            f"{counts[tenant]} of your constraints wait to be compiled; try again later.",
-            status=503,
-            retry_after_s=1,
-        )
         (longest, count), *_ = counts.most_common(1)
         if longest == tenant or count <= counts[tenant] + 1:
-            raise error
+            raise _too_many(counts[tenant])
         queue = self._quick if longest in self._quick.counts() else self._slow
         last = queue.pop_last(longest)
         if not last.reply.done():
-            last.reply.set_exception(error)
+            last.reply.set_exception(_too_many(count))
 
     async def _next(self, for_quick_ones: bool) -> _Waiting:
         """The next job: a slow one first, where they are taken, since quick ones have a helper of their own."""
@@ -427,3 +422,11 @@ def _error_of(reply: jobs.Reply) -> RequestError:
             return RequestError(
                 f"The constraint could not be handled: {reason}", param="structured"
             )
+
+
+def _too_many(num_waiting: int) -> RequestError:
+    return RequestError(
+        f"{num_waiting} of your constraints wait to be compiled; try again later.",
+        status=503,
+        retry_after_s=1,
+    )
