@@ -356,7 +356,7 @@ class Supervisor:
     def _next_death(self) -> _Child | None:
         """Wait for the unexpected end of a process; None: :meth:`stop` was called."""
         look_at = 0.0
-        while True:
+        while not self._stopping:
             try:
                 child = self._ended.get(timeout=LOOK_S)
             except queue.Empty:
@@ -369,7 +369,9 @@ class Supervisor:
             if (now := time.monotonic()) >= look_at:
                 self._look_at_heartbeats()
                 look_at = now + LOOK_S
-            self._start_due()
+            if not self._stopping:
+                self._start_due()
+        return None
 
     def _look_at_heartbeats(self) -> None:
         """Kill a process that hangs, or does not end when it should."""

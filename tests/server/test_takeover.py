@@ -226,10 +226,10 @@ def test_answers_go_on_as_if_nothing_had_happened(
             stream.wait_for_events()
         until(lambda: all(dialect.text for dialect in dialects))
         process.send_signal(how)
-        if how == signal.SIGSTOP:
-            expect_deadline_to_be_kept(server)
         wait_until_unready(server)
         assert how == signal.SIGKILL or is_alive(process), "heartbeats are missed before that"
+        if how == signal.SIGSTOP:
+            expect_deadline_to_be_kept(server)
         until(lambda: not is_alive(process))  # sooner than by the limit of a step
         tokenizing = threads.submit(post, server, "/tokenize", {"prompt": PROMPT})
         hopeless = [threads.submit(post, server, "/tokenize", body) for body in UNSENDABLE]
