@@ -125,6 +125,7 @@ def test_the_others_get_a_token_in_every_step(
 def test_a_step_with_nothing_else_waits(
     model_dir: Path, schema_grammar: Grammar, monkeypatch: pytest.MonkeyPatch, device: Device
 ) -> None:
+    monkeypatch.setattr("radixrt.worker.sampling.matchers.ALONE_BUDGET_S", 10.0)
     engine = InProcessEngine(model_dir, device=device)
     (expected,) = answers(engine, schema_grammar, 1)
     gate = Gate(monkeypatch, schema_grammar, first=5)
@@ -134,6 +135,19 @@ def test_a_step_with_nothing_else_waits(
     assert answers(engine, schema_grammar, 1) == [expected]
     assert engine.scheduler.counters.held_rows == 0
     assert engine.scheduler.counters.steps - steps <= len(expected) + 2
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=["plain", "overlap"])
+def test_a_step_with_nothing_else_does_not_wait_for_long(
+    model_dir: Path, schema_grammar: Grammar, monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    """A request that arrives meanwhile would wait as long: a mask once took half a minute."""
+    engine = InProcessEngine(model_dir, device=device)
+    (expected,) = answers(engine, schema_grammar, 1)
+    gate = Gate(monkeypatch, schema_grammar, first=5)
+    threading.Timer(0.3, gate.opened.set).start()
+    assert answers(engine, schema_grammar, 1) == [expected]
+    assert engine.scheduler.counters.held_rows >= 1
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=["plain", "overlap"])

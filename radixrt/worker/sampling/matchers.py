@@ -47,6 +47,10 @@ _SLOW_MEMORY = 16
 NO_ROWS = np.empty(0, dtype=np.int64)
 
 
+ALONE_BUDGET_S = 0.02
+"""Longest wait of a step that does nothing else; a request that arrives meanwhile waits too."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMask:
     """The tokens that the constrained rows of a batch may sample."""
@@ -229,7 +233,7 @@ class SlotMatchers:
 
         Args:
             slots: that are to be sampled.
-            alone: the step does nothing else, so it waits until some row is ready.
+            alone: the step does nothing else, so it waits longer until some row is ready.
 
         Returns:
             [rows] whether a row can be sampled now; None if all can. The same on every rank.
@@ -242,7 +246,7 @@ class SlotMatchers:
         self._filler.wait(jobs, SLOW_MASK_BUDGET_S)
         self._filler.wait(quick, MASK_BUDGET_S - SLOW_MASK_BUDGET_S)
         if alone and None not in each:
-            self._filler.wait(jobs, count=1)
+            self._filler.wait(jobs, ALONE_BUDGET_S, count=1)
         ready = self._decide(np.array([job is None or job.is_done for job in each]))
         taken = dict.fromkeys(job for job, now in zip(each, ready, strict=True) if now and job)
         self._filler.wait(list(taken))
@@ -369,7 +373,7 @@ class SlotMatchers:
                     return draft[:index]
             return draft
         if entry.is_ambiguous:
-            return draft  # the job of the mask looks how far it is allowed
+            return []  # each token would need a further mask, and one may take a second
         try:
             num_taken = entry.matcher.advance(draft)
             entry.matcher.rollback(num_taken)
