@@ -31,7 +31,7 @@ from bench.local_server import local_server
 VOCAB_SIZE = 30522
 AT_ONCE = 4
 """Requests in flight."""
-LEAST_COSINE = {"float32": 0.9999, "bfloat16": 0.999}
+MIN_COSINE = {"float32": 0.9999, "bfloat16": 0.999}
 """Of the two sides' vectors; in bfloat16 each side has rounding errors of its own."""
 
 Vectors = NDArray[np.float32]  # [texts, size]
@@ -62,7 +62,7 @@ def main() -> None:
                     rates["transformers"].append(len(texts) / (middle - began))
                     rates["radixrt"].append(len(texts) / (end - middle))
         least = float((ours * theirs).sum(1).min())
-        assert least >= LEAST_COSINE[arguments.dtype], f"the vectors differ: cosine {least}"
+        assert least >= MIN_COSINE[arguments.dtype], f"the vectors differ: cosine {least}"
     print(
         f"{arguments.dtype}: {len(texts)} texts of {low} to {high} tokens ({tokens} tokens); least cosine {least:.6f}"
     )

@@ -31,7 +31,7 @@ SYSTEM = "You are an assistant who knows all ports of the sea and answers in few
 QUESTION = "What is the name of port number {0}, and which ships are there today? " * 4
 CHATS, TURNS, ANSWERS, OUTPUT_TOKENS = 5, 6, 8, 64
 FLAGS = ("--load-format", "dummy", "--log-level", "warning")
-LEAST_SECONDS = 0.0005
+MIN_SECONDS = 0.0005
 """Of a process for a request; below it a ratio says nothing, because the system counts in hundredths of a second."""
 
 Turn = Callable[[httpx.Client, str], int]
@@ -162,7 +162,7 @@ def _row(
         f"{side.name}, ms": f"{1e3 * statistics.median(spent[side.name, process]):.2f}"
         for side in sides
     }
-    if base.min() < LEAST_SECONDS:
+    if base.min() < MIN_SECONDS:
         return row | {"ratio": "", "95 % interval": ""}
     ratios = other / base
     error = 1.96 * ratios.std(ddof=1) / np.sqrt(len(ratios)) if len(ratios) > 1 else np.inf

@@ -34,7 +34,7 @@ METRIC = "radixrt_queued_prefill_seconds"
 LOOK_S = 0.2
 """Between two looks whether an engine has joined."""
 
-MOST_OPEN_REQUESTS = 10_000
+MAX_OPEN_REQUESTS = 10_000
 """radixrt has limits of its own (--max-queued-requests), and says no with a reason."""
 
 OF_THE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
@@ -96,7 +96,7 @@ class Supervised:
             raise self.error
 
 
-@serve.deployment(num_replicas=1, max_ongoing_requests=MOST_OPEN_REQUESTS)
+@serve.deployment(num_replicas=1, max_ongoing_requests=MAX_OPEN_REQUESTS)
 class Ingress:
     """Api, tokenizer process and router, and a proxy to them from Ray's own proxies."""
 

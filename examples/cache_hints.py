@@ -20,7 +20,7 @@ Fabrel  Quasim  52
 Gorath  Rindel  38
 Hevlan  Sorbet  44
 """.strip().splitlines()
-MOST_TOKENS = 50_000
+MAX_TOKENS = 50_000
 """Largest cache that the example fills, in tokens; one request has some 200."""
 
 QUESTION = "Which ship is Ensho on? Look up where it lies."
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--api-key", default="none")
     arguments = parser.parse_args()
     server = Server(arguments.base_url, arguments.api_key)
-    if server.cache_tokens() > MOST_TOKENS:
+    if server.cache_tokens() > MAX_TOKENS:
         sys.exit(
             f"This server's cache holds {server.cache_tokens()} tokens, too many to fill. "
             "Start one with `radixrt serve --max-total-tokens 8192`, or name another with --base-url."

@@ -52,7 +52,7 @@ DROPPED = (
 )  # fmt: skip
 """Sources that serving on Hopper never compiles: other models' kernels, and those of Blackwell (sm_100 and later)."""
 
-MOST_MIB = 48
+MAX_MIB = 48
 """A larger archive is too large for machines to which little can be carried."""
 
 USE = """# . {name}/use.sh    unpacks once, then sets this shell up
@@ -200,8 +200,8 @@ def main(arguments: list[str]) -> None:
     content = {"python": parsed.python, "wheels": [w.name for w in carried], "kernels": kernels}
     (parsed.out / "content.json").write_text(json.dumps(content, indent=1) + "\n")
     print(f"{parsed.out}: {len(carried)} packages and {kernels} kernels in {size:.1f} MiB")
-    if size > MOST_MIB:
-        sys.exit(f"More than {MOST_MIB} MiB: try --level 9, or leave packages out with --have.")
+    if size > MAX_MIB:
+        sys.exit(f"More than {MAX_MIB} MiB: try --level 9, or leave packages out with --have.")
 
 
 if __name__ == "__main__":

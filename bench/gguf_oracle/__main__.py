@@ -40,7 +40,7 @@ from radixrt.models.checkpoint import resolve_model_path
 from radixrt.models.loader import load_model
 
 CHECKS = ("tokens", "greedy", "divergence", "kv-cache", "families")
-LEAST_AGREEMENT = 0.98
+MIN_AGREEMENT = 0.98
 LARGEST_ERROR = 1e-3
 """Of a logit of a family's file."""
 LARGEST_DIVERGENCE = 0.01
@@ -126,7 +126,7 @@ def _outcomes_of_server(
                 tokenizer.encode(prose[start : start + PASSAGE // 2]).ids for start in starts
             ]
             greedy = compare_greedy(server, served(folder), float32(), prompts, ANSWER)
-            yield "greedy", str(greedy), greedy.share >= LEAST_AGREEMENT
+            yield "greedy", str(greedy), greedy.share >= MIN_AGREEMENT
 
 
 def _outcomes_of_pages(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from books import Passage
 
-MOST_CHARACTERS = 700
+MAX_CHARACTERS = 700
 """Of a passage; some 170 tokens."""
-LEAST_CHARACTERS = 120
+MIN_CHARACTERS = 120
 
 
 def documents() -> Iterator[tuple[str, str]]:
@@ -41,14 +41,14 @@ def cut(name: str, text: str) -> Iterator[Passage]:
     pieces = [
         piece.strip()
         for paragraph in re.split(r"\n\s*\n", text)
-        for piece in re.findall(rf"(?s).{{1,{MOST_CHARACTERS}}}(?:\s|$)", paragraph + " ")
+        for piece in re.findall(rf"(?s).{{1,{MAX_CHARACTERS}}}(?:\s|$)", paragraph + " ")
     ]
     together, number = "", 0
     for piece in [*pieces, ""]:
-        if piece and len(together) + len(piece) + 2 <= MOST_CHARACTERS:
+        if piece and len(together) + len(piece) + 2 <= MAX_CHARACTERS:
             together = f"{together}\n\n{piece}".strip()
             continue
-        if len(together) >= LEAST_CHARACTERS:
+        if len(together) >= MIN_CHARACTERS:
             number += 1
             yield Passage(f"{name}-{number}", together)
         together = piece

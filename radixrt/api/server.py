@@ -43,7 +43,7 @@ FLUSH_S = 1
 
 SHUTTING_DOWN = "The server is shutting down."
 
-MOST_UNREAD_CHUNKS = 4096
+MAX_UNREAD_CHUNKS = 4096
 """Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
 
 
@@ -63,7 +63,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tracing: Tracing | None = None
-    client = EngineClient(channels, MOST_UNREAD_CHUNKS, config.random_seed, end_process)
+    client = EngineClient(channels, MAX_UNREAD_CHUNKS, config.random_seed, end_process)
     supervise(asyncio.create_task(_beat(config, channels)), "The heartbeat")
     try:
         keys = _keys(config)

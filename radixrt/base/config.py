@@ -25,7 +25,7 @@ from radixrt.base.settings.setting import (
 DEMO_MODEL = "demo"
 """The value of ``--model-path`` that stands for the model inside the package."""
 
-LEAST_STEP_TIMEOUT_S = 2.0
+MIN_STEP_TIMEOUT_S = 2.0
 
 MAX_REPLICAS = 64
 
@@ -432,10 +432,10 @@ class ServerConfig(SchedulerSettings):
         if wrong := sorted(set(listed(self.metrics_compat)) - set(METRICS_PEERS)):
             known = " and ".join(METRICS_PEERS)
             raise ConfigError(f"--metrics-compat knows {known}, not {', '.join(wrong)}.")
-        if 0 < (self.step_timeout or 0) < LEAST_STEP_TIMEOUT_S:
+        if 0 < (self.step_timeout or 0) < MIN_STEP_TIMEOUT_S:
             raise ConfigError(
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "
-                f"second: set 0 or at least {LEAST_STEP_TIMEOUT_S:g}."
+                f"second: set 0 or at least {MIN_STEP_TIMEOUT_S:g}."
             )
         self._validate_kv_events()
         self._validate_replicas()

@@ -28,7 +28,7 @@ MAX_PROMPT_BYTES = 64 << 20
 MIN_PURGE = 64
 """Kept leases before those that have expired are forgotten."""
 
-LEAST_S = 1.0
+MIN_S = 1.0
 """A lease that expires sooner is not taken again."""
 
 
@@ -168,7 +168,7 @@ class HeldLeases:
         """Raises:
         RequestError: it is lost.
         """
-        if held.expires - self._clock() < LEAST_S:
+        if held.expires - self._clock() < MIN_S:
             return
         if (call := held.call) is None:
             raise RequestError("The prompt was too large to be kept.")
@@ -178,7 +178,7 @@ class HeldLeases:
         await self._compute(
             GenerateRequest(request_id=f"lease-{lease}", prompt=call.prompt, options=options)
         )
-        left_s = max(LEAST_S, held.expires - self._clock())
+        left_s = max(MIN_S, held.expires - self._clock())
         await self._ask(replace(call, ttl_s=left_s, lease=lease))
 
     def _forget(self, lease: str) -> _Held | None:

@@ -15,7 +15,7 @@ from radixrt.messages.replies import CallReply
 
 RETRY_AFTER_S = 2
 
-MOST_DEATHS_OF_A_CALL = 2
+MAX_DEATHS_OF_A_CALL = 2
 """A call is asked again once: should it kill engines, it ends before the server does."""
 
 
@@ -33,7 +33,7 @@ class _OpenCall:
     @property
     def may_be_repeated(self) -> bool:
         """A new engine would give the reply that the old one would have given; a pinned prompt is not in its tree."""
-        return not isinstance(self.message, PinCall) and self.deaths < MOST_DEATHS_OF_A_CALL
+        return not isinstance(self.message, PinCall) and self.deaths < MAX_DEATHS_OF_A_CALL
 
 
 class OpenCalls:

@@ -16,7 +16,7 @@ _ANNOTATIONS = {
     "description", "default", "examples", "deprecated", "x-property-order",
 }  # fmt: skip
 """Keywords of an object whose parameters can be held one by one."""
-_MOST_REFERENCES = 32
+_MAX_REFERENCES = 32
 
 
 class Form(enum.Enum):
@@ -154,7 +154,7 @@ def _parameter(name: str, schema: Any, root: dict[str, Any], is_required: bool) 
 
 def _form(schema: Any, root: dict[str, Any], depth: int = 0) -> Form:
     """The form of all values of a schema."""
-    if not isinstance(schema, dict) or depth > _MOST_REFERENCES:
+    if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
         return Form.JSON
     if "$ref" in schema:
         return _form(_target(schema["$ref"], root), root, depth + 1)

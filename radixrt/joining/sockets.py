@@ -16,7 +16,7 @@ from zmq.utils import z85
 from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import MAX_FRAME_BYTES
 
-LEAST_TOKEN_CHARS = 32
+MIN_TOKEN_CHARS = 32
 """The token is the secret of the keys, so it must be as random as they are."""
 
 ZAP_DOMAIN = b"radixrt"
@@ -67,9 +67,9 @@ class JoinKeys(NamedTuple):
             token = Path(file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--join-token-file {file} cannot be read: {error}.") from None
-        if len(token) < LEAST_TOKEN_CHARS:
+        if len(token) < MIN_TOKEN_CHARS:
             raise ConfigError(
-                f"--join-token-file {file}: the token has {len(token)} characters and needs at least {LEAST_TOKEN_CHARS}; "
+                f"--join-token-file {file}: the token has {len(token)} characters and needs at least {MIN_TOKEN_CHARS}; "
                 "make one with: openssl rand -hex 32"
             )
         return JoinKeys.of(token)

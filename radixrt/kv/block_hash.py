@@ -17,7 +17,7 @@ HASH_BYTES = 8
 STRIDE_BYTES = 4096
 """Of packed token ids, whose hashes are remembered together."""
 
-MOST_STRIDES = 2048
+MAX_STRIDES = 2048
 """Remembered, of 5 KB each with the ids: two million tokens."""
 
 _EMPTY = blake2b(digest_size=HASH_BYTES)
@@ -60,4 +60,4 @@ def prompt_hashes(salt: str, packed: PackedIds, page_size: int) -> bytes:
     return b"".join(hashes)
 
 
-_stride_hashes = lru_cache(MOST_STRIDES)(block_hashes)
+_stride_hashes = lru_cache(MAX_STRIDES)(block_hashes)

@@ -12,7 +12,7 @@ from radixrt.lang.runtime.run import Run
 from radixrt.lang.state import State
 
 DEFAULT_CONCURRENCY = 64
-MOST_THREADS = 512
+MAX_THREADS = 512
 """Programs that run before their admission, so that many first calls can be put in order. Each takes a thread."""
 
 
@@ -69,7 +69,7 @@ class Batch:
         self._begin = begin
         self._inputs = inputs
         self._title = title
-        self._num_threads = min(len(inputs), num_threads or max(concurrency, MOST_THREADS))
+        self._num_threads = min(len(inputs), num_threads or max(concurrency, MAX_THREADS))
         self._admission = BatchAdmission(backend, self._num_threads, concurrency)
         self._lock = threading.Lock()
         self._futures: list[Future[BatchResult]] = []

@@ -15,7 +15,7 @@ GRAMMAR_FAILED = -2
 """In place of a sampled token: the grammar allows no token of the vocabulary, or its matcher failed."""
 
 
-MOST_DRAFTED = 31
+MAX_DRAFTED = 31
 """Draft tokens of one sequence in a step. With the token before them they are 32 rows, two tiles of the CPU's kernels."""
 
 

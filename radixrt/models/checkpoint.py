@@ -44,7 +44,7 @@ MAX_POSITIONS = 1 << 26
 MAX_END_TOKENS = 256
 MAX_DIMENSION = 1 << 24
 """Of a size where no weights show what is possible."""
-_MOST_PACKED = 8
+_MAX_PACKED = 8
 """Weights in one element of a quantized tensor, whose dimension is shorter by that."""
 MAX_JSON_BYTES = 64 << 20
 MAX_REASON_CHARS = 300
@@ -161,7 +161,7 @@ def check_checkpoint(
     longest = MAX_DIMENSION
     if load_format != "dummy" and gguf_tensors(model_dir) is None:
         files = weight_files(model_dir)
-        longest = _MOST_PACKED * max(_longest_dimension(file, scheme) for file in files)
+        longest = _MAX_PACKED * max(_longest_dimension(file, scheme) for file in files)
     _check_sizes(text_config(config), longest)
     context_length(config)
     return config

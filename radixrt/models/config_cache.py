@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _FORM = 3
 """Raised whenever the content of the files changes."""
-_MOST_FILES = 64
+_MAX_FILES = 64
 _NOT_READ = frozenset({
     "base_model_pp_plan", "dtype", "extra_config_files", "extra_files", "ignore_keys_at_rope_validation", "name_or_path",
     "per_layer_config", "torch_dtype", "use_return_dict",
@@ -139,6 +139,6 @@ def _write(file: Path, attributes: dict[str, Any]) -> None:
             Path(made).replace(file)
         finally:
             Path(made).unlink(missing_ok=True)
-        drop_oldest(file.parent, _MOST_FILES)
+        drop_oldest(file.parent, _MAX_FILES)
     except (OSError, OverflowError, ValueError) as error:  # an integer or a string that is too odd
         log.info("The config is not kept for the next start: %s", error)

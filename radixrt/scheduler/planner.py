@@ -38,13 +38,13 @@ from radixrt.scheduler.step_times import NO_BOUND, StepShape
 OLDEST_SHARE = 0.25
 """Of the budget for prompts, for the oldest partly computed one."""
 
-MOST_PARTIAL = 4
+MAX_PARTIAL = 4
 """Partly computed prompts beside which a waiting one is admitted only if it is shorter than the rest of each."""
 
 NEWCOMERS_SHARE = 0.5
 """Of the budget for prompts, for the first chunks of waiting sequences beside partly computed ones."""
 
-LEAST_CHUNK = 16
+MIN_CHUNK = 16
 """A chunk is not smaller than this for lack of time if it is the only one of its step, or the first of its prompt."""
 
 
@@ -260,7 +260,7 @@ class Planner:
         self._plan_chunk(sequence, builder, tokens, budget)
 
     def _admit_waiting(
-        self, builder: PlanBuilder, budget: Budget, beside_partial: int = MOST_PARTIAL
+        self, builder: PlanBuilder, budget: Budget, beside_partial: int = MAX_PARTIAL
     ) -> None:
         """Admit waiting sequences, as far as slots, pages and the budget for their first chunks suffice."""
         while len(self._waiting) and self._slots.num_free and not self._admission.is_full:
@@ -287,7 +287,7 @@ class Planner:
 
     def _least_chunk(self, to_compute: int, most: int = NO_BOUND) -> int:
         """Tokens of the first chunk of a prompt at least, given those that it lacks."""
-        return to_compute if self._limits.whole_prompts else min(LEAST_CHUNK, to_compute, most)
+        return to_compute if self._limits.whole_prompts else min(MIN_CHUNK, to_compute, most)
 
     def _plan_first_chunk(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> None:
         """Plan the first chunk of a sequence just admitted."""
@@ -350,7 +350,7 @@ class Planner:
         start = int(self._slots.planned[sequence.slot])
         tokens = self._tokens_within(budget, start, sequence)
         if not builder.prefill:
-            tokens = max(tokens, min(LEAST_CHUNK, budget.tokens))
+            tokens = max(tokens, min(MIN_CHUNK, budget.tokens))
         to_compute = sequence.num_tokens - start
         if tokens >= to_compute:
             return to_compute

@@ -8,7 +8,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.messages.steps import MOST_DRAFTED
+from radixrt.messages.steps import MAX_DRAFTED
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 
@@ -79,7 +79,7 @@ class SlotTable:
         """
         headroom = 0 if sequence.grammar is None else HEADROOM
         if sequence.speculates:
-            for_drafts = min(DRAFT_HEADROOM + 3 * num_accepted, 2 * MOST_DRAFTED + 2)
+            for_drafts = min(DRAFT_HEADROOM + 3 * num_accepted, 2 * MAX_DRAFTED + 2)
             headroom = max(headroom, for_drafts)
         self.headroom[sequence.slot] = headroom
 

@@ -41,7 +41,7 @@ FIRST_SCORED = 32
 vocabulary, which may take longer than the rest of the model."""
 
 STEPS_OF_ONE_ANSWER = 4.0
-LEAST_MS, MOST_MS = 15.0, 150.0
+MIN_MS, MAX_MS = 15.0, 150.0
 """The default of ``--max-step-ms``: four times the step of one answer for prompts, on top of the step of the running answers, within
 these bounds. With the same bound for any number of answers, sixteen of them took half of each step, and all weights were read for few
 prompt tokens."""
@@ -54,7 +54,7 @@ FEW_TOKENS = 16
 
 SHORTER_COUNTS, LONGER_COUNTS = 1 / 4, 1 / 32
 """Parts of the difference by which the time of the shortest step follows another one."""
-_MOST_LONGER = 2.0
+_MAX_LONGER = 2.0
 """Of the time of the shortest step: a longer one counts as this. The machine pauses now and then."""
 
 _KEPT = math.sqrt(FORGETTING)
@@ -109,7 +109,7 @@ class ShortestStep:
     def observe(self, tokens: int, seconds: float) -> None:
         if tokens < self._tokens:
             self._tokens, self.seconds = tokens, min(seconds, self.seconds or seconds)
-        longer_s = min(seconds, _MOST_LONGER * self.seconds) - self.seconds
+        longer_s = min(seconds, _MAX_LONGER * self.seconds) - self.seconds
         if longer_s < 0:
             self.seconds += SHORTER_COUNTS * longer_s
         elif tokens == self._tokens:
@@ -277,7 +277,7 @@ class StepTimes:
             one_answer_s = self._shortest.seconds or self.seconds(_ONE_ANSWER)
             more_s = max(0.0, self.seconds(decode) - self.seconds(_ONE_ANSWER))
             most_ms = 1e3 * ((STEPS_OF_ONE_ANSWER + 1) * one_answer_s + more_s)
-            return min(max(most_ms, LEAST_MS), MOST_MS) / 1e3
+            return min(max(most_ms, MIN_MS), MAX_MS) / 1e3
         return self._max_step_ms / 1e3 if self._max_step_ms > 0 else NO_BOUND_S
 
     def prefill_seconds(self, decode: StepShape) -> float:

@@ -48,7 +48,7 @@ _CALLS = ""
 """Key of all calls of a tenant in the fair queue: together they count as one request."""
 
 
-MOST_NODE_TOKENS = 1024
+MAX_NODE_TOKENS = 1024
 """Of a node's edge, and of the tokens before it, that are shown as text."""
 
 
@@ -174,7 +174,7 @@ class Calls:
     @_answer.register
     async def _node(self, call: CacheNodeCall) -> _Builtins:
         work = partial(self._with_text, await self.ask(call))
-        return await self._queued(NO_TENANT, 2 * MOST_NODE_TOKENS, work)
+        return await self._queued(NO_TENANT, 2 * MAX_NODE_TOKENS, work)
 
     @_answer.register
     async def _stats(self, call: StatsCall) -> _Builtins:
@@ -194,9 +194,9 @@ class Calls:
         if self.shows_cache_texts and not own_salt:
             ids = unpack_ids(node["token_ids"])
             start = len(ids) - node["num_tokens"]
-            before = ids[max(0, start - MOST_NODE_TOKENS) : start]
+            before = ids[max(0, start - MAX_NODE_TOKENS) : start]
             node["text_before"] = self.vocabulary.decode(before.tolist())
-            node["text"] = self.vocabulary.decode(ids[start : start + MOST_NODE_TOKENS].tolist())
+            node["text"] = self.vocabulary.decode(ids[start : start + MAX_NODE_TOKENS].tolist())
         return node
 
 

@@ -13,7 +13,7 @@ _TOO_LONG = "context_length_exceeded"
 
 CALL_CONTEXTS = 4
 """Most tokens of a call to the tokenizer alone, in multiples of the context length, ..."""
-LEAST_CALL_TOKENS = 1 << 16
+MIN_CALL_TOKENS = 1 << 16
 """... but at least this number; ..."""
 CALL_CHARS_PER_TOKEN = 4
 """... for texts, in characters a token."""
@@ -40,7 +40,7 @@ class Limits:
     @property
     def call_tokens(self) -> int:
         """Most token ids that /detokenize takes."""
-        return max(LEAST_CALL_TOKENS, CALL_CONTEXTS * self.context_length)
+        return max(MIN_CALL_TOKENS, CALL_CONTEXTS * self.context_length)
 
     def check_call(self, size: int, is_text: bool) -> None:
         """Refuse a call to tokenize or detokenize that would take many seconds.

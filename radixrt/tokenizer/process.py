@@ -45,7 +45,7 @@ from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
 from radixrt.tokenizer.calls import Calls
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
-from radixrt.tokenizer.explain.records import MOST_BYTES, ChatLayout, PromptRecord
+from radixrt.tokenizer.explain.records import MAX_BYTES, ChatLayout, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
@@ -56,7 +56,7 @@ from radixrt.tokenizer.replica_calls import ReplicaCalls
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.trial import try_tokenizer
-from radixrt.tokenizer.vocabulary import MOST_THREADS, Vocabulary
+from radixrt.tokenizer.vocabulary import MAX_THREADS, Vocabulary
 
 Result = TypeVar("Result")
 Other = TypeVar("Other")
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 PREPARE_AFTER_S = 0.5
 """Seconds without a request until what later requests may need is loaded, which takes a second or two."""
 
-MOST_CHARS_OF_A_TOKEN = 16
+MAX_CHARS_OF_A_TOKEN = 16
 """Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
 
 
@@ -133,7 +133,7 @@ class TokenizerProcess:
         self._explainer = Explainer(
             self._vocabulary,
             info.page_size,
-            most_bytes=min(MOST_BYTES, kept_bytes),
+            most_bytes=min(MAX_BYTES, kept_bytes),
             shows_texts=not self._config.hide_cache_texts,
         )
         self._replica_calls = ReplicaCalls(
@@ -264,7 +264,7 @@ class TokenizerProcess:
         request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
-        expected = request.prediction[: MOST_CHARS_OF_A_TOKEN * max_tokens]
+        expected = request.prediction[: MAX_CHARS_OF_A_TOKEN * max_tokens]
         prediction = self._vocabulary.encode(expected, False) if expected else []
         return _Encoded(request, text, token_ids, pack_ids(prediction), turn, layout, second_at)
 
@@ -441,7 +441,7 @@ def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
     Raises:
         ConfigError: the checkpoint has no tokenizer that can be used.
     """
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    threads = min(MAX_THREADS, os.cpu_count() or 1)
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # read at the first text
     try_tokenizer(config)
     process = TokenizerProcess(config, channels, Vocabulary.load(config))

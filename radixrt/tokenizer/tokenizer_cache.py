@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _FORM = 3
 """Raised whenever the content of the entries changes, or the code that finds it."""
-_MOST_ENTRIES = 32
+_MAX_ENTRIES = 32
 _FEWEST_TOKENS = 1 << 14
 """Of a tokenizer that is kept; smaller ones are loaded in a moment."""
 _READ = {".json", ".jinja", ".model", ".txt"}
@@ -138,7 +138,7 @@ def write_entry(entry: Path, hf: Any, facts: Facts) -> None:
             made.rename(entry)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-        drop_oldest(entry.parent, _MOST_ENTRIES)
+        drop_oldest(entry.parent, _MAX_ENTRIES)
     except OSError as error:
         log.info("The tokenizer is not kept for the next start: %s", error)
 

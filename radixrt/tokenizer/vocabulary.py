@@ -38,7 +38,7 @@ CUT_CHARS_PER_TOKEN, CUT_MARGIN = 8, 64
 """A text that is cut off is encoded up to this number of characters a token first, and further if that gives fewer tokens
 than are wanted and the margin. The last tokens depend on the text behind them."""
 
-MOST_THREADS = 4
+MAX_THREADS = 4
 """In which the library encodes the parts of a text, so that a machine of many cores does not keep the words for each."""
 
 

@@ -11,14 +11,14 @@ from radixrt_kernels.tape import NotRecordable, Tape, Tapes
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 64
+MAX_TOKENS = 64
 """Of a step whose rows are all wanted. In larger ones the kernels take longer than the Python between them."""
 
-MOST_TOKENS_WITH_PROMPTS = 1024
+MAX_TOKENS_WITH_PROMPTS = 1024
 """Of a step of which few rows are wanted. The tensors of its tape stay in the caches, where tensors that are allocated anew for each layer do
 not."""
 
-MOST_KEPT = 128
+MAX_KEPT = 128
 """Tapes; another one is made in a millisecond or two."""
 
 
@@ -34,7 +34,7 @@ class StepTapes:
         self._context = context
         self._tapes = _tapes_of(model, context)
         """By whether they end with the last attention. None: this model has none."""
-        self._tape_of = functools.lru_cache(MOST_KEPT)(self._make)
+        self._tape_of = functools.lru_cache(MAX_KEPT)(self._make)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
@@ -42,7 +42,7 @@ class StepTapes:
         """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next step may overwrite it."""
         count = len(token_ids)
         by_rows = rows is not None and len(rows) < count and self._model.ends_by_rows
-        is_small = count <= (MOST_TOKENS_WITH_PROMPTS if by_rows else MOST_TOKENS)
+        is_small = count <= (MAX_TOKENS_WITH_PROMPTS if by_rows else MAX_TOKENS)
         tape = self._tape_of(count, by_rows) if is_small else None
         if tape is None:
             return self._model.forward(token_ids, positions, self._context, rows)
@@ -62,7 +62,7 @@ class StepTapes:
     def _memory(self) -> torch.Tensor:
         """Of all tapes; its pages become resident where a tape uses them."""
         assert self._tapes is not None
-        most = {False: MOST_TOKENS, True: MOST_TOKENS_WITH_PROMPTS}
+        most = {False: MAX_TOKENS, True: MAX_TOKENS_WITH_PROMPTS}
         num_bytes = max(tapes.num_bytes(most[by_rows]) for by_rows, tapes in self._tapes.items())
         return torch.empty(num_bytes, dtype=torch.uint8)
 

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from radixrt.api.native.live import MOST_STREAMS
+from radixrt.api.native.live import MAX_STREAMS
 from radixrt.base.api_keys import new_key
 from radixrt.kv.reading import Reading
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
@@ -88,7 +88,7 @@ def test_a_user_reads_its_own_namespace_without_texts(keyed: Any) -> None:
 def test_watchers_are_bounded(start_server: StartServer) -> None:
     server = start_server()
     with server.http as http, contextlib.ExitStack() as watchers:
-        for _ in range(MOST_STREAMS):
+        for _ in range(MAX_STREAMS):
             watcher = watchers.enter_context(http.stream("GET", "/v1/live?stream=true"))
             assert watcher.status_code == 200
         assert not _can_watch(http)
@@ -98,7 +98,7 @@ def test_watchers_are_bounded(start_server: StartServer) -> None:
 
 def test_users_that_watch_keep_no_admin_out(keyed: Any) -> None:
     with keyed("user") as users, keyed("admin") as admin, contextlib.ExitStack() as watchers:
-        for _ in range(MOST_STREAMS):
+        for _ in range(MAX_STREAMS):
             watchers.enter_context(users.stream("GET", "/v1/live?stream=true"))
         assert users.get("/v1/live?stream=true").status_code == 503
         assert _can_watch(admin)

@@ -44,8 +44,8 @@ def test_real_text_is_cut_at_paragraphs_and_only_short_rests_are_left_out(exampl
     whole = " ".join(" ".join(paragraphs).split())
     cut = [" ".join(one.text.split()) for one in passages]
     assert all(text in whole for text in cut) and sum(map(len, cut)) > 0.9 * len(whole)
-    assert max(len(one.text) for one in passages) <= example.texts.MOST_CHARACTERS
-    assert min(len(one.text) for one in passages) >= example.texts.LEAST_CHARACTERS
+    assert max(len(one.text) for one in passages) <= example.texts.MAX_CHARACTERS
+    assert min(len(one.text) for one in passages) >= example.texts.MIN_CHARACTERS
     assert passages[0].text.count("Paragraph") > 1
     some = example.texts.passages(40)
     assert len(some) == len({one.id for one in some}) == 40

@@ -9,7 +9,7 @@ import pytest
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention, Tenant
-from radixrt.scheduler.radix.divergence import MOST_REMEMBERED
+from radixrt.scheduler.radix.divergence import MAX_REMEMBERED
 from radixrt.scheduler.radix.ghosts import Ghost, GhostList
 from tests.scheduler.engine_model import EngineModel, limits
 
@@ -115,7 +115,7 @@ def test_what_is_remembered_is_bounded() -> None:
         ask(model, [number % 13 + 8] * 4 + [number // 13 + 8] * 8)
     assert 0 < len(model.scheduler.kv.tree.ghosts) <= 2 * 40
     recent = model.scheduler.recent_facts
-    for number in range(MOST_REMEMBERED + 5):
+    for number in range(MAX_REMEMBERED + 5):
         recent.keep(number, CacheFacts(reusable_tokens=1))
     assert recent.find(4) is None and recent.find(5) is not None
 

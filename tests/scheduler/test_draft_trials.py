@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from radixrt.scheduler.drafts.trials import (
-    MOST_REST,
+    MAX_REST,
     STEPS_OFF,
     STEPS_ON,
     ComparedStep,
@@ -78,7 +78,7 @@ def test_drafts_come_back_when_they_pay_again_and_at_once_for_a_known_answer() -
         if known:
             batch.trials.encourage()
             assert batch.run(2 * STEPS_ON)[1] >= STEPS_ON
-        batch.run(MOST_REST)
+        batch.run(MAX_REST)
         seconds, _ = batch.run(2000)
         assert seconds < 0.65
 

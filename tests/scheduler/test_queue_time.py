@@ -7,8 +7,8 @@ import pytest
 
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.scheduler.queue.groups import MOST_IDLE, Groups
-from radixrt.scheduler.queue.wait_forecast import LEAST_ANSWERS
+from radixrt.scheduler.queue.groups import MAX_IDLE, Groups
+from radixrt.scheduler.queue.wait_forecast import MIN_ANSWERS
 from radixrt.scheduler.step_times import StepShape
 from tests.scheduler.engine_model import EngineModel, limits
 from tests.scheduler.timed_engine import Request, TimedEngine, percentile
@@ -238,19 +238,19 @@ def test_batches_of_which_nothing_is_left_are_forgotten_one_day() -> None:
 
     groups = Groups()
     runs = groups.join(of("runs"))
-    for number in range(2 * MOST_IDLE):
+    for number in range(2 * MAX_IDLE):
         groups.leave(groups.join(of(f"{number}")))
-        if number == MOST_IDLE:
+        if number == MAX_IDLE:
             groups.join(of("7"))
-    known = [number for number in range(2 * MOST_IDLE) if groups.knows(of(f"{number}"))]
-    assert known == [7, *range(MOST_IDLE, 2 * MOST_IDLE)] and groups.knows(of("runs"))
+    known = [number for number in range(2 * MAX_IDLE) if groups.knows(of(f"{number}"))]
+    assert known == [7, *range(MAX_IDLE, 2 * MAX_IDLE)] and groups.knows(of("runs"))
     groups.leave(runs)
-    assert not groups.knows(of(f"{MOST_IDLE}")) and groups.knows(of("runs"))
+    assert not groups.knows(of(f"{MAX_IDLE}")) and groups.knows(of("runs"))
 
 
 def test_zero_is_no_bound() -> None:
     engine = TimedEngine(device, max_running_requests=2, max_queue_seconds=0, num_pages=10_000)
-    for number in range(100 + LEAST_ANSWERS):
+    for number in range(100 + MIN_ANSWERS):
         engine.add(0.1 * number, 300, output_tokens=30)
     engine.run()
     assert len(accepted(engine)) == len(engine.requests)

@@ -13,7 +13,7 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.pooling import POOL, PoolingInfo
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.messages.steps import MOST_DRAFTED, NO_TOKEN
+from radixrt.messages.steps import MAX_DRAFTED, NO_TOKEN
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.queue.retraction import choose_victim
@@ -402,7 +402,7 @@ def test_pages_are_allocated_ahead_as_drafts_are_accepted() -> None:
         headrooms.append(int(slots.headroom[sequence.slot]))
     assert headrooms[0] == headrooms[-1] == DRAFT_HEADROOM
     assert headrooms == sorted(headrooms[:-1]) + headrooms[-1:]
-    assert headrooms[3] >= 2 * MOST_DRAFTED  # a step in flight accepts 31, and the next may too
+    assert headrooms[3] >= 2 * MAX_DRAFTED  # a step in flight accepts 31, and the next may too
     sequence.speculates = False
     slots.expect_drafts(sequence, 31)
     assert slots.headroom[sequence.slot] == 0

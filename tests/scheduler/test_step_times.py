@@ -9,8 +9,8 @@ import pytest
 from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.scheduler.load import replica_load
 from radixrt.scheduler.step_times import (
-    LEAST_MS,
-    MOST_MS,
+    MAX_MS,
+    MIN_MS,
     NO_BOUND,
     RecentRatio,
     StepShape,
@@ -157,7 +157,7 @@ def test_the_time_of_one_answer_is_known_after_a_slow_first_step_and_after_a_cha
     assert times.max_step_s(one) == pytest.approx(5 * 0.020, rel=0.15)
     for _ in range(200):
         times.observe(one, slower * roofline(rng, one))
-    expected_ms = min(5 * 20 * slower, MOST_MS)
+    expected_ms = min(5 * 20 * slower, MAX_MS)
     assert 1000 * times.max_step_s(one) == pytest.approx(expected_ms, rel=0.1)
 
 
@@ -203,11 +203,11 @@ def test_bound_of_a_step() -> None:
     assert bounds[None].max_step_s(ONE_ANSWER) == pytest.approx(5 * 0.021, rel=0.05)
     assert bounds[None].max_step_s(StepShape(0, 0)) == bounds[None].max_step_s(ONE_ANSWER)
     assert bounds[None].max_step_s(StepShape(16, 0)) == pytest.approx(4 * 0.021 + 0.036, rel=0.05)
-    assert bounds[None].max_step_s(StepShape(100, 0)) == MOST_MS / 1000
+    assert bounds[None].max_step_s(StepShape(100, 0)) == MAX_MS / 1000
     assert bounds[40.0].max_step_s(ONE_ANSWER) == 0.04
     assert bounds[0.0].tokens_within(bounds[0.0].prefill_seconds(StepShape(1, 0)), 0) > 1 << 24
     assert bounds[0.0].most_prefill_tokens() == NO_BOUND
-    assert StepTimes(None).max_step_s(ONE_ANSWER) == LEAST_MS / 1000
+    assert StepTimes(None).max_step_s(ONE_ANSWER) == MIN_MS / 1000
     crowded = StepShape(120, 0)
     assert bounds[40.0].prefill_seconds(crowded) == pytest.approx(0.14 / 3, rel=0.05)
 

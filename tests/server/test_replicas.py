@@ -39,7 +39,7 @@ LONGEST_PAUSE_S = 60.0
 """Of the slowest test machine. The promise of docs/routing.md is measured by hand."""
 
 NUM_STREAMS = 50
-MOST_ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 GRAMMARS = {"guided_json", "guided_regex", "max_reasoning_tokens"}
 """Fields that need what a worker loads first."""
 
@@ -79,7 +79,7 @@ def requests(salt: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server, threads: ThreadPoolExecutor) -> list[dict[int, str]]:
-    for attempt in range(MOST_ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         bodies = requests(f"undisturbed {attempt}")
         streams = list(threads.map(lambda body: Stream(server, body).run(), bodies))
         details = [stream.usage["completion_tokens_details"] for stream in streams[:3]]

@@ -196,7 +196,7 @@ def test_an_entry_may_go_while_its_tokenizer_is_used(tmp_path: Path, cache: Path
 def test_the_cache_keeps_the_newest_entries_and_none_of_code_that_came_along(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_cache, "_MOST_ENTRIES", 2)
+    monkeypatch.setattr(tokenizer_cache, "_MAX_ENTRIES", 2)
     folders = [
         save_byte_level(tmp_path / name, special_tokens=[f"<{name}>"]) for name in ("a", "b", "c")
     ]

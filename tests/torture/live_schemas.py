@@ -26,7 +26,7 @@ from tests.server import test_random_schemas
 AT_A_TIME = 16
 TEMPERATURE = 1.3
 MAX_TOKENS = 300
-MOST_GIVEN_UP = 0.02
+MAX_GIVEN_UP = 0.02
 """Of the requests that were not refused."""
 
 
@@ -89,7 +89,7 @@ def main() -> int:
     for name, count in sorted(outcomes.items()):
         print(f"{name:24} {count:8}")
     print(f"{'given up of the accepted':24} {given_up:8.2%}")
-    return int(outcomes["invalid"] + outcomes["failed"] > 0 or given_up > MOST_GIVEN_UP)
+    return int(outcomes["invalid"] + outcomes["failed"] > 0 or given_up > MAX_GIVEN_UP)
 
 
 if __name__ == "__main__":

@@ -47,13 +47,13 @@ places for all sizes (the tokenizer process grew by 1.4 MB over the first 13,000
 FILLED_FROM_MINUTES = 10
 """A shorter run sends fewer of them."""
 
-MOST_GROWTH_AN_HOUR = 0.01
-LEAST_MINUTES = 30
+MAX_GROWTH_AN_HOUR = 0.01
+MIN_MINUTES = 30
 """A shorter run does not judge the growth."""
-LEAST_GROWTH_MB = 1.0
+MIN_GROWTH_MB = 1.0
 """Growth over the measured time that could be the allocator's granularity."""
-MOST_MORE_FDS = 8
-MOST_MORE_THREADS = 4
+MAX_MORE_FDS = 8
+MAX_MORE_THREADS = 4
 
 HELPERS = "helpers of the tokenizer"
 
@@ -282,13 +282,13 @@ def report(soak: Soak) -> list[str]:
             f"{first.fds}..{max(s.fds for s in measured)}  {first.threads}..{max(s.threads for s in measured)}"
         )
         growth = slope * (last.at_s - first.at_s) / 3600
-        is_too_much = slope > MOST_GROWTH_AN_HOUR * level and growth > LEAST_GROWTH_MB
-        if MINUTES >= LEAST_MINUTES and is_too_much and name != HELPERS:
+        is_too_much = slope > MAX_GROWTH_AN_HOUR * level and growth > MIN_GROWTH_MB
+        if MINUTES >= MIN_MINUTES and is_too_much and name != HELPERS:
             violations.append(f"{name} grows by {slope:.1f} MB an hour")
         fds = [s.fds for s in measured]
-        if statistics.median(fds[-6:]) > statistics.median(fds[:6]) + MOST_MORE_FDS:
+        if statistics.median(fds[-6:]) > statistics.median(fds[:6]) + MAX_MORE_FDS:
             violations.append(f"{name}: {fds[0]} open files became {fds[-1]}")
-        if last.threads > first.threads + MOST_MORE_THREADS:
+        if last.threads > first.threads + MAX_MORE_THREADS:
             violations.append(f"{name}: {first.threads} threads became {last.threads}")
     return violations
 

@@ -8,7 +8,7 @@ import pytest
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, DraftSources
+from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, DraftSources
 from radixrt.worker.drafts import ngram
 from radixrt.worker.drafts import pool as pools
 from radixrt.worker.drafts.chances import Chance, Chances
@@ -26,7 +26,7 @@ from radixrt.worker.drafts.suffix_index import (
     SuffixIndex,
     SuffixMatch,
 )
-from radixrt.worker.drafts.turns import MOST_TOKENS, Turns
+from radixrt.worker.drafts.turns import MAX_TOKENS, Turns
 from radixrt.worker.drafts.verification import NO_DRAFT, rows_to_keep, tokens_before
 
 NOTHING = DraftSources()
@@ -144,13 +144,13 @@ def test_turns_are_forgotten_when_they_do_not_come_and_are_bounded() -> None:
     assert come(5, 9) is None and not turns.by_token
     turns.observe(5, 6, copies=False)
     assert not turns.by_token
-    for token in range(2 * MOST_TOKENS):
+    for token in range(2 * MAX_TOKENS):
         turns.observe(token, token + 1, copies=True)
-    assert list(turns.by_token) == list(range(MOST_TOKENS, 2 * MOST_TOKENS))
+    assert list(turns.by_token) == list(range(MAX_TOKENS, 2 * MAX_TOKENS))
 
 
 def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "MOST_INDEXED", 8)
+    monkeypatch.setattr(ngram, "MAX_INDEXED", 8)
     drafter = NgramDrafter()
     drafter.admit(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8], 12, NOTHING)
     drafter.admit(1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2], 12, NOTHING)
@@ -185,8 +185,8 @@ def test_a_prediction_begins_with_the_answer_also_if_that_goes_on_elsewhere() ->
 
 
 def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "MOST_TOKENS", 40)
-    monkeypatch.setattr(pools, "MOST_SALTS", 2)
+    monkeypatch.setattr(pools, "MAX_TOKENS", 40)
+    monkeypatch.setattr(pools, "MAX_SALTS", 2)
     drafter = PoolDrafter()
 
     def answer(salt: str | None, tokens: list[int]) -> None:
@@ -226,8 +226,8 @@ def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("later", [0.01, 0.5, 0.9, 0.995])
 def test_rows_are_added_while_they_pay(price: float, first: float, later: float) -> None:
     chance = Chance(first, later)
-    survivals = [first * later**row for row in range(MOST_DRAFTED)]
-    assert chance.paying_length(price, MOST_DRAFTED) == sum(s > price for s in survivals)
+    survivals = [first * later**row for row in range(MAX_DRAFTED)]
+    assert chance.paying_length(price, MAX_DRAFTED) == sum(s > price for s in survivals)
     for most in range(4):
         assert chance.expected_accepted(most) == pytest.approx(sum(survivals[:most]))
     assert [chance.survival(row + 1) for row in range(3)] == pytest.approx(survivals[:3])
@@ -322,7 +322,7 @@ def test_drafts_keep_within_the_answer_the_pages_and_the_grammar() -> None:
     one.admit(admit([1, 2, 3], continuation=pack_ids(followed)))
     assert one.propose(0, 3, 0.0) == followed[:3]
     assert one.propose(0, 0, 0.0) == one.propose(0, -5, 0.0) == []
-    assert len(one.propose(0, 1000, 0.0)) == MOST_DRAFTED
+    assert len(one.propose(0, 1000, 0.0)) == MAX_DRAFTED
     one.admit(admit([1, 2, 3], max_tokens=4, continuation=pack_ids(followed)))
     assert one.propose(0, 1000, 0.0) == followed[:3]  # the fourth is drawn
     one.admit(admit([1, 2, 3], continuation=pack_ids([100, 101, 2, 103])))

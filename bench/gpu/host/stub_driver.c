@@ -45,9 +45,9 @@ static void launch(int kind) {
 
 /* ------------------------------------------------------------ what is refused */
 
-#define MOST_THREADS 1024
-#define MOST_SHARED 232448
-#define MOST_GRID_YZ 65535
+#define MAX_THREADS 1024
+#define MAX_SHARED 232448
+#define MAX_GRID_YZ 65535
 
 static __thread int last_error;
 
@@ -59,10 +59,10 @@ static int remember(int error) {
 static int why_not(const void *kernel, dim3 grid, dim3 block, size_t shared) {
     if (!kernel) return cudaErrorInvalidDeviceFunction;
     unsigned long threads = (unsigned long)block.x * block.y * block.z;
-    if (!grid.x || !grid.y || !grid.z || grid.x > 2147483647u || grid.y > MOST_GRID_YZ || grid.z > MOST_GRID_YZ || !threads
-        || threads > MOST_THREADS || block.z > 64)
+    if (!grid.x || !grid.y || !grid.z || grid.x > 2147483647u || grid.y > MAX_GRID_YZ || grid.z > MAX_GRID_YZ || !threads
+        || threads > MAX_THREADS || block.z > 64)
         return cudaErrorInvalidConfiguration;
-    return shared > MOST_SHARED ? cudaErrorInvalidValue : 0;
+    return shared > MAX_SHARED ? cudaErrorInvalidValue : 0;
 }
 
 static int launch_kernel(const void *kernel, dim3 grid, dim3 block, size_t shared) {

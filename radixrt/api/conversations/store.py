@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from radixrt.api.http.json_size import upper_bound
-from radixrt.api.requests.limits import MOST_ENTRIES
+from radixrt.api.requests.limits import MAX_ENTRIES
 from radixrt.base.errors import RequestError
 
 Kind = Literal["messages", "text"]
@@ -24,7 +24,7 @@ Items = list[dict[str, Any]] | str
 
 CONVERSATION_GONE = "conversation_gone"
 """The code of errors about an unknown conversation."""
-MAX_LENGTH = {"messages": MOST_ENTRIES["messages"], "text": 32 << 20}
+MAX_LENGTH = {"messages": MAX_ENTRIES["messages"], "text": 32 << 20}
 """Messages or characters of a conversation with all of its parents."""
 MAX_LINKS = 10_000
 """Conversations in a row, each the parent of the next. All of them are visited at each use. A text may grow by one character at

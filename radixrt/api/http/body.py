@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 _warned: set[str] = set()
-_MOST_WARNINGS = 1000
+_MAX_WARNINGS = 1000
 _LONGEST_NAME = 100
 """Limits on the memory for names, which come from clients."""
-_MOST_SHOWN = 10
+_MAX_SHOWN = 10
 """Most names in one log line."""
 
 SMALL_BODY_BYTES = 64 * 1024
@@ -75,17 +75,17 @@ def to_struct(body: dict[str, Any], struct: type[Body]) -> Body:
 
 
 def _warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
-    if len(_warned) >= _MOST_WARNINGS:
+    if len(_warned) >= _MAX_WARNINGS:
         return
     named = known | set(UNSUPPORTED)
     unknown = (name[:_LONGEST_NAME] for name in body if name not in named)
-    first = set(itertools.islice(unknown, _MOST_WARNINGS))
-    new = sorted(first - _warned)[: _MOST_WARNINGS - len(_warned)]
+    first = set(itertools.islice(unknown, _MAX_WARNINGS))
+    new = sorted(first - _warned)[: _MAX_WARNINGS - len(_warned)]
     if not new:
         return
     _warned.update(new)
-    shown = ", ".join(map(repr, new[:_MOST_SHOWN]))
-    more = f" and {len(new) - _MOST_SHOWN} more" if len(new) > _MOST_SHOWN else ""
+    shown = ", ".join(map(repr, new[:_MAX_SHOWN]))
+    more = f" and {len(new) - _MAX_SHOWN} more" if len(new) > _MAX_SHOWN else ""
     log.warning("Ignored unknown request fields (each is named once): %s%s.", shown, more)
 
 

@@ -33,17 +33,17 @@ from radixrt.messages.calls import (
 from radixrt.messages.ids import num_ids
 from radixrt.messages.requests import Prompt, RequestOptions, Tenant, TokenPrompt
 
-MOST_TREE_LEVELS = 16
-MOST_TREE_CHILDREN = 100
-MOST_NODE_ID = (1 << 63) - 1
+MAX_TREE_LEVELS = 16
+MAX_TREE_CHILDREN = 100
+MAX_NODE_ID = (1 << 63) - 1
 _FORMS = ("messages", "prompt", "token_ids")
 """Of a prompt."""
 
-MOST_SESSIONS = 1024
+MAX_SESSIONS = 1024
 """That one request may release."""
 
 
-NodeId = Annotated[int, msgspec.Meta(ge=0, le=MOST_NODE_ID)]
+NodeId = Annotated[int, msgspec.Meta(ge=0, le=MAX_NODE_ID)]
 """Of a node of ``/v1/cache/tree``."""
 
 
@@ -127,15 +127,15 @@ def cache_routes(state: ServerState) -> APIRouter:
     @router.get("/v1/cache/tree")
     async def tree(
         request: Request,
-        depth: int = Query(3, ge=1, le=MOST_TREE_LEVELS),
-        children: int = Query(16, ge=1, le=MOST_TREE_CHILDREN),
+        depth: int = Query(3, ge=1, le=MAX_TREE_LEVELS),
+        children: int = Query(16, ge=1, le=MAX_TREE_CHILDREN),
     ) -> Response:
         return json_response(
             await tree_for(caller_of(request), state, depth=depth, children=children)
         )
 
     @router.get("/v1/cache/tree/{node}")
-    async def tree_node(request: Request, node: int = Path(ge=0, le=MOST_NODE_ID)) -> Response:
+    async def tree_node(request: Request, node: int = Path(ge=0, le=MAX_NODE_ID)) -> Response:
         found = await _node(node, state, request)
         shown = msgspec.to_builtins(found)
         del shown["cache_salt"], shown["token_ids"]
@@ -246,9 +246,9 @@ def _check_release(fields: ReleaseRequest) -> None:
     if fields.session is not None:
         check_session(fields.session, "session")
     sessions = fields.sessions or []
-    if len(sessions) > MOST_SESSIONS:
+    if len(sessions) > MAX_SESSIONS:
         raise RequestError(
-            f"sessions may name {MOST_SESSIONS} of them at a time, not {len(sessions)}.",
+            f"sessions may name {MAX_SESSIONS} of them at a time, not {len(sessions)}.",
             param="sessions",
         )
     for index, session in enumerate(sessions):

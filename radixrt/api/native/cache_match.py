@@ -17,7 +17,7 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.calls import MatchCall
 from radixrt.messages.requests import Prompt, TextPrompt, split_salt
 
-MOST_MATCHES = 256
+MAX_MATCHES = 256
 """Prompts or orders of one request."""
 
 
@@ -67,9 +67,9 @@ def _prompts(fields: MatchRequest, state: ServerState, request: Request) -> list
         raise RequestError("Give prompts, or parts and orders.", param="prompts")
     given = fields.prompts if fields.orders is None else fields.orders
     name = "prompts" if fields.orders is None else "orders"
-    if not given or len(given) > MOST_MATCHES:
+    if not given or len(given) > MAX_MATCHES:
         raise RequestError(
-            f"{name} must have from 1 to {MOST_MATCHES} entries, not {len(given or ())}.",
+            f"{name} must have from 1 to {MAX_MATCHES} entries, not {len(given or ())}.",
             param=name,
         )
     special = fields.add_special_tokens is not False

@@ -11,16 +11,16 @@ from fastapi import APIRouter, Query, Request, Response
 
 from radixrt.api.http.events import EventStream, event, json_response, while_connected
 from radixrt.api.http.keys import Caller, caller_of
-from radixrt.api.native.cache import MOST_NODE_ID, MOST_TREE_CHILDREN, MOST_TREE_LEVELS, tree_for
+from radixrt.api.native.cache import MAX_NODE_ID, MAX_TREE_CHILDREN, MAX_TREE_LEVELS, tree_for
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.calls import StatsCall, TenantStatsCall
 
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 """At a time, of admins, and of others. A reading of a large tree takes some milliseconds of the scheduler."""
 
-MOST_STREAM_S = 600
+MAX_STREAM_S = 600
 """Then a stream ends, so that a key that has been removed sees no more; clients connect again."""
 
 LOOK_S = 0.5
@@ -38,9 +38,9 @@ class _Streams:
         """Raises:
         RequestError: there are enough.
         """
-        if self._open >= MOST_STREAMS:
+        if self._open >= MAX_STREAMS:
             raise RequestError(
-                f"{MOST_STREAMS} clients watch this server already; close a page, or retry.",
+                f"{MAX_STREAMS} clients watch this server already; close a page, or retry.",
                 status=503,
                 retry_after_s=10,
             )
@@ -61,10 +61,10 @@ def live_routes(state: ServerState) -> APIRouter:
         request: Request,
         stream: bool = False,
         interval: float = Query(1.0, ge=1.0, le=60.0),
-        depth: int = Query(MOST_TREE_LEVELS, ge=1, le=MOST_TREE_LEVELS),
-        children: int = Query(MOST_TREE_CHILDREN, ge=1, le=MOST_TREE_CHILDREN),
+        depth: int = Query(MAX_TREE_LEVELS, ge=1, le=MAX_TREE_LEVELS),
+        children: int = Query(MAX_TREE_CHILDREN, ge=1, le=MAX_TREE_CHILDREN),
         nodes: int = Query(600, ge=1, le=2000),
-        below: int | None = Query(None, ge=0, le=MOST_NODE_ID),
+        below: int | None = Query(None, ge=0, le=MAX_NODE_ID),
     ) -> Response:
         caller = caller_of(request)
         view = {"depth": depth, "children": children, "most": nodes, "below": below}
@@ -80,7 +80,7 @@ async def _readings(
 ) -> AsyncGenerator[bytes, None]:
     begin = time.monotonic()
     with streams.one_more():
-        while not state.is_draining and time.monotonic() < begin + MOST_STREAM_S:
+        while not state.is_draining and time.monotonic() < begin + MAX_STREAM_S:
             next_at = time.monotonic() + interval_s
             yield event(await _reading(state, caller, view))
             while not state.is_draining and (left_s := next_at - time.monotonic()) > 0:

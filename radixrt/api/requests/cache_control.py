@@ -10,7 +10,7 @@ from radixrt.api.requests.protocol import CacheControl, ChatMessage
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import CacheBreakpoint
 
-MOST_BREAKPOINTS = 4
+MAX_BREAKPOINTS = 4
 """Of one request, as Anthropic's."""
 TOOLS = -1
 """In place of a message's index."""
@@ -38,11 +38,11 @@ def cache_breakpoints(
     count = len(marks)
     for index, control in marks:
         ttls[index] = max(ttls.get(index, 0.0), _TTL_S[control.ttl or "5m"])
-    for index, ttl_s in [*_of_openai(messages, default_ttl)][-MOST_BREAKPOINTS:]:
+    for index, ttl_s in [*_of_openai(messages, default_ttl)][-MAX_BREAKPOINTS:]:
         ttls[index] = max(ttls.get(index, 0.0), ttl_s)
-    if count > MOST_BREAKPOINTS:
+    if count > MAX_BREAKPOINTS:
         raise RequestError(
-            f"The request has {count} cache_control marks; at most {MOST_BREAKPOINTS} are allowed. Each keeps all that "
+            f"The request has {count} cache_control marks; at most {MAX_BREAKPOINTS} are allowed. Each keeps all that "
             "is before it, so drop the earlier ones.",
             param="cache_control",
         )

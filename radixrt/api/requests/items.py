@@ -8,7 +8,7 @@ from radixrt.base.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-_MOST_WARNINGS = 100
+_MAX_WARNINGS = 100
 _LONGEST_KIND = 80
 """Characters."""
 
@@ -63,6 +63,6 @@ def warn_of_skipped(what: str, kind: object) -> None:
         what: plural of such items, as "tools".
     """
     skipped = what, str(kind)[:_LONGEST_KIND]
-    if skipped not in _skipped and len(_skipped) < _MOST_WARNINGS:
+    if skipped not in _skipped and len(_skipped) < _MAX_WARNINGS:
         _skipped.add(skipped)
         log.warning("Skipped %s of the type %r, which this server does not have.", *skipped)

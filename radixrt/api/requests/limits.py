@@ -6,7 +6,7 @@ from typing import Any
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import MAX_LOGIT_BIAS
 
-MOST_ENTRIES: Mapping[str, int] = {
+MAX_ENTRIES: Mapping[str, int] = {
     "messages": 10_000,
     "input": 10_000,
     "tools": 1024,
@@ -15,7 +15,7 @@ MOST_ENTRIES: Mapping[str, int] = {
 }
 """Of lists and objects, by field. Other fields have limits of their own where they are read."""
 
-MOST_CHARACTERS: Mapping[str, int] = {
+MAX_CHARACTERS: Mapping[str, int] = {
     "cache_salt": 1024,
     "model": 1024,
     "continue_from": 1024,
@@ -31,11 +31,11 @@ def check_lengths(body: Mapping[str, Any]) -> None:
     """Raises:
     RequestError: a field is too long; names it and its limit.
     """
-    for name, most in MOST_ENTRIES.items():
+    for name, most in MAX_ENTRIES.items():
         value = body.get(name)
         if isinstance(value, list | dict) and len(value) > most:
             raise _too_long(name, len(value), most, "entries")
-    for name, most in MOST_CHARACTERS.items():
+    for name, most in MAX_CHARACTERS.items():
         value = body.get(name)
         if isinstance(value, str) and len(value) > most:
             raise _too_long(name, len(value), most, "characters")

@@ -130,7 +130,7 @@ class _SessionHash(RoutingRule):
 
 class _SGLang(RoutingRule):
     MATCH, DIFFERENCE, FACTOR = 0.3, 64, 1.5
-    MOST_BLOCKS = 1 << 15
+    MAX_BLOCKS = 1 << 15
     """Of 512 tokens, in the tree of one worker: about the 2^26 characters of the default."""
 
     def __init__(self, num_replicas: int, page_size: int, clock: Callable[[], float]) -> None:
@@ -151,7 +151,7 @@ class _SGLang(RoutingRule):
         for block in reversed(prompt.hashes):
             tree[block] = None
             tree.move_to_end(block)
-        while len(tree) > self.MOST_BLOCKS:
+        while len(tree) > self.MAX_BLOCKS:
             tree.popitem(last=False)
         return replica
 

@@ -19,10 +19,10 @@ from radixrt.device.host_memory import available_memory
 from radixrt.supervisor.launch import bind
 
 _GIB = 1 << 30
-LEAST_MEMORY = 2 * _GIB
+MIN_MEMORY = 2 * _GIB
 """The processes of a server with the built-in model need about 1.5 GiB."""
-LEAST_DISK = 2 * _GIB
-LEAST_FILES = 4096
+MIN_DISK = 2 * _GIB
+MIN_FILES = 4096
 """Open files; each connection is one."""
 
 
@@ -110,7 +110,7 @@ def memory() -> Iterator[Finding]:
     """Memory for weights and KV cache, and the processors that may be used."""
     available = available_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    is_enough = available >= LEAST_MEMORY
+    is_enough = available >= MIN_MEMORY
     yield Finding(
         subject="memory",
         level="ok" if is_enough else "warning",
@@ -137,7 +137,7 @@ def files() -> Iterator[Finding]:
         )
     yield from _downloads()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
+    if most != resource.RLIM_INFINITY and most < MIN_FILES:
         yield Finding(
             subject="open files",
             level="warning",
@@ -157,7 +157,7 @@ def _downloads() -> Iterator[Finding]:
             f"{folder} is not writable, so no model can be downloaded.",
             "Set HF_HOME to a folder in which you may write.",
         )
-    elif free < LEAST_DISK:
+    elif free < MIN_DISK:
         fact, advice = (
             f"{free / _GIB:.1f} GiB of disk are free for models in {folder}.",
             "Free disk space, or set HF_HOME to a folder on another disk.",

@@ -12,7 +12,7 @@ from rich.text import Text
 from radixrt.cli.top.frame import frame
 from radixrt.cli.top.readings import ServerAwayError, ServerWatch
 
-_LEAST_INTERVAL_S = 0.1
+_MIN_INTERVAL_S = 0.1
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(_current(watch, console), refresh=True)
-            time.sleep(max(_LEAST_INTERVAL_S, arguments.interval))
+            time.sleep(max(_MIN_INTERVAL_S, arguments.interval))
 
 
 def _once(watch: ServerWatch, console: Console) -> int:

@@ -23,7 +23,7 @@ _POOL_LETTERS = {"owned": "█", "locked": "▓", "pinned": "◆", "evictable": 
 
 _HEAD_LINES = 8
 """Lines of a frame above the prefixes."""
-_LEAST_PREFIXES = 5
+_MIN_PREFIXES = 5
 
 
 def frame(url: str, reading: Reading, rates: Rates, width: int, height: int) -> RenderableType:
@@ -32,7 +32,7 @@ def frame(url: str, reading: Reading, rates: Rates, width: int, height: int) -> 
         width: columns of the terminal.
         height: its lines.
     """
-    most_prefixes = max(_LEAST_PREFIXES, height - _HEAD_LINES - 3)
+    most_prefixes = max(_MIN_PREFIXES, height - _HEAD_LINES - 3)
     engine = reading.engine
     assert engine is not None  # else there is nothing to draw
     cache = engine.cache

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 SYNTAX_CHARACTERS = frozenset("^$\\.*+?()[]{}|/")
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """Groups within groups."""
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
 
@@ -123,8 +123,8 @@ def _token_of(match: re.Match[str], groups: list[str]) -> Token:
         if match["name"] is not None and not match["name"].isidentifier():
             raise UnknownSyntax("a group's name is not an identifier")
         groups.append("" if match["name"] else match["open"][1:])
-        if len(groups) > MOST_DEPTH:
-            raise UnknownSyntax(f"groups are nested more than {MOST_DEPTH} deep")
+        if len(groups) > MAX_DEPTH:
+            raise UnknownSyntax(f"groups are nested more than {MAX_DEPTH} deep")
         return Open(groups[-1])
     if match["close"]:
         if not groups:

@@ -16,7 +16,7 @@ from referencing import Registry
 
 from radixrt.constrained.json_schema.values import first_repeated, value_key
 
-_MOST_DIGITS = 4000
+_MAX_DIGITS = 4000
 """Numbers of more digits stay decimals: as integers they would take much memory, and from 4,300 digits on Python does
 not write them into a message."""
 
@@ -29,7 +29,7 @@ def _decimal(text: str) -> int | Decimal:
     if not number:
         return 0
     is_whole = _is_whole(number)
-    return int(number) if is_whole and number.adjusted() < _MOST_DIGITS else number
+    return int(number) if is_whole and number.adjusted() < _MAX_DIGITS else number
 
 
 def _is_whole(number: Decimal) -> bool:

@@ -14,7 +14,7 @@ Order = tuple[int, ...]
 
 BEAM = 4
 """Chains that are followed at a time."""
-MOST_MATCHES = 256
+MAX_MATCHES = 256
 """Prompts of one call: the server's limit."""
 CACHED_SHARE = 0.5
 """A passage counts as cached if the cache holds at least this share of its tokens behind the passages before it."""
@@ -49,7 +49,7 @@ async def cached_order(
         ]
         if len(longer) == 1 and len(longer[0]) == count:
             break  # nothing is left to choose
-        asked = longer[:MOST_MATCHES] if chains else [(), *longer[: MOST_MATCHES - 1]]
+        asked = longer[:MAX_MATCHES] if chains else [(), *longer[: MAX_MATCHES - 1]]
         texts = ["".join(passages[i] + separator for i in order) for order in asked]
         found = await backend.match_cache([_with_text(prompt, text) for text in texts])
         if found is None:

@@ -7,7 +7,7 @@ from radixrt.lang.tracing.records import CallRecord, RunRecord
 
 WIDTH = 48
 """Characters of the time axis."""
-MOST_LINES = 200
+MAX_LINES = 200
 MARKS = {
     "waiting": "·",
     "held": "·",
@@ -33,7 +33,7 @@ def text_of(runs: Sequence[RunRecord], now: float) -> str:
         for number, run in enumerate(runs, 1)
         for call in list(run.calls)
     ]
-    shown = calls[:MOST_LINES]
+    shown = calls[:MAX_LINES]
     branch_width = max((len(branch) for branch, _, _ in shown), default=0)
     what_width = max((len(call.what) for _, _, call in shown), default=0)
     lines = [_summary(runs, end - start)]

@@ -8,7 +8,7 @@ from typing import Any
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, as_json
 
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """Lists and objects within one another."""
 
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
@@ -25,7 +25,7 @@ def literal(text: Scanner, mark: str = "", depth: int = 0) -> Reading[Any]:
     Raises:
         NoCallError: there is none, or it nests too deep.
     """
-    if depth > MOST_DEPTH:
+    if depth > MAX_DEPTH:
         raise NoCallError
     yield from text.blank()
     if mark and (yield from text.accept(mark)):

@@ -26,10 +26,10 @@ CLEAR_EVERY = 16
 STEPS_TO_KNOW = 8
 """Steps of each kind before they are compared."""
 
-LEAST_REST, MOST_REST = 64, 512
+MIN_REST, MAX_REST = 64, 512
 """Steps without drafts after drafts have not paid: twice as many each time."""
 
-_MOST_NOISE = 2.0
+_MAX_NOISE = 2.0
 """Of the forecast: a longer step counts as this. The machine pauses now and then."""
 
 
@@ -71,7 +71,7 @@ class DraftTrials:
         """Note a step in which drafts might have paid, and the ``seconds`` that it took; 0: unknown."""
         prompts_s = step.plain_s - step.answers_s
         if seconds > 0 and step.rows and prompts_s < step.answers_s:
-            bounded_s = min(seconds, _MOST_NOISE * step.forecast_s)
+            bounded_s = min(seconds, _MAX_NOISE * step.forecast_s)
             as_plain_s = prompts_s + step.answers_s * step.new_tokens / step.rows
             self._of(step.rows).observe(bounded_s, as_plain_s, drafts=step.drafts)
 
@@ -91,7 +91,7 @@ class _Trial:
         self._phase = _Phase.ON
         self._left = STEPS_ON
         """Steps of the phase to come."""
-        self._rest = LEAST_REST
+        self._rest = MIN_REST
         self._begin_on()
         self._off = RecentRatio()
         self._num_off = 0
@@ -133,7 +133,7 @@ class _Trial:
         gain = self._gain
         if self._phase is _Phase.ON and gain is not None and gain < 1:
             self._phase, self._left = _Phase.REST, self._rest
-            self._rest = min(2 * self._rest, MOST_REST)
+            self._rest = min(2 * self._rest, MAX_REST)
             return
         if self._phase is _Phase.ON:
             self._phase, self._left = _Phase.OFF, STEPS_OFF
@@ -141,7 +141,7 @@ class _Trial:
         if self._phase is _Phase.REST:
             self._begin_on()
         elif gain is not None and gain > 1:
-            self._rest = LEAST_REST
+            self._rest = MIN_REST
         clear = gain is not None and gain > CLEAR_GAIN
         self._phase = _Phase.ON
         self._left = STEPS_ON * (CLEAR_EVERY if clear else 1)

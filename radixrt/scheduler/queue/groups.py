@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from radixrt.messages.sequences import SequenceRequest
 
-MOST_IDLE = 512
+MAX_IDLE = 512
 """Accepted groups of which no sequence is in the engine. A further one of them may still come."""
 
 
@@ -72,7 +72,7 @@ class Groups:
         self._expect(group, -group.num_to_come)
         if group.name in self._by_name:
             self._idle[group.name] = None
-            if len(self._idle) > MOST_IDLE:
+            if len(self._idle) > MAX_IDLE:
                 oldest, _ = self._idle.popitem(last=False)
                 del self._by_name[oldest]
 

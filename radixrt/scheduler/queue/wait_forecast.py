@@ -30,17 +30,17 @@ from radixrt.scheduler.queue.waiting_queue import WaitingQueue
 from radixrt.scheduler.slot_table import SlotTable
 from radixrt.scheduler.step_times import RecentRatio, StepShape, StepTimes
 
-LEAST_ANSWERS = 8
+MIN_ANSWERS = 8
 """Answers that must have ended before lengths of answers count."""
 
 PERCENTILE, STEP = 0.9, 0.1
 """Of the ratio of wait and forecast: what is followed, and the largest change of its logarithm by one request."""
 
-MOST_CORRECTION = 4.0
+MAX_CORRECTION = 4.0
 UNQUEUED_KEPT = 0.995
 """Weight of a step for each step after it, in the mean time of steps without a queue."""
 
-MOST_SLOWER = 0.5
+MAX_SLOWER = 0.5
 """Share of the longest wait that answers may lose by becoming slower. The rest is for the wait in any case."""
 
 SHORTEST_WAIT_S = 0.5
@@ -77,7 +77,7 @@ class WaitForecast:
             return 0.0
         wait = self._prompts_ahead(num_tokens)
         is_full = full_at is not None or self._num_waiting >= slots.num_free
-        if is_full and len(self._outputs) >= LEAST_ANSWERS:
+        if is_full and len(self._outputs) >= MIN_ANSWERS:
             wait = max(wait, self._work_ahead(full_at or len(slots.sequences)))
         return wait
 
@@ -96,7 +96,7 @@ class WaitForecast:
         if mean_output is None or not self._unqueued_step_s.value:
             return most_s
         slower_s = mean_output * (self._step_s.value - self._unqueued_step_s.value)
-        return most_s - min(max(slower_s, 0.0), MOST_SLOWER * most_s)
+        return most_s - min(max(slower_s, 0.0), MAX_SLOWER * most_s)
 
     def observe_step(self, rows: int, step_s: float) -> None:
         """Learn from a step with ``rows`` decoding sequences how long they take for a token."""
@@ -112,7 +112,7 @@ class WaitForecast:
         longer = wait_s > forecast_s * self._correction
         change = STEP * (PERCENTILE if longer else PERCENTILE - 1)
         correction = self._correction * math.exp(change)
-        self._correction = min(max(correction, 1 / MOST_CORRECTION), MOST_CORRECTION)
+        self._correction = min(max(correction, 1 / MAX_CORRECTION), MAX_CORRECTION)
 
     def _prompts_ahead(self, num_tokens: int) -> float:
         slots = self._slots

@@ -10,7 +10,7 @@ from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed
 from radixrt.scheduler.radix.tree import Match, RadixTree
 
-MOST_CHILDREN = 64
+MAX_CHILDREN = 64
 """Children of a node that are looked at: the newest."""
 
 _DEEPEST = 256
@@ -74,6 +74,6 @@ def _along(node: Node, edge: Packed, most: int) -> bytes:
 
 def _last_used(node: Node, beginning: bytes) -> Node | None:
     """Of the newest children whose first page begins with these bytes, the one used last."""
-    keys = islice(node.newest_keys(), MOST_CHILDREN)
+    keys = islice(node.newest_keys(), MAX_CHILDREN)
     children = [node.children[key] for key in keys if key.startswith(beginning)]
     return max(children, key=lambda child: child.last_used, default=None)

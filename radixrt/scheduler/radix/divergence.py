@@ -16,15 +16,15 @@ from radixrt.scheduler.radix.node import ID_BYTES, Node, SequenceEnd, common_len
 from radixrt.scheduler.radix.tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
 
-MOST_REMEMBERED = 1000
+MAX_REMEMBERED = 1000
 """Sequences whose facts can be asked for afterwards; up to some 600 bytes each."""
 
-MOST_COMPARED = 64
+MAX_COMPARED = 64
 """Children of a node, and other salts, that are looked at for a sequence whose client has not asked."""
 
-MOST_COMPARED_IF_ASKED = 4096
+MAX_COMPARED_IF_ASKED = 4096
 
-MOST_MATCHED_SALTS = 8
+MAX_MATCHED_SALTS = 8
 """Other salts under which a whole prompt is looked up."""
 
 _DEEPEST = 64
@@ -39,7 +39,7 @@ class RecentFacts:
 
     def keep(self, seq_id: int, facts: CacheFacts) -> None:
         self._facts[seq_id] = facts
-        if len(self._facts) > MOST_REMEMBERED:
+        if len(self._facts) > MAX_REMEMBERED:
             self._facts.popitem(last=False)
 
     def find(self, seq_id: int) -> CacheFacts | None:
@@ -52,7 +52,7 @@ def cache_facts(tree: RadixTree, sequence: Sequence, match: Match | None) -> Cac
     Args:
         match: the cached prefix that it found.
     """
-    most = MOST_COMPARED_IF_ASKED if sequence.options.cache_hints.explain else MOST_COMPARED
+    most = MAX_COMPARED_IF_ASKED if sequence.options.cache_hints.explain else MAX_COMPARED
     reusable = sequence.cacheable_tokens()
     facts = CacheFacts(reusable_tokens=len(reusable))
     start = 0 if match is None else match.num_pages * tree.page_size
@@ -165,6 +165,6 @@ def _under_other_salt(tree: RadixTree, sequence: Sequence, start: int, most: int
         if end is not None and end.tenant == sequence.options.tenant.name:
             longest = max(longest, match.num_pages * tree.page_size)
         matched += 1
-        if matched == MOST_MATCHED_SALTS:
+        if matched == MAX_MATCHED_SALTS:
             break
     return longest if longest > start else 0

@@ -8,7 +8,7 @@ remembered below it, and it is forgotten: of an evicted conversation one entry r
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MOST_GHOSTS = 16384
+MAX_GHOSTS = 16384
 """Some 300 bytes each."""
 GHOSTS_A_PAGE = 2
 """For each page of the pool, if that is fewer: a small pool forgets its past soon."""
@@ -28,7 +28,7 @@ class Ghost(NamedTuple):
 class GhostList:
     """The last evicted pages whose prefix is cached. The oldest are dropped beyond ``most``."""
 
-    def __init__(self, most: int = MOST_GHOSTS) -> None:
+    def __init__(self, most: int = MAX_GHOSTS) -> None:
         self._most = most
         self._below: dict[Before, dict[int, Ghost]] = {}
         """By the page before: ghosts by the hashes of their tokens, the oldest first."""

@@ -16,7 +16,7 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.continuation import continuation
 from radixrt.scheduler.radix.divergence import cache_facts
 from radixrt.scheduler.radix.eviction.registry import make_policy
-from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MOST_GHOSTS
+from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
 from radixrt.scheduler.radix.hint import HIGH, NONE
 from radixrt.scheduler.radix.leases import Leases
 from radixrt.scheduler.radix.node import Node, SequenceEnd
@@ -28,7 +28,7 @@ from radixrt.scheduler.radix.tree import Match, RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
 
-MOST_CONTINUED = 2048
+MAX_CONTINUED = 2048
 """Tokens of a continuation that go to the worker."""
 
 NO_TOKENS = unpack_ids(b"")
@@ -44,7 +44,7 @@ class KVCache:
         self.allocator = PageAllocator(num_pages)
         self._policy_name = limits.settings.eviction_policy
         self.policy = make_policy(self._policy_name, clock)
-        most_ghosts = min(MOST_GHOSTS, GHOSTS_A_PAGE * num_pages)
+        most_ghosts = min(MAX_GHOSTS, GHOSTS_A_PAGE * num_pages)
         self.tree = RadixTree(self.page_size, self.policy, clock, most_ghosts)
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
@@ -143,7 +143,7 @@ class KVCache:
         if match is not None and self._reads_tree(sequence):
             rest = sequence.known_tokens()[match.num_pages * self.page_size :]
             limit = sequence.max_output - sequence.num_output
-            followed = continuation(self.tree, match, rest, min(limit, MOST_CONTINUED))
+            followed = continuation(self.tree, match, rest, min(limit, MAX_CONTINUED))
         return DraftSources(
             continuation=pack_ids(followed),
             prediction=sequence.prediction,

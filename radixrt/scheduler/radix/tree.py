@@ -20,7 +20,7 @@ from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
-from radixrt.scheduler.radix.ghosts import MOST_GHOSTS, Before, Ghost, GhostList
+from radixrt.scheduler.radix.ghosts import MAX_GHOSTS, Before, Ghost, GhostList
 from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
@@ -90,7 +90,7 @@ class RadixTree:
         page_size: int,
         policy: EvictionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
-        most_ghosts: int = MOST_GHOSTS,
+        most_ghosts: int = MAX_GHOSTS,
     ) -> None:
         self.page_size = page_size
         self.policy: EvictionPolicy = policy or least_recently_used()

@@ -35,10 +35,10 @@ SMALLEST_SHARE = 1 / 1000
 FEWEST_CHILDREN = 20
 """Shown of a node without so many large ones: the largest, or of thousands the largest of a sample."""
 
-MOST_AWAITED = 1000
+MAX_AWAITED = 1000
 """Nodes with waiting sequences that a view looks at."""
 
-MOST_KNOWN = 20_000
+MAX_KNOWN = 20_000
 """Nodes of the last views that can be asked about."""
 
 _NAMES: dict[int, RetentionLevel] = {level: name for name, level in LEVELS.items()}
@@ -61,7 +61,7 @@ class KnownNodes:
         node_id = int(node.pages[-1])
         self._nodes.pop(node_id, None)  # becomes the newest
         self._nodes[node_id] = node
-        if len(self._nodes) > MOST_KNOWN:
+        if len(self._nodes) > MAX_KNOWN:
             del self._nodes[next(iter(self._nodes))]
         return node_id
 
@@ -208,7 +208,7 @@ class TreeView:
     def _count_waiting(self) -> Counter[Node]:
         """Waiting sequences by each node on the paths of their cached prefixes."""
         waiting: Counter[Node] = Counter()
-        for end, num_waiting in islice(self._tree.policy.awaited(), MOST_AWAITED):
+        for end, num_waiting in islice(self._tree.policy.awaited(), MAX_AWAITED):
             for node in end.path():
                 waiting[node] += num_waiting
         return waiting

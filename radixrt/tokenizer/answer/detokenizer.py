@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-LEAST_CONTEXT_TOKENS = 8
-MOST_CONTEXT_TOKENS = 256
+MIN_CONTEXT_TOKENS = 8
+MAX_CONTEXT_TOKENS = 256
 """Prompt tokens that the decoder sees before the answer. More than the least are needed only inside a
 long run of byte-fallback tokens, which decoders take as one."""
 
@@ -72,8 +72,8 @@ class IncrementalDetokenizer:
         None where the prompt itself ends inside a character: DecodeStream would give out the prompt's text
         again once that is complete.
         """
-        ids = [t for t in prompt_ids[-MOST_CONTEXT_TOKENS:] if t not in self._skipped_ids]
-        length = LEAST_CONTEXT_TOKENS
+        ids = [t for t in prompt_ids[-MAX_CONTEXT_TOKENS:] if t not in self._skipped_ids]
+        length = MIN_CONTEXT_TOKENS
         while ids:
             if not self._decode(ids[-length:]).endswith(_REPLACEMENT):
                 return ids[-length:]

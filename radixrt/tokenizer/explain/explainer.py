@@ -18,10 +18,10 @@ from radixrt.tokenizer.vocabulary import Vocabulary
 CONTEXT_TOKENS = 32
 """Before the divergence, to recognise a date that begins before it."""
 
-LEAST_AGREEING = 16
+MIN_AGREEING = 16
 """Characters behind volatile text that have to agree: otherwise other text follows, and the volatile text is no cause."""
 
-LEAST_AGREEING_TOKENS = 32
+MIN_AGREEING_TOKENS = 32
 """In the last message, which is new by nature: volatile text is a cause only if it parts a long text from its cache."""
 
 
@@ -170,8 +170,8 @@ class _Difference:
             return None
         own_text = self._own[self._starts[0] :]
         tokens = found.agreeing * len(self._own_ids) / max(1, len(own_text))
-        least = LEAST_AGREEING_TOKENS if self._is_in_last_message else 0
-        if found.agreeing < LEAST_AGREEING or tokens < least:
+        least = MIN_AGREEING_TOKENS if self._is_in_last_message else 0
+        if found.agreeing < MIN_AGREEING or tokens < least:
             return None
         word = f" ({_shortened(found.word)})" if with_texts else ""
         return (

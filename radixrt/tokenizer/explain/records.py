@@ -17,7 +17,7 @@ from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt.kept_turns import AnswerParts, called_functions
 from radixrt.tokenizer.prompt.segments import Segment
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Memory of all remembered prompts of a server."""
 
 _RECORD_BYTES = 1100
@@ -27,7 +27,7 @@ _MESSAGE_BYTES = 480
 _ANSWER_BYTES = 100
 """Memory of a sequence's id and of an answer's fingerprint."""
 
-MOST_DECODED = 8192
+MAX_DECODED = 8192
 """Tokens of a segment that are decoded to find a place in it; some milliseconds."""
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -71,7 +71,7 @@ class ChatLayout:
         """
         number = bisect_right(self.tokens, token_index) - 1
         start, begin = self.segments[number], self.tokens[number]
-        if token_index - begin <= MOST_DECODED:
+        if token_index - begin <= MAX_DECODED:
             return start + length_of(begin, token_index)
         chars, tokens = self.segments[number + 1] - start, self.tokens[number + 1] - begin
         return start + chars * (token_index - begin) // tokens

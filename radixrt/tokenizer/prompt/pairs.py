@@ -22,7 +22,7 @@ _SYSTEM = (
     'Note that the answer can only be "yes" or "no".'
 )
 _ROLE = re.compile(r"""(["'])(query|document)\1""")
-_MOST_CUTS = 4
+_MAX_CUTS = 4
 
 
 class EncodedPair(NamedTuple):
@@ -51,7 +51,7 @@ class PairEncoder:
             limits.check_text(document, longest, self._vocabulary.num_tokens)
             return self._join(pair, document, limits, salt)
         document = document[: most * longest]
-        for _ in range(_MOST_CUTS):  # tokens may join differently where the text is cut
+        for _ in range(_MAX_CUTS):  # tokens may join differently where the text is cut
             encoded = self._join(pair, document, limits, salt)
             surplus = len(encoded.token_ids) - most
             if surplus <= 0:

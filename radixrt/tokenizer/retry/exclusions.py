@@ -15,7 +15,7 @@ from radixrt.tokenizer.retry.parting import FailedSpan, Parting
 
 TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
 """See :meth:`radixrt.tokenizer.retry.token_texts.TokenTexts.along`."""
-MOST_SPELLINGS = 64
+MAX_SPELLINGS = 64
 """Of one text; there are more only of long runs of characters that were forbidden too early."""
 LONGEST_PATH = 128
 """Longer paths are not sent to the worker; a value that they would forbid fails its check again."""
@@ -157,7 +157,7 @@ class Exclusions:
         if self._tokens_along is None:
             return
         todo = [(node, 0)]
-        for _ in range(MOST_SPELLINGS):
+        for _ in range(MAX_SPELLINGS):
             if not todo:
                 return
             node, at = todo.pop()

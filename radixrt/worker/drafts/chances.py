@@ -22,7 +22,7 @@ _FIRST_WEIGHT = 2.0
 _COMMON_WEIGHT = 4.0
 """Drafts for which the chance in all slots counts in one."""
 
-MOST_CHANCE = 0.995
+MAX_CHANCE = 0.995
 
 Source = tuple[int, int]
 """A drafter, and the kind of its evidence."""
@@ -85,7 +85,7 @@ class Chances:
         first, later = _FIRST_OF_EXPECTED if source[0] in self._expected else _FIRST
         first = own.first.value(common.first.value(first, _FIRST_WEIGHT), _COMMON_WEIGHT)
         later = own.later.value(common.later.value(later, _FIRST_WEIGHT), _COMMON_WEIGHT)
-        return Chance(min(first, MOST_CHANCE), min(later, MOST_CHANCE))
+        return Chance(min(first, MAX_CHANCE), min(later, MAX_CHANCE))
 
     def learn(self, slot: int, source: Source, num_tried: int, num_right: int) -> None:
         """Note how many of the first tokens of a draft the answer has. The tokens behind the first wrong one say nothing."""

@@ -12,7 +12,7 @@ from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.suffix_index import SuffixIndex, ending_of
 from radixrt.worker.drafts.turns import Turns, TurnsBySalt
 
-MOST_INDEXED = 32768
+MAX_INDEXED = 32768
 """Tokens of a prompt that are indexed: its last ones. That takes about 12 ms, and the other sequences wait."""
 
 _KIND_OF_TURNS = 16
@@ -27,7 +27,7 @@ class NgramDrafter:
         self._turns = TurnsBySalt()
 
     def admit(self, slot: int, text: list[int], num_prompt: int, sources: DraftSources) -> None:
-        index = SuffixIndex(text, max(0, len(text) - MOST_INDEXED))
+        index = SuffixIndex(text, max(0, len(text) - MAX_INDEXED))
         index.catch_up()
         self._slots[slot] = _Copying(index, self._turns.of(sources.salt))
 

@@ -11,10 +11,10 @@ from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.suffix_index import SEPARATOR, SuffixIndex, ending_of
 
-MOST_TOKENS = 8192
+MAX_TOKENS = 8192
 """Of the answers of one salt; of more, the older half is dropped."""
 
-MOST_SALTS = 32
+MAX_SALTS = 32
 """Salts that have a pool: those used last. All pools together take at most some 55 MB."""
 
 _CONTEXT = 2
@@ -50,13 +50,13 @@ class PoolDrafter:
         salt, text, num_prompt = self._slots.pop(slot, ("", [], 0))
         if len(text) <= num_prompt:
             return
-        new = text[max(0, num_prompt - _CONTEXT) :][-MOST_TOKENS // 2 :]
+        new = text[max(0, num_prompt - _CONTEXT) :][-MAX_TOKENS // 2 :]
         pool = self._pools.pop(salt, None) or SuffixIndex([])
         kept = pool.text
-        if len(kept) + len(new) >= MOST_TOKENS:
-            kept = kept[-MOST_TOKENS // 2 + len(new) :] if len(new) < MOST_TOKENS // 2 else []
+        if len(kept) + len(new) >= MAX_TOKENS:
+            kept = kept[-MAX_TOKENS // 2 + len(new) :] if len(new) < MAX_TOKENS // 2 else []
             pool = SuffixIndex(kept)
         kept += [SEPARATOR, *new]
         self._pools[salt] = pool
-        if len(self._pools) > MOST_SALTS:
+        if len(self._pools) > MAX_SALTS:
             self._pools.popitem(last=False)

@@ -11,7 +11,7 @@ from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.suffix_index import SuffixIndex
 
-_MOST_KIND = 3
+_MAX_KIND = 3
 """Four tokens that agree and more are one kind of evidence."""
 
 
@@ -66,7 +66,7 @@ class _Followed:
         if ahead and reference[self._place : start] != ahead:
             return None
         draft = reference[start : start + budget]
-        return Draft(draft, min(self._agreed.bit_length(), _MOST_KIND)) if draft else None
+        return Draft(draft, min(self._agreed.bit_length(), _MAX_KIND)) if draft else None
 
     def _follow(self) -> None:
         text, reference = self._text, self._index.text

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.steps import DRAFTERS, MOST_DRAFTED, Admit, VerifiedDraft
+from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, VerifiedDraft
 from radixrt.worker.drafts.chances import Chance, Chances, Source
 from radixrt.worker.drafts.drafter import Drafter
 from radixrt.worker.drafts.grammar import GrammarDrafter
@@ -23,7 +23,7 @@ from radixrt.worker.drafts.reference import ReferenceDrafter
 EXPECTED = ("grammar", "tree", "prediction")
 """Drafters whose texts the answers are expected to follow."""
 
-MOST_STRETCHES = 4
+MAX_STRETCHES = 4
 """Of a draft. Each takes some 10 µs to find."""
 
 _BEHIND = 1.0
@@ -150,7 +150,7 @@ class Speculator:
             one.rest -= 1
             return []
         # One token less than the answer may have: the last is drawn, not drafted.
-        budget = min(room, MOST_DRAFTED, one.end - len(one.text) - 1)
+        budget = min(room, MAX_DRAFTED, one.end - len(one.text) - 1)
         if budget <= 0:
             return []
         tokens = self._draft(slot, budget, price, one)
@@ -164,7 +164,7 @@ class Speculator:
         tokens: list[int] = []
         one.judged_from = len(one.text)
         survival = 1.0
-        while len(tokens) < budget and len(one.drafted) < MOST_STRETCHES:
+        while len(tokens) < budget and len(one.drafted) < MAX_STRETCHES:
             stretch = self._best(slot, budget - len(tokens), price / survival, tokens)
             if not stretch.token_ids:
                 break

@@ -7,13 +7,13 @@ each token at which copies have ended it is noted which token came in its place,
 from collections import OrderedDict
 from dataclasses import dataclass
 
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """Tokens whose turns are remembered under a salt: those met last."""
 
-MOST_SALTS = 32
+MAX_SALTS = 32
 """Salts whose turns are remembered: those used last."""
 
-LEAST_TRUST, MOST_TRUST = 2, 4
+MIN_TRUST, MAX_TRUST = 2, 4
 """Between these, a turn is drafted."""
 
 
@@ -37,7 +37,7 @@ class Turns:
         """The place of the first of these tokens that a turn is expected to replace; None: there is none."""
         turns = self.by_token
         for place, token in enumerate(token_ids):
-            if (turn := turns.get(token)) is not None and turn.trust >= LEAST_TRUST:
+            if (turn := turns.get(token)) is not None and turn.trust >= MIN_TRUST:
                 return place
         return None
 
@@ -51,10 +51,10 @@ class Turns:
         if turn is None:
             if copies and token != expected:
                 self.by_token[expected] = Turn(token)
-                if len(self.by_token) > MOST_TOKENS:
+                if len(self.by_token) > MAX_TOKENS:
                     self.by_token.popitem(last=False)
         elif turn.token == token:
-            turn.trust = min(turn.trust + 1, MOST_TRUST)
+            turn.trust = min(turn.trust + 1, MAX_TRUST)
             self.by_token.move_to_end(expected)
         elif turn.trust > 1:
             turn.trust -= 1
@@ -76,6 +76,6 @@ class TurnsBySalt:
             return Turns()
         turns = self._by_salt.pop(salt, None) or Turns()
         self._by_salt[salt] = turns
-        if len(self._by_salt) > MOST_SALTS:
+        if len(self._by_salt) > MAX_SALTS:
             self._by_salt.popitem(last=False)
         return turns

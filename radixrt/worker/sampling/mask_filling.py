@@ -25,7 +25,7 @@ SLOW_S = 0.001
 
 _THREADS = min(4, os.cpu_count() or 1)
 """Fill the rows that are expected to be quick."""
-_MOST_THREADS = 64
+_MAX_THREADS = 64
 """Each row that is slow has one of its own."""
 _STUCK_S = 0.0005
 """After this time without an end, one more thread takes the rows that no thread has begun."""
@@ -152,7 +152,7 @@ class MaskFiller:
         for _ in range(count - self._waking):
             if self._idle:
                 self._idle.pop().release()
-            elif self.num_threads < _MOST_THREADS:
+            elif self.num_threads < _MAX_THREADS:
                 self.num_threads += 1
                 start_thread(self._fill, name="fill-mask")
             else:

@@ -13,8 +13,8 @@ import { json } from "./server.js";
 
 const ROW_PX = 30;
 const TALL_ROW_PX = 46;
-const MOST_TALL_ROWS = 12;
-const LEAST_PX = 3;
+const MAX_TALL_ROWS = 12;
+const MIN_PX = 3;
 const IDLE_S = [2, 15, 120, 1200];
 const USES = [1, 2, 5, 20];
 
@@ -109,7 +109,7 @@ function draw() {
   const isGone = below !== null && tree.namespaces[0]?.children[0]?.node !== below;
   if (isGone) return zoom(null);
   const root = whole();
-  rowPx = depth(root) <= MOST_TALL_ROWS ? TALL_ROW_PX : ROW_PX;
+  rowPx = depth(root) <= MAX_TALL_ROWS ? TALL_ROW_PX : ROW_PX;
   picture.classList.toggle("tall", rowPx === TALL_ROW_PX);
   cells = new Map();
   relations = new Map();
@@ -130,7 +130,7 @@ function draw() {
     const scale = width / Math.max(cell.tokens, sum + cell.own, 1);
     let start = left;
     for (const child of inOrder) {
-      if (child.tokens * scale >= LEAST_PX) {
+      if (child.tokens * scale >= MIN_PX) {
         place(child, start, child.tokens * scale, level + 1, cell.id);
         relations.get(cell.id).push(child.id);
       }
@@ -138,7 +138,7 @@ function draw() {
     }
     const folded = cell.numChildren - (relations.get(cell.id).length - 1);
     const rest = left + (cell.tokens - cell.own) * scale - start;
-    if (folded > 0 && rest >= LEAST_PX) {
+    if (folded > 0 && rest >= MIN_PX) {
       used.add(`rest of ${cell.id}`);
       putRest(cell.id, folded, start, rest, level + 1);
       rows = Math.max(rows, level + 2);
@@ -205,7 +205,7 @@ function putRest(parent, folded, left, width, level) {
 }
 
 function setPlace(rectangle, left, width, level) {
-  Object.assign(rectangle.style, { left: `${left}px`, width: `${Math.max(LEAST_PX, width) - 1}px`, top: `${level * rowPx}px` });
+  Object.assign(rectangle.style, { left: `${left}px`, width: `${Math.max(MIN_PX, width) - 1}px`, top: `${level * rowPx}px` });
 }
 
 const marksOf = (node) => [node.running && `▶${node.running}`, node.waiting && `▷${node.waiting}`, node.leases && `◆${node.leases}`].filter(Boolean).join(" ");

@@ -35,7 +35,7 @@ from radixrt.constrained.json_schema.walk import (
     without_origins,
 )
 
-_MOST_ROUNDS = 30
+_MAX_ROUNDS = 30
 """Trial compiles that may each find another keyword to leave to a check."""
 
 
@@ -169,7 +169,7 @@ class _Attempt:
         search = Search()
         self.schema = _with_places(self.original, ())
         self._find_faults(met_with(self.schema))
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             error = (not self.faults and self._error) or self._compile_error()
             if error is None:
                 return

@@ -17,7 +17,7 @@ from radixrt.constrained.json_schema.walk import (
     without_origins,
 )
 
-MOST_CHARACTERS = 2_000_000
+MAX_CHARACTERS = 2_000_000
 """Bytes of JSON text that are compiled at most to find the faults of one schema (a second of work); then it is refused."""
 
 Blame = tuple[Place, tuple[str, ...], str]
@@ -28,7 +28,7 @@ class Search:
     """Searches for the faults of one schema, which is reduced between two searches."""
 
     def __init__(self) -> None:
-        self._left = MOST_CHARACTERS
+        self._left = MAX_CHARACTERS
         self._schema: Any = None
         self._with_origins: Any = None
         self._definitions: dict[Any, Any] = {}

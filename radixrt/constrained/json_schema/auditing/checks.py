@@ -24,7 +24,7 @@ from radixrt.constrained.json_schema.walk import (
 Faults = dict[Place, tuple[str, ...]]
 """Keywords that no grammar enforces, by the place of their node."""
 
-MOST_CHECKS = 100
+MAX_CHECKS = 100
 """A schema with more (definitions used in many places multiply) is checked as a whole."""
 
 
@@ -35,8 +35,8 @@ def place_checks(schema: Any, normalised: Any, faults: Faults) -> tuple[SpanChec
         CannotEnforce: a keyword under a check can't be checked either.
     """
     placing = _Placing(schema, normalised, faults)
-    checks = tuple(itertools.islice(placing.below((), (), frozenset()), MOST_CHECKS + 1))
-    return checks if len(checks) <= MOST_CHECKS else (placing.check((), ()),)
+    checks = tuple(itertools.islice(placing.below((), (), frozenset()), MAX_CHECKS + 1))
+    return checks if len(checks) <= MAX_CHECKS else (placing.check((), ()),)
 
 
 @dataclass

@@ -19,7 +19,7 @@ _TAKEN_ALONG = {
 }
 """Keywords that depend on another keyword: without it they would forbid more than before."""
 
-LEAST_MISSED = (
+MIN_MISSED = (
     "not", "if", "uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems", "unevaluatedProperties",
     "dependentRequired", "dependentSchemas", "propertyNames", "minProperties", "maxProperties", "multipleOf",
     "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minimum", "maximum", "format", "pattern",
@@ -45,7 +45,7 @@ def fewest_to_drop(
     node: Node, suspects: Iterable[str], is_fine: Callable[[Any], bool], budget: int = 200
 ) -> tuple[str, ...] | None:
     """The smallest set of keywords without which the node is fine; None if it never is."""
-    present = [keyword for keyword in LEAST_MISSED if keyword in set(suspects)]
+    present = [keyword for keyword in MIN_MISSED if keyword in set(suspects)]
     for size in range(1, len(present) + 1):
         for keywords in itertools.combinations(present, size):
             budget -= 1
