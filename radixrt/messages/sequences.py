@@ -20,7 +20,7 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     """Of the request, with ``max_tokens`` and ``seed`` of this answer filled in."""
     num_output: int = 0
     """Number of token_ids, at their end, that an answer has generated before: max_tokens and penalties count them."""
-    second_at: int = 0
+    second_segment_start: int = 0
     """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""

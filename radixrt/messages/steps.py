@@ -50,7 +50,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     grammar: GrammarUse | None = None
     pool: Pool | None = None
     """The end of the prompt gives these numbers, and no token is sampled."""
-    second_at: int = 0
+    second_segment_start: int = 0
     """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
     drafts: DraftSources | None = None
     """None: no tokens of this sequence are drafted."""

@@ -327,7 +327,7 @@ class Planner:
                 num_output=sequence.num_output,
                 grammar=sequence.grammar,
                 pool=sequence.options.pool,
-                second_at=sequence.second_at,
+                second_segment_start=sequence.second_segment_start,
                 drafts=drafts,
             )
         )

@@ -46,7 +46,7 @@ class Sequence:
         self.forecast_wait_s = 0.0
         """Forecast of its wait when it arrived (:mod:`radixrt.scheduler.queue.wait_forecast`), without correction."""
         self.grammar = request.grammar
-        self.second_at = request.second_at
+        self.second_segment_start = request.second_segment_start
         self.prediction = request.prediction
         self.speculates = False
         """Its tokens are drafted."""

@@ -84,7 +84,7 @@ class _Encoded:
     """Keeps the answer for the chat's later requests."""
     layout: ChatLayout | None
     """Of the messages of a chat."""
-    second_at: int
+    second_segment_start: int
     """Of a pair of texts."""
 
 
@@ -243,8 +243,8 @@ class TokenizerProcess:
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        text, token_ids, retain, turn, layout, second_at = self._encoder.encode_with_breakpoints(
-            request.prompt, self._limits, options.cache_salt
+        text, token_ids, retain, turn, layout, second_segment_start = (
+            self._encoder.encode_with_breakpoints(request.prompt, self._limits, options.cache_salt)
         )
         hints = options.cache_hints
         if retain:
@@ -266,7 +266,9 @@ class TokenizerProcess:
         request = replace(request, options=replace(request.options, sampling=sampling))
         expected = request.prediction[: MAX_CHARS_OF_A_TOKEN * max_tokens]
         prediction = self._vocabulary.encode(expected, False) if expected else []
-        return _Encoded(request, text, token_ids, pack_ids(prediction), turn, layout, second_at)
+        return _Encoded(
+            request, text, token_ids, pack_ids(prediction), turn, layout, second_segment_start
+        )
 
     def _check_task(self, request: GenerateRequest) -> None:
         """Raises:
@@ -315,7 +317,7 @@ class TokenizerProcess:
                 token_ids=packed_ids,
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
-                second_at=encoded.second_at,
+                second_segment_start=encoded.second_segment_start,
                 prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),

@@ -75,7 +75,7 @@ class EncoderRunner:
         lengths = [len(prompt) for prompt in prompts]
         positions = [np.arange(length) for length in lengths]
         types = [
-            (place >= admit.second_at) & (admit.second_at > 0)
+            (place >= admit.second_segment_start) & (admit.second_segment_start > 0)
             for place, admit in zip(positions, admits, strict=True)
         ]
         columns = (np.concatenate(parts).astype(np.int64) for parts in (prompts, positions, types))

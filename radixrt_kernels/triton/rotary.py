@@ -16,12 +16,14 @@ def _rotate_heads(
     pair = tl.arange(0, HALF)
     inside = (head < heads)[:, None] & (pair < half)[None, :]
     first_at = start + head[:, None] * head_stride + pair[None, :]
-    second_at = first_at + half
+    second_segment_start = first_at + half
     first = tl.load(first_at, mask=inside, other=0.0)
-    second = tl.load(second_at, mask=inside, other=0.0)
+    second = tl.load(second_segment_start, mask=inside, other=0.0)
     x, y = first.to(tl.float32), second.to(tl.float32)
     tl.store(first_at, (x * cos[None, :] - y * sin[None, :]).to(first.dtype), mask=inside)
-    tl.store(second_at, (y * cos[None, :] + x * sin[None, :]).to(first.dtype), mask=inside)
+    tl.store(
+        second_segment_start, (y * cos[None, :] + x * sin[None, :]).to(first.dtype), mask=inside
+    )
 
 
 @triton.jit

@@ -87,15 +87,15 @@ class InProcessEngine:
         return self._run(self._requests(prompts, sampling, salt, grammars, speculation))
 
     def pool(
-        self, prompts: list[list[int]], pool: Pool = POOL, second_at: int = 0
+        self, prompts: list[list[int]], pool: Pool = POOL, second_segment_start: int = 0
     ) -> list[NDArray[np.float32]]:
         """The numbers of prompts that arrive together."""
-        requests = self.pool_requests(prompts, pool, second_at)
+        requests = self.pool_requests(prompts, pool, second_segment_start)
         assert self._run(requests) == [[]] * len(prompts), "nothing is generated"
         return [np.frombuffer(self.vectors[r.seq_id], dtype=np.float32) for r in requests]
 
     def pool_requests(
-        self, prompts: list[list[int]], pool: Pool = POOL, second_at: int = 0
+        self, prompts: list[list[int]], pool: Pool = POOL, second_segment_start: int = 0
     ) -> list[SequenceRequest]:
         options = RequestOptions(sampling=PREFILL_ONLY, pool=pool)
         requests = [
@@ -103,7 +103,7 @@ class InProcessEngine:
                 seq_id=self._next_id + index,
                 token_ids=pack_ids(prompt),
                 options=options,
-                second_at=second_at,
+                second_segment_start=second_segment_start,
             )
             for index, prompt in enumerate(prompts)
         ]

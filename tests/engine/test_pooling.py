@@ -127,16 +127,16 @@ def test_classes_of_pairs_and_texts(make: Make, architecture: str, num_labels: i
     ).eval()
 
     @torch.inference_mode()
-    def expected(prompt: list[int], second_at: int) -> torch.Tensor:
-        types = (torch.arange(len(prompt)) >= second_at).long()[None]
-        kinds = {"token_type_ids": types} if architecture == "bert" and second_at else {}
+    def expected(prompt: list[int], second_segment_start: int) -> torch.Tensor:
+        types = (torch.arange(len(prompt)) >= second_segment_start).long()[None]
+        kinds = {"token_type_ids": types} if architecture == "bert" and second_segment_start else {}
         scores = model(torch.tensor([prompt]), **kinds).logits[0]
         return scores.sigmoid() if num_labels == 1 else scores.softmax(0)
 
     engine = InProcessEngine(folder)
-    for second_at in (0, 1):
-        found = engine.pool(SHORT, second_at=second_at)
-        check_equal(found, [expected(prompt, second_at) for prompt in SHORT])
+    for second_segment_start in (0, 1):
+        found = engine.pool(SHORT, second_segment_start=second_segment_start)
+        check_equal(found, [expected(prompt, second_segment_start) for prompt in SHORT])
 
 
 def test_a_prompt_of_an_encoder_is_never_cut_into_chunks(make: Make) -> None:

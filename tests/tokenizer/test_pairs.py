@@ -91,4 +91,4 @@ def test_without_a_template_the_tokenizer_joins_the_texts(
     tmp_path: Path, limits: dict[str, int], ids: list[int]
 ) -> None:
     _, found = encode(word_level(tmp_path), PairPrompt("a b", "c d e", **limits))
-    assert (found.token_ids, found.second_at) == (ids, 4)
+    assert (found.token_ids, found.second_segment_start) == (ids, 4)

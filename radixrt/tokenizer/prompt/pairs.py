@@ -27,7 +27,7 @@ _MAX_CUTS = 4
 
 class EncodedPair(NamedTuple):
     token_ids: list[int]
-    second_at: int
+    second_segment_start: int
     """Position of the second text's first token, for models that tell the texts apart; 0: none does."""
 
 

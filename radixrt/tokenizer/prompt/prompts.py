@@ -38,7 +38,7 @@ class EncodedPrompt(NamedTuple):
     """Keeps the answer to a chat whose later requests are to repeat it."""
     layout: ChatLayout | None
     """The places of a chat's messages; None where special tokens in the messages hide them."""
-    second_at: int
+    second_segment_start: int
     """Of a pair of texts: position of the second one's first token, for models that tell them apart; else 0."""
 
 
@@ -76,7 +76,7 @@ class PromptEncoder:
         retain: list[Retention] = []
         turn: OpenTurn | None = None
         layout: ChatLayout | None = None
-        second_at, longest = 0, self._vocabulary.longest_token
+        second_segment_start, longest = 0, self._vocabulary.longest_token
         match prompt:
             case TokenPrompt():
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
@@ -111,9 +111,9 @@ class PromptEncoder:
                     if length:
                         retain.append(Retention("high", length, breakpoint.ttl_s))
             case PairPrompt():
-                text, (ids, second_at) = None, self._pairs.encode(prompt, limits, salt)
+                text, (ids, second_segment_start) = None, self._pairs.encode(prompt, limits, salt)
         limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
-        return EncodedPrompt(text, ids, retain, turn, layout, second_at)
+        return EncodedPrompt(text, ids, retain, turn, layout, second_segment_start)
 
 
 def size_in_chars(prompt: Prompt) -> int:
