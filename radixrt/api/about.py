@@ -20,7 +20,7 @@ from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.messages.calls import FlushCacheCall, StatsCall
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.pooling import POOL
+from radixrt.messages.pooling import DEFAULT_POOLING
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 
 HEALTH_TIMEOUT_S = 30
@@ -185,7 +185,7 @@ async def _generate_one_token(state: ServerState) -> None:
         options=RequestOptions(
             sampling=one_token if generates else PREFILL_ONLY,
             cache_salt="health",
-            pool=None if generates else POOL,
+            pool=None if generates else DEFAULT_POOLING,
         ),
     )
     try:

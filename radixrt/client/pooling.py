@@ -16,7 +16,7 @@ from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.client.engine_client import RunRequests
 from radixrt.messages.answers import AnswerReport, EngineInfo
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
-from radixrt.messages.pooling import POOL, Pool, PoolingInfo
+from radixrt.messages.pooling import DEFAULT_POOLING, PoolingInfo, PoolingRequest
 from radixrt.messages.requests import (
     GenerateRequest,
     PairPrompt,
@@ -54,7 +54,7 @@ class Judged(NamedTuple):
     run: Pooled
 
 
-Compute = Callable[[list[Prompt], Pool], Coroutine[Any, Any, Pooled]]
+Compute = Callable[[list[Prompt], PoolingRequest], Coroutine[Any, Any, Pooled]]
 """Runs prompts, each of which gives the same kind of numbers."""
 
 
@@ -63,7 +63,7 @@ async def run_pooled(
     request_id: str,
     prompts: Sequence[Prompt],
     options: RequestOptions,
-    pool: Pool = POOL,
+    pool: PoolingRequest = DEFAULT_POOLING,
 ) -> Pooled:
     """Compute prompts.
 
@@ -117,7 +117,7 @@ async def judge(
         raise RequestError(
             f"This server's classifier has {pooling.size} classes and gives no score of a pair; use /classify."
         )
-    pool = POOL if pooling is not None else Pool(info.score_tokens)
+    pool = DEFAULT_POOLING if pooling is not None else PoolingRequest(info.score_tokens)
     if pooling is None and not pool.logits_of:
         raise RequestError(
             "This server's model can't judge pairs of texts: its vocabulary has no single tokens for yes and no."
@@ -233,7 +233,7 @@ async def _by_cosine(
     most_of = {document: min(limits, default=None) for _, document in pairs}
     most_of |= {query: most_tokens for query, _ in pairs}
     prompts: list[Prompt] = [TextPrompt(text, most_tokens=most) for text, most in most_of.items()]
-    run = await compute(prompts, POOL)
+    run = await compute(prompts, DEFAULT_POOLING)
     vectors = {text: unit(one) for text, one in zip(most_of, run.vectors, strict=True)}
     scores = [float(np.dot(vectors[query], vectors[document])) for query, document in pairs]
     return Judged(scores, run)

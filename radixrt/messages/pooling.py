@@ -5,14 +5,14 @@ from typing import Literal
 import msgspec
 
 
-class Pool(msgspec.Struct, frozen=True, array_like=True):
+class PoolingRequest(msgspec.Struct, frozen=True, array_like=True):
     """Asks for numbers of a prompt in place of an answer."""
 
     logits_of: tuple[int, ...] = ()
     """Tokens whose logits behind the prompt are returned. Empty: the numbers that the checkpoint's pooling gives."""
 
 
-POOL = Pool()
+DEFAULT_POOLING = PoolingRequest()
 """A vector of an embedding model, or the scores of the classes of a classifier."""
 
 

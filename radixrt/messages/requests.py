@@ -8,7 +8,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.pooling import Pool
+from radixrt.messages.pooling import PoolingRequest
 
 RetentionLevel = Literal["none", "default", "high"]
 
@@ -160,7 +160,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The smallest goes first on a server that orders by priority."""
     deadline: float | None = None
     """Unix time in seconds after which the request is dropped."""
-    pool: Pool | None = None
+    pool: PoolingRequest | None = None
     """Numbers of the prompt in place of an answer; None: an answer."""
     speculation: bool = True
     """Tokens may be drafted, if the server does."""

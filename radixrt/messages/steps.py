@@ -6,7 +6,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.pooling import Pool
+from radixrt.messages.pooling import PoolingRequest
 
 NO_TOKEN = -1
 """In place of a sampled token: the model's logits were not finite, so no token could be sampled."""
@@ -48,7 +48,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     num_output: int
     """Number of generated tokens in token_ids: penalties, min_tokens and the grammar count them."""
     grammar: GrammarUse | None = None
-    pool: Pool | None = None
+    pool: PoolingRequest | None = None
     """The end of the prompt gives these numbers, and no token is sampled."""
     second_segment_start: int = 0
     """Of a pair of texts: position of the second one's first token, for models that tell them apart."""

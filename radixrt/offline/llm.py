@@ -34,7 +34,7 @@ from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.calls import FlushCacheCall, ReleaseCacheCall, StatsCall
-from radixrt.messages.pooling import POOL
+from radixrt.messages.pooling import DEFAULT_POOLING
 from radixrt.messages.requests import (
     ChatPrompt,
     GenerateRequest,
@@ -261,7 +261,9 @@ class LLM:
         most = most_input_tokens(truncate_prompt_tokens, self.info)
         many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
         run = self._engine.run(
-            self._computing(cache_salt)([cut(prompt_of(one), most) for one in many], POOL)
+            self._computing(cache_salt)(
+                [cut(prompt_of(one), most) for one in many], DEFAULT_POOLING
+            )
         )
         vectors = run.vectors
         if dimensions is not None and self.info.pooling is not None:

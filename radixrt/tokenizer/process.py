@@ -27,7 +27,7 @@ from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi
-from radixrt.messages.pooling import POOL
+from radixrt.messages.pooling import DEFAULT_POOLING
 from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
@@ -279,7 +279,7 @@ class TokenizerProcess:
         if pool is None and pooling is not None and not warms:
             path = "/v1/embeddings" if pooling.task == "embed" else "/classify"
             raise RequestError(f"This server's model generates no text; use {path}.")
-        if pool == POOL and pooling is None:
+        if pool == DEFAULT_POOLING and pooling is None:
             raise RequestError(
                 "This server's model generates text and gives no vectors or classes: its checkpoint has neither a modules.json "
                 "of sentence-transformers nor a classifier's architecture.",

@@ -15,7 +15,7 @@ from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
-from radixrt.messages.pooling import Pool
+from radixrt.messages.pooling import PoolingRequest
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
 from radixrt.worker.kv.ragged import RaggedStep
@@ -40,7 +40,7 @@ class PooledRow:
     slot: int
     row: int
     """Into the flat batch."""
-    pool: Pool
+    pool: PoolingRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from radixrt.api.embeddings.score import ClassifyRequest, ScorePairsRequest
 from radixrt.api.ollama.protocol import EmbedRequest, OldEmbedRequest
 from radixrt.client.choice_scoring import shared_tokens
 from radixrt.messages.ids import num_ids, unpack_ids
-from radixrt.messages.pooling import Pool, PoolingInfo
+from radixrt.messages.pooling import PoolingInfo, PoolingRequest
 from radixrt.messages.requests import PairPrompt
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.limits import Limits
@@ -248,7 +248,7 @@ def test_a_decoder_judges_by_the_logits_of_two_tokens(judge: RunningServer) -> N
     found = post(judge, "/v1/rerank", {"query": "cat?", "documents": ["a cat"], "instruct": "Find"})
     assert found["results"][0]["relevance_score"] == pytest.approx(1 / (1 + math.exp(-1)))
     (request,) = judge.scheduler.requests
-    assert request.options.pool == Pool((310, 311))
+    assert request.options.pool == PoolingRequest((310, 311))
     prompt = judge.vocabulary.decode(ids_of(judge, request))
     task = "<Instruct>: Find\n<Query>: cat?\n<Document>: a cat<|im_end|>"
     assert task in prompt and prompt.endswith("<|im_start|>assistant\n")

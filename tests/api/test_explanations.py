@@ -25,7 +25,7 @@ from tests.real_scheduler import RealScheduler
 from tests.tiny_tokenizers import save_byte_level
 
 PAGE = 4
-POOL = 32768
+DEFAULT_POOLING = 32768
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools:{% for t in tools %}\n{{ t | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
@@ -123,7 +123,7 @@ def tool(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def scheduled(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
     return start_server(
-        info=engine_info(page_size=PAGE, kv_pool_tokens=POOL, context_length=2048),
+        info=engine_info(page_size=PAGE, kv_pool_tokens=DEFAULT_POOLING, context_length=2048),
         model=save_byte_level(tmp_path_factory.mktemp("model"), TEMPLATE),
         scheduler_type=RealScheduler,
         api_keys=str(key_file(tmp_path_factory.mktemp("keys"))),

@@ -19,7 +19,7 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.pooling import POOL, Pool
+from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import PositionLogprobs, SequenceOutput, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
@@ -87,7 +87,10 @@ class InProcessEngine:
         return self._run(self._requests(prompts, sampling, salt, grammars, speculation))
 
     def pool(
-        self, prompts: list[list[int]], pool: Pool = POOL, second_segment_start: int = 0
+        self,
+        prompts: list[list[int]],
+        pool: PoolingRequest = DEFAULT_POOLING,
+        second_segment_start: int = 0,
     ) -> list[NDArray[np.float32]]:
         """The numbers of prompts that arrive together."""
         requests = self.pool_requests(prompts, pool, second_segment_start)
@@ -95,7 +98,10 @@ class InProcessEngine:
         return [np.frombuffer(self.vectors[r.seq_id], dtype=np.float32) for r in requests]
 
     def pool_requests(
-        self, prompts: list[list[int]], pool: Pool = POOL, second_segment_start: int = 0
+        self,
+        prompts: list[list[int]],
+        pool: PoolingRequest = DEFAULT_POOLING,
+        second_segment_start: int = 0,
     ) -> list[SequenceRequest]:
         options = RequestOptions(sampling=PREFILL_ONLY, pool=pool)
         requests = [

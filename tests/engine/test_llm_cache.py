@@ -12,13 +12,13 @@ from radixrt.base.errors import RequestError
 from tests.checkpoints import make_checkpoint, make_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-PAGE, POOL, LENGTH = 4, 512, 60
+PAGE, DEFAULT_POOLING, LENGTH = 4, 512, 60
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
-    with LLM(str(folder), page_size=PAGE, max_total_tokens=POOL) as llm:
+    with LLM(str(folder), page_size=PAGE, max_total_tokens=DEFAULT_POOLING) as llm:
         yield llm
 
 
@@ -39,7 +39,7 @@ def new_prompt(length: int = LENGTH) -> list[int]:
 
 
 def flood(llm: LLM) -> None:
-    for _ in range(2 * POOL // LENGTH):
+    for _ in range(2 * DEFAULT_POOLING // LENGTH):
         llm.generate(new_prompt(), GREEDY)
 
 

@@ -16,7 +16,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CpuDevice
-from radixrt.messages.pooling import POOL, Pool
+from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
 from radixrt.models.decoder import CausalLM
 from radixrt.scheduler.queue.admission import Admission
 from radixrt_kernels import available
@@ -65,7 +65,7 @@ def test_overlapping_steps_give_the_same_numbers(
     model_dir: Path, tmp_path: Path, embeds: bool
 ) -> None:
     folder = make_pooled("qwen3", tmp_path, pooling="lasttoken") if embeds else model_dir
-    pool = POOL if embeds else Pool((7, 300))
+    pool = DEFAULT_POOLING if embeds else PoolingRequest((7, 300))
     plain = InProcessEngine(folder).pool(make_prompts(), pool)
     engine, _ = on_gpu(folder)
     for _ in range(2):

@@ -11,7 +11,7 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from radixrt.messages.pooling import Pool
+from radixrt.messages.pooling import PoolingRequest
 from tests.checkpoints import make_pooled
 from tests.engine.in_process import InProcessEngine
 from tests.models.test_against_transformers import random_tokens
@@ -81,7 +81,7 @@ def test_the_logits_of_some_tokens_behind_a_prompt(
     folder = checkpoint("qwen3" if tied else "llama")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     engine = InProcessEngine(folder)
-    found = engine.pool(PROMPTS, Pool((7, 300, 11)))
+    found = engine.pool(PROMPTS, PoolingRequest((7, 300, 11)))
     with torch.inference_mode():
         logits = [model(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS]
     check_equal(found, [row[[7, 300, 11]] for row in logits])

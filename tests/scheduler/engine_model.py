@@ -15,7 +15,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
-from radixrt.messages.pooling import Pool
+from radixrt.messages.pooling import PoolingRequest
 from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, RequestOptions, Tenant
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest, TokenBatch
@@ -101,7 +101,7 @@ class EngineModel:
         priority: int = 0,
         cache_hints: CacheHints = NO_HINTS,
         tenant: Tenant = NO_TENANT,
-        pool: Pool | None = None,
+        pool: PoolingRequest | None = None,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)

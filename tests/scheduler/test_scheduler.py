@@ -10,7 +10,7 @@ import pytest
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.pooling import POOL, PoolingInfo
+from radixrt.messages.pooling import DEFAULT_POOLING, PoolingInfo
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import MAX_DRAFTED, NO_TOKEN
@@ -59,7 +59,7 @@ def test_prompts_of_an_encoder_are_computed_whole_and_none_is_cached() -> None:
     engine = EngineModel(limits(pooling=encoder, max_prefill_tokens=40, chunked_prefill_size=16))
     lengths = [39, 1, 60, 60, 5, 5, 30]
     for length in lengths:
-        engine.add(DOCUMENT[:length], max_tokens=0, pool=POOL)
+        engine.add(DOCUMENT[:length], max_tokens=0, pool=DEFAULT_POOLING)
     engine.run()
     chunks = [chunk for plan in engine.plans for chunk in plan.prefill]
     assert sorted(chunk.num_tokens for chunk in chunks) == sorted(lengths)

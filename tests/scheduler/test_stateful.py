@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.pooling import POOL
+from radixrt.messages.pooling import DEFAULT_POOLING
 from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, Retention, Tenant, split_salt
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.radix.leases import Lease
@@ -138,7 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(stem=st.sampled_from(STEMS), cut=st.integers(0, 50), last=st.integers(0, 4))
     def a_prompt_for_its_numbers_arrives(self, stem: list[int], cut: int, last: int) -> None:
-        self.engine.add([*stem[:cut], last], max_tokens=0, pool=POOL)
+        self.engine.add([*stem[:cut], last], max_tokens=0, pool=DEFAULT_POOLING)
 
     @rule(
         stem=st.sampled_from(STEMS),

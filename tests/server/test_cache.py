@@ -12,7 +12,7 @@ import pytest
 from tests.servers import Server
 
 PAGE = 4
-POOL = 1024
+DEFAULT_POOLING = 1024
 LENGTH = 120
 """Tokens of a prompt."""
 LONGEST_PIN_S = 3600
@@ -44,7 +44,7 @@ class Client:
         details = self.ask(prompt, extra=extra).usage.prompt_tokens_details
         return int(details.cached_tokens)
 
-    def flood(self, tokens: int = 2 * POOL, cache: Cache | None = None) -> None:
+    def flood(self, tokens: int = 2 * DEFAULT_POOLING, cache: Cache | None = None) -> None:
         """Let others ask, four at a time, in so many tokens; four need less than half of the pool to run."""
         count = tokens // LENGTH
         while count > 0:
@@ -66,7 +66,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def small_server(start_server: Callable[..., Server]) -> Server:
-    return start_server("--page-size", str(PAGE), "--max-total-tokens", str(POOL))
+    return start_server("--page-size", str(PAGE), "--max-total-tokens", str(DEFAULT_POOLING))
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_without_a_hint_the_same_is_gone(client: Client) -> None:
 def test_only_the_tokens_that_are_spoken_for_outlast(client: Client) -> None:
     mine = client.new_prompt()
     client.ask(mine, {"retain": "high", "until_token": 50})
-    client.flood(4 * POOL)
+    client.flood(4 * DEFAULT_POOLING)
     assert client.cached(mine) == 50 // PAGE * PAGE
 
 
@@ -125,7 +125,7 @@ def test_what_is_retained_with_none_goes_first(client: Client) -> None:
     kept, given_up = client.new_prompt(), client.new_prompt()
     client.ask(kept)
     client.ask(given_up, {"retain": "none"})  # used later
-    client.flood(POOL - LENGTH)
+    client.flood(DEFAULT_POOLING - LENGTH)
     assert client.cached(kept) >= LENGTH - PAGE
     assert client.cached(given_up) < LENGTH - PAGE
 
@@ -211,7 +211,7 @@ def test_pins_have_bounds_and_leave_room_for_others(client: Client) -> None:
             break
         leases.append(response.json()["lease"])
     assert response.status_code == 429 and "release" in response.json()["error"]["message"].lower()
-    assert len(leases) == POOL // 2 // LENGTH
+    assert len(leases) == DEFAULT_POOLING // 2 // LENGTH
     client.flood()
     for lease in leases:
         client.post("release", lease=lease)
@@ -234,7 +234,7 @@ def test_a_session_that_has_ended_goes_first(client: Client) -> None:
     client.ask(going, {"session": "going"})
     client.ask(ended, {"session": "ended", "retain": "high"})  # used later
     assert client.post("release", session="ended")["released_tokens"] >= LENGTH - PAGE
-    client.flood(POOL - LENGTH)
+    client.flood(DEFAULT_POOLING - LENGTH)
     assert client.cached(going) >= LENGTH - PAGE
     assert client.cached(ended) < LENGTH - PAGE
     assert client.post("release", session="never heard of")["released_tokens"] == 0
@@ -295,5 +295,9 @@ def test_stats_are_those_of_the_pool(client: Client) -> None:
     client.ask(client.new_prompt())
     stats = client.stats()
     pages = stats["pages"]
-    assert pages["owned"] + pages["cached"] + pages["free"] == pages["total"] == POOL // PAGE
-    assert stats["tokens"]["total"] == POOL and stats["tokens"]["cached"] >= LENGTH
+    assert (
+        pages["owned"] + pages["cached"] + pages["free"]
+        == pages["total"]
+        == DEFAULT_POOLING // PAGE
+    )
+    assert stats["tokens"]["total"] == DEFAULT_POOLING and stats["tokens"]["cached"] >= LENGTH

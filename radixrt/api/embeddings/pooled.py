@@ -17,7 +17,7 @@ from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.client.pooling import Judged, Pooled, cut, judge, most_input_tokens, run_pooled
-from radixrt.messages.pooling import POOL, Pool
+from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
 from radixrt.messages.requests import Prompt
 
 
@@ -40,7 +40,7 @@ async def compute(
     fields: PooledFields,
     kind: str,
     prompts: list[Prompt],
-    pool: Pool = POOL,
+    pool: PoolingRequest = DEFAULT_POOLING,
 ) -> Pooled:
     """Compute prompts, as long as the client is there.
 
