@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from numpy.typing import NDArray
 
-from radixrt.device.device import Mark, pack, unpack
+from radixrt.device.device import DeviceEvent, pack, unpack
 
 Made = TypeVar("Made")
 
@@ -43,7 +43,7 @@ def _is_mask(index: Any) -> bool:
 
 
 @dataclass
-class FakeMark:
+class FakeEvent:
     device: "FakeDevice"
     place: int
 
@@ -53,15 +53,15 @@ class FakeMark:
     def wait(self) -> None:
         self.device.wait_for(self.place, "mark")
 
-    def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, FakeMark)
+    def seconds_since(self, earlier: DeviceEvent) -> float:
+        assert isinstance(earlier, FakeEvent)
         assert earlier.is_past() and self.is_past(), "the device does not know yet"
         return 1e-3 * (self.place - earlier.place)
 
 
 @dataclass
 class FakeDownload:
-    mark: FakeMark
+    mark: FakeEvent
     tensors: list[torch.Tensor]
 
     def is_ready(self) -> bool:
@@ -125,10 +125,10 @@ class FakeDevice:
 
     def download(self, tensors: Sequence[torch.Tensor]) -> FakeDownload:
         plain = [tensor.as_subclass(torch.Tensor).clone() for tensor in tensors]
-        return FakeDownload(FakeMark(self, self._order()), plain)
+        return FakeDownload(FakeEvent(self, self._order()), plain)
 
-    def mark(self) -> FakeMark:
-        return FakeMark(self, self._order())
+    def record_event(self) -> FakeEvent:
+        return FakeEvent(self, self._order())
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         made = work()

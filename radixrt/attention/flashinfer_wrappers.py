@@ -21,7 +21,7 @@ from radixrt.attention.flashinfer_rules import (
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.page_tables import CascadeTables, PageTable
 from radixrt.attention.setup import AttentionSetup
-from radixrt.device.device import Device, Mark
+from radixrt.device.device import Device, DeviceEvent
 
 WORKSPACE_BYTES = 128 << 20
 """For the partial results of rows with split keys; the size that FlashInfer recommends."""
@@ -139,7 +139,7 @@ class Staged:
     def __init__(self, wrapper: Any, device: Device) -> None:
         self._wrapper = wrapper
         self._device = device
-        self._read: Mark | None = None
+        self._read: DeviceEvent | None = None
         self._repeated = RepeatedRun(wrapper)
 
     def plan(self, *arguments: Any, **options: Any) -> None:
@@ -147,7 +147,7 @@ class Staged:
             self._read.wait()
         self._repeated.forget()
         self._wrapper.plan(*arguments, **options)
-        self._read = self._device.mark()
+        self._read = self._device.record_event()
 
     def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [tokens, num_heads, head_dim]."""

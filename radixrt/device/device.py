@@ -2,7 +2,7 @@
 
 A GPU takes kernels into a queue and computes them by itself. It becomes idle when the host waits: for a copy from memory
 that isn't pinned, or for a number that the GPU has yet to compute. So everything that crosses goes through a
-:class:`Device`, in which only two operations wait: reading a :class:`Download`, and :meth:`Mark.wait`.
+:class:`Device`, in which only two operations wait: reading a :class:`Download`, and :meth:`DeviceEvent.wait`.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ ALIGNMENT = 16
 """Bytes; each array of an upload begins at a multiple, as kernels like it."""
 
 
-class Mark(Protocol):
+class DeviceEvent(Protocol):
     """A place in the device's queue."""
 
     def wait(self) -> None:
-        """Let the host wait until everything queued before the mark is done."""
+        """Let the host wait until everything queued before the event is done."""
 
-    def seconds_since(self, earlier: "Mark") -> float:
-        """Device time in seconds between two marks that the device has passed."""
+    def seconds_since(self, earlier: "DeviceEvent") -> float:
+        """Device time in seconds between two events that the device has passed."""
 
 
 class Download(Protocol):
@@ -62,8 +62,8 @@ class Device(Protocol):
     def download(self, tensors: Sequence[Tensor]) -> Download:
         """Begin to copy tensors to the host. The caller may drop them at once, but not write to them before they arrive."""
 
-    def mark(self) -> Mark:
-        """Mark this place in the queue."""
+    def record_event(self) -> DeviceEvent:
+        """Record an event at this place in the queue."""
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         """Capture the kernels that ``work`` launches as a graph.
@@ -81,15 +81,15 @@ def make_device(torch_device: torch.device) -> "Device":
 # ---------------------------------------------------------------- CPU
 
 
-class CpuMark:
+class CpuEvent:
     def __init__(self) -> None:
         self._time = time.perf_counter()
 
     def wait(self) -> None:
         pass
 
-    def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, CpuMark)
+    def seconds_since(self, earlier: DeviceEvent) -> float:
+        assert isinstance(earlier, CpuEvent)
         return self._time - earlier._time
 
 
@@ -125,8 +125,8 @@ class CpuDevice:
     def download(self, tensors: Sequence[Tensor]) -> CpuDownload:
         return CpuDownload(tensors)
 
-    def mark(self) -> CpuMark:
-        return CpuMark()
+    def record_event(self) -> CpuEvent:
+        return CpuEvent()
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         raise NotImplementedError("a CPU has no graphs")
@@ -174,7 +174,7 @@ def _padded_bytes(array: NDArray) -> int:
 # ---------------------------------------------------------------- GPU
 
 
-class CudaMark:
+class CudaEvent:
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=True)
         self._event.record()
@@ -182,8 +182,8 @@ class CudaMark:
     def wait(self) -> None:
         self._event.synchronize()
 
-    def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, CudaMark)
+    def seconds_since(self, earlier: DeviceEvent) -> float:
+        assert isinstance(earlier, CudaEvent)
         return earlier._event.elapsed_time(self._event) / 1000
 
 
@@ -244,8 +244,8 @@ class CudaDevice:
     def download(self, tensors: Sequence[Tensor]) -> CudaDownload:
         return CudaDownload(tensors, self._downloads)
 
-    def mark(self) -> CudaMark:
-        return CudaMark()
+    def record_event(self) -> CudaEvent:
+        return CudaEvent()
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         # torch.cuda.graph() would also collect garbage and give memory back each time: a second for each graph, and

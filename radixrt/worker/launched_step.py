@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixrt.device.device import Download, Mark
+from radixrt.device.device import DeviceEvent, Download
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.steps import SlotLogprobs, SlotVector, VerifiedDraft
 from radixrt.worker.batch import PromptSpan
@@ -57,10 +57,10 @@ class LaunchedStep:
     vectors: Vectors | None
     """None: no prompt gives numbers."""
     download: Download
-    launched: Mark
-    computed: Mark
+    launched: DeviceEvent
+    computed: DeviceEvent
     """The forward pass is done."""
-    sampled_all: Mark
+    sampled_all: DeviceEvent
     waited_s: float
     begun: float
     """``time.perf_counter`` in seconds when its plan was taken up."""

@@ -120,9 +120,9 @@ class ModelRunner:
         drafts = self._propose(plan.draft_price)
         inputs = self._batch.next_step(plan)
         self._order.before_launch(inputs, drafts)
-        launched = self._device.mark()
+        launched = self._device.record_event()
         hidden, logits = self._forward(inputs)
-        computed = self._device.mark()
+        computed = self._device.record_event()
         results = self.collect()  # while the device computes
         forced = self._order.force_ahead(inputs)
         rows, held = self._rows_to_sample(inputs, logits, alone=not plan.prefill)
@@ -136,8 +136,8 @@ class ModelRunner:
         tensors = [] if vectors is None else [vectors.values]
         tensors += [] if sampled is None else sampled.tensors()
         tensors += [t for part in prompt_logprobs for t in (part.token_ids, part.logprobs)]
-        # Before the download: once that has arrived, everything before this mark is done.
-        sampled_all = self._device.mark()
+        # Before the download: once that has arrived, everything before this event is done.
+        sampled_all = self._device.record_event()
         self._in_flight = LaunchedStep(
             step_id=plan.step_id,
             slots=slots,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.device.device import Device, Mark
+from radixrt.device.device import Device, DeviceEvent
 from radixrt.messages.ids import TokenIds
 from radixrt.worker.batch import PersistentBatch, StepInputs
 from radixrt.worker.launched_step import LaunchedStep
@@ -100,7 +100,7 @@ class Overlapping(StepOrder):
         self, batch: PersistentBatch, sampling: SamplingState, matchers: SlotMatchers
     ) -> None:
         super().__init__(batch, sampling, matchers)
-        self._last_end: Mark | None = None
+        self._last_end: DeviceEvent | None = None
 
     def before_launch(self, inputs: StepInputs, drafts: Mapping[int, TokenIds]) -> None:
         """Fill no masks yet: the matchers lack the tokens of the step ahead."""
