@@ -22,7 +22,7 @@ from radixrt.api.app import ERROR_SHAPES, build_app
 from radixrt.api.banner import banner
 from radixrt.api.http.acceptor import Acceptor, protocols_of
 from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
-from radixrt.api.http.gate import Gate, Paces
+from radixrt.api.http.gate import Gate, Throttles
 from radixrt.api.http.keys import Keys
 from radixrt.api.http.loading import Loading, accepting
 from radixrt.api.state import ServerState
@@ -67,9 +67,9 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
     supervise(asyncio.create_task(_beat(config, channels)), "The heartbeat")
     try:
         keys = _keys(config)
-        paces = Paces()
+        throttles = Throttles()
         loading = _http_config(
-            config, Loading(ERROR_SHAPES), paces, Counter("unread", "", registry=None)
+            config, Loading(ERROR_SHAPES), throttles, Counter("unread", "", registry=None)
         )
         with accepting(listen_socket, loading):
             info = await client.ready()
@@ -78,9 +78,9 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         if config.otlp_endpoint is not None:
             tracing = Tracing(config.otlp_endpoint, config.model_name)
         app = build_app(state, tracing)
-        gate = Gate(app, max_open, paces.starts, state.metrics.refused, ERROR_SHAPES)
+        gate = Gate(app, max_open, throttles.starts, state.metrics.refused, ERROR_SHAPES)
         server = _Server(
-            state, channels, _http_config(config, gate, paces, state.metrics.slow_readers)
+            state, channels, _http_config(config, gate, throttles, state.metrics.slow_readers)
         )
         address = listen_socket.getsockname()[:2]
         print(banner(config, state.info, *address, needs_key=keys.are_declared), flush=True)
@@ -102,13 +102,15 @@ async def _beat(config: ServerConfig, channels: Channels) -> None:
 
 
 def _http_config(
-    config: ServerConfig, app: ASGIApp, paces: Paces, slow_readers: Counter
+    config: ServerConfig, app: ASGIApp, throttles: Throttles, slow_readers: Counter
 ) -> uvicorn.Config:
     debugging = config.log_level == "debug"
     logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     return uvicorn.Config(
         app,
-        http=partial(Connection, paces=paces, slow_readers=slow_readers, shapes=ERROR_SHAPES),  # type: ignore[arg-type]
+        http=partial(
+            Connection, throttles=throttles, slow_readers=slow_readers, shapes=ERROR_SHAPES
+        ),  # type: ignore[arg-type]
         lifespan="off",
         ws="none",
         log_config=None,

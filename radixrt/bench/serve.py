@@ -107,7 +107,7 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
         return records
 
 
-def _pace(arguments: argparse.Namespace, conversations: Sequence[Conversation]) -> "Pace":
+def _pace(arguments: argparse.Namespace, conversations: Sequence[Conversation]) -> "Throttle":
     if arguments.rate is not None:
         return open_loop(arguments.rate, arguments.seed, arguments.burstiness)
     arrivals = [c.arrival_s for c in conversations if c.arrival_s is not None]
@@ -192,11 +192,11 @@ async def _get_json(client: httpx.AsyncClient, url: str) -> dict[str, Any] | Non
     return document if isinstance(document, dict) else None
 
 
-Pace = Callable[[Sequence[Callable[[], Awaitable[None]]]], Awaitable[None]]
+Throttle = Callable[[Sequence[Callable[[], Awaitable[None]]]], Awaitable[None]]
 """Runs conversations, each at the time it is due."""
 
 
-def closed_loop(concurrency: int) -> Pace:
+def closed_loop(concurrency: int) -> Throttle:
     """The next conversation starts when one of ``concurrency`` others has ended."""
 
     async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -211,7 +211,7 @@ def closed_loop(concurrency: int) -> Pace:
     return run_all
 
 
-def open_loop(rate: float, seed: int, burstiness: float = 1.0) -> Pace:
+def open_loop(rate: float, seed: int, burstiness: float = 1.0) -> Throttle:
     """Conversations start at random times, whether the server keeps up or not.
 
     Args:
@@ -227,7 +227,7 @@ def open_loop(rate: float, seed: int, burstiness: float = 1.0) -> Pace:
     return run_all
 
 
-def recorded_times(arrivals: Sequence[float]) -> Pace:
+def recorded_times(arrivals: Sequence[float]) -> Throttle:
     """Each conversation starts at its time, in seconds, whether the server keeps up or not."""
 
     async def run_all(conversations: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -247,7 +247,7 @@ async def _send_all(
     client: httpx.AsyncClient,
     target: Target,
     conversations: Sequence[Conversation],
-    pace: Pace,
+    pace: Throttle,
     collect: Callable[[RequestRecord], None],
 ) -> None:
     def bound(number: int, conversation: Conversation) -> Callable[[], Awaitable[None]]:

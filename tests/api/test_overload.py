@@ -10,7 +10,7 @@ import pytest
 
 from radixrt.api import server as api_server
 from radixrt.api.http import connection, events
-from radixrt.api.http.gate import Pace
+from radixrt.api.http.gate import Throttle
 from radixrt.client.open_requests import Mailbox
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.logprobs import TokenLogprob
@@ -76,8 +76,8 @@ def test_a_full_server_tells_its_state_and_lets_work_be_ended(full_server: Runni
 
 def test_work_is_spread_over_turns_of_the_event_loop() -> None:
     async def scene() -> None:
-        pace, begun = Pace(per_turn=3), []
-        ran_now = [pace.run(lambda number=number: begun.append(number)) for number in range(8)]
+        throttle, begun = Throttle(per_turn=3), []
+        ran_now = [throttle.run(lambda number=number: begun.append(number)) for number in range(8)]
         assert ran_now == [True] * 3 + [False] * 5
         seen = []
         while not seen or seen[-1] < 8:
@@ -86,7 +86,7 @@ def test_work_is_spread_over_turns_of_the_event_loop() -> None:
         assert begun == [*range(8)] and {3, 6, 8} == {*seen}
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert pace.run(lambda: begun.append(8)) and begun[-1] == 8
+        assert throttle.run(lambda: begun.append(8)) and begun[-1] == 8
 
     asyncio.run(scene())
 

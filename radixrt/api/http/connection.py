@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixrt.api.http.errors import ErrorShape, shape_of
 from radixrt.api.http.events import json_response
-from radixrt.api.http.gate import Paces
+from radixrt.api.http.gate import Throttles
 from radixrt.base.errors import RequestError
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -66,7 +66,7 @@ class Connection(HttpToolsProtocol):
     def __init__(
         self,
         *args: Any,
-        paces: Paces,
+        throttles: Throttles,
         slow_readers: Counter,
         shapes: Sequence[ErrorShape],
         **kwargs: Any,
@@ -77,7 +77,7 @@ class Connection(HttpToolsProtocol):
             shapes: of the paths whose errors are not in OpenAI's form.
         """
         super().__init__(*args, **kwargs)
-        self._paces = paces
+        self._throttles = throttles
         self._slow_readers = slow_readers
         self._shapes = shapes
         self._unread: asyncio.TimerHandle | None = None
@@ -100,12 +100,12 @@ class Connection(HttpToolsProtocol):
             super().connection_lost(exc)
         else:  # ends the work of a request
             self.cycle.disconnected = True  # from now on, nothing is written
-            self._paces.starts.run(partial(super().connection_lost, exc))
+            self._throttles.starts.run(partial(super().connection_lost, exc))
 
     def data_received(self, data: bytes) -> None:
         if self._reading is not _Reading.NOTHING or data.startswith(_PROBES):
             self._read(data)
-        elif not self._paces.reads.run(partial(self._read_later, data)):
+        elif not self._throttles.reads.run(partial(self._read_later, data)):
             self.transport.pause_reading()
             self._is_waiting = True
 

@@ -1,4 +1,4 @@
-"""Starts requests at a bounded pace, and refuses those beyond the limit before any work is done for them.
+"""Starts requests at a bounded rate, and refuses those beyond the limit before any work is done for them.
 
 Ten thousand requests at once would otherwise all begin in one turn of the event loop, and every stream would wait for it.
 Here a few begin in each turn, in the order in which they came, and the loop serves sockets in between. Probes do not wait.
@@ -30,7 +30,7 @@ CONTROL_PATHS = frozenset(
 RETRY_AFTER_S = 2
 
 
-class Pace:
+class Throttle:
     """Runs callbacks in order, in each turn of the event loop only some."""
 
     def __init__(self, per_turn: int) -> None:
@@ -62,13 +62,13 @@ class Pace:
             asyncio.get_running_loop().call_soon(self._turn)
 
 
-class Paces:
-    """The paces of one server."""
+class Throttles:
+    """The throttles of one server."""
 
     def __init__(self) -> None:
-        self.reads = Pace(32)
+        self.reads = Throttle(32)
         """First bytes of requests, some 0.1 ms of work each."""
-        self.starts = Pace(2)
+        self.starts = Throttle(2)
         """Requests and their ends, some milliseconds each."""
 
 
@@ -79,14 +79,14 @@ class Gate:
         self,
         app: ASGIApp,
         max_open: int,
-        starts: Pace,
+        starts: Throttle,
         refused: Counter,
         shapes: Sequence[ErrorShape] = (),
     ) -> None:
         """
         Args:
             max_open: most POST requests at a time.
-            starts: the pace at which requests begin.
+            starts: limits how many requests begin in a turn of the event loop.
             refused: counts the refused ones.
             shapes: of the paths whose errors are not in OpenAI's form.
         """
