@@ -104,7 +104,7 @@ class SlowMaskCost:
     beside_p50: float
     beside_p99: float
     ratio_p99: float
-    held_rows: int
+    deferred_rows: int
     """Times that the slow row sat out a step."""
 
 
@@ -175,8 +175,8 @@ class Load:
     def forced_tokens(self) -> int:
         return self._engine.run(self._engine.client.call(StatsCall())).forced_tokens
 
-    def held_rows(self) -> int:
-        return self._engine.run(self._engine.client.call(StatsCall())).held_rows
+    def deferred_rows(self) -> int:
+        return self._engine.run(self._engine.client.call(StatsCall())).deferred_rows
 
 
 @contextmanager
@@ -234,7 +234,7 @@ def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) 
 def measure_slow_masks(load: Load, streams: int, output_tokens: int, rounds: int) -> SlowMaskCost:
     """Free streams beside a free answer and beside one with slow masks, by turns."""
     sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=output_tokens, ignore_eos=True)
-    before = load.held_rows()
+    before = load.deferred_rows()
     load.gaps(streams, None, sampling)
     free: list[float] = []
     beside: list[float] = []
@@ -250,7 +250,7 @@ def measure_slow_masks(load: Load, streams: int, output_tokens: int, rounds: int
         beside_p50=beside_p50,
         beside_p99=beside_p99,
         ratio_p99=beside_p99 / free_p99,
-        held_rows=load.held_rows() - before,
+        deferred_rows=load.deferred_rows() - before,
     )
 
 

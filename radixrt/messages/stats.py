@@ -150,7 +150,7 @@ class Counters(msgspec.Struct, kw_only=True):
         dict[str, int], counter("Draft tokens that were accepted, by drafter.", label="drafter")
     ] = msgspec.field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     """Of output_tokens, those that came with the token of a step."""
-    held_rows: Annotated[
+    deferred_rows: Annotated[
         int,
         counter("Times that a sequence gave no token in a step: its grammar's mask was not ready."),
     ] = 0

@@ -81,7 +81,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward pass
     computes the ``prefill`` chunks and one token for every slot whose prompt was complete before. These slots have no
     entry, so a step without changes has a few bytes for any batch size. A slot that is released while its token is held
-    (``StepResult.held_slots``) gives that token first: its sequence may have ended by this very token.
+    (``StepResult.deferred_slots``) gives that token first: its sequence may have ended by this very token.
     """
 
     step_id: int
@@ -141,7 +141,7 @@ class StepResult(Message, frozen=True, kw_only=True):
     """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` tokens beyond the one of a decode step: forced ones, and drafts
     that were accepted."""
     drafts: list[VerifiedDraft] = []
-    held_slots: PackedIds = b""
+    deferred_slots: PackedIds = b""
     """Slots that were to sample a token and did not, because their grammar's mask was not ready. The next step does not
     compute them: it samples their tokens from the same logits."""
     logprobs: list[SlotLogprobs] = []

@@ -168,8 +168,8 @@ class Planner:
             self._free_pages()
 
     def _only_waits(self) -> bool:
-        """Sequences wait for their last tokens, which are held back, and no step is in flight that could bring them."""
-        return not self._in_flight and bool(self._slots.is_held.any())
+        """Sequences wait for their last tokens, which are deferred, and no step is in flight that could bring them."""
+        return not self._in_flight and bool(self._slots.is_deferred.any())
 
     def _serve_the_unserved(self) -> None:
         """Retract sequences of the tenant with the most, for a tenant whose turn it is and that runs none: otherwise it would

@@ -281,7 +281,7 @@ class Scheduler:
         _absorb_logprobs(result, step, batch)
         self._absorb_drafts(result, step, batch)
         self._absorb_jumps(result, step)
-        self._absorb_held(result, step)
+        self._absorb_deferred(result, step)
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
@@ -356,8 +356,8 @@ class Scheduler:
         drafted = sum(draft.num_drafted for draft in result.drafts)
         accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
-        held = int(self.slots.is_held.sum())  # computed in the step before
-        shape = step.shape._replace(rows=max(0, tokens + drafted - accepted - held))
+        deferred = int(self.slots.is_deferred.sum())  # computed in the step before
+        shape = step.shape._replace(rows=max(0, tokens + drafted - accepted - deferred))
         plain_s = self.step_times.seconds(StepShape(step.shape.rows, step.shape.context))
         if step.drafts is not None and self.step_times.is_known:
             compared = ComparedStep(
@@ -406,11 +406,13 @@ class Scheduler:
                 verified = sequence.drafted_tokens, sequence.accepted_tokens
                 batch.output_of(sequence.seq_id).drafts = verified
 
-    def _absorb_held(self, result: StepResult, step: StepInFlight) -> None:
+    def _absorb_deferred(self, result: StepResult, step: StepInFlight) -> None:
         """Note the sequences that wait for their masks."""
-        slots = [slot for slot in unpack_ids(result.held_slots).tolist() if step.sequences[slot]]
-        self.slots.hold(np.array(slots, dtype=np.int64))
-        self.counters.held_rows += len(slots)
+        slots = [
+            slot for slot in unpack_ids(result.deferred_slots).tolist() if step.sequences[slot]
+        ]
+        self.slots.defer(np.array(slots, dtype=np.int64))
+        self.counters.deferred_rows += len(slots)
 
     def _fail(self, sequence: Sequence, status: int, message: str) -> SequenceRefused:
         """End a sequence that the model cannot continue. Its KV may be the cause, so it is not kept."""

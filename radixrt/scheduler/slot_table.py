@@ -30,7 +30,7 @@ class SlotTable:
         """The worker holds the sequence too. It releases a sequence whose last tokens are in flight."""
         self.is_decoding = np.zeros(max_slots, dtype=bool)
         """The whole prompt is planned and more tokens are wanted."""
-        self.is_held = np.zeros(max_slots, dtype=bool)
+        self.is_deferred = np.zeros(max_slots, dtype=bool)
         """The last result has no token of it, because its mask was not ready. A later step brings it."""
         self.planned = np.zeros(max_slots, dtype=np.int64)
         """Leading positions whose KV is computed by the steps planned so far. In decode it runs ahead of
@@ -100,7 +100,7 @@ class SlotTable:
         slot = sequence.slot
         self.sequences[slot] = None
         self.in_use[slot] = self.in_worker[slot] = self.is_decoding[slot] = False
-        self.is_held[slot] = False
+        self.is_deferred[slot] = False
         self.num_pages[slot] = self.num_tree_pages[slot] = 0
         sequence.slot = NO_SLOT
         heapq.heappush(self._free, slot)
@@ -116,10 +116,10 @@ class SlotTable:
     def running(self) -> list[Sequence]:
         return [sequence for sequence in self.sequences if sequence is not None]
 
-    def hold(self, slots: NDArray[np.integer]) -> None:
+    def defer(self, slots: NDArray[np.integer]) -> None:
         """Note the slots that gave no token in the last step, and whose next step computes nothing: [n]."""
-        self.is_held[:] = False
-        self.is_held[slots] = True
+        self.is_deferred[:] = False
+        self.is_deferred[slots] = True
         self.planned[slots] -= self.is_decoding[slots]  # the next step counts one position, or has
 
     def retire_exhausted(self) -> list[int]:

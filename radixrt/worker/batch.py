@@ -302,7 +302,7 @@ class PersistentBatch:
         """Keep the sampled ``tokens`` of ``slots``, both [rows] on the device, as the next inputs."""
         self.last_tokens[slots] = tokens
 
-    def hold(self, slots: NDArray[np.int64]) -> None:
+    def defer(self, slots: NDArray[np.int64]) -> None:
         """Compute nothing of ``slots`` [n], whose tokens are not sampled yet."""
         self.is_decoding[slots] = False
 

@@ -47,7 +47,7 @@ class LaunchedStep:
     slots: NDArray[
         np.int64
     ]  # [rows] that sample a token; a slot has several if drafts were accepted
-    held: NDArray[np.int64]  # slots whose masks are not ready
+    deferred: NDArray[np.int64]  # slots whose masks are not ready
     advanced: dict[int, int]
     """By slot: tokens beyond the one of a decode step, which were forced, or drafted and accepted."""
     drafts: list[VerifiedDraft]

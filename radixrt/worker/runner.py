@@ -5,7 +5,7 @@ inputs are on the device. While it is computed, those tokens arrive, the matcher
 then its sampling is launched, and the next plan is taken up. The host is one step behind the device and never waits for
 kernels that it has just launched. On a CPU a step is over when it returns.
 
-A row whose mask is not ready in time is *held*: its logits are kept, the next steps compute nothing of its slot, and the
+A row whose mask is not ready in time is *deferred*: its logits are kept, the next steps compute nothing of its slot, and the
 first for which the mask is ready samples the token.
 """
 
@@ -39,7 +39,7 @@ from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors
 from radixrt.worker.runner_parts import RunnerParts
-from radixrt.worker.sampling.held_rows import HeldRows, SamplingRows
+from radixrt.worker.sampling.deferred_rows import DeferredRows, SamplingRows
 from radixrt.worker.sampling.logprobs import raw_logprobs
 from radixrt.worker.sampling.matchers import SlotMatchers
 from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
@@ -84,7 +84,7 @@ class ModelRunner:
             decide=parts.tp.from_first,
         )
         self._speculator = Speculator(ends, self.matchers.forced, self.matchers.allowed)
-        self._held = HeldRows(device)
+        self._deferred = DeferredRows(device)
         self._pooler = parts.pooler
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
@@ -125,7 +125,7 @@ class ModelRunner:
         computed = self._device.record_event()
         results = self.collect()  # while the device computes
         forced = self._order.force_ahead(inputs)
-        rows, held = self._rows_to_sample(inputs, logits, alone=not plan.prefill)
+        rows, deferred = self._rows_to_sample(inputs, logits, alone=not plan.prefill)
         slots = rows.slots
         sampled = self._sample(rows)
         if sampled is not None and sampled.kept is not None:
@@ -141,7 +141,7 @@ class ModelRunner:
         self._in_flight = LaunchedStep(
             step_id=plan.step_id,
             slots=slots,
-            held=held,
+            deferred=deferred,
             advanced=self._advanced(inputs.runs, verified),
             drafts=verified,
             sampled=sampled,
@@ -175,7 +175,7 @@ class ModelRunner:
                 jump_slots=pack_ids(list(step.advanced)),
                 jump_tokens=pack_ids(list(step.advanced.values())),
                 drafts=step.drafts,
-                held_slots=pack_ids(step.held),
+                deferred_slots=pack_ids(step.deferred),
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 vectors=vectors,
@@ -190,7 +190,7 @@ class ModelRunner:
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.release:
             self._batch.release(slot)
-            if self._held.retire(slot):
+            if self._deferred.retire(slot):
                 continue  # the last token may be the one that it waits for
             self._forget(slot)
             if self._in_flight is not None:
@@ -208,7 +208,7 @@ class ModelRunner:
         self._speculator.release(slot)
 
     def _admit(self, admit: Admit) -> None:
-        if self._held.drop(admit.slot):  # its sequence was dropped
+        if self._deferred.drop(admit.slot):  # its sequence was dropped
             self._forget(admit.slot)
         token_ids = unpack_ids(admit.token_ids)
         self._batch.admit(admit)
@@ -227,7 +227,7 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all tokens [num_tokens,
         hidden_size] where prompts are scored or pooled."""
-        if not len(inputs.token_ids):  # all slots are held
+        if not len(inputs.token_ids):  # all slots are deferred
             hidden = torch.empty(0, device=inputs.token_ids.device)
             return hidden, hidden.new_empty(0, self._model.vocab_size)
         if self._graphs is not None and inputs.graph_rows is not None:
@@ -245,14 +245,14 @@ class ModelRunner:
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool
     ) -> tuple[SamplingRows, NDArray[np.int64]]:
-        """The rows that are sampled in this step, and the slots of those that are held.
+        """The rows that are sampled in this step, and the slots of those that are deferred.
 
         Args:
             logits: of the step's rows.
             alone: the step does nothing but sample.
         """
         slots = inputs.sampling_slots
-        rows = self._held.join(
+        rows = self._deferred.join(
             SamplingRows(
                 slots,
                 inputs.sampling_slots_on_device,
@@ -262,13 +262,16 @@ class ModelRunner:
             )
         )
         ready = self.matchers.rows_ready(rows.slots, alone=alone and all(inputs.runs.complete))
-        was_held, held = rows.slots[len(slots) :], NO_SLOTS
+        was_deferred, deferred = rows.slots[len(slots) :], NO_SLOTS
         if ready is not None:
-            was_held, held = was_held[ready[len(slots) :]], rows.slots[~ready & rows.first]
-            self._batch.hold(held)
-            self._speculator.hold(held.tolist())
-        self._batch.resume(was_held)
-        return self._held.keep(rows, ready), held
+            was_deferred, deferred = (
+                was_deferred[ready[len(slots) :]],
+                rows.slots[~ready & rows.first],
+            )
+            self._batch.defer(deferred)
+            self._speculator.defer(deferred.tolist())
+        self._batch.resume(was_deferred)
+        return self._deferred.keep(rows, ready), deferred
 
     def _sample(self, rows: SamplingRows) -> SampledTokens | None:
         """One token for each row, which also becomes its slot's next input."""
@@ -295,7 +298,7 @@ class ModelRunner:
 
     def _release_retired(self, slots: NDArray[np.int64]) -> set[int]:
         """Release those of ``slots`` that have waited for their last tokens, which are sampled now."""
-        retired = self._held.take_retired(slots)
+        retired = self._deferred.take_retired(slots)
         for slot in retired:
             self._batch.release(slot)
             self._forget(slot)
@@ -349,7 +352,7 @@ class ModelRunner:
 
         Args:
             drafts: of this step.
-            slots: [rows] of the tokens that were sampled; a slot that is not among them is held.
+            slots: [rows] of the tokens that were sampled; a slot that is not among them is deferred.
         """
         if not drafts:
             return []

@@ -49,7 +49,7 @@ def num_forced(prefix_digest: int) -> int:
     return (prefix_digest // 5) % 13 if prefix_digest % 5 < 2 else 0
 
 
-def num_held(prefix_digest: int) -> int:
+def num_deferred(prefix_digest: int) -> int:
     """Steps in which the mask of a constrained token is not ready: often none."""
     return (prefix_digest // 7) % 4 if prefix_digest % 7 < 2 else 0
 
@@ -78,7 +78,7 @@ class _Slot:
     """Gives numbers in place of a token, here two of the digest."""
     end: int = 0
     """Length at which the answer ends, if it is drafted; 0: it is not."""
-    held: int = 0
+    deferred: int = 0
     """Steps until its mask is ready."""
     released: bool = False
     """Kept only for the token that it waits for."""
@@ -92,7 +92,7 @@ class FakeWorker:
         self.memory: dict[tuple[int, int], int] = {}
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
-        self.num_held = 0
+        self.num_deferred = 0
         self.num_accepted = 0
         self.seconds_per_token = 0.0
 
@@ -103,11 +103,11 @@ class FakeWorker:
                 self.slots[slot].released = True
             else:
                 del self.slots[slot]
-        waiting = [slot for slot, state in self.slots.items() if state.held]
+        waiting = [slot for slot, state in self.slots.items() if state.deferred]
         decoding = [
             slot
             for slot, state in self.slots.items()
-            if state.computed >= state.num_known and not (state.held or state.pooled)
+            if state.computed >= state.num_known and not (state.deferred or state.pooled)
         ]
         self.jumps: dict[int, int] = {}
         self.drafts: dict[int, list[int]] = {}
@@ -194,8 +194,8 @@ class FakeWorker:
             if state.computed == len(state.tokens) and state.pooled:
                 vectors.append(SlotVector(slot, array("f", numbers_of(value)).tobytes()))
             elif state.computed == len(state.tokens):
-                state.held = num_held(value) if state.constrained else 0
-                if state.held:
+                state.deferred = num_deferred(value) if state.constrained else 0
+                if state.deferred:
                     held.append(slot)
                 else:
                     value = self._verify(slot, value, slots, tokens)
@@ -203,8 +203,8 @@ class FakeWorker:
         for slot in waiting:
             state, value = self.slots[slot], 0
             alone = not rows and slot == waiting[-1] and not slots
-            state.held = 0 if alone else state.held - 1
-            if state.held:
+            state.deferred = 0 if alone else state.deferred - 1
+            if state.deferred:
                 held.append(slot)
                 continue
             for token in state.tokens:
@@ -212,14 +212,14 @@ class FakeWorker:
             self._sample(slot, value, slots, tokens)
             if state.released:
                 del self.slots[slot]
-        self.num_held += len(held)
+        self.num_deferred += len(held)
         return StepResult(
             step_id=step_id,
             slots=pack_ids(slots),
             token_ids=pack_ids(tokens),
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
-            held_slots=pack_ids(held),
+            deferred_slots=pack_ids(held),
             vectors=vectors,
             drafts=self.verified,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),

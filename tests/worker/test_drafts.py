@@ -359,7 +359,7 @@ def test_a_draft_may_have_stretches_of_several_drafters() -> None:
 def test_a_sequence_whose_mask_was_late_rests() -> None:
     one = speculator()
     one.admit(admit([1, 2, 3], continuation=pack_ids([4, 5, 6])))
-    one.hold([0, 7])
+    one.defer([0, 7])
     assert [one.propose(0, 9, 0.0) for _ in range(REST_AFTER_HOLD)] == [[]] * REST_AFTER_HOLD
     assert one.propose(0, 9, 0.0) == [4, 5, 6]
 

@@ -113,7 +113,7 @@ def test_the_others_get_a_token_in_every_step(
     came = numbers_of(engine, 14)
     assert [1 in step for step in came[:3]] == [True] * 3
     assert came[3:] == [{0, 2}] * 11
-    assert engine.scheduler.counters.held_rows >= 10
+    assert engine.scheduler.counters.deferred_rows >= 10
     gate.opened.set()
     rest = finish(engine)
     assert rest[1] == expected[1][3:]
@@ -133,7 +133,7 @@ def test_a_step_with_nothing_else_waits(
     opener.start()
     steps = engine.scheduler.counters.steps
     assert answers(engine, schema_grammar, 1) == [expected]
-    assert engine.scheduler.counters.held_rows == 0
+    assert engine.scheduler.counters.deferred_rows == 0
     assert engine.scheduler.counters.steps - steps <= len(expected) + 2
 
 
@@ -147,7 +147,7 @@ def test_a_step_with_nothing_else_does_not_wait_for_long(
     gate = Gate(monkeypatch, schema_grammar, first=5)
     threading.Timer(0.3, gate.opened.set).start()
     assert answers(engine, schema_grammar, 1) == [expected]
-    assert engine.scheduler.counters.held_rows >= 1
+    assert engine.scheduler.counters.deferred_rows >= 1
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=["plain", "overlap"])
@@ -192,7 +192,7 @@ def test_slow_masks_change_no_answer(
     monkeypatch.setattr(LlguidanceMatcher, "fill_mask", sometimes_slow)
     engine = InProcessEngine(model_dir, device=device, page_size=page_size, max_total_tokens=132)
     assert answers(engine, schema_grammar, max_tokens=60) == expected
-    assert engine.scheduler.counters.held_rows > 0
+    assert engine.scheduler.counters.deferred_rows > 0
     assert engine.scheduler.counters.retractions > 0
 
 

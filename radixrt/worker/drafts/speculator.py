@@ -128,7 +128,7 @@ class Speculator:
                 if token >= 0 and (one := self._slots.get(slot)) is not None:
                     one.text.append(token)
 
-    def hold(self, slots: Sequence[int]) -> None:
+    def defer(self, slots: Sequence[int]) -> None:
         """Note slots whose masks were not ready."""
         for slot in slots:
             if (one := self._slots.get(slot)) is not None:

@@ -43,7 +43,7 @@ class SamplingRows:
         )
 
 
-class HeldRows:
+class DeferredRows:
     """The rows that wait for their masks."""
 
     def __init__(self, device: Device) -> None:
@@ -71,17 +71,17 @@ class HeldRows:
 
     def join(self, rows: SamplingRows) -> SamplingRows:
         """The rows of a step, and after them those that wait."""
-        held = self._rows
-        if held is None:
+        deferred = self._rows
+        if deferred is None:
             return rows
         drafted = rows.drafted
         if drafted is not None:
-            drafted = np.concatenate((drafted, np.full(len(held.slots), NO_DRAFT)))
+            drafted = np.concatenate((drafted, np.full(len(deferred.slots), NO_DRAFT)))
         return SamplingRows(
-            np.concatenate((rows.slots, held.slots)),
-            torch.cat((rows.slots_on_device, held.slots_on_device)),
-            torch.cat((rows.positions, held.positions)),
-            torch.cat((rows.logits, held.logits)),
+            np.concatenate((rows.slots, deferred.slots)),
+            torch.cat((rows.slots_on_device, deferred.slots_on_device)),
+            torch.cat((rows.positions, deferred.positions)),
+            torch.cat((rows.logits, deferred.logits)),
             drafted,
         )
 
