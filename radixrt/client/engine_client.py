@@ -16,7 +16,7 @@ from radixrt.base.ipc import AsyncInbox, FrameTooLargeError, Outbox
 from radixrt.base.liveness.heartbeat import is_well
 from radixrt.base.liveness.supervision import OnFailure, supervise
 from radixrt.client.answers import Answers
-from radixrt.client.leases import HeldLeases
+from radixrt.client.leases import ClientLeases
 from radixrt.client.open_calls import RETRY_AFTER_S, OpenCalls
 from radixrt.client.open_requests import OpenRequest, OpenRequests
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
@@ -73,7 +73,7 @@ class EngineClient:
         self._calls = OpenCalls(
             self._send, lambda: self._channels.is_alive or self._died is not None
         )
-        self._leases = HeldLeases(
+        self._leases = ClientLeases(
             lambda request: self.run([request]), self._calls.ask, self._calls.send
         )
         self._handlers: dict[type[AnyCall], Callable[[Any], Awaitable[Any]]] = {

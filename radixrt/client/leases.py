@@ -33,7 +33,7 @@ MIN_S = 1.0
 
 
 @dataclass(eq=False)
-class _Held:
+class _Lease:
     """One lease."""
 
     call: PinCall | None
@@ -46,7 +46,7 @@ class _Held:
     """The reason for its loss."""
 
 
-class HeldLeases:
+class ClientLeases:
     """The leases of one client.
 
     Args:
@@ -66,7 +66,7 @@ class HeldLeases:
         self._ask = ask
         self._send = send
         self._clock = clock
-        self._held: dict[str, _Held] = {}
+        self._by_id: dict[str, _Lease] = {}
         self._num_bytes = 0
         self._purge_at = MIN_PURGE
         self._restoring: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class HeldLeases:
 
     def __len__(self) -> int:
         """Those that have expired may be among them."""
-        return len(self._held)
+        return len(self._by_id)
 
     async def pin(self, call: PinCall) -> LeaseGranted:
         """Take a lease. A caller that is cancelled meanwhile leaves none behind."""
@@ -108,13 +108,13 @@ class HeldLeases:
     def add(self, lease: str, call: PinCall) -> None:
         """A lease was granted."""
         num_bytes = len(msgspec.msgpack.encode(call.prompt))
-        if len(self._held) >= self._purge_at or self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
+        if len(self._by_id) >= self._purge_at or self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
             self._purge()
         if self._num_bytes + num_bytes > MAX_PROMPT_BYTES:
-            held = _Held(None, 0, call.tenant, self._clock() + call.ttl_s)
+            held = _Lease(None, 0, call.tenant, self._clock() + call.ttl_s)
         else:
-            held = _Held(call, num_bytes, call.tenant, self._clock() + call.ttl_s)
-        self._held[lease] = held
+            held = _Lease(call, num_bytes, call.tenant, self._clock() + call.ttl_s)
+        self._by_id[lease] = held
         self._num_bytes += held.num_bytes
 
     async def before_release(self, lease: str, tenant: Tenant = NO_TENANT) -> None:
@@ -125,7 +125,7 @@ class HeldLeases:
         """
         if (pending := self._pending.get(lease)) is not None:
             await pending.wait()
-        held = self._held.get(lease)
+        held = self._by_id.get(lease)
         if held is None or held.tenant.name != tenant.name:
             return
         self._forget(lease)
@@ -142,7 +142,7 @@ class HeldLeases:
         Args:
             lost: those of a dead replica; None: all.
         """
-        again = self._held.keys() if lost is None else self._held.keys() & set(lost)
+        again = self._by_id.keys() if lost is None else self._by_id.keys() & set(lost)
         if not again:
             return
         self.close()
@@ -156,7 +156,7 @@ class HeldLeases:
 
     async def _restore(self) -> None:
         for lease in list(self._pending):
-            if (held := self._held.get(lease)) is not None and not held.lost:
+            if (held := self._by_id.get(lease)) is not None and not held.lost:
                 try:
                     await self._take_again(lease, held)
                 except Exception as error:  # the other leases are taken again
@@ -164,7 +164,7 @@ class HeldLeases:
                     self._drop_prompt(held)
             self._pending.pop(lease).set()
 
-    async def _take_again(self, lease: str, held: _Held) -> None:
+    async def _take_again(self, lease: str, held: _Lease) -> None:
         """Raises:
         RequestError: it is lost.
         """
@@ -181,18 +181,18 @@ class HeldLeases:
         left_s = max(MIN_S, held.expires - self._clock())
         await self._ask(replace(call, ttl_s=left_s, lease=lease))
 
-    def _forget(self, lease: str) -> _Held | None:
-        held = self._held.pop(lease, None)
+    def _forget(self, lease: str) -> _Lease | None:
+        held = self._by_id.pop(lease, None)
         if held is not None:
             self._drop_prompt(held)
         return held
 
-    def _drop_prompt(self, held: _Held) -> None:
+    def _drop_prompt(self, held: _Lease) -> None:
         self._num_bytes -= held.num_bytes
         held.call, held.num_bytes = None, 0
 
     def _purge(self) -> None:
         now = self._clock()
-        for lease in [lease for lease, held in self._held.items() if held.expires < now]:
+        for lease in [lease for lease, held in self._by_id.items() if held.expires < now]:
             self._forget(lease)
-        self._purge_at = max(MIN_PURGE, 2 * len(self._held))
+        self._purge_at = max(MIN_PURGE, 2 * len(self._by_id))

@@ -14,7 +14,7 @@ from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client import leases
 from radixrt.client.engine_client import EngineClient
-from radixrt.client.leases import HeldLeases
+from radixrt.client.leases import ClientLeases
 from radixrt.client.warming import pin
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, AnswerReport, RequestFailed
 from radixrt.messages.calls import FlushCacheCall, PinCall, ReleaseCacheCall, TokenizeCall
@@ -345,7 +345,7 @@ def test_kept_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         monkeypatch.setattr(leases, "MAX_PROMPT_BYTES", 1000)
-        held = HeldLeases(compute, repin, never, lambda: now[0])
+        held = ClientLeases(compute, repin, never, lambda: now[0])
         small, large = (TokenPrompt(pack_ids(range(n))) for n in (5, 220))
         held.add("short", PinCall(prompt=large, cache_salt="", ttl_s=1.0))
         now[0] = 2.0
@@ -364,7 +364,7 @@ def test_kept_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_leases_that_have_expired_are_forgotten() -> None:
     now = [0.0]
 
-    held = HeldLeases(never, never, never, lambda: now[0])
+    held = ClientLeases(never, never, never, lambda: now[0])
     for number in range(1000):
         now[0] += 1.0
         held.add(str(number), PinCall(prompt=TokenPrompt(b""), cache_salt="", ttl_s=10.0))
