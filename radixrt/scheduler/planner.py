@@ -156,7 +156,7 @@ class Planner:
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute until a result or a request arrives."""
         self._kv.leases.expire()
-        self._serve_the_unserved()
+        self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
             self._plan_decode(builder)
@@ -171,12 +171,12 @@ class Planner:
         """Sequences wait for their last tokens, which are deferred, and no step is in flight that could bring them."""
         return not self._in_flight and bool(self._slots.is_deferred.any())
 
-    def _serve_the_unserved(self) -> None:
+    def _preempt_for_starved_tenant(self) -> None:
         """Retract sequences of the tenant with the most, for a tenant whose turn it is and that runs none: otherwise it would
         wait until an answer of another tenant ends. A tenant with one sequence keeps it."""
         while (account := self._waiting.unserved()) is not None and not self._may_wait(account):
-            richest = self._waiting.accounts.richest()
-            if richest.running < 2 or not self._retract(richest):
+            largest = self._waiting.accounts.largest_share()
+            if largest.running < 2 or not self._retract(largest):
                 return
 
     def _may_wait(self, account: Account) -> bool:
@@ -443,7 +443,7 @@ class Planner:
 
         So leases reduce the number of sequences that run at once, but never stop all work.
         """
-        if self._slots.num_used > 1 or not self._kv.leases.break_first():
+        if self._slots.num_used > 1 or not self._kv.leases.revoke_soonest():
             self._retract()
 
     def _retract(self, account: Account | None = None) -> bool:

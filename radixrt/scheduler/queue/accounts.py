@@ -69,7 +69,7 @@ class Accounts:
             account.set_weight(tenant.weight)
         return account
 
-    def richest(self) -> Account:
+    def largest_share(self) -> Account:
         """The tenant with the most running sequences for its weight."""
         return max(self._by_name.values(), key=lambda account: account.running / account.weight)
 

@@ -38,7 +38,7 @@ class _Waiting:
     retracted: bool
     num_cached: int = -1
     """Pages of its prefix when last looked up."""
-    lacks: MissingPage | None = None
+    missing_page: MissingPage | None = None
 
 
 class _Line:
@@ -118,8 +118,8 @@ class WaitingQueue:
         line.shortest.discard(seq_id)
         if not len(line.oldest):
             del self._busy[line.account.name]
-        if waiting.lacks is not None:
-            self._watch.discard(seq_id, waiting.lacks)
+        if waiting.missing_page is not None:
+            self._watch.discard(seq_id, waiting.missing_page)
 
     def refresh(self) -> None:
         """Once a step: look up a bounded number of sequences whose prefix may have grown."""
@@ -212,21 +212,21 @@ class WaitingQueue:
             waiting.num_cached = num_cached
             line = self._busy[sequence.account.name]
             line.best.place(sequence.seq_id, *self._key(waiting))
-            if waiting.lacks is not None:
-                self._watch.discard(sequence.seq_id, waiting.lacks)
-            waiting.lacks = self._kv.page_lacked(sequence, num_cached)
+            if waiting.missing_page is not None:
+                self._watch.discard(sequence.seq_id, waiting.missing_page)
+            waiting.missing_page = self._kv.missing_page(sequence, num_cached)
             self._count_prompt(waiting, +1)
             rank, tokens = self.order.rank(sequence), self._tokens_to_compute(waiting)
             line.shortest.place(sequence.seq_id, rank, tokens)
-        if waiting.lacks is not None:
-            self._watch.add(sequence.seq_id, waiting.lacks)
+        if waiting.missing_page is not None:
+            self._watch.add(sequence.seq_id, waiting.missing_page)
 
     def _tokens_to_compute(self, waiting: _Waiting) -> int:
         return waiting.sequence.num_tokens - max(waiting.num_cached, 0) * self._kv.page_size
 
     def _count_prompt(self, waiting: _Waiting, sign: int) -> None:
         """Add (1) or subtract (-1) a sequence's prompt."""
-        group = waiting.sequence.seq_id if waiting.lacks is None else waiting.lacks
+        group = waiting.sequence.seq_id if waiting.missing_page is None else waiting.missing_page
         self._to_compute.count(group, sign, self._tokens_to_compute(waiting))
 
     def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:

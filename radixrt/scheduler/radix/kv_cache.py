@@ -117,7 +117,7 @@ class KVCache:
                 node = self.tree.split(node, match.pages_in_edge)
             self.policy.expect(sequence.seq_id, sequence.arrived, node)
 
-    def page_lacked(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
+    def missing_page(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
         """The page that must be inserted before :meth:`find_prefix` can find more than ``num_cached`` pages.
 
         None: there is no such page.
@@ -154,7 +154,7 @@ class KVCache:
         """Break leases until there are pages for all known tokens of a sequence."""
         missing = self.pages_for(sequence.num_tokens) - (0 if match is None else match.num_pages)
         while missing > self.num_available - self.num_pages_locked_by(match):
-            if not self.leases.break_first():
+            if not self.leases.revoke_soonest():
                 return
 
     def enter(self, sequence: Sequence, match: Match | None) -> None:

@@ -152,7 +152,7 @@ class Leases:
         while self.seconds_to_next_expiry() == 0.0:
             self.end(self._leases[self._by_expiry.first()])
 
-    def break_first(self) -> bool:
+    def revoke_soonest(self) -> bool:
         """End the lease that expires first; False if there is none."""
         if not self._leases:
             return False

@@ -112,7 +112,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
     def __repr__(self) -> str:
         return f"<Node of {self.num_pages} pages, {len(self.children)} children, {self.lock_count} locks>"
 
-    def hang(self, key: bytes, child: "Node") -> None:
+    def add_child(self, key: bytes, child: "Node") -> None:
         """Add ``child`` under ``key``, its first page, in place of any other child with that key."""
         if isinstance(self.children, dict):
             self.children.pop(key, None)  # a dictionary would keep the old key, and its memory
@@ -125,14 +125,14 @@ class Node(msgspec.Struct, gc=False, eq=False):
         """The keys of the children, the newest first."""
         return reversed(self.children) if isinstance(self.children, dict) else iter(())
 
-    def drop(self, key: bytes) -> None:
+    def remove_child(self, key: bytes) -> None:
         """Remove the child whose first page is ``key``."""
         assert isinstance(self.children, dict)
         del self.children[key]
         if not self.children:
             self.children = _NO_CHILDREN
 
-    def retire(self) -> None:
+    def detach(self) -> None:
         """Drop all references to and from the tree, because nothing would collect a cycle."""
         self.parent = None
         self.children = _NO_CHILDREN

@@ -115,7 +115,7 @@ class RadixTree:
 
     def __del__(self) -> None:
         for node in [*self.nodes(), *self._roots.values()]:
-            node.retire()
+            node.detach()
 
     @property
     def num_evictable_pages(self) -> int:
@@ -268,7 +268,7 @@ class RadixTree:
 
     def _grow_leaf(self, parent: Node, edge: bytes, page_ids: bytes) -> Node:
         leaf = Node(parent, edge, page_ids, namespace=parent.namespace)
-        parent.hang(self._key(leaf), leaf)
+        parent.add_child(self._key(leaf), leaf)
         self._count_below(parent, leaf.num_pages, 1)
         self.num_pages += leaf.num_pages
         self.shares.count(leaf.namespace, leaf.num_pages)
@@ -309,9 +309,9 @@ class RadixTree:
         upper = Node(parent, *self._cut(node, 0, num_pages))
         upper.lock_count, upper.lease_count = node.lock_count, node.lease_count
         upper.inherit(node)
-        parent.hang(self._key(upper), upper)
+        parent.add_child(self._key(upper), upper)
         node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
-        upper.hang(self._key(node), node)
+        upper.add_child(self._key(node), node)
         upper.pages_below = node.num_pages + node.pages_below
         upper.nodes_below = node.nodes_below
         self._count_below(upper, 0, 1)
@@ -352,8 +352,8 @@ class RadixTree:
         node.edge = b"".join([link.edge for link in chain])
         node.page_ids = b"".join([link.page_ids for link in chain])
         for link in chain[:-1]:
-            link.retire()
-        upper.hang(self._key(node), node)
+            link.detach()
+        upper.add_child(self._key(node), node)
         self._count_below(upper, 0, 1 - len(chain))
         self.num_nodes -= len(chain) - 1
 
@@ -449,9 +449,9 @@ class RadixTree:
     def _remove_leaf(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        parent.drop(self._key(leaf))
+        parent.remove_child(self._key(leaf))
         self._count_below(parent, -leaf.num_pages, -1)
-        leaf.retire()
+        leaf.detach()
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # a request that used the leaf used its prefix
             parent.stamp = leaf.stamp
