@@ -99,7 +99,7 @@ class FakeWorker:
     def step(self, plan: StepPlan) -> StepResult:
         for slot in plan.release:
             assert not self.slots[slot].released, "released twice"
-            if self.slots[slot].held:
+            if self.slots[slot].deferred:
                 self.slots[slot].released = True
             else:
                 del self.slots[slot]
@@ -180,7 +180,7 @@ class FakeWorker:
                     self.memory[self._place(state, position)] = value
         slots: list[int] = []
         tokens: list[int] = []
-        held: list[int] = []
+        deferred: list[int] = []
         vectors: list[SlotVector] = []
         for slot, start, count in rows:
             state, value = self.slots[slot], 0
@@ -196,7 +196,7 @@ class FakeWorker:
             elif state.computed == len(state.tokens):
                 state.deferred = num_deferred(value) if state.constrained else 0
                 if state.deferred:
-                    held.append(slot)
+                    deferred.append(slot)
                 else:
                     value = self._verify(slot, value, slots, tokens)
                     self._sample(slot, value, slots, tokens)
@@ -205,21 +205,21 @@ class FakeWorker:
             alone = not rows and slot == waiting[-1] and not slots
             state.deferred = 0 if alone else state.deferred - 1
             if state.deferred:
-                held.append(slot)
+                deferred.append(slot)
                 continue
             for token in state.tokens:
                 value = digest(value, token)
             self._sample(slot, value, slots, tokens)
             if state.released:
                 del self.slots[slot]
-        self.num_deferred += len(held)
+        self.num_deferred += len(deferred)
         return StepResult(
             step_id=step_id,
             slots=pack_ids(slots),
             token_ids=pack_ids(tokens),
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
-            deferred_slots=pack_ids(held),
+            deferred_slots=pack_ids(deferred),
             vectors=vectors,
             drafts=self.verified,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
