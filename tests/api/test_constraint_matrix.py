@@ -36,6 +36,7 @@ KINDS = ("schema", "auto", "auto or schema", "required", "named")
 BUDGETS = (None, 0, 12)
 SPECULATION = (False, True)
 """With it, each answer is drafted from the same answer before it, over the marks of the reasoning."""
+STREAMS = (False, True)
 MAX_TOKENS = 128
 EVERY_SCRIPT = "RADIXRT_EVERY_SCRIPT" in os.environ
 SCRIPTS_OF_A_CELL = {"tags": 2, "parts": 1}
@@ -96,6 +97,7 @@ class Cell:
     kind: str
     budget: int | None
     speculation: bool
+    stream: bool
     script: int
 
     @property
@@ -154,6 +156,7 @@ def request_of(cell: Cell) -> tuple[str, Json]:
     """The path and the body of a cell's request."""
     path, body, names = _BODIES[cell.api](cell)
     body |= {"model": "tiny", "temperature": 0, "speculation": cell.speculation}
+    body["stream"] = cell.stream
     if cell.budget is not None:
         body["max_reasoning_tokens"] = cell.budget
     if cell.kind in ("schema", "auto or schema"):
@@ -219,7 +222,7 @@ def _messages(cell: Cell) -> tuple[str, Json, Json]:
 
 def _ollama(cell: Cell) -> tuple[str, Json, Json]:
     _, body, names = _chat(cell)
-    return "/api/chat", body | {"stream": False}, names | {"schema": {"format": SCHEMA}}
+    return "/api/chat", body, names | {"schema": {"format": SCHEMA}}
 
 
 _BODIES = {
@@ -275,6 +278,82 @@ def answer_of(cell: Cell, told: Json) -> Answer:
     return answer
 
 
+def streamed_answer_of(cell: Cell, text: str) -> Answer:
+    """The answer, as a client of the API puts it together from the pieces of a stream alone."""
+    lines = (line.removeprefix("data: ") for line in text.splitlines())
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    assert not any("error" in event and event["error"] for event in events), events[-1]
+    answer, calls = Answer(calls=[]), list[list[str]]()
+    for event in events:
+        _STREAMED[cell.api](answer, calls, event)
+    answer.calls = [(name, json.loads(arguments or "{}")) for name, arguments in calls]
+    return answer
+
+
+def _chat_event(answer: Answer, calls: list[list[str]], event: Json) -> None:
+    for choice in event["choices"]:
+        delta = choice["delta"]
+        answer.reasoning += delta.get("reasoning_content") or ""
+        answer.content += delta.get("content") or ""
+        answer.is_cut_off |= choice["finish_reason"] == "length"
+        for call in delta.get("tool_calls") or ():
+            if call["index"] == len(calls):
+                calls.append([call["function"]["name"], ""])
+            calls[call["index"]][1] += call["function"].get("arguments") or ""
+
+
+def _completions_event(answer: Answer, _: list[list[str]], event: Json) -> None:
+    for choice in event["choices"]:
+        answer.content += choice["text"]
+        answer.is_cut_off |= choice["finish_reason"] == "length"
+
+
+def _responses_event(answer: Answer, calls: list[list[str]], event: Json) -> None:
+    match event["type"]:
+        case "response.reasoning_text.delta":
+            answer.reasoning += event["delta"]
+        case "response.output_text.delta":
+            answer.content += event["delta"]
+        case "response.output_item.added" if event["item"]["type"] == "function_call":
+            calls.append([event["item"]["name"], ""])
+        case "response.function_call_arguments.delta":
+            calls[-1][1] += event["delta"]
+        case "response.incomplete":
+            answer.is_cut_off = True
+
+
+def _messages_event(answer: Answer, calls: list[list[str]], event: Json) -> None:
+    match event["type"]:
+        case "content_block_start" if event["content_block"]["type"] == "tool_use":
+            calls.append([event["content_block"]["name"], ""])
+        case "content_block_delta":
+            delta = event["delta"]
+            answer.reasoning += delta.get("thinking", "")
+            answer.content += delta.get("text", "")
+            if delta["type"] == "input_json_delta":
+                calls[-1][1] += delta["partial_json"]
+        case "message_delta":
+            answer.is_cut_off = event["delta"]["stop_reason"] == "max_tokens"
+
+
+def _ollama_event(answer: Answer, calls: list[list[str]], event: Json) -> None:
+    message = event["message"]
+    answer.reasoning += message.get("thinking") or ""
+    answer.content += message.get("content") or ""
+    answer.is_cut_off |= event.get("done_reason") == "length"
+    for call in message.get("tool_calls") or ():
+        calls.append([call["function"]["name"], json.dumps(call["function"]["arguments"])])
+
+
+_STREAMED = {
+    "chat": _chat_event,
+    "completions": _completions_event,
+    "responses": _responses_event,
+    "messages": _messages_event,
+    "ollama": _ollama_event,
+}
+
+
 # ---------------------------------------------------------------- checks
 
 
@@ -290,7 +369,10 @@ def check(cell: Cell, response: httpx.Response) -> Answer | None:
         )
         return
     assert response.status_code == 200, response.text
-    answer = answer_of(cell, response.json())
+    if cell.stream:
+        answer = streamed_answer_of(cell, response.text)
+    else:
+        answer = answer_of(cell, response.json())
     script = SCRIPTS_IN_PARTS[cell.script]
     opens = script.removeprefix(LETTERS).startswith("<think>")
     if cell.kind == "schema" and cell.vocabulary == "parts":
@@ -341,13 +423,13 @@ async def failures(server: RunningServer, cells: list[Cell]) -> list[str]:
                 response = await client.post(path, json=body)
             try:
                 answers[cell] = check(cell, response)
-                undrafted = dataclasses.replace(cell, speculation=False)
-                assert answers[cell] == answers[undrafted], "drafts change the answer"
+                plain = dataclasses.replace(cell, speculation=False, stream=False)
+                assert answers[cell] == answers[plain], f"otherwise {answers[plain]}"
             except Exception as error:
                 found.append(f"{cell}: {type(error).__name__} {error}\n{response.text}"[:900])
 
-        for with_drafts in SPECULATION:
-            await asyncio.gather(*(run(c) for c in cells if c.speculation == with_drafts))
+        for mode in itertools.product(SPECULATION, STREAMS):
+            await asyncio.gather(*(run(c) for c in cells if (c.speculation, c.stream) == mode))
     return found
 
 
@@ -355,7 +437,8 @@ async def failures(server: RunningServer, cells: list[Cell]) -> list[str]:
 def test_every_cell_is_constrained_or_refused(
     server: RunningServer, api: str, request: pytest.FixtureRequest
 ) -> None:
-    """Each cell with some of the scripts, in turn; with all of them in ``make constraint-matrix``."""
+    """Each cell with some of the scripts, in turn: whole without drafts, and streamed with them. All scripts in all four ways
+    in ``make constraint-matrix``."""
     vocabulary: str = request.node.callspec.params["server"]
     num_scripts = len(SCRIPTS if vocabulary == "tags" else SCRIPTS_IN_PARTS)
     cells, numbers = [], itertools.count(APIS.index(api))
@@ -366,9 +449,13 @@ def test_every_cell_is_constrained_or_refused(
         scripts = range(num_scripts)
         if not EVERY_SCRIPT:
             scripts = [next(numbers) % num_scripts for _ in range(SCRIPTS_OF_A_CELL[vocabulary])]
-        refused = Cell(*axes, False, 0).is_refused
+        refused = Cell(*axes, False, False, 0).is_refused
         for script in [*scripts][: 1 if refused else None]:
-            cells += [Cell(*axes, with_drafts, script) for with_drafts in SPECULATION]
+            cells += [
+                Cell(*axes, with_drafts, stream, script)
+                for with_drafts, stream in itertools.product(SPECULATION, STREAMS)
+                if EVERY_SCRIPT or with_drafts == stream
+            ]
     before = drafts_of(server)
     found = asyncio.run(failures(server, cells))
     assert not found, f"{len(found)} of {len(cells)}\n" + "\n".join(found[:8])
