@@ -13,6 +13,7 @@ from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.hub import PREFIX, hub_file
 from radixrt.models.registry import check_architecture
+from radixrt.models.rope_check import check_rope
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ def check_checkpoint(
         files = weight_files(model_dir)
         longest = _MAX_PACKED * max(_longest_dimension(file, scheme) for file in files)
     _check_sizes(text_config(config), longest)
+    check_rope(text_config(config))
     context_length(config)
     return config
 

@@ -316,6 +316,30 @@ def test_an_absurd_stretch_or_number_of_end_tokens_is_refused(
         generation_config(folder)
 
 
+@pytest.mark.parametrize(
+    ("rope", "words"),
+    [
+        ({"rope_type": "nonsense"}, "rope type 'nonsense'"),
+        ({"rope_type": "linear", "factor": 0}, "'factor': 0"),
+        ({"rope_type": "linear", "factor": "8"}, "'factor': 8"),
+        ({"rope_type": "dynamic", "factor": float("nan")}, "'factor': nan"),
+        ({"rope_type": "default", "rope_theta": 0}, "'rope_theta': 0"),
+        ({"rope_type": "llama3", "original_max_position_embeddings": 0}, "'original_max"),
+        ({"rope_type": "llama3", "low_freq_factor": 4, "high_freq_factor": 1}, "'low_freq_factor'"),
+        ({"rope_type": "longrope", "short_factor": [1.0, -1.0]}, "'short_factor'"),
+        ({"rope_type": "longrope", "short_factor": [1], "long_factor": [1, 2]}, "'long_factor'"),
+        ({"full_attention": {"rope_type": "linear", "factor": -1}}, "'factor': -1"),
+        (7, "not an object"),
+    ],
+)
+def test_rope_parameters_that_give_no_frequencies_are_refused(
+    copy: Callable[[str], Path], rope: Any, words: str
+) -> None:
+    folder = copy("llama")
+    edit_config(folder, rope_parameters=rope)
+    refuse(folder, words)
+
+
 def test_a_deeply_nested_or_huge_config_is_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     (folder / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
@@ -335,9 +359,10 @@ def test_an_error_at_a_config_that_no_check_foresaw_is_one_sentence(
         prepare(config)
     assert len(str(at.value).splitlines()) == 1
     folder = copy("qwen2")
-    edit_config(folder, rope_parameters={"rope_type": "dynamic", "factor": [1]})
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 3}
+    edit_config(folder, rope_parameters={**rope, "original_max_position_embeddings": 64})
     config = ServerConfig(model_path=str(folder))
-    with pytest.raises(ConfigError, match=r"can't be loaded: .*list") as at:
+    with pytest.raises(ConfigError, match=r"can't be loaded: .*tensor") as at:
         load_for_worker(config, make_device(torch.device("cpu")), TensorParallel(), LayerKernels())
     assert len(str(at.value).splitlines()) == 1
 
