@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bench.byte_tokenizer import train_tokenizer
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
+from bench.markdown import print_rows
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import positive
-from radixrt.bench.output import console_beside, print_rows, write_json
+from radixrt.bench.output import write_json
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids
@@ -192,22 +192,17 @@ def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     arguments = _parse(argv)
-    console = console_beside(arguments.json)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"model_path": arguments.model_path}
         if arguments.model_path is None:
-            settings = {
-                "model_path": str(
-                    write_dummy_checkpoint(
-                        Path(folder),
-                        hidden_size=arguments.hidden_size,
-                        num_layers=arguments.num_layers,
-                        vocab_size=arguments.vocab_size,
-                        tokenizer=train_tokenizer(arguments.vocab_size),
-                    )
-                ),
-                "load_format": "dummy",
-            }
+            model = write_dummy_checkpoint(
+                Path(folder),
+                hidden_size=arguments.hidden_size,
+                num_layers=arguments.num_layers,
+                vocab_size=arguments.vocab_size,
+                tokenizer=train_tokenizer(arguments.vocab_size),
+            )
+            settings = {"model_path": str(model), "load_format": "dummy"}
         settings |= {"max_running_requests": max(arguments.concurrency) + 1, "context_length": 1024}
         config = ServerConfig(**settings, grammar_whitespace="compact", log_level="warning")
         with _loaded(prepare(config)) as jumping:
@@ -215,17 +210,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 measure_masks(jumping, count, arguments.output_tokens, arguments.rounds)
                 for count in arguments.concurrency
             ]
-            print_rows(
-                console, "Constrained against free answers, forced tokens sampled too", masks
-            )
+            title = "Constrained against free answers, forced tokens sampled too"
+            print_rows(arguments.json, title, masks)
             with _loaded(prepare(replace(config, debug_disable_jump_forward=True))) as stepping:
                 jumps = [
                     measure_jumps(stepping, jumping, count, arguments.rounds)
                     for count in arguments.concurrency
                 ]
-        print_rows(console, "JSON answers with and without jump-forward", jumps)
-    tables: dict[str, list[Any]] = {"masks": masks, "jumps": jumps}
-    report = {name: [asdict(row) for row in rows] for name, rows in tables.items()}
+        print_rows(arguments.json, "JSON answers with and without jump-forward", jumps)
+    report = {"masks": [asdict(row) for row in masks], "jumps": [asdict(row) for row in jumps]}
     write_json(arguments.json, report)
     return 0
 

@@ -17,18 +17,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-from rich.progress import track
 
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
+from bench.markdown import print_rows
 from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.bench.arguments import positive
 from radixrt.bench.cache.service import SimulatedWorker
-from radixrt.bench.output import console_beside, print_rows, write_json
+from radixrt.bench.output import write_json
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
@@ -264,18 +265,14 @@ def measure_engine(
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     arguments = _parse(argv)
-    console = console_beside(arguments.json)
-    planning = [
-        measure_planning(running, arguments.plan_steps)
-        for running in track(BATCH_SIZES, "Planning", console=console, transient=True)
-    ]
-    print_rows(console, "The scheduler, per pure decode step (µs)", planning)
+    planning = [measure_planning(running, arguments.plan_steps) for running in BATCH_SIZES]
+    print_rows(arguments.json, "The scheduler, per pure decode step (µs)", planning)
     queueing = [
         measure_queueing(policy, waiting, arguments.plan_steps)
-        for policy in track(ORDERS, "Queueing", console=console, transient=True)
+        for policy in ORDERS
         for waiting in WAITING
     ]
-    print_rows(console, "The scheduler, per step while requests wait (µs)", queueing)
+    print_rows(arguments.json, "The scheduler, per step while requests wait (µs)", queueing)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_dummy_checkpoint(
             Path(folder),
@@ -284,12 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             dtype="float32",
         )
         engine = measure_engine(model_dir, arguments.batch_sizes, arguments.output_tokens)
-    print_rows(console, "The whole engine, per mean step (ms)", engine)
-    report = {
-        "planning_us": [asdict(row) for row in planning],
-        "queueing_us": [asdict(row) for row in queueing],
-        "engine_ms": [asdict(row) for row in engine],
-    }
+    print_rows(arguments.json, "The whole engine, per mean step (ms)", engine)
+    tables: dict[str, Any] = {"planning_us": planning, "queueing_us": queueing, "engine_ms": engine}
+    report = {name: [asdict(row) for row in rows] for name, rows in tables.items()}
     write_json(arguments.json, report)
     return 0
 
