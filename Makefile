@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format bench peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
+.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,9 +110,6 @@ lint: install ## Check format, style and types
 format: install ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-
-bench: install ## Run the main benchmarks on a quiet machine and write docs/internals/benchmark_report.md; ARGS="--only kernels overhead"
-	$(BIN)/python -m bench.run_all $(ARGS)
 
 peers: install ## Make the environments of the engines that bench-peers compares with; ARGS="vllm openvino"
 	$(BIN)/python -m bench.peers_cpu install $(ARGS)

@@ -10,10 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 CORPUS_CHARACTERS = 40_000_000
 END = "<|endoftext|>"
 
-
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 """The characters by which byte-level tokenizers write the 256 bytes."""
-
 
 SPACE = "\u0120"
 """How byte-level tokenizers write a space."""
@@ -26,7 +24,8 @@ _PUNCTUATION = [
 
 
 def byte_tokenizer(merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
-    """A tokenizer of the 256 bytes, the tokens that ``merges`` make of them, and END as the last token.
+    """A tokenizer of the 256 bytes, the tokens that ``merges`` make of them, and END as the last
+    token.
 
     Args:
         merges: pairs of tokens, each made before; no two pairs make the same token.
@@ -46,8 +45,8 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 
 def train_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of ``vocab_size`` tokens, END the last, trained on what every Python installation has:
-    the source of its own library. The same on every run.
+    """A byte-level BPE tokenizer of ``vocab_size`` tokens, END the last, trained on what every
+    Python installation has: the source of its own library. The same on every run.
 
     Raises:
         ValueError: the library's text gives fewer tokens.
@@ -68,10 +67,12 @@ def train_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def synthetic_tokenizer(vocab_size: int) -> Tokenizer:
-    """``vocab_size`` tokens: 256 bytes, pieces of JSON, words of up to four syllables, and END as the last.
+    """``vocab_size`` tokens: 256 bytes, pieces of JSON, words of up to four syllables, and END as
+    the last.
 
-    What a grammar costs depends on the vocabulary: its size, how long its tokens are and which of them hold quotes and
-    braces. A trained tokenizer of 128k tokens takes a minute; this one takes a second.
+    What a grammar costs depends on the vocabulary: its size, how long its tokens are and which of
+    them hold quotes and braces. A trained tokenizer of 128k tokens takes a minute; this one takes a
+    second.
     """
     return byte_tokenizer(list(islice(_merges(), vocab_size - 1 - len(BYTES))))
 

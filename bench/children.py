@@ -1,9 +1,10 @@
 """Starts child processes that end when this process ends, however it ends.
 
-A child gets a session of its own, so that it can be ended with all processes that it has started. Its group is
-reported to a watchdog: a small process that waits on a pipe and ends the groups that are left when the pipe
-closes. The pipe closes also when this process is killed. SIGINT has its default action in a child, also where this process
-ignores it, as programs do that ``nohup`` or ``&`` in a script has started.
+A child gets a session of its own, so that it can be ended with all processes that it has started.
+Its group is reported to a watchdog: a small process that waits on a pipe and ends the groups that
+are left when the pipe closes. The pipe closes also when this process is killed. SIGINT has its
+default action in a child, also where this process ignores it, as programs do that ``nohup`` or
+``&`` in a script has started.
 """
 
 import contextlib
@@ -17,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 END_TIMEOUT_S = 30.0
-"""From SIGTERM to SIGKILL."""
+"""Time from SIGTERM to SIGKILL."""
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start a program; the caller ends it with :func:`end`. ``options`` are those of ``subprocess.Popen``."""
+    """Start a program, which the caller ends by :func:`end`. ``options`` are those of ``Popen``."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         options["preexec_fn"] = _restore_sigint
     process = subprocess.Popen(command, start_new_session=True, **options)
@@ -30,7 +31,8 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 
 def end(process: subprocess.Popen[Any], timeout_s: float = END_TIMEOUT_S) -> int:
-    """End a program of :func:`start` and all processes that it has started: SIGTERM, after ``timeout_s`` SIGKILL.
+    """End a program of :func:`start` and all processes that it has started: SIGTERM, after
+    ``timeout_s`` SIGKILL.
 
     Returns:
         The exit status of the program.
@@ -123,7 +125,7 @@ _WATCHDOG = _Watchdog()
 
 
 def _watch(reports: IO[str]) -> None:
-    """Body of the watchdog: keep account of the groups until the pipe closes, then end those that are left."""
+    """Keep account of the groups until the pipe closes, then end those that are left."""
     groups: set[int] = set()
     for report in reports:
         (groups.add if report[0] == "+" else groups.discard)(int(report[1:]))

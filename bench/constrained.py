@@ -1,8 +1,8 @@
 """Measures what constraints cost and what forced tokens save: ``python -m bench.constrained``.
 
-The first table compares constrained answers with free answers of the same length: the cost of token masks. The second
-answers the same requests with and without jump-forward; the answers are the same. The third is of free streams beside an
-answer whose masks are slow, and beside another free answer. Both sides take turns in one run.
+The first table compares constrained answers with free answers of the same length: the cost of token
+masks. The second answers the same requests with and without jump-forward; the answers are the same.
+Both sides take turns in one run.
 """
 
 import argparse
@@ -17,17 +17,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from msgspec.structs import replace as replace_struct
 
 from bench.byte_tokenizer import train_tokenizer
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
+from bench.markdown import print_rows
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import positive
-from radixrt.bench.output import console_beside, print_rows, write_json
+from radixrt.bench.output import write_json
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids
@@ -50,7 +47,7 @@ _PERSON = {
     "additionalProperties": False,
 }
 ENDLESS = {"type": "array", "items": _PERSON, "minItems": 200}
-"""A schema whose answers do not end within a measurement: all answers have the same length, free or not."""
+"""A schema whose answers do not end within a measurement, so that all are equally long."""
 
 RECORD = {
     "type": "object",
@@ -94,20 +91,6 @@ class JumpGain:
     same_answers: bool
 
 
-@dataclass(frozen=True)
-class SlowMaskCost:
-    """Milliseconds between the tokens of free streams, beside one more free answer and beside one with slow masks."""
-
-    streams: int
-    free_p50: float
-    free_p99: float
-    beside_p50: float
-    beside_p99: float
-    ratio_p99: float
-    deferred_rows: int
-    """Times that the slow row sat out a step."""
-
-
 class Load:
     """One engine, and batches of requests for it."""
 
@@ -135,33 +118,11 @@ class Load:
         tokens = [chunk.token_ids async for chunk in self._engine.client.generate(request)]
         return b"".join(tokens)
 
-    def gaps(
-        self, streams: int, beside: Constraint | None, sampling: SamplingParams
-    ) -> list[float]:
-        """Seconds between the tokens of free streams while one more answer is generated."""
-        return self._engine.run(self._gaps(streams, beside, sampling))
-
-    async def _gaps(
-        self, streams: int, beside: Constraint | None, sampling: SamplingParams
-    ) -> list[float]:
-        held = replace_struct(sampling, ignore_eos=beside is None)
-        other = asyncio.ensure_future(self._one(streams, beside, held))
-        each = await asyncio.gather(*(self._stream(i, sampling) for i in range(streams)))
-        await other
-        return [gap for gaps in each for gap in gaps]
-
-    async def _stream(self, index: int, sampling: SamplingParams) -> list[float]:
-        request = self._request(index, None, sampling, stream=True)
-        times = [time.perf_counter() async for _ in self._engine.client.generate(request)]
-        return [later - earlier for earlier, later in itertools.pairwise(times)]
-
     def _request(
         self,
         index: int,
         constraint: Constraint | None,
         sampling: SamplingParams,
-        *,
-        stream: bool = False,
     ) -> GenerateRequest:
         prompt = [(7 * position + index) % 256 for position in range(PROMPT_TOKENS)]
         return GenerateRequest(
@@ -169,14 +130,10 @@ class Load:
             prompt=TokenPrompt(pack_ids(prompt)),
             options=RequestOptions(sampling=sampling),
             constraint=constraint,
-            stream=stream,
         )
 
     def forced_tokens(self) -> int:
         return self._engine.run(self._engine.client.call(StatsCall())).forced_tokens
-
-    def deferred_rows(self) -> int:
-        return self._engine.run(self._engine.client.call(StatsCall())).deferred_rows
 
 
 @contextmanager
@@ -190,7 +147,8 @@ def _loaded(config: ServerConfig) -> Iterator[Load]:
 
 def measure_masks(load: Load, concurrency: int, output_tokens: int, rounds: int) -> MaskCost:
     """Free and constrained answers by turns."""
-    # Log-probabilities are asked for to keep forced tokens from being jumped over: here every token counts.
+    # Log-probabilities are asked for to keep forced tokens from being jumped over: here every token
+    # counts.
     held = SamplingParams(temperature=0.0, max_tokens=output_tokens, logprobs=0)
     constraint = JsonSchema(schema=json.dumps(ENDLESS))
     free = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, logprobs=0)
@@ -231,47 +189,20 @@ def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) 
     )
 
 
-def measure_slow_masks(load: Load, streams: int, output_tokens: int, rounds: int) -> SlowMaskCost:
-    """Free streams beside a free answer and beside one with slow masks, by turns."""
-    sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=output_tokens, ignore_eos=True)
-    before = load.deferred_rows()
-    load.gaps(streams, None, sampling)
-    free: list[float] = []
-    beside: list[float] = []
-    for number in range(rounds):
-        free += load.gaps(streams, None, sampling)
-        beside += load.gaps(streams, slow_masks(number), sampling)
-    free_p50, free_p99 = (1000 * float(np.percentile(free, at)) for at in (50, 99))
-    beside_p50, beside_p99 = (1000 * float(np.percentile(beside, at)) for at in (50, 99))
-    return SlowMaskCost(
-        streams=streams,
-        free_p50=free_p50,
-        free_p99=free_p99,
-        beside_p50=beside_p50,
-        beside_p99=beside_p99,
-        ratio_p99=beside_p99 / free_p99,
-        deferred_rows=load.deferred_rows() - before,
-    )
-
-
-def slow_masks(number: int) -> Constraint:
-    """A schema whose masks are slow until the states of its lexer are built; another one for each number."""
-    pattern = rf"^(?:\S+\s+){{0,{49 + number}}}\S+$"
-    schema = {"type": "array", "items": {"type": "string", "pattern": pattern, "maxLength": 500}}
-    return JsonSchema(schema=json.dumps({**schema, "minItems": 50}))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     arguments = _parse(argv)
-    console = console_beside(arguments.json)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"model_path": arguments.model_path}
         if arguments.model_path is None:
-            settings = {
-                "model_path": str(_untrained(Path(folder), arguments)),
-                "load_format": "dummy",
-            }
+            model = write_dummy_checkpoint(
+                Path(folder),
+                hidden_size=arguments.hidden_size,
+                num_layers=arguments.num_layers,
+                vocab_size=arguments.vocab_size,
+                tokenizer=train_tokenizer(arguments.vocab_size),
+            )
+            settings = {"model_path": str(model), "load_format": "dummy"}
         settings |= {"max_running_requests": max(arguments.concurrency) + 1, "context_length": 1024}
         config = ServerConfig(**settings, grammar_whitespace="compact", log_level="warning")
         with _loaded(prepare(config)) as jumping:
@@ -279,22 +210,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 measure_masks(jumping, count, arguments.output_tokens, arguments.rounds)
                 for count in arguments.concurrency
             ]
-            print_rows(
-                console, "Constrained against free answers, forced tokens sampled too", masks
-            )
-            slow = [
-                measure_slow_masks(jumping, count, arguments.output_tokens, arguments.rounds)
-                for count in arguments.concurrency
-            ]
-            print_rows(console, "Free streams beside an answer with slow masks", slow)
+            title = "Constrained against free answers, forced tokens sampled too"
+            print_rows(arguments.json, title, masks)
             with _loaded(prepare(replace(config, debug_disable_jump_forward=True))) as stepping:
                 jumps = [
                     measure_jumps(stepping, jumping, count, arguments.rounds)
                     for count in arguments.concurrency
                 ]
-        print_rows(console, "JSON answers with and without jump-forward", jumps)
-    tables: dict[str, list[Any]] = {"masks": masks, "jumps": jumps, "slow_masks": slow}
-    report = {name: [asdict(row) for row in rows] for name, rows in tables.items()}
+        print_rows(arguments.json, "JSON answers with and without jump-forward", jumps)
+    report = {"masks": [asdict(row) for row in masks], "jumps": [asdict(row) for row in jumps]}
     write_json(arguments.json, report)
     return 0
 
@@ -310,16 +234,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="how often each side is measured, by turns (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the tables; - for stdout")
     return parser.parse_args(argv)
-
-
-def _untrained(folder: Path, arguments: argparse.Namespace) -> Path:
-    return write_dummy_checkpoint(
-        folder,
-        hidden_size=arguments.hidden_size,
-        num_layers=arguments.num_layers,
-        vocab_size=arguments.vocab_size,
-        tokenizer=train_tokenizer(arguments.vocab_size),
-    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Writes a checkpoint folder, without weights or with random ones, for measurements where the text does not matter: ``python -m bench.dummy_checkpoint DIR``."""
+"""Writes a checkpoint folder to measure with: ``python -m bench.dummy_checkpoint DIR``.
+
+The folder has no weights, or random ones.
+"""
 
 import argparse
 import json
@@ -10,9 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench.byte_tokenizer import END, byte_tokenizer
-from radixrt.bench.arguments import not_negative, positive
-
-EXPERTS_A_TOKEN = 4
+from radixrt.bench.arguments import positive
 
 
 def write_dummy_checkpoint(
@@ -27,13 +28,12 @@ def write_dummy_checkpoint(
     vocab_size: int = 32000,
     context_length: int = 8192,
     dtype: str = "bfloat16",
-    num_experts: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> Path:
-    """Write config and tokenizer of a Llama-shaped model, or with experts of a Qwen3-MoE; serve it with ``--load-format dummy``.
+    """Write config and tokenizer of a Llama-shaped model; serve it with ``--load-format dummy``.
 
-    The defaults are the shape of a 387 M model with a vocabulary of 32k. Unless one is given, the tokenizer
-    knows bytes only; its last token ends an answer.
+    The defaults are the shape of a 387 M model with a vocabulary of 32k. Unless one is given, the
+    tokenizer knows bytes only; its last token ends an answer.
     """
     tokenizer = tokenizer or byte_tokenizer()
     config = {
@@ -54,15 +54,6 @@ def write_dummy_checkpoint(
         "torch_dtype": dtype,
         "eos_token_id": tokenizer.token_to_id(END),
     }
-    if num_experts:
-        config |= {
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "model_type": "qwen3_moe",
-            "num_experts": num_experts,
-            "num_experts_per_tok": min(EXPERTS_A_TOKEN, num_experts),
-            "moe_intermediate_size": hidden_size // 2,
-            "norm_topk_prob": True,
-        }
     return write_folder(folder, config, tokenizer)
 
 
@@ -81,7 +72,8 @@ def write_folder(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> 
 
 
 def write_random_weights(folder: Path, seed: int = 0) -> Path:
-    """Write seeded random weights in bfloat16 for the Llama in ``folder``, unless they are there: other engines make up none.
+    """Write seeded random weights in bfloat16 for the Llama in ``folder``, unless they are there:
+    other engines make up none.
 
     Matrices keep activations near unit scale; norms are 1.
     """
@@ -105,7 +97,7 @@ def write_random_weights(folder: Path, seed: int = 0) -> Path:
 
 
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of the tensors of a Llama whose LM head is its embedding."""
+    """Names and shapes of the tensors of a Llama whose LM head is its embedding."""
     hidden, mlp = config["hidden_size"], config["intermediate_size"]
     queries, keys = (
         config[f"num_{heads}"] * config["head_dim"]
@@ -127,7 +119,7 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def add_shape(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """Declare the flags ``--hidden-size``, ``--num-layers`` and ``--vocab-size`` for which a default is given."""
+    """Declare those of ``--hidden-size``, ``--num-layers`` and ``--vocab-size`` with a default."""
     for flag in ("--hidden-size", "--num-layers", "--vocab-size"):
         default = defaults.get(flag.removeprefix("--").replace("-", "_"))
         if default is not None:
@@ -143,18 +135,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_layers=arguments.num_layers,
         vocab_size=arguments.vocab_size,
         dtype=arguments.dtype,
-        num_experts=arguments.num_experts,
     )
     print(f"Serve it with: radixrt serve --model-path {folder} --load-format dummy")
     return 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.dummy_checkpoint", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.dummy_checkpoint", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("folder", metavar="DIR", help="where to write it")
     add_shape(parser, hidden_size=896, num_layers=24, vocab_size=32000)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="default: %(default)s")  # fmt: skip
-    parser.add_argument("--num-experts", type=not_negative, default=0, metavar="N", help="of each layer, of which a token goes to four; each is half as wide as the hidden states (default: %(default)s, a dense model)")  # fmt: skip
     return parser.parse_args(argv)
 
 

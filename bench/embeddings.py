@@ -1,11 +1,12 @@
-"""Measures embeddings: texts per second of a server beside transformers on the same cores, interleaved.
+"""Measures a server's texts per second beside transformers on the same cores, interleaved.
 
     python -m bench.embeddings [--rounds 5] [--texts 512] [--lengths 8 128] [--dtype bfloat16] [--model-path DIR]
 
-Without a path the model has MiniLM's shape (6 layers, 384 wide, vocabulary of 30,522) with random weights. Both sides compute in one dtype and get
-the same token ids, of lengths spread evenly between the bounds. transformers computes batches of ``--batch`` texts, sorted by length as
-sentence-transformers sorts them, with mean pooling. The server gets requests of ``--batch`` texts over HTTP, a few at a time, and
-answers in base64.
+Without a path the model has MiniLM's shape (6 layers, 384 wide, vocabulary of 30,522) with random
+weights. Both sides compute in one dtype and get the same token ids, of lengths spread evenly
+between the bounds. transformers computes batches of ``--batch`` texts, sorted by length as
+sentence-transformers sorts them, with mean pooling. The server gets requests of ``--batch`` texts
+over HTTP, a few at a time, and answers in base64.
 """
 
 import argparse
@@ -14,7 +15,6 @@ import base64
 import gc
 import json
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -23,16 +23,19 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bench.local_server import local_server
+from bench.markdown import markdown, median_and_range
+from tests.checkpoints import make_pooled
 
 VOCAB_SIZE = 30522
 AT_ONCE = 4
 """Requests in flight."""
 MIN_COSINE = {"float32": 0.9999, "bfloat16": 0.999}
-"""Of the two sides' vectors; in bfloat16 each side has rounding errors of its own."""
+"""Least cosine of the two sides' vectors; in bfloat16 each side has rounding errors of its own."""
 
 Vectors = NDArray[np.float32]  # [texts, size]
 
@@ -48,7 +51,8 @@ def main() -> None:
             for _ in range(arguments.texts)
         ]
         tokens = sum(map(len, texts))
-        model = load(folder, arguments.dtype)
+        dtype = getattr(torch, arguments.dtype)
+        model = transformers.AutoModel.from_pretrained(folder, dtype=dtype).eval()
         flags = ["--dtype", arguments.dtype, "--served-model-name", "m", "--log-level", "warning"]
         rates: dict[str, list[float]] = {"transformers": [], "radixrt": []}
         with local_server(str(folder), *flags) as url:
@@ -66,19 +70,16 @@ def main() -> None:
     print(
         f"{arguments.dtype}: {len(texts)} texts of {low} to {high} tokens ({tokens} tokens); least cosine {least:.6f}"
     )
-    for name, each in rates.items():
-        print(
-            f"{name}: {statistics.median(each):.1f} texts/s (from {min(each):.1f} to {max(each):.1f})"
-        )
     ratios = [b / a for a, b in zip(rates["transformers"], rates["radixrt"], strict=True)]
-    print(f"ratio: {statistics.median(ratios):.2f} (from {min(ratios):.2f} to {max(ratios):.2f})")
+    row = {f"{name}, texts/s": median_and_range(each) for name, each in rates.items()}
+    print("\n".join(markdown([row | {"ratio": median_and_range(ratios, 2)}])))
 
 
 def minilm(folder: Path) -> Path:
     """Save a random model of MiniLM's shape, with a tokenizer that only counts."""
-    import transformers
-
-    config = transformers.BertConfig(
+    make_pooled(
+        "bert",
+        folder,
         vocab_size=VOCAB_SIZE,
         hidden_size=384,
         intermediate_size=1536,
@@ -86,28 +87,12 @@ def minilm(folder: Path) -> Path:
         num_attention_heads=12,
         max_position_embeddings=512,
     )
-    torch.manual_seed(0)
-    transformers.BertModel(config).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-    modules = [
-        {"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
     return folder
-
-
-def load(folder: Path, dtype: str) -> Any:
-    """The model of transformers."""
-    import transformers
-
-    return transformers.AutoModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from radixrt.base.errors import ConfigError
 
 START_TIMEOUT_S = 120
 PROCESSES = ("api", "tokenizer", "scheduler", "worker")
-"""Of a server, apart from the supervisor."""
+"""The kinds of processes of a server, apart from the supervisor."""
 
 
 @contextlib.contextmanager
@@ -26,30 +26,14 @@ def local_server(model_path: str, *flags: str) -> Iterator[str]:
     Raises:
         ConfigError: the server did not start; the reason is on stderr.
     """
-    with serving(model_path, *flags) as (url, _):
-        yield url
-
-
-@contextlib.contextmanager
-def serving(model_path: str, *flags: str) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """As :func:`local_server`, with the server's first process."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "radixrt.cli",
-        "serve",
-        "--model-path",
-        model_path,
-        "--port",
-        str(port),
-        *flags,
-    ]
+    command = [sys.executable, "-m", "radixrt.cli", "serve", "--model-path", model_path]
+    command += ["--port", str(port), *flags]
     url = f"http://127.0.0.1:{port}"
     with children.running(command, stdout=subprocess.DEVNULL) as process:
         if not comes_alive(f"{url}/health", process, START_TIMEOUT_S):
             raise ConfigError("The server for the measurement did not start.")
-        yield url, process
+        yield url
 
 
 def free_port() -> int:
@@ -60,13 +44,8 @@ def free_port() -> int:
         return port
 
 
-def server_pids(url: str) -> dict[str, int]:
-    """The processes of the server that listens at this address, in the order of :data:`PROCESSES`; the last of each kind."""
-    return {name: processes[-1].pid for name, processes in server_processes(url).items()}
-
-
 def server_processes(url: str) -> dict[str, list[psutil.Process]]:
-    """As :func:`server_pids`, with the schedulers and workers of all replicas."""
+    """The processes of the server at this address, by kind, in the order of :data:`PROCESSES`."""
     port = str(urlsplit(url).port)
     found: dict[str, list[psutil.Process]] = {name: [] for name in PROCESSES}
     for supervisor in psutil.process_iter(["cmdline"]):
@@ -79,11 +58,7 @@ def server_processes(url: str) -> dict[str, list[psutil.Process]]:
 
 
 class CpuClock:
-    """The CPU time of servers.
-
-    Args:
-        urls: of the servers, which count as one.
-    """
+    """The CPU time of the servers at some URLs, which count as one."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         servers = [server_processes(url) for url in urls]
@@ -97,12 +72,12 @@ class CpuClock:
         }
 
     def seconds(self) -> float:
-        """Used so far by all processes."""
+        """Seconds used so far by all processes."""
         return sum(self.by_process().values())
 
 
 def comes_alive(url: str, process: "subprocess.Popen[bytes]", timeout_s: float) -> bool:
-    """Wait until a GET of ``url`` is answered; false: the process has ended, or the time is over."""
+    """Wait until ``url`` answers a GET; false: the process has ended, or the time is over."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):

@@ -1,7 +1,9 @@
-"""Rows as a markdown table."""
+"""Prints rows as markdown tables."""
 
 import statistics
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 _T_95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -21,6 +23,16 @@ def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def print_rows(json_file: str | None, title: str, rows: Sequence[Any]) -> None:
+    """Print dataclasses of one kind; on stderr where stdout (``-``) is for JSON."""
+    written = [
+        {k: f"{v:,.4g}" if isinstance(v, float) else v for k, v in asdict(row).items()}
+        for row in rows
+    ]
+    lines = ["", title, "", *markdown(written)]
+    print("\n".join(lines), file=sys.stderr if json_file == "-" else sys.stdout, flush=True)
 
 
 def median_and_range(values: Sequence[float], digits: int = 1) -> str:

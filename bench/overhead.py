@@ -1,29 +1,35 @@
 """Measures what the engine costs beside the model: ``python -m bench.overhead``.
 
-Three tables. The first drives the real scheduler with made-up results: time to plan a pure decode step, to
-encode the plan, and to absorb its result. The second plans steps of every kind while many requests wait
-(:mod:`bench.queueing`). The third runs the whole engine on a dummy model and compares the wall time
-of its decode steps with the model's forward passes inside them.
+Three tables. The first drives the real scheduler with made-up results: time to plan a pure decode
+step, to encode the plan, and to absorb its result. The second plans steps of every kind with a
+worker that computes nothing: every step some answers end, prompts are admitted, the tree grows and
+is evicted from, and as many requests arrive as were admitted, so the queue keeps its length. Its
+times are of the processor, so that other programs do not count. The third runs the whole engine on
+a dummy model and compares the wall time of its decode steps with the model's forward passes inside
+them.
 """
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-from rich.progress import track
 
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
-from bench.queueing import WAITING, measure_queueing, microseconds
+from bench.markdown import print_rows
 from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.bench.arguments import positive
-from radixrt.bench.output import console_beside, print_rows, write_json
+from radixrt.bench.cache.service import SimulatedWorker
+from radixrt.bench.output import write_json
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
@@ -35,6 +41,17 @@ from radixrt.scheduler.scheduler import Scheduler
 BATCH_SIZES = (1, 16, 64, 256)
 PROMPT_TOKENS = 64
 PAGE_SIZE = 16
+VOCABULARY = 32_000
+
+DOCUMENTS, DOCUMENT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 500, 2000, 100, 40
+"""The requests that wait are questions about documents."""
+CACHED_DOCUMENTS = 50
+"""Documents that fit into the KV pool beside the running sequences."""
+WARM_UP_STEPS = 200
+"""The pool is full by then."""
+WAITING = (10, 100, 1_000, 10_000)
+ENDLESS = 2**31
+"""Tokens of an answer as far as the worker knows; ``max_tokens`` ends it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,21 @@ class PlanCost:
     absorb_p50: float
     absorb_p99: float
     plan_bytes_p50: float
+
+
+@dataclass(frozen=True)
+class QueueCost:
+    """Microseconds of the scheduler for one step of any kind."""
+
+    policy: str
+    waiting: int
+    plan_p50: float
+    plan_p99: float
+    plan_max: float
+    arrive_p50: float
+    """Time to queue one request."""
+    admissions: float
+    """Mean number of sequences that a step admits."""
 
 
 @dataclass(frozen=True)
@@ -70,31 +102,16 @@ class StepAnatomy:
 def measure_planning(running: int, steps: int) -> PlanCost:
     """Plan, encode and absorb ``steps`` decode steps of ``running`` sequences."""
     pages = running * (-(-(PROMPT_TOKENS + steps + 8) // PAGE_SIZE) + 1)
-    limits = SchedulerLimits(
-        settings=SchedulerSettings(
-            max_running_requests=running,
-            max_queued_requests=running,
-            max_queue_seconds=0,
-            max_step_ms=0,
-            chunked_prefill_size=PROMPT_TOKENS,
-        ),
-        max_prefill_tokens=running * PROMPT_TOKENS,
-        context_length=PROMPT_TOKENS + steps + 8,
-        num_pages=pages,
-        page_size=PAGE_SIZE,
+    scheduler = _scheduler(
+        running, PROMPT_TOKENS, running * PROMPT_TOKENS, PROMPT_TOKENS + steps + 8, pages
     )
-    scheduler = Scheduler(limits)
     rng = np.random.default_rng(0)
     sampling = SamplingParams(max_tokens=steps + 4, ignore_eos=True)
     for seq_id in range(running):
-        prompt = rng.integers(0, 32000, PROMPT_TOKENS + seq_id % PAGE_SIZE - PAGE_SIZE)
-        scheduler.add(
-            SequenceRequest(
-                seq_id=seq_id,
-                token_ids=pack_ids(prompt),
-                options=RequestOptions(sampling=sampling),
-            )
-        )
+        prompt = rng.integers(0, VOCABULARY, PROMPT_TOKENS + seq_id % PAGE_SIZE - PAGE_SIZE)
+        options = RequestOptions(sampling=sampling)
+        tokens = pack_ids(prompt)
+        scheduler.add(SequenceRequest(seq_id=seq_id, token_ids=tokens, options=options))
     scheduler.plan()
     slots = pack_ids(range(running))
     encoder = msgspec.msgpack.Encoder()
@@ -105,7 +122,7 @@ def measure_planning(running: int, steps: int) -> PlanCost:
         planned = time.perf_counter()
         frame = encoder.encode(plan)
         encoded = time.perf_counter()
-        tokens = pack_ids(rng.integers(0, 32000, running))
+        tokens = pack_ids(rng.integers(0, VOCABULARY, running))
         result = StepResult(step_id=step, slots=slots, token_ids=tokens)
         before_absorb = time.perf_counter()
         scheduler.absorb(result)
@@ -114,19 +131,103 @@ def measure_planning(running: int, steps: int) -> PlanCost:
     plan_s, encode_s, absorb_s, sizes = np.array(rows).T
     return PlanCost(
         running=running,
-        plan_p50=microseconds(plan_s, 50),
-        plan_p99=microseconds(plan_s, 99),
-        encode_p50=microseconds(encode_s, 50),
-        absorb_p50=microseconds(absorb_s, 50),
-        absorb_p99=microseconds(absorb_s, 99),
+        plan_p50=_microseconds(plan_s, 50),
+        plan_p99=_microseconds(plan_s, 99),
+        encode_p50=_microseconds(encode_s, 50),
+        absorb_p50=_microseconds(absorb_s, 50),
+        absorb_p99=_microseconds(absorb_s, 99),
         plan_bytes_p50=float(np.percentile(sizes, 50)),
     )
+
+
+def _scheduler(
+    running: int,
+    chunk: int,
+    step_tokens: int,
+    context_length: int,
+    num_pages: int,
+    *,
+    queued: int = 0,
+    policy: SchedulePolicyName = "lpm",
+) -> Scheduler:
+    """A scheduler without bounds in time."""
+    settings = SchedulerSettings(
+        max_running_requests=running,
+        max_queued_requests=queued + running,
+        max_queue_seconds=0,
+        max_step_ms=0,
+        chunked_prefill_size=chunk,
+        schedule_policy=policy,
+    )
+    return Scheduler(
+        SchedulerLimits(
+            settings=settings,
+            max_prefill_tokens=step_tokens,
+            context_length=context_length,
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
+        )
+    )
+
+
+def questions() -> Iterator[SequenceRequest]:
+    """Questions over documents whose popularity follows Zipf's law."""
+    rng = np.random.default_rng(0)
+    documents = rng.integers(0, VOCABULARY, (DOCUMENTS, DOCUMENT_TOKENS))
+    for seq_id in itertools.count(1):
+        document = documents[min(rng.zipf(1.2) - 1, DOCUMENTS - 1)]
+        question = rng.integers(0, VOCABULARY, QUESTION_TOKENS)
+        max_tokens = int(rng.integers(1, 2 * ANSWER_TOKENS))
+        options = RequestOptions(
+            sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            priority=int(rng.integers(0, 3)),
+        )
+        tokens = pack_ids(np.concatenate((document, question)))
+        yield SequenceRequest(seq_id=seq_id, token_ids=tokens, options=options)
+
+
+def measure_queueing(policy: SchedulePolicyName, waiting: int, steps: int) -> QueueCost:
+    """Plan ``steps`` steps while ``waiting`` requests wait."""
+    running = 64
+    tokens_running = running * (DOCUMENT_TOKENS + QUESTION_TOKENS + 2 * ANSWER_TOKENS)
+    pages = (tokens_running + CACHED_DOCUMENTS * DOCUMENT_TOKENS) // PAGE_SIZE
+    scheduler = _scheduler(running, 2048, 8192, 4096, pages, queued=2 * waiting, policy=policy)
+    worker, requests = SimulatedWorker(), questions()
+    plan_s, arrive_s, admitted = [], [], []
+    for step in range(WARM_UP_STEPS + steps):
+        while len(scheduler.waiting) < waiting:
+            request = next(requests)
+            begin = time.thread_time()
+            scheduler.add(request)
+            arrive_s.append(time.thread_time() - begin)
+        begin = time.thread_time()
+        plan = scheduler.plan()
+        ended = time.thread_time()
+        assert plan is not None
+        if step >= WARM_UP_STEPS:
+            plan_s.append(ended - begin)
+            admitted.append(len(plan.admit))
+        worker.begin(plan, {admit.slot: ENDLESS for admit in plan.admit})
+        scheduler.absorb(worker.finish(plan))
+    return QueueCost(
+        policy=policy,
+        waiting=waiting,
+        plan_p50=_microseconds(plan_s, 50),
+        plan_p99=_microseconds(plan_s, 99),
+        plan_max=_microseconds(plan_s, 100),
+        arrive_p50=_microseconds(arrive_s, 50),
+        admissions=float(np.mean(admitted)),
+    )
+
+
+def _microseconds(seconds: Sequence[float] | np.ndarray, percentile: float) -> float:
+    return float(np.percentile(seconds, percentile)) * 1e6
 
 
 def measure_engine(
     model_dir: Path, batch_sizes: list[int], output_tokens: int
 ) -> list[StepAnatomy]:
-    """Decode with all processes running; prompts are cached before, so that almost all steps are decode steps."""
+    """Decode with all processes running; prompts are cached, so almost all steps decode."""
     from radixrt.offline.llm import LLM
 
     rows = []
@@ -164,18 +265,14 @@ def measure_engine(
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     arguments = _parse(argv)
-    console = console_beside(arguments.json)
-    planning = [
-        measure_planning(running, arguments.plan_steps)
-        for running in track(BATCH_SIZES, "Planning", console=console, transient=True)
-    ]
-    print_rows(console, "The scheduler, per pure decode step (µs)", planning)
+    planning = [measure_planning(running, arguments.plan_steps) for running in BATCH_SIZES]
+    print_rows(arguments.json, "The scheduler, per pure decode step (µs)", planning)
     queueing = [
         measure_queueing(policy, waiting, arguments.plan_steps)
-        for policy in track(ORDERS, "Queueing", console=console, transient=True)
+        for policy in ORDERS
         for waiting in WAITING
     ]
-    print_rows(console, "The scheduler, per step while requests wait (µs)", queueing)
+    print_rows(arguments.json, "The scheduler, per step while requests wait (µs)", queueing)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_dummy_checkpoint(
             Path(folder),
@@ -184,12 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             dtype="float32",
         )
         engine = measure_engine(model_dir, arguments.batch_sizes, arguments.output_tokens)
-    print_rows(console, "The whole engine, per mean step (ms)", engine)
-    report = {
-        "planning_us": [asdict(row) for row in planning],
-        "queueing_us": [asdict(row) for row in queueing],
-        "engine_ms": [asdict(row) for row in engine],
-    }
+    print_rows(arguments.json, "The whole engine, per mean step (ms)", engine)
+    tables: dict[str, Any] = {"planning_us": planning, "queueing_us": queueing, "engine_ms": engine}
+    report = {name: [asdict(row) for row in rows] for name, rows in tables.items()}
     write_json(arguments.json, report)
     return 0
 

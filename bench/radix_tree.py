@@ -1,19 +1,16 @@
-"""Measures the radix tree alone: ``python -m bench.radix_tree [--nodes 100000] [--tokens 10000 100000] [--page-sizes 1 16]``.
+"""Measures the radix tree alone: ``python -m bench.radix_tree [--nodes 100000] [--tokens 10000
+100000] [--page-sizes 1 16]``.
 
-The first table has microseconds of each operation, medians of the rounds, on a tree of documents that also holds one prompt: as a *chain* of
-chunks, or with *branches* beside every chunk. The second has the memory of a tree in bytes a page beyond the token and page ids, from the growth
-of a process.
+The table has microseconds of each operation, medians of the rounds, on a tree of documents that
+also holds one prompt: as a *chain* of chunks, or with *branches* beside every chunk.
 """
 
 import argparse
-import gc
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
 
 import numpy as np
-import psutil
 
 from bench.markdown import markdown
 from radixrt.messages.ids import TokenIds
@@ -44,12 +41,6 @@ def main() -> None:
         for tokens in arguments.tokens
         for shape in ("chain", "branches")
     ]
-    print("\n".join(markdown(rows)), "\n", flush=True)
-    rows = [
-        {"page": page_size, "shape": shape} | bytes_per_page(shape, nodes, page_size)
-        for page_size, nodes in sizes
-        for shape in SHAPES
-    ]
     print("\n".join(markdown(rows)))
 
 
@@ -64,19 +55,6 @@ def documents(num_nodes: int, page_size: int) -> Iterator[TokenIds]:
         document = random_tokens(rng, 32 * page_size)
         for _ in range(LEAVES):
             yield np.concatenate((document, random_tokens(rng, 4 * page_size)))
-
-
-def single_pages(num_nodes: int, page_size: int) -> Iterator[TokenIds]:
-    """Prompts of one page that share nothing: the most nodes that pages can make."""
-    rng = np.random.default_rng(0)
-    for first in rng.permutation(num_nodes).astype(np.int32):
-        yield np.concatenate(([first], random_tokens(rng, page_size - 1))).astype(np.int32)
-
-
-SHAPES: dict[str, Callable[[int, int], Iterator[TokenIds]]] = {
-    "documents": documents,
-    "single pages": single_pages,
-}
 
 
 def lock(tree: RadixTree, tokens: TokenIds) -> tuple[Node, int]:
@@ -95,11 +73,10 @@ def extend(tree: RadixTree, node: Node, tokens: TokenIds) -> Node:
     return end
 
 
-def insert(tree: RadixTree, tokens: TokenIds) -> int:
-    """Insert a prompt; returns the number of its new pages."""
+def insert(tree: RadixTree, tokens: TokenIds) -> None:
+    """Insert a prompt."""
     node, cached = lock(tree, tokens)
     tree.unlock(extend(tree, node, tokens[cached:]) if cached < len(tokens) else node)
-    return (len(tokens) - cached) // tree.page_size
 
 
 class Measured:
@@ -147,25 +124,6 @@ def _microseconds(operation: Callable[[], object]) -> float:
 def medians(measured: Measured, rounds: int) -> dict[str, str]:
     seen = [measured.round() for _ in range(rounds)]
     return {f"{name}, µs": f"{median(each[name] for each in seen):.1f}" for name in seen[0]}
-
-
-def bytes_per_page(shape: str, num_nodes: int, page_size: int) -> dict[str, str]:
-    """Of a tree in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        pages, nodes, size = pool.apply(_grow, (shape, num_nodes, page_size))
-    beyond = size / pages - 4 * (page_size + 1)
-    return {"nodes": f"{nodes:,}", "pages": f"{pages:,}", "bytes a page beyond ids": f"{beyond:.0f}"}  # fmt: skip
-
-
-def _grow(shape: str, num_nodes: int, page_size: int) -> tuple[int, int, int]:
-    """Pages and nodes of a new tree, and how many bytes larger it makes the process."""
-    insert(RadixTree(page_size), next(documents(1, page_size)))  # loads what is loaded once
-    process, tree = psutil.Process(), RadixTree(page_size)
-    gc.collect()
-    before = process.memory_info().rss
-    pages = sum(insert(tree, tokens) for tokens in SHAPES[shape](num_nodes, page_size))
-    gc.collect()
-    return pages, tree.num_nodes, process.memory_info().rss - before
 
 
 if __name__ == "__main__":

@@ -1,35 +1,29 @@
-"""Measures the price of ``--dp 2`` on the built-in model, the drain of such a server, and the router: ``python -m bench.replicas``, 3 minutes.
+"""Measures the price of ``--dp 2``, and the router: ``python -m bench.replicas``, 3 minutes.
 
-1. Throughput of many short requests: one server with two replicas against two separate servers with as many threads, nothing in
-   front of them. Both are measured by turns, by the same number of clients in all.
-2. Added latency: the same short requests, one at a time, to a server with one engine and one with two replicas by turns.
-3. SIGTERM under 50 streams: the time until /ready says no, the answers that are whole, the exit status.
-4. CPU time of a routing decision among 16 replicas: to hash the blocks of a prompt, to look for them in the index of each replica, to compare
-   the costs and to note the choice. Each replica has a full pool of other prompts; half of each prompt is cached on one of them. The next turn
-   of a conversation is a prompt that begins with the prompt before it.
+1. Throughput of short requests: one server with two replicas against two servers with as many
+   threads in all, by turns, with the same number of clients.
+2. Added latency of such requests, one at a time, on servers with one engine and two, by turns.
+3. CPU time of a routing decision among 16 replicas with full pools, one of which has half of the
+   prompt: hash its blocks, look them up, compare the costs, note the choice; and of a next turn.
 
-The promises: a ratio of at least 0.95, at most 0.3 ms, at most 1 s, and p99 of at most 0.5 ms for 8k tokens and of 6 ms for 100k.
+The promises: a ratio of at least 0.95, at most 0.3 ms, and p99 of at most 0.5 ms for 8k tokens and
+of 6 ms for 100k.
 """
 
 import argparse
 import asyncio
-import http.client
 import itertools
 import json
-import signal
 import statistics
-import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 import numpy as np
 
-from bench.local_server import CpuClock, local_server, serving
+from bench.local_server import CpuClock, local_server
 from bench.markdown import markdown, mean_and_interval, median_and_range
 from radixrt.kv.block_hash import block_hashes, namespace_hash
 from radixrt.kv.events import BlockStored, EventBatch
@@ -39,20 +33,17 @@ from radixrt.router.router import RoutedPrompt, Router
 
 MODEL = "demo"
 FLAGS = ("--kernel-threads", "1", "--max-total-tokens", "32768", "--log-level", "warning")
-"""Of each engine, so that all of them compute alike."""
+"""Flags of each engine, so that all of them compute alike."""
 
 CLIENTS = 32
 WARM_UP_S = 2.0
 OUTPUT_TOKENS = 8
-STREAMS, STREAM_TOKENS = 50, 1500
-LOOK_S = 0.005
-"""Between two looks at /ready."""
 
 REPLICAS, PAGE_SIZE, POOL_TOKENS, VOCABULARY = 16, 16, 1 << 20, 100_000
-"""Of the routing decisions."""
+"""The replicas of the routing decisions."""
 ROUTED_TOKENS = (8192, 100_000)
 TURN_TOKENS = 500
-"""Of an answer and the next question."""
+"""Tokens of an answer and the next question."""
 
 
 class Connection:
@@ -135,7 +126,7 @@ async def throughput(together: str, separate: Sequence[str], rounds: int, second
 
 
 def _ratio(values: dict[str, list[float]]) -> str:
-    """Of the second side to the first, by pairs of turns."""
+    """Ratio of the second side to the first, by pairs of turns."""
     return mean_and_interval([b / a for a, b in zip(*values.values(), strict=True)])
 
 
@@ -176,71 +167,6 @@ async def _paired_ms(
     return times
 
 
-# ------------------------------------------------------------ drain
-
-
-async def whole_answer(client: httpx.AsyncClient, number: int, begun: list[int]) -> bool:
-    """Stream an answer; whether it came whole."""
-    body = {
-        "prompt": f"{number} streams", "max_tokens": STREAM_TOKENS, "ignore_eos": True,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    last = ""
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                if not last:
-                    begun.append(number)
-                last = line
-    usage = json.loads(last.removeprefix("data: ") or "{}").get("usage") or {}
-    return bool(usage.get("completion_tokens") == STREAM_TOKENS)
-
-
-def seconds_until_unready(url: str, began: float) -> float:
-    host = urlsplit(url).netloc
-    while True:
-        connection = http.client.HTTPConnection(host, timeout=10)
-        try:
-            connection.request("GET", "/ready")
-            if connection.getresponse().status != 200:
-                return time.perf_counter() - began
-        except OSError:
-            return time.perf_counter() - began
-        finally:
-            connection.close()
-        time.sleep(LOOK_S)
-
-
-async def drain(url: str, process: "subprocess.Popen[bytes]") -> dict[str, object]:
-    """End a server under its streams."""
-    found: list[float] = []
-    begun: list[int] = []
-    limits = httpx.Limits(max_connections=STREAMS)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
-        streams = [
-            asyncio.create_task(whole_answer(client, number, begun)) for number in range(STREAMS)
-        ]
-        while len(begun) < STREAMS:
-            await asyncio.sleep(0.01)
-        running = sum(not stream.done() for stream in streams)
-        began = time.perf_counter()
-        process.send_signal(signal.SIGTERM)
-        looking = threading.Thread(
-            target=lambda: found.append(seconds_until_unready(url, began)), daemon=True
-        )
-        looking.start()
-        whole = sum(await asyncio.gather(*streams))
-    status = await asyncio.to_thread(process.wait, 60)
-    looking.join()
-    return {
-        "streams at SIGTERM": running,
-        "unready after, s": f"{found[0]:.3f}",
-        "whole answers": whole,
-        "ended after, s": f"{time.perf_counter() - began:.1f}",
-        "exit status": status,
-    }
-
-
 # ------------------------------------------------------------ routing
 
 
@@ -265,7 +191,8 @@ def decision(num_tokens: int, decisions: int) -> dict[str, str]:
         router.report(
             replica, ReplicaLoad(received=1 << 30, waiting_s=0.01 * number % 1, pool_tokens=1 << 20)
         )
-        for times, turn in ((first, packed), (next_turn, packed + _turn(random))):
+        longer = packed + pack_ids(random.integers(0, VOCABULARY, TURN_TOKENS))
+        for times, turn in ((first, packed), (next_turn, longer)):
             begin = time.thread_time()
             prompt = RoutedPrompt.of(turn, "", PAGE_SIZE)
             hashed = time.thread_time()
@@ -283,10 +210,6 @@ def decision(num_tokens: int, decisions: int) -> dict[str, str]:
     }
 
 
-def _turn(random: np.random.Generator) -> bytes:
-    return pack_ids(random.integers(0, VOCABULARY, TURN_TOKENS))
-
-
 def _store(router: Router, replica: int, sequence: int, packed: bytes) -> None:
     event = BlockStored(
         block_hashes=block_hashes(namespace_hash(), packed, PAGE_SIZE),
@@ -301,13 +224,10 @@ def _store(router: Router, replica: int, sequence: int, packed: bytes) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["throughput", "latency", "drain", "decision"])
+    parser.add_argument("--only", choices=["throughput", "latency", "decision"])
     parser.add_argument("--rounds", type=int, default=10, help="of throughput and of latency")
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, help="of a round of throughput and a side"
-    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a round of throughput and a side")  # fmt: skip
     parser.add_argument("--pairs", type=int, default=150, help="of requests in a round of latency")
-    parser.add_argument("--drains", type=int, default=3)
     parser.add_argument("--decisions", type=int, default=1000, help="of the router")
     arguments = parser.parse_args()
     with ExitStack() as stack:
@@ -321,12 +241,6 @@ def main() -> None:
             second = stack.enter_context(local_server(MODEL, *FLAGS))
             measuring = throughput(replicas, [first, second], arguments.rounds, arguments.seconds)
             print(asyncio.run(measuring), flush=True)
-    if arguments.only in (None, "drain"):
-        rows = []
-        for _ in range(arguments.drains):
-            with serving(MODEL, *FLAGS, "--dp", "2") as (url, process):
-                rows.append(asyncio.run(drain(url, process)))
-        print("\n".join(markdown(rows)), flush=True)
     if arguments.only in (None, "decision"):
         rows = [dict(decision(tokens, arguments.decisions)) for tokens in ROUTED_TOKENS]
         print("\n".join(markdown(rows)))

@@ -1,4 +1,5 @@
-"""radixrt on Ray Serve: an ingress, and engines on the nodes of a cluster that join it. docs/deploy.md says how to run it."""
+"""radixrt on Ray Serve: an ingress, and engines on the nodes of a cluster that join it.
+docs/deploy.md says how to run it."""
 
 import asyncio
 import dataclasses
@@ -32,7 +33,7 @@ QUEUED_PREFILL_S = 2.0
 METRIC = "radixrt_queued_prefill_seconds"
 
 LOOK_S = 0.2
-"""Between two looks whether an engine has joined."""
+"""Time between two looks whether an engine has joined."""
 
 MAX_OPEN_REQUESTS = 10_000
 """radixrt has limits of its own (--max-queued-requests), and says no with a reason."""
@@ -49,10 +50,11 @@ class AppArguments(BaseModel):
     gpus: bool = False
     """Each engine has ``tp`` GPUs."""
     cpus: float = 1.0
-    """Of each engine."""
+    """CPUs of each engine."""
     ingress_cpus: float = 1.0
     settings: dict[str, Any] = {}
-    """Of the server, as in the file of --config, with underscores: model_path, tp, dtype, …"""
+    """Settings of the server, as in the file of --config, with underscores: model_path, tp, dtype,
+    …"""
 
 
 class Link(NamedTuple):
@@ -131,7 +133,7 @@ class Ingress:
         return self._link
 
     def direct_url(self) -> str:
-        """Of the api process, for programs on the ingress's node."""
+        """Address of the api process, for programs on the ingress's node."""
         return f"http://127.0.0.1:{self._processes.port}"
 
     async def queued_prefill_seconds(self) -> float:
@@ -175,7 +177,8 @@ class Ingress:
 
 
 def by_queued_prefill(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """As many engines as compute the queued prompts in QUEUED_PREFILL_S; Serve applies bounds and delays to it."""
+    """As many engines as compute the queued prompts in QUEUED_PREFILL_S; Serve applies bounds and
+    delays to it."""
     told = (context.aggregated_metrics or {}).get(METRIC)
     if not told:
         return context.target_num_replicas, {}
@@ -199,7 +202,8 @@ class Engine:
             await asyncio.sleep(LOOK_S)
 
     async def check_health(self) -> None:
-        """Raises an error if the processes have ended, or the ingress is elsewhere now: Serve then starts another engine."""
+        """Raises an error if the processes have ended, or the ingress is elsewhere now: Serve then
+        starts another engine."""
         self._processes.check()
         if Link(*await self._ingress.link.remote()) != self._link:
             raise RuntimeError("The ingress was started again at another address.")

@@ -1,7 +1,5 @@
 """The scheduler and the worker of a server in threads, with a model that wants to write what a script says."""
 
-import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +10,20 @@ from torch import Tensor
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
-from radixrt.base.ipc import Poller
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.batch import StepInputs
 from radixrt.worker.process import WorkerProcess
-from tests.real_scheduler import StoppableScheduler
+from tests.real_scheduler import InThreads
 
 Script = Callable[[list[int]], list[int]]
 """The tokens that the model wants to write after a prompt."""
 DRAFT_PRICE = 0.1
-"""Of each step, so that there are drafts."""
+"""The price of a draft in each step, low enough for drafts to pay."""
 
 
-class RealEngine:
+class RealEngine(InThreads):
     """Everything between the logits and the scheduler's tokens is the server's own: matchers, masks, drafts, budgets, sampler.
 
     A row's logits depend on its prompt and its position alone: the script's token there has the largest, then those of ``wishes``.
@@ -39,24 +36,7 @@ class RealEngine:
     def __init__(self, channels: Channels, info: EngineInfo, config: ServerConfig) -> None:
         self.script: Script = lambda prompt: [info.eos_token_ids[0]]
         self.wishes: list[int] = list(info.eos_token_ids)
-        self._stop = threading.Event()
-        self._channels, self._config = channels, config
-        self._threads = [
-            threading.Thread(target=target, daemon=True) for target in (self._schedule, self._work)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _schedule(self) -> None:
-        process = StoppableScheduler(self._config, self._channels)
-        process.stop = self._stop
-        with contextlib.suppress(SystemExit):
-            process.run()
+        super().__init__(channels, info, config)
 
     def _work(self) -> None:
         torch.set_num_threads(1)
@@ -71,16 +51,13 @@ class RealEngine:
 
         runner._admit = watch
         runner._forward = written.forward
-        poller = Poller(process._inbox)
-        while not self._stop.is_set():
-            poller.wait(0.05)
-            for message in process._inbox.receive_waiting():
-                if isinstance(message, StepPlan):
-                    # A price and times of its own: drafts would depend on the load of the machine.
-                    plan = replace(message, draft_price=DRAFT_PRICE)
-                    process._answer([replace(r, step_s=0.0) for r in runner.step(plan)])
-                else:
-                    runner.order(message)
+        for message in self._messages(process._inbox):
+            if isinstance(message, StepPlan):
+                # A price and times of its own: drafts would depend on the load of the machine.
+                plan = replace(message, draft_price=DRAFT_PRICE)
+                process._answer([replace(r, step_s=0.0) for r in runner.step(plan)])
+            else:
+                runner.order(message)
         process._inbox.close()
         process._outbox.close()
 

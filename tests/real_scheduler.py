@@ -2,7 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
@@ -52,17 +53,12 @@ class StoppableScheduler(SchedulerProcess):
         super()._drop_expired()
 
 
-class RealScheduler:
-    """Runs until it is closed.
-
-    Attributes:
-        worker: its script may be changed at any time.
-    """
+class InThreads:
+    """The scheduler process in one thread and a worker in another, until they are closed."""
 
     def __init__(self, channels: Channels, info: EngineInfo, config: ServerConfig) -> None:
-        self.worker = ScriptedWorker(info.page_size)
+        self._channels, self._info, self._config = channels, info, config
         self._stop = threading.Event()
-        self._run = (channels, info, config)
         self._threads = [
             threading.Thread(target=target, daemon=True) for target in (self._work, self._schedule)
         ]
@@ -75,28 +71,44 @@ class RealScheduler:
             thread.join()
 
     def _schedule(self) -> None:
-        channels, _, config = self._run
-        process = StoppableScheduler(config, channels)
-        process.stop = self._stop
-        self.process = process
+        self.process = StoppableScheduler(self._config, self._channels)
+        self.process.stop = self._stop
         with contextlib.suppress(SystemExit):
-            process.run()
+            self.process.run()
 
     def _work(self) -> None:
-        channels, info, _ = self._run
-        inbox: Inbox[ToWorker] = Inbox(channels.address("scheduler", "worker0"), ToWorker)
-        outbox = Outbox(channels.address("worker", "scheduler"))
-        outbox.send(info)
+        raise NotImplementedError
+
+    def _messages(self, inbox: Inbox[Any]) -> Iterator[Any]:
+        """What the scheduler sends to the worker, until the end."""
         poller = Poller(inbox)
         while not self._stop.is_set():
             poller.wait(0.05)
-            for message in inbox.receive_waiting():
-                match message:
-                    case StepPlan():
-                        outbox.send(self.worker.step(message))
-                    case LoadGrammar():
-                        outbox.send(GrammarLoaded(key=message.grammar.key, error=None))
-                    case DropGrammar():
-                        pass
+            yield from inbox.receive_waiting()
+
+
+class RealScheduler(InThreads):
+    """A real scheduler, and a worker that answers as a script says.
+
+    Attributes:
+        worker: its script may be changed at any time.
+    """
+
+    def __init__(self, channels: Channels, info: EngineInfo, config: ServerConfig) -> None:
+        self.worker = ScriptedWorker(info.page_size)
+        super().__init__(channels, info, config)
+
+    def _work(self) -> None:
+        inbox: Inbox[ToWorker] = Inbox(self._channels.address("scheduler", "worker0"), ToWorker)
+        outbox = Outbox(self._channels.address("worker", "scheduler"))
+        outbox.send(self._info)
+        for message in self._messages(inbox):
+            match message:
+                case StepPlan():
+                    outbox.send(self.worker.step(message))
+                case LoadGrammar():
+                    outbox.send(GrammarLoaded(key=message.grammar.key, error=None))
+                case DropGrammar():
+                    pass
         inbox.close()
         outbox.close()

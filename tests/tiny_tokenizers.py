@@ -27,18 +27,36 @@ CHATML = (
 )
 
 
-def byte_level() -> Tokenizer:
-    """Like Llama 3's and Qwen's; ids 0 and 1 are <|im_start|> and <|im_end|>."""
+def train_byte_level(
+    texts: Sequence[str],
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    *,
+    use_regex: bool = True,
+    max_token_length: int | None = None,
+) -> Tokenizer:
+    """Byte-level BPE; the special tokens have the first ids.
+
+    Args:
+        use_regex: whether texts are split into words before; else merges may cross their borders.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=vocab_size,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|im_start|>", "<|im_end|>"],
+        special_tokens=list(special_tokens),
+        max_token_length=max_token_length,
     )
-    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def byte_level() -> Tokenizer:
+    """Like Llama 3's and Qwen's; ids 0 and 1 are <|im_start|> and <|im_end|>."""
+    tokenizer = train_byte_level(TEXT, 400, ["<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
     return tokenizer
 

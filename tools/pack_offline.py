@@ -1,14 +1,16 @@
-"""Everything a GPU machine without a network lacks, in one folder: ``python -m tools.pack_offline OUT``.
+"""Packs what a GPU machine without a network lacks: ``python -m tools.pack_offline OUT``.
 
     python -m tools.pack_offline OUT [--python 3.12] [--kernels BUILT] [--have torch triton ...]
 
-Downloads the wheels of radixrt's own dependencies (and theirs), in the versions installed here, for another Python and
-x86-64 Linux, unpacks them, adds kernels that ``tools.flashinfer_kernels build`` has made, and writes one archive and a script. There::
+Downloads the wheels of radixrt's own dependencies (and theirs), in the versions installed here, for
+another Python and x86-64 Linux, unpacks them, adds kernels that ``tools.flashinfer_kernels build``
+has made, and writes one archive and a script. There::
 
     . OUT/use.sh && make gpu-check PYTHON=python3
 
-``--have`` names what the machine has already, so that it isn't carried: torch and what comes with it, by default. FlashInfer
-comes without its own dependencies: what radixrt calls needs none of them but those listed here.
+``--have`` names what the machine has already, so that it isn't carried: torch and what comes with
+it, by default. FlashInfer comes without its own dependencies: what radixrt calls needs none of them
+but those listed here.
 """
 
 import argparse
@@ -30,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 EXTRAS = ("server", "cuda", "test")
 FLASHINFER = "flashinfer-python"
 FLASHINFER_NEEDS = ("apache-tvm-ffi", "nvidia-ml-py", "requests", "tqdm", "packaging", "filelock")
-"""Beside what radixrt itself brings: found by importing it and calling what radixrt calls."""
+"""Packages beside what radixrt itself brings, found by calling what it calls."""
 
 HAVE = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface-hub",
@@ -50,7 +52,7 @@ DROPPED = (
     "flashinfer/data/cutlass/examples/*", "flashinfer/data/cutlass/test/*", "flashinfer/data/cutlass/docs/*",
     "flashinfer/data/cutlass/media/*", "flashinfer/data/cutlass/python/*", "flashinfer/data/cccl/python/*",
 )  # fmt: skip
-"""Sources that serving on Hopper never compiles: other models' kernels, and those of Blackwell (sm_100 and later)."""
+"""Sources that serving on Hopper never compiles: other models' kernels, and Blackwell's."""
 
 MAX_MIB = 48
 """A larger archive is too large for machines to which little can be carried."""
@@ -71,8 +73,9 @@ export FLASHINFER_DISABLE_JIT=${{FLASHINFER_DISABLE_JIT-1}}   # empty: compile t
 
 
 def packages(have: tuple[str, ...]) -> dict[str, str]:
-    """Name and version of each package to carry: what radixrt needs to serve and to be tested, and what that needs
-    in turn, in the versions installed here, which are the tested ones; without what the machine has."""
+    """Name and version of each package to carry: what radixrt needs to serve and to be tested, and
+    what that needs in turn, in the versions installed here, which are the tested ones; without what
+    the machine has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     waiting = [*project["dependencies"], *FLASHINFER_NEEDS]
     for extra in EXTRAS:

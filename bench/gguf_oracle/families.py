@@ -1,4 +1,4 @@
-"""Tiny checkpoints of each family, converted and quantized by llama.cpp's own tools, against transformers."""
+"""Compares tiny checkpoints of each family, converted by llama.cpp's tools, with transformers."""
 
 import json
 import random
@@ -32,7 +32,8 @@ SIZES = {
     "vocab_size": VOCABULARY,
     "initializer_range": 0.075,
 }
-"""Rows that K-quants divide, and weights as much smaller as the rows are longer than those of the tests' checkpoints."""
+"""Rows that K-quants divide, and weights as much smaller as the rows are longer than those of the
+tests' checkpoints."""
 PROMPT = 48
 """Tokens that logits are compared on."""
 
@@ -41,7 +42,8 @@ class Family(NamedTuple):
     architecture: str
     """Key of ``tests.checkpoints.CONFIGS``."""
     pre: str | None
-    """llama.cpp's name of the byte-level pre-tokenizer; None: SentencePiece, but Gemma 4's kind in its families."""
+    """llama.cpp's name of the byte-level pre-tokenizer; None: SentencePiece, but Gemma 4's kind in
+    its families."""
     settings: dict[str, Any]
     """What GGUF can say in place of what it cannot."""
 
@@ -89,12 +91,13 @@ class Outcome(NamedTuple):
 
     name: str
     largest_error: float
-    """Of a logit of the float32 file, against transformers on the checkpoint."""
+    """Largest error of a logit of the float32 file, against transformers on the checkpoint."""
     packed_error: float
-    """Of a logit of the Q4_K_M file, dequantized, against transformers in float32 on the dequantized weights."""
+    """Largest error of a logit of the Q4_K_M file, dequantized, against transformers on the
+    dequantized weights."""
     divergence: float
-    """Median over the tokens, in nats, of the Q4_K_M file as it is served, against the same. Rounded activations let a router choose
-    other experts for single tokens."""
+    """Median over the tokens, in nats, of the Q4_K_M file as it is served, against the same.
+    Rounded activations let a router choose other experts for single tokens."""
     greedy: float
     """Share of greedy tokens of the Q4_K_M file that are those of transformers."""
     tokens: Tokens

@@ -1,4 +1,4 @@
-"""Runs the programs of llama.cpp: converter, quantizer, server, and the one that writes log-probabilities."""
+"""Runs llama.cpp's converter, quantizer, server, and what writes its log-probabilities."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ from bench.peers_cpu.environments import llama_cpp_sources
 from bench.peers_cpu.serving import serving
 
 MAX_DROP = 16.0
-"""llama-perplexity writes no log-probability that is further below the greatest one, but this difference."""
+"""llama-perplexity writes log-probabilities further below the greatest as this difference."""
 _NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
-"""Threads that spin while they wait slow down where other work runs as well; nothing is timed here."""
+"""Threads that spin while they wait slow down other work; nothing is timed here."""
 
 
 class LlamaCpp:
@@ -44,15 +44,10 @@ class LlamaCpp:
             raise RuntimeError(f"{' '.join(command)}: status {done.returncode}\n{(done.stderr or done.stdout)[-2000:]}")  # fmt: skip
         return str(done.stdout[-2000:])
 
-    def convert(self, checkpoint: Path, target: Path, pre: str, kind: str = "f32") -> Path:
-        """Make a GGUF file of a checkpoint.
-
-        Args:
-            pre: name of the pre-tokenizer of a byte-level tokenizer.
-            kind: ``f32`` or ``bf16``.
-        """
+    def convert(self, checkpoint: Path, target: Path, pre: str) -> Path:
+        """Make a GGUF file in float32; ``pre`` names a byte-level tokenizer's pre-tokenizer."""
         script, sources = ADAPTERS / "gguf_conversion.py", llama_cpp_sources(self.folder)
-        self.run("python", script, str(sources), checkpoint, target, kind, pre)
+        self.run("python", script, str(sources), checkpoint, target, "f32", pre)
         return target
 
     def quantize(self, file: Path, target: Path, kind: str) -> Path:
@@ -70,7 +65,7 @@ class LlamaCpp:
             yield Server(url.removesuffix("/v1"))
 
     def log_probabilities(self, file: Path, text: Path, length: int, pages: int) -> "Pages":
-        """Of the second half of each page of a text."""
+        """Log-probabilities of the second half of each page of a text."""
         target = text.with_suffix(".logits")
         size = ("--ctx-size", str(length), "--batch-size", str(length), "--chunks", str(pages))
         self.run("llama-perplexity", "-m", file, "-f", text, *size, "--threads", "2", "--kl-divergence-base", target)  # fmt: skip
@@ -84,7 +79,7 @@ class Server:
         self._client = httpx.Client(base_url=url, timeout=300)
 
     def tokens(self, text: str) -> list[int]:
-        """Of a text, control tokens included, without one at its beginning."""
+        """Tokens of a text, control tokens included, without one at its beginning."""
         body = {"content": text, "add_special": False, "parse_special": True}
         return list(self._post("/tokenize", body)["tokens"])
 
@@ -104,9 +99,10 @@ class Pages(NamedTuple):
     """What ``llama-perplexity --kl-divergence-base`` writes."""
 
     tokens: np.ndarray
-    """[pages, length]; llama.cpp puts the beginning-of-sequence token over the first of each page, where the model has one."""
+    """[pages, length]; the first of each page is the beginning-of-sequence token, if any."""
     rows: np.ndarray
-    """[pages, positions, 4 + vocabulary]: scale and offset as two float32 each, then 16-bit codes."""
+    """[pages, positions, 4 + vocabulary]: scale and offset as two float32 each, then 16-bit
+    codes."""
 
     @staticmethod
     def read(file: Path) -> "Pages":
@@ -119,7 +115,8 @@ class Pages(NamedTuple):
         return Pages(tokens, rows)
 
     def log_probabilities(self, page: int, vocabulary: int) -> np.ndarray:
-        """[positions, vocabulary] as float32, of the tokens after ``length // 2``, ``length // 2 + 1``, ..."""
+        """[positions, vocabulary] as float32, of the tokens after ``length // 2``, ``length // 2 +
+        1``, ..."""
         rows = self.rows[page]
         scale, offset = np.ascontiguousarray(rows[:, :4]).view(np.float32).T
         return rows[:, 4 : 4 + vocabulary] * scale[:, None] + offset[:, None]

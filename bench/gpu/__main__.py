@@ -4,8 +4,8 @@
     python -m bench.gpu --only 1 3             two parts
     python -m bench.gpu --dry-run              the same on a CPU with tiny shapes: does it run?
 
-Writes results.jsonl as it goes, results.json and results.md after each session, into --out; all of it also as one
-archive beside it, --out with ``.tar.gz`` at the end.
+Writes results.jsonl as it goes, results.json and results.md after each session, into --out; all of
+it also as one archive beside it, --out with ``.tar.gz`` at the end.
 """
 
 import argparse
@@ -26,22 +26,11 @@ def main(arguments: list[str]) -> int:
         epilog="\n".join(f"{number}: {title}" for number, title in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("gpu-results"), help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--only", type=int, nargs="+", default=[], choices=list(PARTS), metavar="PART"
-    )
-    parser.add_argument(
-        "--budget",
-        type=float,
-        default=BUDGET_S,
-        help="seconds for everything (default: %(default)s)",
-    )
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="default: %(default)s")  # fmt: skip
+    parser.add_argument("--only", type=int, nargs="+", default=[], choices=list(PARTS), metavar="PART")  # fmt: skip
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for everything (default: %(default)s)")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of every engine, such as page_size=1"
-    )  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of every engine, such as page_size=1")  # fmt: skip
     parser.add_argument("--session", help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
     options = Options(

@@ -1,7 +1,7 @@
-"""Part 6: where a decode step's time goes, on the device from a profiler's trace and on the host from clocks.
+"""Part 6: where a decode step's time goes, by a profiler's trace and by the host's clocks.
 
-The scheduler runs in the worker's thread here, where in a server it has a process of its own, so what a
-server leaves idle is no more than what this says.
+The scheduler runs in the worker's thread here, where in a server it has a process of its own, so
+what a server leaves idle is no more than what this says.
 """
 
 import gzip
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ KINDS = {
 
 
 LAUNCH_GAP_US = 5.0
-"""A shorter gap lies between two kernels of a queue that is not empty: the device needs about a microsecond from one to the
-next. In a longer one it waits for the host."""
+"""A shorter gap lies between two kernels of a queue that is not empty: the device needs about a
+microsecond from one to the next. In a longer one it waits for the host."""
 
 WARM_UP_STEPS = 5
 
@@ -65,7 +66,7 @@ class Busy:
 
 
 def busy_time(events: Iterable[dict[str, Any]]) -> Busy:
-    """From the events of a trace in Chrome's format. Kernels that overlap count once."""
+    """Read a device's time from a trace in Chrome's format. Kernels that overlap count once."""
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"], event["name"])
         for event in events
@@ -113,7 +114,8 @@ def anatomy(
     engine = InProcess(model_dir, device, settings)
     steps = sizes.anatomy_steps
     for batch, context in sizes.anatomy:
-        # Half of what is measured comes after the middle, and a warm-up and the profiled steps before it.
+        # Half of what is measured comes after the middle, and a warm-up and the profiled steps
+        # before it.
         prompt = max(1, context - WARM_UP_STEPS - steps - steps // 2)
         engine.begin(shape, batch, prompt, 3 * steps + 20)
         engine.advance(WARM_UP_STEPS)
@@ -142,7 +144,8 @@ class Steps:
 
 
 def _marks(device: torch.device) -> tuple[Any, Any]:
-    """Begin and end of a measured stretch; the end returns seconds, on the device's clock where it has one."""
+    """Begin and end of a measured stretch; the end returns seconds, on the device's clock where it
+    has one."""
     if device.type == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
@@ -152,13 +155,8 @@ def _marks(device: torch.device) -> tuple[Any, Any]:
             return first.elapsed_time(last) / 1e3
 
         return first.record, end
-    import time
-
     started: list[float] = []
-    return (
-        lambda: started.append(time.perf_counter()),
-        lambda: time.perf_counter() - started[0],
-    )
+    return lambda: started.append(perf_counter()), lambda: perf_counter() - started[0]
 
 
 def _profiled(engine: InProcess, steps: int, folder: Path, case: str) -> Busy:

@@ -1,4 +1,4 @@
-"""What decides the rules of FlashInfer's attention: FA2 beside FA3, decode by tensor cores, and what planning costs the host."""
+"""Measures FlashInfer's attention: FA2 and FA3, decode by tensor cores, planning on the host."""
 
 import time
 from functools import partial
@@ -11,7 +11,7 @@ from bench.gpu.ceilings import Ceilings, median_seconds
 from bench.gpu.results import Result, Results
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16
-"""Of Llama-3.1-8B."""
+"""Sizes of Llama-3.1-8B."""
 
 PREFILLS = {
     "256 new after 16k cached": [(256, 16384 + 256)],

@@ -1,4 +1,4 @@
-"""Measures the highest rates of the device for memory reads and matrix products, in the same run as the other parts."""
+"""Measures the device's highest rates of memory reads and matrix products."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Ceilings:
     read_bytes_per_s: float
     """The best of a sum over a large tensor, and of a copy with its reads and writes counted."""
     gemm_flops_per_s: float
-    """Of a square matrix product in the model's dtype, on random numbers: zeros run faster."""
+    """Rate of a square matrix product in the model's dtype, on random numbers: zeros run faster."""
 
     @staticmethod
     def measure(device: torch.device, *, small: bool = False) -> "Ceilings":
@@ -54,7 +54,7 @@ def _gemm_flops_per_s(device: torch.device, size: int) -> float:
 def median_seconds(
     work: Callable[[], object], device: torch.device, repeats: int = REPEATS
 ) -> float:
-    """Of one call, on the device's own clock where it has one."""
+    """Time of one call, on the device's own clock where it has one."""
     for _ in range(WARM_UPS):
         work()
     times = []

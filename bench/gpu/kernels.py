@@ -1,4 +1,4 @@
-"""Part 7: the layers' kernels one by one, FlashInfer's beside Triton's, and what decides the attention rules."""
+"""Part 7: the layers' kernels one by one, FlashInfer's beside Triton's, and attention."""
 
 import importlib.util
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from radixrt_kernels.triton.moe import experts_mlp
 from radixrt_kernels.triton.sampling import SETTINGS, draw_tokens
 
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 14336, 32, 8, 128, 128256
-"""Of Llama-3.1-8B."""
+"""Sizes of Llama-3.1-8B."""
 
 Work = Callable[[], object]
 

@@ -1,4 +1,4 @@
-"""Parts 1 to 5: what users of an engine see. Each takes a running engine and writes its results as it gets them."""
+"""Parts 1 to 5, what users see: each takes a running engine and writes its results."""
 
 import asyncio
 import time
@@ -106,7 +106,7 @@ def mixed_lengths(bench: Bench) -> None:
 
 
 def shared_prefix(bench: Bench) -> None:
-    """Part 3: decode steps of many questions about one document, whose KV is in the cache already."""
+    """Part 3: decode steps of many questions about one document, whose KV is cached."""
     sizes, cascade = bench.sizes, not bench.llm.config.debug_disable_cascade
     (prefix,) = token_ids([sizes.prefix], bench.shape.vocab_size)
     questions = token_ids([sizes.question] * sizes.questions, bench.shape.vocab_size, seed=1)
@@ -126,7 +126,8 @@ def shared_prefix(bench: Bench) -> None:
     step_s, _, _ = step_seconds(
         bench.shape, bench.ceilings, tokens=rows, rows=rows, context=context, attended=attended
     )
-    # The prompts' KV is in the cache by now, so all but the first token of each answer are decode steps.
+    # The prompts' KV is in the cache by now, so all but the first token of each answer are decode
+    # steps.
     decoded = sizes.questions * (sizes.answer - 1)
     decode_s = max(seconds - questions_s, 1e-9)
     bench.results.add(
@@ -144,7 +145,7 @@ def shared_prefix(bench: Bench) -> None:
 
 
 def latency(bench: Bench) -> None:
-    """Part 4, at the engine's door: what HTTP adds, ``radixrt bench overhead`` says."""
+    """Part 4, without HTTP."""
     sizes = bench.sizes
     for concurrency in sizes.concurrencies:
         bench.llm.flush_cache()
@@ -180,7 +181,7 @@ def latency(bench: Bench) -> None:
 async def _streams(
     llm: LLM, prompts: list[list[int]], concurrency: int, sizes: Sizes
 ) -> list[list[float]]:
-    """For each prompt when it was asked and when each chunk of its answer came; ``concurrency`` under way at a time."""
+    """For each prompt, when it was sent and when each chunk came; ``concurrency`` at a time."""
     places = asyncio.Semaphore(concurrency)
     client = llm.background.client
 
@@ -202,7 +203,7 @@ async def _streams(
 
 
 def constrained(bench: Bench) -> None:
-    """Part 5: JSON by a schema that no answer comes to the end of, and free answers of the same length."""
+    """Part 5: JSON by a schema that no answer completes, and free answers of the same length."""
     sizes = bench.sizes
     cost = measure_masks(
         Load(bench.llm.background), sizes.constrained, sizes.constrained_output, CONSTRAINED_ROUNDS

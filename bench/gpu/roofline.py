@@ -1,9 +1,9 @@
-"""Computes the shortest possible time of a workload: bytes and FLOPs of each step, divided by the measured ceilings.
+"""Computes the shortest possible time of a workload, from measured ceilings.
 
-A step reads every matrix once and every running sequence's KV once, and multiplies each of its tokens by the
-layers' matrices; it can't take less than the longer of the two (Williams et al., 2009). Counted are
-matrices, attention and KV; norms, activations and sampling are not, nor any launch or wait. So the bound is one
-that nothing reaches, and the same for every engine.
+A step reads every matrix once and every running sequence's KV once, and multiplies each of its
+tokens by the layers' matrices; it can't take less than the longer of the two (Williams et al.,
+2009). Counted are matrices, attention and KV; norms, activations and sampling are not, nor any
+launch or wait. So the bound is one that nothing reaches, and the same for every engine.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from bench.gpu.shapes import ModelShape
 
 @dataclass(frozen=True)
 class Length:
-    """Of one request, in tokens."""
+    """Lengths of one request, in tokens."""
 
     prompt: int
     output: int
@@ -73,7 +73,8 @@ def step_seconds(
 def workload_bound(
     shape: ModelShape, ceilings: Ceilings, lengths: Sequence[Length], scheduling: Scheduling
 ) -> Bound:
-    """Run the workload on paper: prompts are computed as early as room allows, decodes go along in the same steps."""
+    """Run the workload on paper: prompts are computed as early as room allows, decodes go along in
+    the same steps."""
     run = _OnPaper(lengths, scheduling)
     seconds = num_bytes = flops = 0.0
     steps = 0
@@ -86,7 +87,7 @@ def workload_bound(
 
 
 class _OnPaper:
-    """An ideal batch: sequences as two columns, what they hold and what they still have to generate."""
+    """An ideal batch: what its sequences hold, and what they still have to generate."""
 
     def __init__(self, lengths: Sequence[Length], scheduling: Scheduling) -> None:
         self._waiting = list(reversed(lengths))
@@ -116,7 +117,7 @@ class _OnPaper:
         }
 
     def _prefill(self, decoding: int) -> tuple[float, float, int]:
-        """Prompt tokens of the step, the pairs they attend to, and how many prompts are complete."""
+        """Prompt tokens of the step, pairs they attend to, and number of completed prompts."""
         budget, tokens, attended, finished = self._scheduling.prefill_tokens, 0.0, 0.0, 0
         while budget and (self._begun or self._waiting):
             if self._begun is None:

@@ -1,6 +1,7 @@
 """Runs the parts in sessions: parts that share an engine, in a process with a time limit.
 
-A part that hangs or fails takes its session with it and no other; what it has measured is written by then.
+A part that hangs or fails takes its session with it and no other; what it has measured is written
+by then.
 """
 
 import os
@@ -47,7 +48,7 @@ SESSIONS = (
     Session("qwen3-14b", (2,), 75, shape=QWEN3_14B),
     Session("kernels", (7,), 60),
 )
-"""In the order of what is worth knowing first."""
+"""Sessions, that which is worth knowing first at the beginning."""
 
 ENGINE = {"context_length": 16384, "max_running_requests": 512, "cuda_graph_max_batch_size": 512}
 DRY_ENGINE = {"context_length": 2048, "max_running_requests": 8, "max_total_tokens": 4096}
@@ -107,7 +108,7 @@ def run_all(options: Options, arguments: Sequence[str]) -> int:
 
 
 def _run_alone(session: Session, arguments: Sequence[str], limit_s: float) -> int:
-    """The session in a process group of its own, which is ended as a whole when its time is over."""
+    """Run the session in a process group of its own, which is ended when its time is over."""
     command = [sys.executable, "-m", "bench.gpu", *arguments, "--session", session.name]
     # radixrt need not be installed: the engine's processes find it here.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -122,7 +123,7 @@ def _run_alone(session: Session, arguments: Sequence[str], limit_s: float) -> in
 
 
 def run_session(name: str, options: Options) -> None:
-    """In the session's own process: everything it has to measure."""
+    """Measure, in the session's own process, everything that it has to."""
     session = next(session for session in SESSIONS if session.name == name)
     results = Results(options.folder)
     if session.name == "ceilings":

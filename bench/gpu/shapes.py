@@ -1,4 +1,4 @@
-"""Models by their shape alone: what a step reads and computes, and a checkpoint folder without weights.
+"""Models by their shape: what a step reads and computes, and checkpoints without weights.
 
 Speed depends on a model's shape and not on its numbers, so measurements run on random weights
 (``--load-format dummy``), drawn on the device, and need neither network nor disk.
@@ -42,14 +42,14 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of all layers' matrices: what every token is multiplied by."""
+        """Parameters of all layers' matrices: what every token is multiplied by."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         attention = self.hidden_size * (heads + self.num_heads * self.head_dim)
         return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
     @property
     def head_parameters(self) -> int:
-        """Of the LM head: what every sampled row is multiplied by. (The embedding is only looked up.)"""
+        """Parameters of the LM head, by which every sampled row is multiplied."""
         return self.hidden_size * self.vocab_size
 
     @property
@@ -58,7 +58,7 @@ class ModelShape:
 
     @property
     def attention_flops(self) -> int:
-        """Of one query token and one token of its context: scores and weighted sum, all layers."""
+        """FLOPs of one query and one token of its context: scores and weighted sum, all layers."""
         return 4 * self.num_layers * self.num_heads * self.head_dim
 
     def config(self) -> dict[str, Any]:

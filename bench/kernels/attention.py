@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bench.kernels.case import Case
+from bench.kernels.machine import Case
 from radixrt.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
@@ -82,7 +82,7 @@ def _run(
     layers: list[LayerKV],
     spec: AttentionSpec,
 ) -> Callable[[], None]:
-    """A step of several layers, each with a cache of its own, so that the processor's caches hold none of them."""
+    """A step of several layers with caches of their own, more than the processor's caches hold."""
 
     def run() -> None:
         backend.plan(metadata)
@@ -137,7 +137,7 @@ def _bytes_read(shape: Shape) -> int:
 
 
 def _operations(shape: Shape) -> float:
-    """Two products of a multiplication and an addition, for each query and each key that it sees."""
+    """Two products of a multiplication and an addition, for each query and key that it sees."""
     before = shape.tokens - shape.new_tokens
     seen = shape.new_tokens * (before + (shape.new_tokens + 1) / 2)
     return 4 * shape.spec.num_heads * shape.spec.head_dim * shape.sequences * seen

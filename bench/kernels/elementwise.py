@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from bench.kernels.case import Case
+from bench.kernels.machine import Case
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.kernels.native import NativeKernels
 

@@ -8,18 +8,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from bench.kernels.case import Case
+from bench.kernels.machine import Case
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.worker.sampling.sampler import draw_by_native_kernel, draw_by_torch, sample
 from radixrt.worker.sampling.state import SamplingState
-from radixrt_kernels import groupwise, linear
+from radixrt_kernels import blockwise, groupwise, linear
+from radixrt_kernels.memory import Slabs
 
 SHAPES = ((9728, 896), (896, 4864))
 """Rows and columns: gate and up, down."""
+BLOCK_SHAPES = ((4096, 1024), (1024, 4096))
+"""As SHAPES, with columns that the blocks of every kind divide."""
 TOKENS = (1, 4, 16, 64, 512)
 DTYPE = torch.bfloat16
 NOT_IN_CACHE = 128 << 20
-"""Bytes of copies that a product takes turns with, so that its weights come from memory as a model's do."""
+"""Bytes of copies that a product takes turns with, so that its weights come from memory."""
 VOCABULARIES = (32_000, 151_936)
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -39,6 +43,16 @@ def cases() -> Iterator[Case]:
             matrices = _matrices(rows, columns, bits, group_size)
             for tokens in TOKENS:
                 yield _quantized(tokens, matrices, weights)
+    for rows, columns in BLOCK_SHAPES:
+        weights = [torch.randn(rows, columns).to(DTYPE) for _ in range(_copies(2 * rows * columns))]
+        for number, kind in BLOCK_KINDS.items():
+            row_bytes = columns // kind.columns * kind.num_bytes
+            blocks = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8)
+            blocks &= 0xBF  # finite scales
+            count, memory = _copies(blocks.nbytes), Slabs()
+            packs = [blockwise.pack(blocks, number, rows, columns, memory) for _ in range(count)]
+            for tokens in TOKENS:
+                yield _blockwise(tokens, kind.name, packs, weights)
     for vocab in VOCABULARIES:
         for rows in (1, 16):
             for name, settings in SAMPLING.items():
@@ -65,7 +79,8 @@ def _plain(tokens: int, weights: list[torch.Tensor], packed: list[torch.Tensor])
 def _quantized(
     tokens: int, matrices: list[groupwise.PackedCodes], weights: list[torch.Tensor]
 ) -> Case:
-    """Beside torch on the plain weights. The bound is that of bfloat16's arithmetic, which whole numbers may beat."""
+    """A product beside torch's on the plain weights. The bound is that of bfloat16's arithmetic,
+    which whole numbers may beat."""
     m = matrices[0]
     hidden, ours, theirs = torch.randn(tokens, m.columns).to(DTYPE), cycle(matrices), cycle(weights)
     return Case(
@@ -74,6 +89,22 @@ def _quantized(
         lambda: F.linear(hidden, next(theirs)),
         num_bytes=sum(t.nbytes for t in (m.codes, m.scales, m.zeros, hidden)) + 2 * tokens * m.rows,
         operations=2 * tokens * m.rows * m.columns,
+        dtype=DTYPE,
+    )
+
+
+def _blockwise(
+    tokens: int, kind: str, matrices: list[blockwise.PackedBlocks], weights: list[torch.Tensor]
+) -> Case:
+    """A product beside torch's on the plain weights, as :func:`_quantized`."""
+    rows, columns = weights[0].shape
+    hidden, ours, theirs = torch.randn(tokens, columns).to(DTYPE), cycle(matrices), cycle(weights)
+    return Case(
+        f"linear {tokens} x {columns} -> {rows}, {kind}",
+        lambda: blockwise.linear(hidden, [next(ours)]),
+        lambda: F.linear(hidden, next(theirs)),
+        num_bytes=matrices[0].packed.nbytes + hidden.nbytes + 2 * tokens * rows,
+        operations=2 * tokens * rows * columns,
         dtype=DTYPE,
     )
 

@@ -1,4 +1,4 @@
-"""Measures the machine's limits with PyTorch, with the number of threads that the kernels use."""
+"""What is measured, and the machine's limits, measured with as many threads as the kernels use."""
 
 import time
 from collections.abc import Callable
@@ -6,6 +6,22 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel, what PyTorch does instead, and how much there is to read and to compute."""
+
+    name: str
+    kernel: Callable[[], object]
+    reference: Callable[[], object]
+    num_bytes: float
+    """Least that has to be moved."""
+    operations: float
+    """Floating-point operations."""
+    dtype: torch.dtype
+    in_cache: bool = False
+    """What is read was just written, or is small: the memory is no limit."""
 
 
 @dataclass(frozen=True, slots=True)

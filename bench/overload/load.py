@@ -1,4 +1,4 @@
-"""Sends requests of random tokens to a server, with the load generator of ``radixrt bench serve``."""
+"""Sends requests of random tokens with the load generator of ``radixrt bench serve``."""
 
 import asyncio
 import contextlib
@@ -9,18 +9,19 @@ from functools import partial
 import httpx
 
 from radixrt.bench.client import RequestRecord, Target, converse
-from radixrt.bench.serve import Pace, closed_loop
+from radixrt.bench.serve import Throttle, closed_loop
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 
 VOCABULARY = 300
 """Token ids of prompts are below it in every model."""
 GIVE_UP_S = 300.0
 CLIENTS = 64
-"""Each with its own connections: a request costs httpx time for every open connection of its client."""
+"""HTTP clients: a request costs httpx time for every open connection of its client."""
 
 
 class Load:
-    """A client of one server. No two of its prompts share a page, but those of a ``shared-prefix`` workload."""
+    """A client of one server. No two of its prompts share a page, but those of a ``shared-prefix``
+    workload."""
 
     def __init__(
         self, clients: Sequence[httpx.AsyncClient], url: str, model: str, first_seed: int
@@ -33,7 +34,7 @@ class Load:
     async def send(
         self,
         count: int,
-        pace: Pace,
+        pace: Throttle,
         *,
         input_len: int,
         output_len: int,
@@ -47,7 +48,8 @@ class Load:
             pace: when they start.
             input_len: tokens of a prompt, or of its part that no other has.
             output_len: tokens of an answer.
-            groups: documents that the prompts share, each ``prefix_len`` tokens; 0: they share nothing.
+            groups: documents that the prompts share, each ``prefix_len`` tokens; 0: they share
+                nothing.
             prefix_len: tokens of a document.
         """
         settings = WorkloadSettings(
@@ -85,7 +87,7 @@ class Load:
     async def always(
         self, concurrency: int, *, input_len: int, output_len: int
     ) -> AsyncIterator[list[RequestRecord]]:
-        """Keep ``concurrency`` requests running until the block ends; yields the records of those that have ended."""
+        """Keep ``concurrency`` requests running; yields the records of those that ended."""
         records: list[RequestRecord] = []
 
         async def one_after_the_other() -> None:

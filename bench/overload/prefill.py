@@ -1,8 +1,9 @@
 """First tokens of short prompts, and the running answers, beside long prompts.
 
-The default of ``--max-step-ms`` and 0, no bound, take turns on two servers. Promised: the first token of short prompts beside
-prompts of 7,000 tokens takes at most 3 times as long as alone (p99), and answers of a 387 M model beside prefill have at
-most 200 ms between two tokens (p99) at 0.95 of the throughput without a bound.
+The default of ``--max-step-ms`` and 0, no bound, take turns on two servers. Promised: the first
+token of short prompts beside prompts of 7,000 tokens takes at most 3 times as long as alone (p99),
+and answers of a 387 M model beside prefill have at most 200 ms between two tokens (p99) at 0.95 of
+the throughput without a bound.
 """
 
 import argparse
@@ -26,7 +27,7 @@ UNBOUNDED = "--max-step-ms 0"
 
 SHORT_TOKENS, LONG_TOKENS = 64, 7000
 LONG_PROMPTS = 2
-"""At a time."""
+"""Long prompts at a time."""
 SHORT_RATE = 5.0
 """Short prompts per second."""
 WARM_UP = 24
@@ -65,9 +66,8 @@ async def _first_tokens(sides: Sides, rounds: int, count: int) -> list[dict[str,
             for side, load in loads.items():
                 alone = await _short_prompts(load, count, number)
                 seconds.setdefault((side, "alone"), []).extend(alone)
-                async with load.always(
-                    LONG_PROMPTS, input_len=LONG_TOKENS, output_len=4
-                ) as long_records:
+                long = load.always(LONG_PROMPTS, input_len=LONG_TOKENS, output_len=4)
+                async with long as long_records:
                     beside = await _short_prompts(load, count, number)
                 seconds.setdefault((side, "beside 7,000 tokens"), []).extend(beside)
                 ended = [record.ttft for record in require_all(long_records)]
@@ -109,16 +109,8 @@ async def _running_answers(sides: Sides, rounds: int, count: int) -> list[dict[s
             turns = list(loads.items())
             for side, load in turns if number % 2 == 0 else reversed(turns):
                 await load.flush_cache()
-                records = require_all(
-                    await load.send(
-                        count,
-                        closed_loop(CONCURRENCY),
-                        input_len=32,
-                        output_len=32,
-                        groups=4,
-                        prefix_len=512,
-                    )
-                )
+                lengths = {"input_len": 32, "output_len": 32, "groups": 4, "prefix_len": 512}
+                records = require_all(await load.send(count, closed_loop(CONCURRENCY), **lengths))
                 gaps[side] += [gap for record in records for gap in record.inter_token_latencies]
                 speeds[side].append(summarize(records).output_tokens_per_s)
     return [
@@ -140,15 +132,12 @@ async def _servers(sides: Sides, small: bool = False) -> AsyncIterator[dict[str,
     """A server of each side with the same untrained model, warm."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        if small:
-            write_dummy_checkpoint(Path(folder), hidden_size=256, num_layers=4)
-        else:
-            write_dummy_checkpoint(Path(folder))
+        shape: dict[str, Any] = {"hidden_size": 256, "num_layers": 4} if small else {}
+        write_dummy_checkpoint(Path(folder), **shape)
         loads = {}
         for side, flags in sides.items():
-            url = stack.enter_context(
-                local_server(folder, "--load-format", "dummy", "--log-level", "warning", *flags)
-            )
+            untrained = ("--load-format", "dummy", "--log-level", "warning")
+            url = stack.enter_context(local_server(folder, *untrained, *flags))
             loads[side] = await stack.enter_async_context(load_on(url))
         for load in loads.values():
             await load.send(WARM_UP, closed_loop(4), input_len=128, output_len=8)

@@ -1,7 +1,8 @@
 """Requests at 1 and 10 times the rate that the server sustains, with ``--max-queue-seconds``.
 
-Promised: p99 of the accepted requests at 10 times the rate is at most p99 at the rate itself plus ``--max-queue-seconds``, and the
-memory of the processes does not grow. The rate is that of a closed loop on the same server before.
+Promised: p99 of the accepted requests at 10 times the rate is at most p99 at the rate itself plus
+``--max-queue-seconds``, and the memory of the processes does not grow. The rate is that of a closed
+loop on the same server before.
 """
 
 import argparse
@@ -13,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from bench.dummy_checkpoint import write_dummy_checkpoint
-from bench.local_server import local_server, server_pids
+from bench.local_server import local_server, server_processes
 from bench.markdown import markdown
 from bench.overload.load import Load, load_on
 from radixrt.bench.client import RequestRecord
@@ -25,7 +25,7 @@ from radixrt.bench.serve import closed_loop, open_loop
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 64
 CONCURRENCY = 32
-"""Of the closed loop that finds the rate."""
+"""Requests at a time in the closed loop that finds the rate."""
 REFUSED = "HTTP 503"
 
 
@@ -113,12 +113,13 @@ def _accepted(records: Sequence[RequestRecord]) -> list[RequestRecord]:
 
 
 def _p99(records: Sequence[RequestRecord]) -> float:
-    """Of the time to the last token, in seconds."""
+    """The time to the last token, in seconds."""
     return float(np.percentile([record.e2e for record in records], 99))
 
 
 def _resident_mb(url: str) -> dict[str, float]:
     """Resident memory of each process of the server, in units of 10^6 bytes."""
     return {
-        name: psutil.Process(pid).memory_info().rss / 1e6 for name, pid in server_pids(url).items()
+        name: sum(process.memory_info().rss for process in processes) / 1e6
+        for name, processes in server_processes(url).items()
     }

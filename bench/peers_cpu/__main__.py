@@ -9,11 +9,10 @@
     python -m bench.peers_cpu --quick            does everything work?
     python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
                                                  the time to the first answer
-    python -m bench.peers_cpu drafts --checkpoint gemma
-                                                 with drafts and without, on AVX2 too
 
-Engines take turns: in each round every engine is started, warmed up, measured on each workload, and stopped, so a machine that slows
-down slows all of them down. The table has the medians over the rounds. Only a machine that does nothing else gives numbers worth quoting.
+Engines take turns: in each round every engine is started, warmed up, measured on each workload, and
+stopped, so a machine that slows down slows all of them down. The table has the medians over the
+rounds. Only a machine that does nothing else gives numbers worth quoting.
 """
 
 import argparse
@@ -27,7 +26,6 @@ from typing import get_args
 from bench.peers_cpu import environments
 from bench.peers_cpu.checkpoints import CheckpointName, make_checkpoint
 from bench.peers_cpu.comparison import Comparison
-from bench.peers_cpu.drafts import add_arguments, compare_drafts
 from bench.peers_cpu.engines import ENGINES
 from bench.peers_cpu.measuring import Run
 from bench.peers_cpu.starting import measure_starts
@@ -40,12 +38,11 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["install"]:
         environments.main(arguments[1:])
         return
-    commands = {"start": measure_starts, "drafts": compare_drafts}
-    other = commands.get("".join(arguments[:1]))
-    parsed = _parser().parse_args(arguments[other is not None :])
+    starts = arguments[:1] == ["start"]
+    parsed = _parser().parse_args(arguments[starts:])
     checkpoint = make_checkpoint(parsed.checkpoint, parsed.checkpoint_dir / parsed.checkpoint)
-    if other is not None:
-        other(parsed, checkpoint)
+    if starts:
+        measure_starts(parsed, checkpoint)
         return
     workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
     chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
@@ -73,26 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", nargs="+", default=letters, choices=letters)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round of small workloads")
-    parser.add_argument(
-        "--warm",
-        action="store_true",
-        help="ask each workload a second time, with all prompts cached",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        choices=get_args(CheckpointName),
-        default="random",
-        help="random: 387 million random weights; gemma: Gemma 3 270M, whose package must be installed; "
-        "padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--checkpoint-dir",
-        type=Path,
-        default=Path(tempfile.gettempdir()) / "radixrt-peers-checkpoints",
-        help="checkpoints are made there, of 0.8 GB each (default: %(default)s)",
-    )
+    parser.add_argument("--warm", action="store_true", help="ask each workload a second time, with all prompts cached")  # fmt: skip
+    parser.add_argument("--checkpoint", choices=get_args(CheckpointName), default="random", help="random: 387 million random weights; gemma: Gemma 3 270M, whose package must be installed; padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)")  # fmt: skip
+    made = Path(tempfile.gettempdir()) / "radixrt-peers-checkpoints"
+    parser.add_argument("--checkpoint-dir", type=Path, default=made, help="checkpoints are made there, of 0.8 GB each (default: %(default)s)")  # fmt: skip
     environments.add_peers_dir(parser)
-    add_arguments(parser)
     parser.add_argument("--json", type=Path, help="write all summaries there")
     return parser
 

@@ -2,7 +2,8 @@
 
     python -m bench.peers_cpu.agreement CHECKPOINT PROMPT ...
 
-prints the reference as JSON. It is a process of its own so that its gigabytes are gone before anything is measured.
+prints the reference as JSON. It is a process of its own so that its gigabytes are gone before
+anything is measured.
 """
 
 import json
@@ -33,7 +34,7 @@ class Greedy:
 
 
 def reference(checkpoint: Path, prompts: Sequence[str]) -> list[Greedy]:
-    """The tokens that ``transformers`` generates in float32, also after an end token; kept next to the checkpoint."""
+    """The tokens of ``transformers`` in float32, also after an end; kept by the checkpoint."""
     kept = checkpoint / "greedy_float32.json"
     if not kept.exists():
         command = [sys.executable, "-m", "bench.peers_cpu.agreement", str(checkpoint)]
@@ -56,7 +57,7 @@ def leading_agreement(base_url: str, engine: Engine, expected: Sequence[Greedy])
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Of the longest common beginning."""
+    """Length of the longest common beginning."""
     for length, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return length

@@ -1,4 +1,4 @@
-"""The checkpoints that every engine serves, made on first use: random weights, Gemma 3 270M, the padded built-in model."""
+"""Makes the checkpoints that every engine serves."""
 
 import importlib
 import shutil
@@ -33,9 +33,9 @@ class Checkpoint:
     """One model in the forms that engines read."""
 
     folder: Path
-    """In bfloat16 safetensors."""
+    """The model in bfloat16 safetensors."""
     gguf: Path | None = None
-    """The Q4_K_M file whose dequantized weights the folder has; None: the file is converted from the folder."""
+    """The Q4_K_M file whose weights the folder has; None: the file is converted from the folder."""
 
 
 def make_checkpoint(name: CheckpointName, folder: Path) -> Checkpoint:
@@ -59,7 +59,8 @@ def make_checkpoint(name: CheckpointName, folder: Path) -> Checkpoint:
 
 
 def gemma_file(folder: Path) -> Path:
-    """The GGUF file of Gemma 3 270M, a base model: 253 MB, put together from a package that has Gemma's terms of use.
+    """The GGUF file of Gemma 3 270M, a base model: 253 MB, put together from a package that has
+    Gemma's terms of use.
 
     Raises:
         ConfigError: the package is not installed.
@@ -74,7 +75,7 @@ def gemma_file(folder: Path) -> Path:
 
 
 def write_dequantized(file: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Write the weights of a GGUF file, dequantized, as a checkpoint of transformers, unless it is there."""
+    """Write the dequantized weights of a GGUF file as a checkpoint, unless it is there."""
     weights = folder / "model.safetensors"
     if weights.is_file():
         return folder

@@ -1,4 +1,4 @@
-"""Measures the engines by turns, in rounds; the failure of one engine is recorded and does not stop the others."""
+"""Measures the engines by turns, in rounds; the failure of one does not stop the others."""
 
 import asyncio
 import tempfile
@@ -34,7 +34,7 @@ class Comparison:
         self._peers = peers
         self._reference: list[Greedy] = []
         self.results: dict[tuple[str, str], list[Run | str]] = {}
-        """By workload and engine; one a round: the run, or why there is none."""
+        """Runs by workload and engine, one a round, or why there is none."""
 
     def run(self, rounds: int) -> None:
         """Compare tokens before the first round's measurements, then measure."""
@@ -72,18 +72,13 @@ class Comparison:
 
     def _compare(self, engine: Engine, url: str) -> None:
         agreed = leading_agreement(url, engine, self._reference)
-        counts = " and ".join(str(count) for count in agreed)
-        print(
-            f"{engine.name}: {counts} of {TOKENS} tokens as in float32 before the first other one",
-            flush=True,
-        )
+        counts = f"{' and '.join(map(str, agreed))} of {TOKENS}"
+        print(f"{engine.name}: {counts} tokens as in float32 before the first other", flush=True)
 
     def _note(self, workload: Workload, engine: Engine, outcome: Run | str) -> None:
         self.results.setdefault((workload.name, engine.name), []).append(outcome)
         if isinstance(outcome, Run):
             summary = outcome.summary
             failed = f", {summary.failed} failed: {summary.errors}" if summary.failed else ""
-            print(
-                f"{engine.name} ({workload.name}): {summary.output_tokens_per_s:.1f} tokens/s{failed}",
-                flush=True,
-            )
+            speed = f"{summary.output_tokens_per_s:.1f} tokens/s"
+            print(f"{engine.name} ({workload.name}): {speed}{failed}", flush=True)

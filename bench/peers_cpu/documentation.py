@@ -1,6 +1,7 @@
-"""Workloads for a model of English: the documentation of the Python packages that are installed, with questions about it.
+"""Workloads for a model of English: questions about the installed packages' documentation.
 
-The model is a base model, so prompts show examples before they ask. Answers have fixed lengths, but for JSON.
+The model is a base model, so prompts show examples before they ask. Answers have fixed lengths, but
+for JSON.
 """
 
 import importlib.metadata
@@ -13,7 +14,7 @@ from bench.peers_cpu.tasks import Task, Workload
 from radixrt.bench.workloads import Conversation, Turn
 
 DOCUMENT, PASSAGE, OPENING = 4200, 1000, 520
-"""In characters; some 1,050, 250 and 130 tokens."""
+"""Lengths in characters; some 1,050, 250 and 130 tokens."""
 
 _NO_PROSE = re.compile(
     r"^[ \t]*(?:[|<!#=*`~.:>-]|\[!?\[|\[?https?:)[^\n]*|`{3}.*?`{3}", re.M | re.S
@@ -110,7 +111,7 @@ def _facts(package: Package, example: Package) -> Task:
 
 @cache
 def installed_packages() -> list[Package]:
-    """By name."""
+    """The packages by name."""
     found = {}
     for distribution in importlib.metadata.distributions():
         about = distribution.metadata.json

@@ -1,4 +1,4 @@
-"""The compared engines: commands of OpenAI-compatible servers with their best settings for two cores."""
+"""The compared engines: commands of OpenAI-compatible servers with their best settings."""
 
 import sys
 from dataclasses import dataclass, field
@@ -9,9 +9,10 @@ ModelFormat = Literal["safetensors", "openvino", "gguf-bf16", "gguf-q8_0", "gguf
 
 ADAPTERS = Path(__file__).parent / "adapters"
 KV_TOKENS = 32_768
-"""What every peer's KV cache holds, more than any workload needs: 0.4 GB of this checkpoint's keys and values in bfloat16."""
+"""What every peer's KV cache holds, more than any workload needs: 0.4 GB of this checkpoint's keys
+and values in bfloat16."""
 MAX_LENGTH = 4096
-"""Of a sequence; the longest one asked for has about 1,100 tokens."""
+"""Tokens of a sequence; the longest one asked for has about 1,100 tokens."""
 MAX_RUNNING = 16
 """Sequences at a time: the greatest concurrency of the workloads."""
 STEP_TOKENS = 2048
@@ -31,11 +32,11 @@ class Engine:
 
     name: str
     command: tuple[str, ...]
-    """With the placeholders {environment}, {checkpoint}, {model} and {port}."""
+    """The command, with the placeholders {environment}, {checkpoint}, {model} and {port}."""
     environment: str | None = None
     """The virtual environment in the folder of peers; None: the one that runs this."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Of the process's environment, with the same placeholders."""
+    """Variables of the process's environment, with the same placeholders."""
     model_format: ModelFormat = "safetensors"
     workloads: str = "abcdef"
     """Which it is measured on."""
@@ -45,7 +46,7 @@ class Engine:
     keeps_connections: bool = True
     """Whether a connection serves one request after another."""
     template_flag: str | None = None
-    """The flag for a file with the chat template; None: it takes the one in the checkpoint's folder."""
+    """The flag for a file with the chat template; None: the template in the folder is used."""
 
     def python(self, peers: Path) -> str:
         """The interpreter of its environment."""

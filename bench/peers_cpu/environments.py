@@ -1,4 +1,4 @@
-"""Makes a virtual environment for each compared engine: ``python -m bench.peers_cpu install vllm openvino ...``"""
+"""Makes a virtual environment for each peer: ``python -m bench.peers_cpu install NAME ...``"""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ class PeerEnvironment:
 
     requirements: tuple[str, ...]
     unwanted: tuple[str, ...] = ()
-    """Brought along, built for CUDA, fail when they are imported beside a torch for CPUs, and not needed for text."""
+    """Brought along, built for CUDA, fail beside a torch for CPUs, and not needed for text."""
     finish: Callable[[Path], None] | None = None
     """Called with the environment's folder."""
 
@@ -56,7 +56,8 @@ def install(name: str, peers: Path) -> None:
 
 
 def _add_tcmalloc(folder: Path) -> None:
-    """Put the allocator that vLLM's documentation asks for into the environment: the system's, or Debian's package unpacked.
+    """Put the allocator that vLLM's documentation asks for into the environment: the system's, or
+    Debian's package unpacked.
 
     Without either vLLM runs, but with the system's allocator.
     """
@@ -146,9 +147,5 @@ def main(arguments: list[str]) -> None:
 
 
 def add_peers_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--peers-dir",
-        type=Path,
-        default=Path("~/.cache/radixrt/peers").expanduser(),
-        help="where the environments and converted checkpoints of peers lie (default: %(default)s)",
-    )
+    folder = Path("~/.cache/radixrt/peers").expanduser()
+    parser.add_argument("--peers-dir", type=Path, default=folder, help="where the environments and converted checkpoints of peers lie (default: %(default)s)")  # fmt: skip

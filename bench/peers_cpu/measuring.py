@@ -6,9 +6,8 @@ from typing import Any
 
 import httpx
 
-from bench.peers_cpu.answers import JudgedAnswers
 from bench.peers_cpu.engines import Engine
-from bench.peers_cpu.tasks import Task, Workload
+from bench.peers_cpu.tasks import JudgedAnswers, Task, Workload
 from radixrt.bench.client import RequestRecord, Target, converse
 from radixrt.bench.report import Summary, summarize
 from radixrt.bench.workloads import Prompt
@@ -22,7 +21,7 @@ class Run:
 
     summary: Summary
     answers: JudgedAnswers | None
-    """Of a workload of tasks."""
+    """Answers to a workload of tasks."""
 
 
 @dataclass(frozen=True)
@@ -30,31 +29,21 @@ class PeerTarget(Target):
     """Asks for JSON of a schema too."""
 
     schema: dict[str, Any] | None = None
-    salt: str | None = None
-    """Of the cache; only radixrt takes it."""
 
     def body(self, history: list[Prompt], output_len: int) -> dict[str, Any]:
         body = super().body(history, output_len)
         if self.schema:
             json_schema = {"name": "answer", "schema": self.schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
-        if self.salt is not None:
-            body["cache_salt"] = self.salt
         return body
 
 
-async def measure(
-    base_url: str, engine: Engine, workload: Workload, salt: str | None = None
-) -> Run:
-    """Warm up, then send all conversations, ``concurrency`` at a time.
-
-    Args:
-        salt: of the cache, so that nothing that was asked before is cached; None: the requests have none.
-    """
-    await _converse_all(base_url, engine, _warmup(workload), salt)
-    records = await _converse_all(base_url, engine, workload, salt)
+async def measure(base_url: str, engine: Engine, workload: Workload) -> Run:
+    """Warm up, then send all conversations, ``concurrency`` at a time."""
+    await _converse_all(base_url, engine, _warmup(workload))
+    records = await _converse_all(base_url, engine, workload)
     tasks = [each for each in workload.conversations if isinstance(each, Task)]
-    return Run(summarize(records), JudgedAnswers.of(records, tasks) if tasks else None)
+    return Run(summarize(records), JudgedAnswers.judge(records, tasks) if tasks else None)
 
 
 def _warmup(workload: Workload) -> Workload:
@@ -65,9 +54,7 @@ def _warmup(workload: Workload) -> Workload:
     return replace(workload, conversations=[replace(first, context=context, turns=turns)])
 
 
-async def _converse_all(
-    base_url: str, engine: Engine, workload: Workload, salt: str | None
-) -> list[RequestRecord]:
+async def _converse_all(base_url: str, engine: Engine, workload: Workload) -> list[RequestRecord]:
     waiting = iter(enumerate(workload.conversations))
     records: list[RequestRecord] = []
 
@@ -81,7 +68,6 @@ async def _converse_all(
                 ignore_eos=task is None,
                 return_token_ids=engine.names_token_ids,
                 schema=task.schema if task else None,
-                salt=salt,
             )
             async for record in converse(client, target, number, conversation):
                 records.append(record)

@@ -1,8 +1,9 @@
-"""``python -m bench.peers_cpu start``: the time from an engine's command to its first answer, of one token.
+"""``python -m bench.peers_cpu start``: the time from an engine's command to its first answer.
 
     python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
 
-Engines take turns. The files are in the system's cache from the second round on; the first round counts apart.
+Engines take turns. The files are in the system's cache from the second round on; the first round
+counts apart.
 """
 
 import argparse
@@ -26,9 +27,8 @@ def measure_starts(parsed: argparse.Namespace, checkpoint: Checkpoint) -> None:
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
     for _ in range(parsed.rounds + 1):
         for engine in engines:
-            seconds[engine.name].append(
-                _start(engine, checkpoint, models[engine.name], parsed.peers_dir)
-            )
+            spent = _start(engine, checkpoint, models[engine.name], parsed.peers_dir)
+            seconds[engine.name].append(spent)
     rows = [
         {"engine": name, "first round, s": f"{each[0]:.2f}", "s": median_and_range(each[1:], 2)}
         for name, each in seconds.items()

@@ -8,7 +8,7 @@ from bench.peers_cpu.measuring import Run
 from bench.peers_cpu.tasks import Workload
 
 Results = Mapping[tuple[str, str], Sequence[Run | str]]
-"""By workload and engine; one a round: the run, or why there is none."""
+"""Runs by workload and engine, one a round, or why there is none."""
 
 HEAD = (
     "| workload | engine | output tokens/s | TTFT p50, ms | ITL p50, ms | cached tokens | failed | finished, valid | right; a second |\n"
@@ -17,7 +17,7 @@ HEAD = (
 
 
 def table(workloads: Sequence[Workload], engines: Sequence[Engine], results: Results) -> str:
-    """In markdown."""
+    """The table in markdown."""
     lines = [HEAD]
     for workload in workloads:
         for engine in engines:
@@ -76,5 +76,5 @@ def _right(runs: Sequence[Run]) -> str:
 
 
 def _cell(text: str) -> str:
-    """On one line, and without what would end the cell."""
+    """The text on one line, without what would end the cell."""
     return " ".join(text.split()).replace("|", "\\|")[:200]

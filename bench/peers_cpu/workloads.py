@@ -1,4 +1,4 @@
-"""Makes the workloads of each checkpoint: requests of the same six kinds, in texts that mean something to the model."""
+"""Makes the workloads of each checkpoint, in texts that mean something to the model."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ QUICK_CONVERSATIONS, QUICK_TURNS, QUICK_CHARACTERS, QUICK_OUTPUT = 6, 2, 600, 8
 def make_workloads(
     checkpoint: CheckpointName = "random", *, quick: bool = False
 ) -> dict[str, Workload]:
-    """By letter; the same on every run.
+    """Workloads by letter; the same on every run.
 
     Args:
         checkpoint: the model that is asked.

@@ -1,4 +1,5 @@
-"""Writes the Grafana dashboard: ``python deploy/monitoring/dashboard.py > deploy/monitoring/dashboard.json``."""
+"""Writes the Grafana dashboard: ``python deploy/monitoring/dashboard.py >
+deploy/monitoring/dashboard.json``."""
 
 import json
 from typing import Any, NamedTuple
@@ -41,10 +42,10 @@ PANELS = [
     Panel(
         "Tokens per second",
         "short",
-        {"generated": rate("generated_tokens"), "prompts, computed": f"{rate('prompt_tokens')} - {rate('cached_tokens')}", "prompts, from the cache": rate("cached_tokens")},
+        {"generated": rate("generated_tokens"), "prompts, from the cache": rate("cached_tokens"), "prompts, computed": f"{rate('prompt_tokens')} - {rate('cached_tokens')}"},
         "Generated tokens, and prompt tokens by origin.",
     ),
-    Panel("Requests", "short", {"running": total("running_requests"), "queued": total("queued_requests")}, "Sequences in the batch and in the queue."),
+    Panel("Requests", "short", {"running": total("running_requests"), "waiting": total("queued_requests")}, "Sequences in the batch and in the queue."),
     Panel(
         "Cached share of prompts",
         "percentunit",
@@ -54,8 +55,12 @@ PANELS = [
     Panel(
         "KV pool",
         "short",
-        {name: total(f"kv_pages_{name}") for name in ("used", "cached", "evictable", "pinned", "free")},
-        "Pages: used by running sequences alone; cached in the tree; of these evictable, and pinned by leases.",
+        {
+            "owned": total("kv_pages_used"),
+            "locked": f"clamp_min({total('kv_pages_cached')} - {total('kv_pages_evictable')} - {total('kv_pages_pinned')}, 0)",
+            **{name: total(f"kv_pages_{name}") for name in ("pinned", "evictable", "free")},
+        },
+        "Pages: owned by one running sequence each; in the tree and used by running sequences, pinned by leases, evictable; free.",
     ),
     Panel(
         "Memory pressure",

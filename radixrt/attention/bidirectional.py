@@ -1,4 +1,5 @@
-"""Attention in both directions for encoders: every token of a prompt sees all of it. No KV is kept."""
+"""Attention in both directions for encoders: every token of a prompt sees all of it. No KV is
+kept."""
 
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from radixrt.attention.backend import AttentionInputs
 from radixrt.attention.metadata import AttentionMetadata
 
 LONGEST_OVER_SHORTEST = 1.25
-"""In a group, whose prompts are padded to the longest of it."""
+"""Largest ratio in a group, whose prompts are padded to the longest of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class BidirectionalAttention:
         self._masks = {}
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        """See ``AttentionBackend.attend``; there is no cache, and there are no sinks. In a layer with
-        a sliding window a token sees those at a smaller distance, on both sides."""
+        """See ``AttentionBackend.attend``; there is no cache, and there are no sinks. In a layer
+        with a sliding window a token sees those at a smaller distance, on both sides."""
         query, key, value, spec = step.query, step.key, step.value, step.spec
         assert key is not None and value is not None, "no layer of an encoder reads another's cache"
         if spec.sliding_window not in self._masks:

@@ -1,8 +1,8 @@
 """Attention by FlashInfer's kernels (Ye et al., 2025), on a GPU.
 
-Each distinct kind of layer has its wrappers, planned once per step for all layers of the kind: Gemma's local and global
-layers are two kinds. Decodes and prefills of a step are planned apart, and decodes that share prefixes as a cascade where
-that pays.
+Each distinct kind of layer has its wrappers, planned once per step for all layers of the kind:
+Gemma's local and global layers are two kinds. Decodes and prefills of a step are planned apart, and
+decodes that share prefixes as a cascade where that pays.
 """
 
 import importlib.util
@@ -57,7 +57,8 @@ def why_not(setup: AttentionSetup) -> str | None:
 
 
 def lacks_kernels(error: BaseException) -> ConfigError | None:
-    """The error to raise where ``error`` comes from FlashInfer's search for a kernel or its compiling; None: it doesn't."""
+    """The error to raise where ``error`` comes from FlashInfer's search for a kernel or its
+    compiling; None: it doesn't."""
     frames = traceback.walk_tb(error.__traceback__)
     if not any(f.f_globals.get("__name__", "").startswith("flashinfer.jit") for f, _ in frames):
         return None
@@ -93,7 +94,7 @@ class FlashInferBackend:
 
     def plan(self, metadata: AttentionMetadata) -> None:
         self._append.plan(metadata)
-        step = _Step.of(metadata, self._setup)
+        step = _Step.from_metadata(metadata, self._setup)
         for layers in self._layers.values():
             layers.plan(step)
 
@@ -150,8 +151,8 @@ class _Step:
         self._cascade: CascadeTables | None = None
 
     @staticmethod
-    def of(metadata: AttentionMetadata, setup: AttentionSetup) -> "_Step":
-        tables = StepTables.of(metadata, setup.device)
+    def from_metadata(metadata: AttentionMetadata, setup: AttentionSetup) -> "_Step":
+        tables = StepTables.from_metadata(metadata, setup.device)
         groups = PrefixGroups.none(tables.num_decodes)
         if setup.cascade and metadata.shared_prefixes is not None:
             groups = metadata.shared_prefixes.first(tables.num_decodes)
@@ -160,14 +161,15 @@ class _Step:
     def cascade(self) -> CascadeTables:
         if self._cascade is None:
             assert self.decodes is not None
-            self._cascade = CascadeTables.of(
+            self._cascade = CascadeTables.for_groups(
                 self.decodes, self.groups, self._setup.page_size, self._setup.device
             )
         return self._cascade
 
 
 class PrefillKernels:
-    """Selects the prefill kernel of a step: the user's setting, else a rule among the kernels that work here."""
+    """Selects the prefill kernel of a step: the user's setting, else a rule among the kernels that
+    work here."""
 
     def __init__(self, library: Any, setup: AttentionSetup) -> None:
         """
@@ -251,7 +253,7 @@ class _Layers:
             self._decodes_by = self._decode
 
     def _plan_prefills(self, table: PageTable) -> None:
-        """By the kernel of choice, or by the other one if that is missing or fails."""
+        """Plan with the kernel of choice, or with the other one if that is missing or fails."""
         kernel = self._prefill_kernels.choose(table, self._spec)
         try:
             self._prefills_by = self._prefill(kernel)
@@ -291,7 +293,8 @@ class _Layers:
 
 
 class _GraphBackend:
-    """Decode steps of a fixed number of rows; all that changes lies in buffers whose places are fixed."""
+    """Decode steps of a fixed number of rows; all that changes lies in buffers whose places are
+    fixed."""
 
     def __init__(
         self, setup: AttentionSetup, library: Any, shared: SharedBuffers, rows: int, kind: str
@@ -307,7 +310,7 @@ class _GraphBackend:
 
     def plan(self, metadata: AttentionMetadata) -> None:
         self._append.plan(metadata)
-        step = _Step.of(metadata, self._setup)
+        step = _Step.from_metadata(metadata, self._setup)
         assert step.decodes is not None and step.prefills is None, "graphs hold decode steps"
         step.groups = step.groups.at_most(graph_groups(self._rows))
         for decode in self._decodes.values():

@@ -1,7 +1,7 @@
 """Wraps FlashInfer's decode, prefill and cascade wrappers: their shared memory, planning and runs.
 
-A wrapper is planned on the host for the page tables of a step, and run once per layer. See the library's
-``flashinfer/decode.py`` and ``flashinfer/prefill.py``.
+A wrapper is planned on the host for the page tables of a step, and run once per layer. See the
+library's ``flashinfer/decode.py`` and ``flashinfer/prefill.py``.
 """
 
 import math
@@ -26,8 +26,8 @@ from radixrt.device.device import Device, DeviceEvent
 WORKSPACE_BYTES = 128 << 20
 """For the partial results of rows with split keys; the size that FlashInfer recommends."""
 PARTIAL_RESULTS = 6
-"""Number of float32 results that a captured decode step reserves per row and head (``PrefillPlan`` in its
-``attention/scheduler.cuh``: with tiles of 16 rows and a group of 4, five)."""
+"""Number of float32 results that a captured decode step reserves per row and head (``PrefillPlan``
+in its ``attention/scheduler.cuh``: with tiles of 16 rows and a group of 4, five)."""
 PLAN_BYTES = 8 << 20
 """For the data of one plan; FlashInfer's default size."""
 
@@ -45,8 +45,9 @@ class TableBuffers:
 class SharedBuffers:
     """Memory that all wrappers of a worker use, one after the other.
 
-    A wrapper uses the contents of its workspace during one run only. A graph reads plans and page tables only in the
-    replay that follows the plan. Therefore all wrappers can share one buffer of each kind.
+    A wrapper uses the contents of its workspace during one run only. A graph reads plans and page
+    tables only in the replay that follows the plan. Therefore all wrappers can share one buffer of
+    each kind.
     """
 
     def __init__(self, setup: AttentionSetup) -> None:
@@ -83,7 +84,8 @@ class SharedBuffers:
         self.sharing(self._setup.max_rows)
 
     def tables(self, place: str, rows: int) -> TableBuffers:
-        """Buffers of page tables, shared by all graphs' wrappers with this place in a layer, for all kinds of layers."""
+        """Buffers of page tables, shared by all graphs' wrappers with this place in a layer, for
+        all kinds of layers."""
         if place not in self._tables:
             most = self._setup.max_rows
             self._tables[place] = TableBuffers(
@@ -132,8 +134,9 @@ class WholeCache:
 class Staged:
     """A wrapper that waits with a new plan until the device has read the previous plan.
 
-    A plan is in a pinned buffer of the wrapper until the device copies it. The host may already plan the next step, and
-    would overwrite the buffer. The wait is short, because the copy precedes the step's kernels.
+    A plan is in a pinned buffer of the wrapper until the device copies it. The host may already
+    plan the next step, and would overwrite the buffer. The wait is short, because the copy precedes
+    the step's kernels.
     """
 
     def __init__(self, wrapper: Any, device: Device) -> None:
@@ -154,17 +157,18 @@ class Staged:
         self._repeated.run(query, kv_cache, out)
 
     def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
-        """Also the base-2 logarithm of each softmax's sum, [tokens, num_heads] float32."""
+        """Attend, and return the base-2 logarithm of each softmax's sum, [tokens, num_heads]
+        float32."""
         return self._wrapper.run(query, kv_cache, out=out, return_lse=True)[1]
 
 
 class RepeatedRun:
     """A wrapper's ``run``, layer after layer of one plan.
 
-    The library checks and prepares some forty arguments in each call, which takes the host longer than the launch, twice a
-    layer where a step is launched kernel by kernel. Between the layers of a step only query, cache and output differ: so
-    the arguments that the first layer's call hands to the compiled module are kept, and later layers put theirs in.
-    ``bench.gpu.host`` measures the saved time.
+    The library checks and prepares some forty arguments in each call, which takes the host longer
+    than the launch, twice a layer where a step is launched kernel by kernel. Between the layers of
+    a step only query, cache and output differ: so the arguments that the first layer's call hands
+    to the compiled module are kept, and later layers put theirs in.
     """
 
     def __init__(self, wrapper: Any) -> None:
@@ -172,7 +176,7 @@ class RepeatedRun:
         self._kernel: Any = None
         self._arguments: list[Any] = []
         self._places: list[int] = []
-        """Of query, keys, values and output among the arguments."""
+        """Positions of query, keys, values and output among the arguments."""
 
     def forget(self) -> None:
         """The wrapper is planned anew."""
@@ -192,7 +196,8 @@ class RepeatedRun:
         arguments[q] = arguments[k] = arguments[v] = arguments[o] = None
 
     def _run_first(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
-        """Run through the library, and record its kernel call for later layers if the call can be repeated."""
+        """Run through the library, and record its kernel call for later layers if the call can be
+        repeated."""
         wrapper = self._wrapper
         module = getattr(wrapper, "_cached_module", None)
         if module is None:
@@ -234,8 +239,9 @@ class _WatchedModule:
 
 
 def score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:
-    """Options of every plan: scores, dtypes and splits. FlashInfer's window does not count the query itself. Its splits of fixed
-    size are not made for CUDA graphs, so deterministic steps have none."""
+    """Options of every plan: scores, dtypes and splits. FlashInfer's window does not count the
+    query itself. Its splits of fixed size are not made for CUDA graphs, so deterministic steps have
+    none."""
     return {
         "window_left": -1 if spec.sliding_window is None else spec.sliding_window - 1,
         "logits_soft_cap": spec.soft_cap,
@@ -261,7 +267,8 @@ class Decode:
     ) -> None:
         """
         Args:
-            graph_rows: number of rows of its graph; None: no graph, for steps with any number of rows.
+            graph_rows: number of rows of its graph; None: no graph, for steps with any number of
+                rows.
             place: in a layer. Wrappers of one place read the same page tables in a step.
         """
         buffers = None if graph_rows is None else shared.tables(place, graph_rows)
@@ -299,7 +306,8 @@ class Decode:
         self._wrapper.run(query, kv_cache, out)
 
     def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
-        """Also the base-2 logarithm of each softmax's sum, [rows, num_heads] float32."""
+        """Attend, and return the base-2 logarithm of each softmax's sum, [rows, num_heads]
+        float32."""
         return self._wrapper.run_with_lse(query, kv_cache, out)
 
 
@@ -330,7 +338,8 @@ class Prefill:
         self._wrapper.run(query, kv_cache, out)
 
     def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
-        """Also the base-2 logarithm of each softmax's sum, [tokens, num_heads] float32."""
+        """Attend, and return the base-2 logarithm of each softmax's sum, [tokens, num_heads]
+        float32."""
         return self._wrapper.run_with_lse(query, kv_cache, out)
 
 
@@ -352,10 +361,12 @@ def _plan_queries(
 
 
 class Cascade:
-    """One query a row, where groups of rows share a prefix (Juravsky et al., 2024; FlashInfer's cascade).
+    """One query a row, where groups of rows share a prefix (Juravsky et al., 2024; FlashInfer's
+    cascade).
 
-    A group's queries see the shared pages as one prefill without a causal mask, so these are read once for
-    all of them; each row then sees its own pages, and the two results are merged by their softmax sums.
+    A group's queries see the shared pages as one prefill without a causal mask, so these are read
+    once for all of them; each row then sees its own pages, and the two results are merged by their
+    softmax sums.
     """
 
     def __init__(
@@ -368,7 +379,8 @@ class Cascade:
     ) -> None:
         """
         Args:
-            graph_rows: as of :class:`Decode`. There are :func:`graph_groups` groups then, of which some are empty.
+            graph_rows: as of :class:`Decode`. There are :func:`graph_groups` groups then, of which
+                some are empty.
         """
         self._library = library
         self._spec = spec
@@ -409,7 +421,8 @@ class Cascade:
         self.run_with_lse(query, kv_cache, out)
 
     def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
-        """Also the base-2 logarithm of each softmax's sum, [rows, num_heads] float32."""
+        """Attend, and return the base-2 logarithm of each softmax's sum, [rows, num_heads]
+        float32."""
         of_prefix = torch.empty_like(out)
         prefix_lse = self._shared.run_with_lse(query, kv_cache, of_prefix)
         lse = self._own.run_with_lse(query, kv_cache, out)
@@ -425,7 +438,8 @@ def run_with_sinks(
     out: Tensor,
     sinks: Tensor | None,
 ) -> None:
-    """Run a wrapper; ``sinks`` ([num_heads] float32, see ``AttentionBackend.attend``) are one more term of each softmax's sum.
+    """Run a wrapper; ``sinks`` ([num_heads] float32, see ``AttentionBackend.attend``) are one more
+    term of each softmax's sum.
 
     Not yet run on a GPU.
     """

@@ -1,4 +1,5 @@
-"""Describes the KV cache of a layer: its tensors, their shapes and dtypes, and the memory that a token takes in them."""
+"""Describes the KV cache of a layer: its tensors, their shapes and dtypes, and the memory that a
+token takes in them."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ FP8_MAX = 448.0
 """Largest number of float8_e4m3fn; torch converts larger numbers to NaN."""
 
 LayerKV = tuple[Tensor, ...]
-"""The KV cache of one layer: for each tensor of its :class:`KVSpec` one of [num_pages, page_size, *shape]."""
+"""The KV cache of one layer: for each tensor of its :class:`KVSpec` one of [num_pages, page_size,
+*shape]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +22,18 @@ class CachedTensor:
     """One tensor of a layer's KV cache."""
 
     shape: tuple[int, ...]
-    """Of one token on this tensor-parallel rank: (num_kv_heads, head_dim) of keys, (1, latent_dim) of a latent."""
+    """Shape of one token on this tensor-parallel rank: (num_kv_heads, head_dim) of keys, (1,
+    latent_dim) of a latent."""
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The KV cache of one layer. The KV pool, its accounting and the attention backends read it; the scheduler counts pages
-    and does not know it.
+    """The KV cache of one layer. The KV pool, its accounting and the attention backends read it;
+    the scheduler counts pages and does not know it.
 
-    A layer of 8 KV heads of 128, and a latent of 512 features with a rotated key of 64 (multi-head latent attention,
-    DeepSeek-V2, 2024):
+    A layer of 8 KV heads of 128, and a latent of 512 features with a rotated key of 64 (multi-head
+    latent attention, DeepSeek-V2, 2024):
 
     >>> KVSpec.keys_and_values(8, 128, torch.bfloat16).bytes_per_token
     4096
@@ -39,16 +42,19 @@ class KVSpec:
     """
 
     tensors: tuple[CachedTensor, ...]
-    """In the order of :data:`LayerKV`: keys and values, with their scales behind each head where they have any; or one latent; or
-    nothing, if the layer reads the cache of an earlier one (Gemma 4)."""
+    """Tensors in the order of :data:`LayerKV`: keys and values, with their scales behind each head
+    where they have any; or one latent; or nothing, if the layer reads the cache of an earlier one
+    (Gemma 4)."""
 
     @staticmethod
     def keys_and_values(
         num_kv_heads: int, head_dim: int, dtype: torch.dtype, v_head_dim: int | None = None
     ) -> "KVSpec":
-        """Two tensors: keys of ``head_dim`` features a head, and values of ``v_head_dim`` (default: as many).
+        """Two tensors: keys of ``head_dim`` features a head, and values of ``v_head_dim`` (default:
+        as many).
 
-        In int8 each head has a scale (:mod:`radixrt_kernels.attention`). Of 8 heads of 64, the pool holds 1.94 times the tokens:
+        In int8 each head has a scale (:mod:`radixrt_kernels.attention`). Of 8 heads of 64, the pool
+        holds 1.94 times the tokens:
 
         >>> of = KVSpec.keys_and_values
         >>> of(8, 64, torch.bfloat16).bytes_per_token / of(8, 64, torch.int8).bytes_per_token
@@ -62,7 +68,8 @@ class KVSpec:
         return KVSpec(tuple(CachedTensor(shape, dtype) for shape in shapes))
 
     def is_plain(self, dtype: torch.dtype) -> bool:
-        """Whether it is keys and values of one shape in ``dtype`` or nothing, as most kernels need."""
+        """Whether it is keys and values of one shape in ``dtype`` or nothing, as most kernels
+        need."""
         if not self.tensors:
             return True
         first = CachedTensor(self.tensors[0].shape, dtype)
@@ -79,7 +86,8 @@ class KVSpec:
 
 
 def kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of keys and values for a value of ``--kv-cache-dtype``, in a model that computes in ``dtype``.
+    """The dtype of keys and values for a value of ``--kv-cache-dtype``, in a model that computes in
+    ``dtype``.
 
     >>> kv_dtype("auto", torch.bfloat16), kv_dtype("fp8_e4m3", torch.bfloat16)
     (torch.bfloat16, torch.float8_e4m3fn)
@@ -88,7 +96,8 @@ def kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def to_kv_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """``tensor`` in the dtype of the KV cache; numbers beyond the range of 8-bit floats become the largest of these."""
+    """``tensor`` in the dtype of the KV cache; numbers beyond the range of 8-bit floats become the
+    largest of these."""
     if dtype == torch.float8_e4m3fn:
         tensor = tensor.clamp(-FP8_MAX, FP8_MAX)
     return tensor if tensor.dtype == dtype else tensor.to(dtype)

@@ -10,10 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroups:
-    """Neighbouring sequences that begin with the same pages, so that a kernel may read these once for a group.
+    """Neighbouring sequences that begin with the same pages, so that a kernel may read these once
+    for a group.
 
-    Group ``g`` is sequences ``indptr[g]:indptr[g + 1]``, whose first ``num_pages[g]`` pages are the same and lie wholly
-    before each of their queries. Every sequence is in exactly one group. Of four sequences the first two share 5 pages:
+    Group ``g`` is sequences ``indptr[g]:indptr[g + 1]``, whose first ``num_pages[g]`` pages are the
+    same and lie wholly before each of their queries. Every sequence is in exactly one group. Of
+    four sequences the first two share 5 pages:
 
     >>> groups = PrefixGroups(np.array([0, 2, 3, 4], np.int32), np.array([5, 0, 0], np.int32))
     >>> groups.share, groups.sizes().tolist(), groups.merged().sizes().tolist()
@@ -48,7 +50,8 @@ class PrefixGroups:
         )
 
     def first(self, num_rows: int) -> "PrefixGroups":
-        """The groups that lie within the first ``num_rows`` sequences, merged; the rest of these share nothing."""
+        """The groups that lie within the first ``num_rows`` sequences, merged; the rest of these
+        share nothing."""
         within = int(np.searchsorted(self.indptr, num_rows, side="right")) - 1
         return PrefixGroups(
             np.append(self.indptr[: within + 1], np.int32(num_rows)),
@@ -60,8 +63,8 @@ class PrefixGroups:
         return np.diff(self.indptr)
 
     def merged(self) -> "PrefixGroups":
-        """The same without empty groups, and with neighbouring groups that share nothing as one: kernels choose the size of
-        their tiles by the mean size of the groups."""
+        """The groups without empty ones, and with neighbouring groups that share nothing as one:
+        kernels choose the size of their tiles by the mean size of the groups."""
         kept = self.sizes() > 0
         starts, num_pages = self.indptr[:-1][kept], self.num_pages[kept]
         alone = num_pages == 0
@@ -88,10 +91,11 @@ class PrefixGroups:
 class AttentionMetadata:
     """All scheduled tokens of a step, prefill and decode mixed, as one flat batch.
 
-    Sequence ``i`` contributes query tokens ``qo_indptr[i]:qo_indptr[i+1]`` of the flat batch. Its KV,
-    the new tokens included, lies in pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``, the last of which
-    holds ``last_page_len[i]`` tokens. Queries are the last ``q_len`` positions of the sequence, so causal
-    masks are aligned at the bottom right. A backend may ignore ``shared_prefixes``.
+    Sequence ``i`` contributes query tokens ``qo_indptr[i]:qo_indptr[i+1]`` of the flat batch. Its
+    KV, the new tokens included, lies in pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``, the last
+    of which holds ``last_page_len[i]`` tokens. Queries are the last ``q_len`` positions of the
+    sequence, so causal masks are aligned at the bottom right. A backend may ignore
+    ``shared_prefixes``.
 
     The ``*_cpu`` tensors are on the host (pinned where that matters): FlashInfer plans on the host.
     """
@@ -112,8 +116,8 @@ class AttentionMetadata:
         return self.kv_locations.numel()
 
     def of_rows(self, rows: Tensor) -> "AttentionMetadata | None":
-        """The same step with these queries alone [n] int64, in the order of the flat batch; None: some are not the last ones of
-        their sequence. Sequences without any are left out."""
+        """The step with these queries alone [n] int64, in the order of the flat batch; None: some
+        are not the last ones of their sequence. Sequences without any are left out."""
         wanted, ends = rows.cpu(), self.qo_indptr_cpu[1:]
         of = torch.searchsorted(ends, wanted.to(ends.dtype), right=True)
         counts = of.bincount(minlength=len(ends))

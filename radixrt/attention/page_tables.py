@@ -44,7 +44,7 @@ class StepTables:
         return 0 if self.decodes is None else self.decodes.num_rows
 
     @staticmethod
-    def of(metadata: AttentionMetadata, device: Device) -> "StepTables":
+    def from_metadata(metadata: AttentionMetadata, device: Device) -> "StepTables":
         """Cut ``metadata`` before the first row of several queries: the rows before it decode."""
         qo_indptr = metadata.qo_indptr_cpu.numpy()
         kv_indptr = metadata.kv_indptr_cpu.numpy()
@@ -75,7 +75,7 @@ class CascadeTables:
     sharing: Tensor  # [rows] bool, on the device: the row's group shares something
 
     @staticmethod
-    def of(
+    def for_groups(
         decodes: PageTable, groups: PrefixGroups, page_size: int, device: Device
     ) -> "CascadeTables":
         """

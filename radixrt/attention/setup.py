@@ -16,29 +16,29 @@ class AttentionSetup:
     """The model's layers on this rank, their KV caches, the device, and the largest step."""
 
     specs: Sequence[AttentionSpec] = ()
-    """Of all layers; many are equal."""
+    """Specifications of all layers; many are equal."""
     dtype: torch.dtype = torch.float32
-    """Of queries, keys and values."""
+    """Dtype of queries, keys and values."""
     kv_dtype: torch.dtype = torch.float32
-    """Of keys and values in the KV cache."""
+    """Dtype of keys and values in the KV cache."""
     page_size: int = 16
     max_rows: int = 256
     """Sequences in a step."""
     max_pages: int = 1024
-    """Of one sequence."""
+    """Pages of one sequence."""
     prefill_kernel: Literal["auto", "fa2", "fa3"] = "auto"
-    """Of FlashInfer, for prompts; auto: by the step."""
+    """FlashInfer's kernel for prompts; auto: by the step."""
     device: Device = CPU
     cascade: bool = True
     """Prefixes that decoding sequences share may be read once for all of them."""
     kv_specs: Sequence[KVSpec] = ()
-    """Of all layers, one for each of ``specs``."""
+    """KV of all layers, one for each of ``specs``."""
     deterministic: bool = False
     """FlashInfer never splits the keys of a row, whatever the batch."""
 
     def why_not_plain(self) -> str | None:
-        """The reason why kernels that read keys and values of one shape in ``kv_dtype`` cannot serve this model; None if
-        they can."""
+        """The reason why kernels that read keys and values of one shape in ``kv_dtype`` cannot
+        serve this model; None if they can."""
         for kept in self.kv_specs:
             if not kept.is_plain(self.kv_dtype):
                 return (

@@ -1,4 +1,5 @@
-"""Streams answers from an OpenAI-compatible server and records the arrival times of their tokens."""
+"""Streams answers from an OpenAI-compatible server and records the arrival times of their
+tokens."""
 
 import time
 from collections.abc import AsyncIterator
@@ -39,7 +40,7 @@ class RequestRecord:
 
     @property
     def e2e(self) -> float:
-        """From sending to the last token."""
+        """Time from sending to the last token."""
         return self.token_times[-1] - self.sent
 
     @property

@@ -1,4 +1,5 @@
-"""Reads prompts and arrival times from files: ShareGPT, JSON lines of prompts or chat requests, recorded traces."""
+"""Reads prompts and arrival times from files: ShareGPT, JSON lines of prompts or chat requests,
+recorded traces."""
 
 import itertools
 import json
@@ -13,7 +14,8 @@ from radixrt.bench.cache.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from radixrt.bench.workloads import Conversation, Prompt, TextPrompts, TokenPrompts, Turn
 
 CHARACTERS_PER_TOKEN = 4
-"""Of recorded answers, to choose the length of new ones without their tokenizer."""
+"""Characters of a token in recorded answers, to choose the length of new ones without their
+tokenizer."""
 
 
 def read_dataset(

@@ -15,7 +15,7 @@ from radixrt.bench.client import RequestRecord
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of a latency, in milliseconds."""
+    """Percentiles of a latency, in milliseconds."""
 
     mean: float
     p50: float
@@ -23,7 +23,7 @@ class Percentiles:
     p99: float
 
     @staticmethod
-    def of(seconds: Sequence[float]) -> "Percentiles | None":
+    def from_seconds(seconds: Sequence[float]) -> "Percentiles | None":
         """None if nothing was measured."""
         if not seconds:
             return None
@@ -40,7 +40,7 @@ class Goodput:
     """ttft, tpot, e2e: longest latency in milliseconds."""
     requests: int
     share: float
-    """Of all requests, failed ones included."""
+    """Share of all requests, failed ones included."""
     requests_per_s: float
 
 
@@ -49,7 +49,7 @@ class Summary:
     """A run in numbers; tokens and latencies are of the requests that succeeded."""
 
     duration_s: float
-    """From the first request to the last token."""
+    """Time from the first request to the last token."""
     succeeded: int
     failed: int
     errors: dict[str, int]
@@ -94,10 +94,12 @@ def summarize(
         requests_per_s=len(good) * per_second,
         output_tokens_per_s=output_tokens * per_second,
         total_tokens_per_s=(prompt_tokens + output_tokens) * per_second,
-        ttft_ms=Percentiles.of([record.ttft for record in good]),
-        itl_ms=Percentiles.of([gap for record in good for gap in record.inter_token_latencies]),
-        tpot_ms=Percentiles.of([r.tpot for r in good if r.tpot is not None]),
-        e2e_ms=Percentiles.of([record.e2e for record in good]),
+        ttft_ms=Percentiles.from_seconds([record.ttft for record in good]),
+        itl_ms=Percentiles.from_seconds(
+            [gap for record in good for gap in record.inter_token_latencies]
+        ),
+        tpot_ms=Percentiles.from_seconds([r.tpot for r in good if r.tpot is not None]),
+        e2e_ms=Percentiles.from_seconds([record.e2e for record in good]),
         goodput=_goodput(good, objectives_ms, len(records), per_second) if objectives_ms else None,
     )
 

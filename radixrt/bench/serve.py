@@ -234,11 +234,13 @@ def recorded_times(arrivals: Sequence[float]) -> Throttle:
         loop = asyncio.get_running_loop()
         start = loop.time()
 
-        async def at(due: float, converse_once: Callable[[], Awaitable[None]]) -> None:
+        async def start_at(due: float, converse_once: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(start + due - loop.time())
             await converse_once()
 
-        await asyncio.gather(*(at(t, c) for t, c in zip(arrivals, conversations, strict=True)))
+        await asyncio.gather(
+            *(start_at(t, c) for t, c in zip(arrivals, conversations, strict=True))
+        )
 
     return run_all
 

@@ -22,8 +22,7 @@ from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
 from radixrt.bench.output import console_beside, write_json
 from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
-from radixrt.bench.structured_record import Record
-from radixrt.bench.structured_report import print_tables, report
+from radixrt.bench.structured_report import Record, print_tables, report
 from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.tokenizer_facts import TokenizerFacts

@@ -1,7 +1,8 @@
 """The measured engines of structured output: the router, and llguidance alone. Each compiles a schema to matchers."""
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,50 +65,41 @@ def values_at(value: Any, path: tuple[str | None, ...]) -> list[Any]:
 Engine = Callable[[str, TokenizerFacts], Held]
 
 
-def router(schema: str, facts: TokenizerFacts) -> Held:
-    """As the server does it.
-
-    Raises:
-        Refused: it would answer with a 400.
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raises:
+    Refused: the schema cannot be enforced or compiled.
     """
     try:
-        compiled = compile_json_schema(JsonSchema(schema=schema), facts, CompileOptions())
+        yield
     except CannotEnforce as error:
         raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
     except CannotCompile as error:
         raise Refused(str(error)) from error
+
+
+@_refusing()
+def router(schema: str, facts: TokenizerFacts) -> Held:
+    """Compile as the server does; refused is what it would answer with a 400."""
+    compiled = compile_json_schema(JsonSchema(schema=schema), facts, CompileOptions())
     grammar = compiled.grammar
     assert isinstance(compiled.checks, tuple)  # of a JSON schema, not of tags
     return Held(grammar.backend, load_grammar(grammar, facts), compiled.checks)
 
 
+@_refusing()
 def any_order(schema: str, facts: TokenizerFacts) -> Held:
-    """As the server does it for a schema with ``"x-property-order": "any"``.
-
-    Raises:
-        Refused: it would answer with a 400.
-    """
-    try:
-        plan = plan_json_schema(schema)
-        grammar = llguidance.compile_in_any_order(plan.schema, facts, "flexible")
-    except CannotEnforce as error:
-        raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
-    except CannotCompile as error:
-        raise Refused(str(error)) from error
+    """Compile as the server does for a schema with ``"x-property-order": "any"``."""
+    plan = plan_json_schema(schema)
+    grammar = llguidance.compile_in_any_order(plan.schema, facts, "flexible")
     return Held(grammar.backend, load_grammar(grammar, facts), plan.checks)
 
 
+@_refusing()
 def alone(schema: str, facts: TokenizerFacts) -> Held:
-    """llguidance, given the schema as it is.
-
-    Raises:
-        Refused: it refuses the schema.
-    """
-    try:
-        grammar = llguidance.compile_json_schema(schema, facts, "flexible")
-        return Held(grammar.backend, load_grammar(grammar, facts))
-    except CannotCompile as error:
-        raise Refused(str(error)) from error
+    """Compile by llguidance alone, given the schema as it is."""
+    grammar = llguidance.compile_json_schema(schema, facts, "flexible")
+    return Held(grammar.backend, load_grammar(grammar, facts))
 
 
 ENGINES: dict[str, Engine] = {"router": router, "any-order": any_order, "llguidance": alone}

@@ -1,7 +1,8 @@
 """Seeded workloads for a server, as token ids or as text.
 
 Every workload is a list of conversations: a context that comes first, and questions that follow one
-another, each answered before the next. A workload of single requests has conversations of one question.
+another, each answered before the next. A workload of single requests has conversations of one
+question.
 """
 
 import math
@@ -17,8 +18,8 @@ Prompt = list[int] | str
 
 SYLLABLES = [onset + vowel for onset in "bdfgklmnprstvz" for vowel in "aeiou"]
 TOKENS_PER_WORD = 2.0
-"""Approximate tokens of a pseudo-word of two syllables with usual vocabularies. The report has the token
-counts of the server."""
+"""Approximate tokens of a pseudo-word of two syllables with usual vocabularies. The report has the
+token counts of the server."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Conversation:
     """Document or system prompt; may be empty."""
     turns: list[Turn]
     messages: list[dict[str, Any]] | None = None
-    """Of a recorded chat request, which is sent as it is; context and question are empty then."""
+    """Messages of a recorded chat request, which is sent as it is; context and question are empty
+    then."""
     arrival_s: float | None = None
     """Recorded time of the first question, in seconds after the beginning of the recording."""
 
@@ -66,7 +68,8 @@ class TokenPrompts:
 
     def __init__(self, rng: np.random.Generator, vocab_size: int) -> None:
         self._rng = rng
-        # Special tokens sit at the ends of a vocabulary; some of them would change the measured quantities.
+        # Special tokens sit at the ends of a vocabulary; some of them would change the measured
+        # quantities.
         self._low, self._high = vocab_size // 8, max(vocab_size * 7 // 8, vocab_size // 8 + 1)
 
     def __call__(self, length: int) -> list[int]:

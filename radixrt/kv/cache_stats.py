@@ -19,10 +19,35 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
     """Of the cached, under a lease."""
     free: int
 
+    @property
+    def parts(self) -> "PoolParts":
+        held = self.cached - self.evictable
+        return PoolParts(
+            owned=self.owned,
+            locked=max(0, held - self.pinned),
+            pinned=min(held, self.pinned),
+            evictable=self.evictable,
+            free=self.free,
+        )
+
     def in_tokens(self, page_size: int) -> "PoolUse":
         return PoolUse(
             **{n: page_size * count for n, count in msgspec.structs.asdict(self).items()}
         )
+
+
+class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV pool, in one unit, of which each is counted once. The names are those of all
+    displays."""
+
+    owned: int
+    """Used by one running sequence each, outside the radix tree."""
+    locked: int
+    """In the tree, used by running sequences."""
+    pinned: int
+    """In the tree, under a lease."""
+    evictable: int
+    free: int
 
 
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):

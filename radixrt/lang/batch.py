@@ -1,4 +1,5 @@
-"""Executes a batch: one run for each input, each in a thread, admitted in the order of common prefixes."""
+"""Executes a batch: one run for each input, each in a thread, admitted in the order of common
+prefixes."""
 
 import concurrent.futures
 import threading
@@ -13,7 +14,8 @@ from radixrt.lang.state import State
 
 DEFAULT_CONCURRENCY = 64
 MAX_THREADS = 512
-"""Programs that run before their admission, so that many first calls can be put in order. Each takes a thread."""
+"""Programs that run before their admission, so that many first calls can be put in order. Each
+takes a thread."""
 
 
 class FailedRun:
@@ -43,7 +45,8 @@ class FailedRun:
 
 BatchResult = State | FailedRun
 Begin = Callable[[Any, BatchAdmission], tuple[State, Callable[[], State]]]
-"""From arguments and admission: the state of a new run, and the function that finishes the run."""
+"""Makes, from arguments and admission, the state of a new run and the function that finishes the
+run."""
 
 
 class Batch:

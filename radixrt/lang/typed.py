@@ -26,14 +26,15 @@ class AnswerType:
     is_whole: Callable[[str], bool] = lambda _: True
     """Whether an answer that max_tokens cut off is complete all the same."""
     python_type: Any = Any
-    """Of the value, if it is read from JSON."""
+    """Type of the value, if it is read from JSON."""
 
 
 def answer_type(**given: Any) -> AnswerType:
     """The answer type of a gen.
 
     Args:
-        given: ``regex``, ``schema``, ``choices``, ``grammar`` and ``type``; at most one of them is not None.
+        given: ``regex``, ``schema``, ``choices``, ``grammar`` and ``type``; at most one of them is
+            not None.
 
     Raises:
         ProgramError: several are given, or no schema can describe the type.
@@ -260,7 +261,8 @@ def _name_of(wanted: Any) -> str:
 
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's parameters, or of a dataclass's fields; Any if there is no annotation.
+    """The types of a function's parameters, or of a dataclass's fields; Any if there is no
+    annotation.
 
     Raises:
         ProgramError: an annotation names an unknown type.

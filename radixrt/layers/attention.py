@@ -94,7 +94,7 @@ class SelfAttention(AttentionBlock):
             config.num_attention_heads,
             config.num_key_value_heads,
         )
-        heads = Heads.of(num_heads, num_kv_heads, size, tp)
+        heads = Heads.for_rank(num_heads, num_kv_heads, size, tp)
         self.spec = AttentionSpec(
             num_heads=heads.query,
             num_kv_heads=heads.kv,

@@ -19,7 +19,7 @@ class Projection:
     """One projection of a checkpoint and the rows of its weight that this rank computes."""
 
     name: str
-    """In the checkpoint: ``q_proj``, ``gate_proj``, ..."""
+    """Name in the checkpoint: ``q_proj``, ``gate_proj``, ..."""
     size: int
     """Output features of the whole projection."""
     start: int
@@ -39,7 +39,8 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The attention heads of one rank. Where there are fewer KV heads than ranks, several ranks compute each."""
+    """The attention heads of one rank. Where there are fewer KV heads than ranks, several ranks
+    compute each."""
 
     query: int
     kv: int
@@ -47,7 +48,7 @@ class Heads:
     head_dim: int
 
     @staticmethod
-    def of(num_heads: int, num_kv_heads: int, head_dim: int, tp: TensorParallel) -> "Heads":
+    def for_rank(num_heads: int, num_kv_heads: int, head_dim: int, tp: TensorParallel) -> "Heads":
         query = tp.share(num_heads, "number of attention heads")
         if num_kv_heads >= tp.size:
             kv = tp.share(num_kv_heads, "number of KV heads")
@@ -98,8 +99,8 @@ class LinearLayer(MatrixLayer, ABC):
 class ColumnParallelLinear(LinearLayer):
     """One or several projections of the same input in one matrix, output features split over ranks.
 
-    Its path in the model is beside those of the projections: ``self_attn.qkv_proj`` loads ``self_attn.q_proj.weight``,
-    ``self_attn.k_proj.weight`` and ``self_attn.v_proj.weight``.
+    Its path in the model is beside those of the projections: ``self_attn.qkv_proj`` loads
+    ``self_attn.q_proj.weight``, ``self_attn.k_proj.weight`` and ``self_attn.v_proj.weight``.
     """
 
     def __init__(self, input_size: int, projections: Sequence[Projection], bias: bool) -> None:
@@ -129,7 +130,8 @@ class RowParallelLinear(LinearLayer):
         self.input_size = input_size
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[num_tokens, input_size / tp.size] -> [num_tokens, output_size], the same on every rank"""
+        """[num_tokens, input_size / tp.size] -> [num_tokens, output_size], the same on every
+        rank"""
         if self.tp.size == 1:
             return self.matrix.multiply(hidden, self.bias)
         output = self.tp.all_reduce(self.matrix.multiply(hidden, None))
@@ -146,8 +148,8 @@ def allocate_matrices(
     """Give every layer of ``model`` that has a matrix an empty one.
 
     Args:
-        format_of: by the layer's path in the model and the checkpoint's names of the projections merged in it;
-            checkpoints keep some layers in other formats.
+        format_of: by the layer's path in the model and the checkpoint's names of the projections
+            merged in it; checkpoints keep some layers in other formats.
     """
     for path, module in model.named_modules():
         if isinstance(module, MatrixLayer):

@@ -13,10 +13,12 @@ from radixrt.layers.weights import WeightSlot, parameter
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one projection of a checkpoint in the matrix of a layer, and the part of it that a rank keeps."""
+    """The place of one projection of a checkpoint in the matrix of a layer, and the part of it that
+    a rank keeps."""
 
     name: str
-    """Of the projection in the checkpoint, without ``.weight``: ``model.layers.0.self_attn.q_proj``."""
+    """Name of the projection in the checkpoint, without ``.weight``:
+    ``model.layers.0.self_attn.q_proj``."""
     size: tuple[int, int]
     """(output features, input features) of the whole projection."""
     rows: slice
@@ -48,7 +50,8 @@ class EmbeddingMatrix(Matrix):
     """A matrix that can also be an embedding."""
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """As ``multiply`` without bias: in float32 where the kernels can give their sums, else in the model's dtype."""
+        """As ``multiply`` without bias: in float32 where the kernels can give their sums, else in
+        the model's dtype."""
         return self.multiply(hidden, None)
 
     @abstractmethod
@@ -106,7 +109,8 @@ class DenseMatrix(EmbeddingMatrix, DecodableMatrix, LoadableMatrix):
 
 
 class MatrixLayer(nn.Module):
-    """A layer whose weight is one matrix. The matrix is made later, since the checkpoint decides its format."""
+    """A layer whose weight is one matrix. The matrix is made later, since the checkpoint decides
+    its format."""
 
     matrix: Weights
     packs = True
@@ -133,7 +137,8 @@ class MatrixLayer(nn.Module):
 
 
 class MatrixStack(MatrixLayer):
-    """Matrices of one shape and format, one below the other in one matrix: one for each expert of a mixture."""
+    """Matrices of one shape and format, one below the other in one matrix: one for each expert of a
+    mixture."""
 
     def __init__(self, count: int, rows: int, columns: int, bias: bool = False) -> None:
         """
@@ -156,5 +161,6 @@ class MatrixStack(MatrixLayer):
         return self.matrix.plain(self.rows_of(index))
 
     def multiply(self, index: int, hidden: Tensor) -> Tensor:
-        """[num_tokens, columns] -> [num_tokens, rows] of one of the matrices; only before it is packed."""
+        """[num_tokens, columns] -> [num_tokens, rows] of one of the matrices; only before it is
+        packed."""
         return F.linear(hidden, self.plain(index), None if self.bias is None else self.bias[index])

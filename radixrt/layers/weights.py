@@ -20,7 +20,7 @@ class WeightSlot:
     """The destination of one checkpoint tensor on this rank."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor, as the checkpoint has it."""
+    """Shape of the whole tensor, as the checkpoint has it."""
     target: Tensor
     """A view into a parameter: this rank's part."""
     dim: int = 0
@@ -28,7 +28,8 @@ class WeightSlot:
     start: int = 0
     """First index of this rank's part in ``dim``."""
     convert: Callable[[Tensor], Tensor] | None = None
-    """Converts the whole tensor from the checkpoint's layout to that of ``target``; None: they are the same."""
+    """Converts the whole tensor from the checkpoint's layout to that of ``target``; None: they are
+    the same."""
     weights_an_element: int | Fraction = 1
     """Weights of the model that one element holds: 8 for a word of 4-bit codes, 0 for a scale."""
     count: int | None = None
@@ -46,7 +47,8 @@ class WeightSlot:
 
 @runtime_checkable
 class HasWeightSlots(Protocol):
-    """A layer that maps the checkpoint's tensors to its parameters, and to those of its parts, by itself."""
+    """A layer that maps the checkpoint's tensors to its parameters, and to those of its parts, by
+    itself."""
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         """Checkpoint names, given the layer's own path in the model, and their slots."""

@@ -1,4 +1,5 @@
-"""Reads and checks a checkpoint folder without torch, so that a bad one is refused before anything starts."""
+"""Reads and checks a checkpoint folder without torch, so that a bad one is refused before anything
+starts."""
 
 import json
 import logging
@@ -41,31 +42,33 @@ _COUNTED = (
 """Integers that memory or time grows with."""
 MAX_LAYERS = 1024
 MAX_POSITIONS = 1 << 26
-"""Of a context; the longest that is known has 10 million."""
+"""Tokens of a context; the longest that is known has 10 million."""
 MAX_END_TOKENS = 256
 MAX_DIMENSION = 1 << 24
-"""Of a size where no weights show what is possible."""
+"""Limit of a size where no weights show what is possible."""
 _MAX_PACKED = 8
 """Weights in one element of a quantized tensor, whose dimension is shorter by that."""
 MAX_JSON_BYTES = 64 << 20
 MAX_REASON_CHARS = 300
 _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
-"""Of weights, and of the index tables that some checkpoints keep beside them. I32 are also the words of quantized ones."""
+"""Dtypes of weights, and of the index tables that some checkpoints keep beside them. I32 are also
+the words of quantized ones."""
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def resolve_model_path(
     path_or_hub_id: str, flag: str = "--model-path", *, with_weights: bool = True
 ) -> Path:
-    """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF file, here or on the hub,
-    gets a folder.
+    """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF
+    file, here or on the hub, gets a folder.
 
     Args:
         flag: the setting that errors name.
         with_weights: download the weights of a hub id, too.
 
     Raises:
-        ConfigError: neither a folder nor a GGUF file that can be served, nor a hub id that can be downloaded.
+        ConfigError: neither a folder nor a GGUF file that can be served, nor a hub id that can be
+        downloaded.
     """
     if path_or_hub_id == DEMO_MODEL:
         return Path(__file__).parent.parent / "demo_model"
@@ -172,7 +175,8 @@ def check_checkpoint(
 def _check_sizes(config: Mapping[str, Any], longest: int) -> None:
     """
     Args:
-        longest: the largest size of which the checkpoint's tensors could be, so that nothing larger is ever allocated.
+        longest: the largest size of which the checkpoint's tensors could be, so that nothing larger
+            is ever allocated.
     """
     limits = {"num_hidden_layers": MAX_LAYERS, "max_position_embeddings": MAX_POSITIONS}
     for name in _COUNTED:
@@ -238,7 +242,8 @@ def context_length(config: Mapping[str, Any]) -> int:
 def served_context_length(
     config: Mapping[str, Any], wanted: int | None, usual: int | None = None
 ) -> int:
-    """The longest sequence that is served, in tokens: ``wanted``, or by default ``usual`` or the checkpoint's limit.
+    """The longest sequence that is served, in tokens: ``wanted``, or by default ``usual`` or the
+    checkpoint's limit.
 
     Raises:
         ConfigError: ``wanted`` is more than that limit.
@@ -271,8 +276,8 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
     """A checkpoint's own sampling defaults.
 
     Returns:
-        those of temperature, top_p, top_k, min_p and repetition_penalty that generation_config.json sets,
-        and ``eos_token_ids``: the sorted end-of-sequence ids of both files.
+        those of temperature, top_p, top_k, min_p and repetition_penalty that generation_config.json
+        sets, and ``eos_token_ids``: the sorted end-of-sequence ids of both files.
 
     Raises:
         ConfigError: a default is out of its range.
@@ -344,7 +349,8 @@ def _longest_dimension(file: Path, scheme: QuantizationScheme | None) -> int:
 
 
 def read_header(file: Path) -> dict[str, tuple[str, list[int]]]:
-    """By name, the dtype (``F32``, ``BF16``, ``F16``, ...) and the shape of each tensor of a safetensors file.
+    """Return, by name, the dtype (``F32``, ``BF16``, ``F16``, ...) and the shape of each tensor of
+    a safetensors file.
 
     Raises:
         ConfigError: it is no such file, or not as long as its header says.

@@ -1,7 +1,7 @@
 """The decoder-only language model that every architecture derives from.
 
-An architecture's own file overrides how its layers are made. This file runs them: tokens in, hidden states through the
-layers, logits out; and it loads the weights.
+An architecture's own file overrides how its layers are made. This file runs them: tokens in, hidden
+states through the layers, logits out; and it loads the weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +25,11 @@ from radixrt.layers.weights import load_into, weight_slots
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream: Llama's layer.
 
-    Layers call one another's methods: torch's own call looks for hooks, which costs the host as much as a launch.
+    Layers call one another's methods: torch's own call looks for hooks, which costs the host as
+    much as a launch.
 
-    An architecture with another order of norms and blocks has a class of its own with these two methods.
+    An architecture with another order of norms and blocks has a class of its own with these two
+    methods.
     """
 
     def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
@@ -40,7 +42,8 @@ class DecoderLayer(nn.Module):
     def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """Compute the attention. The last block's output and the residual stream are added in the next norm.
+        """Compute the attention. The last block's output and the residual stream are added in the
+        next norm.
 
         Args:
             hidden, residual: [num_tokens, hidden_size], of the layer before
@@ -66,7 +69,8 @@ class DecoderLayer(nn.Module):
 
 
 class PostNormDecoderLayer(nn.Module):
-    """Attention and MLP read the residual stream as it is; their outputs are normed before they join it (OLMo 2)."""
+    """Attention and MLP read the residual stream as it is; their outputs are normed before they
+    join it (OLMo 2)."""
 
     def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
         super().__init__()
@@ -101,10 +105,11 @@ class DecoderModel(nn.Module):
 
 
 class CausalLM(KernelLayer):
-    """A decoder with an LM head: Llama's without biases. Architectures override the methods in which they differ."""
+    """A decoder with an LM head: Llama's without biases. Architectures override the methods in
+    which they differ."""
 
     num_parameters: int
-    """Of the whole model, not of this rank's shards alone; set by the loader."""
+    """Parameters of the whole model, not of this rank's shards alone; set by the loader."""
     layer_class: Callable[[Any, AttentionBlock, nn.Module], nn.Module] = DecoderLayer
     """Makes a layer of (config, attention, MLP)."""
     decoder_class: Callable[..., DecoderModel] = DecoderModel
@@ -120,7 +125,8 @@ class CausalLM(KernelLayer):
     generates = True
     """False: it has no LM head, see :meth:`replace_head`."""
     ends_by_rows = True
-    """``forward`` is :meth:`up_to_last_attention` of all tokens, and :meth:`after_last_attention` of the rows that are wanted."""
+    """``forward`` is :meth:`up_to_last_attention` of all tokens, and :meth:`after_last_attention`
+    of the rows that are wanted."""
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         """
@@ -148,8 +154,9 @@ class CausalLM(KernelLayer):
     # ------------------------------------------------------------ overridden by architectures
 
     def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:
-        """The attention of layer ``index``, whose KV cache is ``context.kv_caches[index]``. A family with another kind of
-        attention overrides this with a block of its own, whose ``kv_spec`` describes its KV cache."""
+        """The attention of layer ``index``, whose KV cache is ``context.kv_caches[index]``. A
+        family with another kind of attention overrides this with a block of its own, whose
+        ``kv_spec`` describes its KV cache."""
         return SelfAttention(self.config, index, rotary, self.tp, **self.attention_options(index))
 
     def attention_options(self, index: int) -> dict[str, Any]:
@@ -167,11 +174,13 @@ class CausalLM(KernelLayer):
         return RMSNorm(size, self.config.rms_norm_eps)
 
     def rope_layer_type(self, index: int) -> str | None:
-        """The key of layer ``index`` in the config's ``rope_parameters``; None: these are the same for all layers."""
+        """The key of layer ``index`` in the config's ``rope_parameters``; None: these are the same
+        for all layers."""
         return None
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """A checkpoint's tensor under the names used here: renamed, split into several, or dropped."""
+        """A checkpoint's tensor under the names used here: renamed, split into several, or
+        dropped."""
         yield name, tensor
 
     # ------------------------------------------------------------ inherited by them
@@ -193,8 +202,8 @@ class CausalLM(KernelLayer):
         Args:
             input_ids: [num_tokens] of all sequences of the step, flat.
             positions: [num_tokens] of each token in its sequence.
-            rows: int64, the tokens whose hidden states are wanted; None: all. After the last attention, nothing is
-                computed for the others.
+            rows: int64, the tokens whose hidden states are wanted; None: all. After the last
+                attention, nothing is computed for the others.
 
         Returns:
             hidden states [num_tokens or len(rows), hidden_size], for ``logits``
@@ -208,7 +217,8 @@ class CausalLM(KernelLayer):
     def up_to_last_attention(
         self, input_ids: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """The part of :meth:`forward` that every token needs: its keys and values are in the KV cache afterwards.
+        """The part of :meth:`forward` that every token needs: its keys and values are in the KV
+        cache afterwards.
 
         Returns:
             (hidden, residual), each [num_tokens, hidden_size], for :meth:`after_last_attention`
@@ -227,7 +237,8 @@ class CausalLM(KernelLayer):
 
     @torch.inference_mode()
     def after_last_attention(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        """The rest of :meth:`forward`, row by row: (hidden, residual) [rows, hidden_size] -> [rows, hidden_size]"""
+        """The rest of :meth:`forward`, row by row: (hidden, residual) [rows, hidden_size] -> [rows,
+        hidden_size]"""
         if not len(hidden):  # no prompt ends in this step; a GPU's kernels take no empty batch
             return hidden
         last: Any = self.model.layers[-1]
@@ -239,7 +250,8 @@ class CausalLM(KernelLayer):
         """Scores of the whole vocabulary, on every rank.
 
         Args:
-            hidden: [rows, hidden_size], those rows of ``forward``'s result that a token is wanted for.
+            hidden: [rows, hidden_size], those rows of ``forward``'s result that a token is wanted
+                for.
 
         Returns:
             [rows, vocab_size] float32
@@ -272,7 +284,8 @@ class CausalLM(KernelLayer):
         return [block for block in self.modules() if isinstance(block, AttentionBlock)]
 
     def replace_head(self, num_classes: int) -> None:
-        """Drop the LM head, before the weights are loaded. The model gives hidden states, and scores of classes if there are any."""
+        """Drop the LM head, before the weights are loaded. The model gives hidden states, and
+        scores of classes if there are any."""
         self.lm_head = None
         self.generates = False
         if num_classes:

@@ -1,7 +1,9 @@
-"""Reads how a checkpoint turns the hidden states of a prompt into numbers: a vector, or scores of classes. Imports no torch.
+"""Reads how a checkpoint turns the hidden states of a prompt into numbers: a vector, or scores of
+classes. Imports no torch.
 
-Embedding models say it in the files of sentence-transformers: ``modules.json`` names the modules behind the transformer, and each has
-a folder with its config. Classifiers say it by their architecture.
+Embedding models say it in the files of sentence-transformers: ``modules.json`` names the modules
+behind the transformer, and each has a folder with its config. Classifiers say it by their
+architecture.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ Activation = Literal["none", "sigmoid", "softmax"]
 _MODES: dict[str, PoolingMode] = {
     "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "last": "last", "lasttoken": "last",
 }  # fmt: skip
-"""By sentence-transformers' names, of both of its forms of config."""
+"""Poolings by sentence-transformers' names, of both of its forms of config."""
 
 _CLASSIFIER = "ForSequenceClassification"
 """The end of a classifier's architecture."""
@@ -33,13 +35,14 @@ class Pooling:
 
     task: Literal["embed", "classify"]
     mode: PoolingMode
-    """The hidden state that stands for the prompt: the first token's, the last one's, or the mean of all."""
+    """The hidden state that stands for the prompt: the first token's, the last one's, or the mean
+    of all."""
     dense: tuple[Path, ...] = ()
     """Folders of linear layers behind the pooling, in their order."""
     normalize: bool = False
     """Vectors are divided by their length."""
     activation: Activation = "none"
-    """Of the scores of a classifier."""
+    """Function of the scores of a classifier."""
     labels: tuple[str, ...] = ()
     """Names of its classes."""
     dimensions: tuple[int, ...] = ()
@@ -77,7 +80,8 @@ def read_pooling(model_dir: Path, config: Mapping[str, Any]) -> Pooling | None:
 
 
 def read_score_tokens(model_dir: Path) -> tuple[int, ...]:
-    """Of a checkpoint that judges pairs of texts by the next token: the tokens for relevant and, perhaps, not relevant.
+    """Read the tokens of a checkpoint that judges pairs of texts by the next token: relevant and,
+    perhaps, not.
 
     Raises:
         ConfigError: the files are damaged.
@@ -141,7 +145,8 @@ def _embedder(modules: Path, config: Mapping[str, Any]) -> Pooling | None:
 
 
 def _kind(module: Mapping[str, Any]) -> str:
-    """The class of a module, without its package: that has changed with the releases of sentence-transformers."""
+    """The class of a module, without its package: that has changed with the releases of
+    sentence-transformers."""
     return str(module.get("type")).rpartition(".")[2]
 
 

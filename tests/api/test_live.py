@@ -5,17 +5,21 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
+from radixrt.api import recent
 from radixrt.api.native.live import MAX_STREAMS
+from radixrt.api.recent import RecentCounters
 from radixrt.base.api_keys import new_key
-from radixrt.kv.reading import Reading
+from radixrt.kv.reading import Rates, Reading
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import num_ids
+from radixrt.messages.stats import RequestStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
 
 
@@ -65,6 +69,42 @@ def test_one_reading_has_the_latencies_that_metrics_has(server: RunningServer) -
     told = re.search(r"^radixrt_time_to_first_token_seconds_count\S* (\S+)$", metrics, re.M)
     assert told and float(told[1]) == count
     assert reading["model"] == "tiny"
+
+
+def test_rates_are_differences_over_time(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server.http as http:
+        reading = msgspec.json.decode(http.get("/v1/live").content, type=Reading)
+    assert reading.engine is not None
+    first, requests, now = reading.engine.stats, RequestStats(), 100.0
+    monkeypatch.setattr(recent, "time", SimpleNamespace(monotonic=lambda: now))
+    counters = RecentCounters(requests)
+    counters.take(first)
+    assert counters.rates() == Rates()
+    now += 4
+    for seconds in (0.06, 0.06, 0.06, 0.9):
+        requests.ttft.observe(seconds)
+    later = msgspec.structs.replace(
+        first,
+        prompt_tokens=first.prompt_tokens + 200,
+        cached_tokens=first.cached_tokens + 150,
+        output_tokens=first.output_tokens + 20,
+        evicted_pages=first.evicted_pages + 12,
+    )
+    counters.take(later)
+    rates = counters.rates()
+    assert (rates.seconds, rates.hit_rate, rates.evicted_pages_per_s) == (4, 150 / 200, 3)
+    assert rates.generated_tokens_per_s == 5
+    assert (rates.cached_tokens_per_s, rates.computed_tokens_per_s) == (150 / 4, 50 / 4)
+    assert rates.itl is None and rates.ttft is not None
+    assert 0.05 < rates.ttft.p50 < 0.1 and 0.5 < rates.ttft.p90 < 1
+    now += 30  # nobody has watched
+    counters.take(later)
+    assert counters.rates() == Rates() and counters.rates(60).seconds == 30
+    now += 1
+    counters.take(msgspec.structs.replace(first, steps=first.steps - 1))
+    assert counters.rates() == Rates(), "a new engine counts from the beginning"
 
 
 def test_a_user_reads_its_own_namespace_without_texts(keyed: Any) -> None:

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from radixrt.base.api_keys import new_key
 from radixrt.cli.main import main
-from radixrt.cli.top.frame import frame, pool_parts
-from radixrt.cli.top.readings import ServerAwayError, ServerWatch, rates_between
+from radixrt.cli.top.frame import frame
+from radixrt.cli.top.readings import ServerAwayError, ServerWatch
+from radixrt.kv.cache_stats import PoolUse
 from radixrt.kv.reading import Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from tests.api.conftest import RunningServer, StartServer
@@ -28,16 +29,15 @@ def top(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]
 
 def changed(reading: Reading, **changes: Any) -> Reading:
     """A reading with other values, some of the engine."""
-    of_engine = {name: changes.pop(name) for name in ("stats", "cache") if name in changes}
+    of_engine = {name: changes.pop(name) for name in ("stats", "cache", "pool") if name in changes}
     engine = msgspec.structs.replace(reading.engine, **of_engine)
     return msgspec.structs.replace(reading, engine=engine, **changes)
 
 
 def drawn(server: RunningServer, **changes: Any) -> str:
-    watch = ServerWatch(server.url)
-    reading = changed(watch.read(), **changes)
+    reading = changed(ServerWatch(server.url).read(), **changes)
     console = Console(width=100, height=24, record=True, file=io.StringIO())
-    console.print(frame(server.url, reading, watch.rates(), 100, 24))
+    console.print(frame(server.url, reading, 100, 24))
     return console.export_text()
 
 
@@ -122,30 +122,10 @@ def test_no_text_of_a_client_steers_the_terminal(server: RunningServer) -> None:
     assert "\x1b[2J" not in text and "\x07" not in text
 
 
-def test_rates_are_differences_over_time(server: RunningServer) -> None:
-    first = ServerWatch(server.url).read()
-    counts = {"prompt_tokens": 300, "cached_tokens": 190, "evicted_tokens": 16 + 40}
-    assert first.engine is not None
-    last = changed(
-        first,
-        time_s=first.time_s + 4,
-        cache=msgspec.structs.replace(first.engine.cache, **counts),
-        stats=msgspec.structs.replace(first.engine.stats, output_tokens=21),
-    )
-    rates = rates_between(first, last)
-    assert rates.hit_rate == (190 - 40) / (300 - 100)
-    assert (rates.prompt_tokens_per_s, rates.output_tokens_per_s) == (50, 5)
-    assert rates.evicted_tokens_per_s == 10
-    assert rates_between(first, first).hit_rate is None
-
-
 def test_every_page_of_the_pool_is_in_one_part_of_the_bar(server: RunningServer) -> None:
-    engine = ServerWatch(server.url).read().engine
-    assert engine is not None
     for owned, locked, pinned, free in itertools.product((0, 7), repeat=4):
         cached = locked + pinned + 20
-        pages = msgspec.structs.replace(
-            engine.cache.pages,
+        pages = PoolUse(
             total=owned + cached + free,
             owned=owned,
             cached=cached,
@@ -153,8 +133,8 @@ def test_every_page_of_the_pool_is_in_one_part_of_the_bar(server: RunningServer)
             pinned=pinned,
             free=free,
         )
-        cache = msgspec.structs.replace(engine.cache, pages=pages)
-        parts = pool_parts(cache)
-        assert list(parts.values()) == [owned, locked, pinned, 20, free]
-        bar = next(line for line in drawn(server, cache=cache).splitlines() if "pool" in line)
+        parts = msgspec.structs.astuple(pages.parts)
+        assert parts == (owned, locked, pinned, 20, free)
+        text = drawn(server, pool=pages.parts)
+        bar = next(line for line in text.splitlines() if "pool" in line)
         assert len(bar.split()[-1]) == 100 - 12

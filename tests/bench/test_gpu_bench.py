@@ -171,16 +171,8 @@ def test_an_engine_runs_its_parts_on_a_cpu_in_tiny_shapes(tmp_path: Path) -> Non
 
 
 def test_sessions_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.gpu",
-        "--dry-run",
-        "--out",
-        str(tmp_path / "run"),
-        "--only",
-        "6",
-    ]
+    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--only", "6"]
+    command += ["--out", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [result.part for result in Results(tmp_path / "run").read()] == [0, 6]

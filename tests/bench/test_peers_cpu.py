@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench.markdown import markdown, median_and_range
 from bench.peers_cpu.agreement import common_length
-from bench.peers_cpu.answers import JudgedAnswers, is_right, is_valid
 from bench.peers_cpu.checkpoints import Checkpoint, CheckpointName, write_dequantized
 from bench.peers_cpu.comparison import Comparison
 from bench.peers_cpu.converting import converted
@@ -21,7 +21,7 @@ from bench.peers_cpu.measuring import Run
 from bench.peers_cpu.pseudo_words import ANSWER_SCHEMA
 from bench.peers_cpu.serving import EngineFailedError, first_line_of_why, serving
 from bench.peers_cpu.table import table
-from bench.peers_cpu.tasks import Task
+from bench.peers_cpu.tasks import JudgedAnswers, Task, is_right, is_valid
 from bench.peers_cpu.workloads import make_workloads
 from radixrt.bench.client import RequestRecord
 from radixrt.bench.report import summarize
@@ -98,10 +98,10 @@ def test_answers_are_counted_as_finished_and_as_valid() -> None:
         failed,
     ]
     tasks = [Task("", [Turn("", 9)], schema=ANSWER_SCHEMA)]
-    assert JudgedAnswers.of(records, tasks) == JudgedAnswers(5, finished=2, valid=2, right=None)
+    assert JudgedAnswers.judge(records, tasks) == JudgedAnswers(5, finished=2, valid=2, right=None)
     tasks = [Task("", [Turn("", 9)], right=(VALID.replace(" ", ""),))]
-    assert JudgedAnswers.of(records, tasks) == JudgedAnswers(5, finished=2, valid=None, right=2)
-    run = Run(summarize(records), JudgedAnswers.of(records, tasks))  # of one second
+    assert JudgedAnswers.judge(records, tasks) == JudgedAnswers(5, finished=2, valid=None, right=2)
+    run = Run(summarize(records), JudgedAnswers.judge(records, tasks))  # of one second
     row = table([make_workloads()["d"]], [ENGINES["vllm"]], {("d", "vllm"): [run]}).splitlines()[2]
     assert row.endswith("| 2, - of 5 | 2 of 5; 2.00 |")
 
@@ -255,3 +255,11 @@ def test_one_engine_that_fails_does_not_end_the_comparison(tmp_path: Path) -> No
     }
     whys = json.dumps(list(comparison.results.values()))
     assert "no such layer" in whys and "not installed" in whys
+
+
+def test_tables_have_a_column_a_field() -> None:
+    rows = [
+        {"a_b": 1.234, "c": median_and_range([3, 1, 2])},
+        {"a_b": 2, "c": median_and_range([5])},
+    ]
+    assert markdown(rows) == ["| a b | c |", "|---|---|", "| 1.23 | 2.0 (1.0-3.0) |", "| 2 | 5.0 |"]

@@ -171,7 +171,7 @@ def test_the_dashboard_follows_the_server(open_page: OpenPage, url: str) -> None
         page.locator("#tiles div", has_text="Nodes of the tree").get_by_text(
             f"{counters(url)['tree_nodes']:,}"
         ).wait_for()
-        plot = page.get_by_role("img", name=re.compile("KV pool: .*cached [1-9]"))
+        plot = page.get_by_role("img", name=re.compile("KV pool: .*evictable [1-9]"))
         plot.locator("polygon").first.wait_for(state="attached")
         assert page.locator(".chart").count() == 6
 

@@ -13,7 +13,7 @@ import llguidance
 import llguidance.numpy
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from radixrt.constrained.compiler.validation import validate_span
 from radixrt.constrained.grammar import SpanCheck
@@ -41,18 +41,11 @@ JSON_TEXT = [
 @functools.cache
 def json_tokenizer() -> Tokenizer:
     """Byte-level, with the merges that real vocabularies have: ``":``, ``"},``, ``["``, ``],``, whole words."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        show_progress=False,
-        max_token_length=5,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|im_start|>", "<|im_end|>"],
+    texts = [*JSON_TEXT, *tiny_tokenizers.TEXT]
+    special = ["<|im_start|>", "<|im_end|>"]
+    return tiny_tokenizers.train_byte_level(
+        texts, 420, special, use_regex=False, max_token_length=5
     )
-    tokenizer.train_from_iterator([*JSON_TEXT, *tiny_tokenizers.TEXT], trainer)
-    return tokenizer
 
 
 class Vocabulary:

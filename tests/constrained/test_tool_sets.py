@@ -60,7 +60,7 @@ def test_there_are_twelve_sets_of_agents_and_servers() -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", SETS)
 def test_a_set_compiles_in_time(name: str, style: str) -> None:
-    """CPU time, of which others on the machine take no part; on a vocabulary of 500. ``python -m bench.tool_sets`` has larger ones."""
+    """CPU time, of which others on the machine take no part; on a vocabulary of 500."""
     facts, constraint = facts_of(KIND), constraint_of(tools_of(name), style)
     seconds = []
     for _ in range(3):

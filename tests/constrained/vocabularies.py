@@ -5,7 +5,7 @@ import functools
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
-from tests.tiny_tokenizers import TEXT, byte_fallback, byte_level
+from tests.tiny_tokenizers import TEXT, byte_fallback, byte_level, train_byte_level
 
 PADDING = 13
 """Ids at the end of the model's vocabulary that have no token."""
@@ -19,17 +19,10 @@ JSON_TEXT = [
 
 def byte_level_json() -> Tokenizer:
     """Byte-level BPE whose merges cross the borders of JSON's tokens; <tool_call> is an added, ordinary token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|end|>", "<|eot|>", "<|other|>"],
-        max_token_length=8,
+    special = ["<|end|>", "<|eot|>", "<|other|>"]
+    tokenizer = train_byte_level(
+        JSON_TEXT + TEXT, 500, special, use_regex=False, max_token_length=8
     )
-    tokenizer.train_from_iterator(JSON_TEXT + TEXT, trainer)
     tokenizer.add_tokens(
         [AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)]
     )

@@ -86,7 +86,7 @@ def test_two_ranks_give_the_logits_of_one(ranks: Ranks, job: str) -> None:
 
 
 def test_ranks_that_outnumber_the_kv_heads_share_them() -> None:
-    first = [Heads.of(8, 2, 64, TensorParallel(rank, 4)).first_kv for rank in range(4)]
+    first = [Heads.for_rank(8, 2, 64, TensorParallel(rank, 4)).first_kv for rank in range(4)]
     assert first == [0, 0, 1, 1]
 
 

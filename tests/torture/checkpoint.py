@@ -5,6 +5,11 @@ from pathlib import Path
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint, make_tokenizer
 
 CONTEXT = 2048
+PARSER_FLAGS = (
+    *("--served-model-name", "tiny", "--reasoning-parser", "deepseek-r1"),
+    *("--tool-call-parser", "hermes"),
+)
+"""Flags of a server of this checkpoint."""
 END_OF_THINKING = VOCAB_SIZE + 1
 """Id of ``</think>``."""
 

@@ -24,7 +24,7 @@ import httpx
 import psutil
 
 from tests.servers import Server, serving
-from tests.torture.checkpoint import END_OF_THINKING, make_reasoning_checkpoint
+from tests.torture.checkpoint import END_OF_THINKING, PARSER_FLAGS, make_reasoning_checkpoint
 from tests.torture.leaks import module_of, processes_of
 from tests.torture.traffic import SCHEMA, TOOL, asks
 
@@ -58,14 +58,7 @@ MAX_MORE_THREADS = 4
 HELPERS = "helpers of the tokenizer"
 
 FLAGS = (
-    *(
-        "--served-model-name",
-        "tiny",
-        "--reasoning-parser",
-        "deepseek-r1",
-        "--tool-call-parser",
-        "hermes",
-    ),
+    *PARSER_FLAGS,
     *("--max-total-tokens", "8192", "--max-running-requests", "32", "--log-level", "warning"),
     *("--kept-conversations-mb", "1"),
 )

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from tests.servers import Server, serving
+from tests.torture.checkpoint import PARSER_FLAGS
 from tests.torture.leaks import (
     Holdings,
     files_left,
@@ -41,14 +42,7 @@ STEP_TIMEOUT_S = 4
 PATIENCE_S = 180
 VICTIMS = ("worker", "scheduler", "tokenizer")
 FLAGS = (
-    *(
-        "--served-model-name",
-        "tiny",
-        "--reasoning-parser",
-        "deepseek-r1",
-        "--tool-call-parser",
-        "hermes",
-    ),
+    *PARSER_FLAGS,
     *("--step-timeout", str(STEP_TIMEOUT_S), "--max-total-tokens", "65536"),
     *("--log-level", "warning"),
 )

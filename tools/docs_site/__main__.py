@@ -1,4 +1,4 @@
-"""Builds the documentation as a web site: ``python -m tools.docs_site``. Every warning, such as a broken link, is an error."""
+"""Builds the documentation as a web site: ``python -m tools.docs_site``. A warning is an error."""
 
 import posixpath
 import re
@@ -49,7 +49,7 @@ _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\
 
 
 def write_sources() -> None:
-    """Copy the pages, and write the generated ones. A link to a file that does not exist ends the program."""
+    """Copy the pages, and write the generated ones; ends the program at a broken link."""
     shutil.rmtree(SOURCES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", SOURCES)
     for page in SOURCES.rglob("*.md"):
@@ -73,7 +73,7 @@ def build() -> int:
 
 
 def _for_site(markdown: str, source: str) -> str:
-    """Let links lead to pages of the site. A link to a file that the site does not have becomes plain text."""
+    """Let links lead to pages of the site. A link to a file that it lacks becomes plain text."""
 
     def replaced(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
@@ -94,9 +94,7 @@ def _for_site(markdown: str, source: str) -> str:
 def _reference(title: str, module: str, names: list[str]) -> str:
     lines = [title, "=" * len(title), ""]
     if not names:
-        return "\n".join(
-            [*lines, f".. automodule:: {module}", "   :members:", "   :imported-members:", ""]
-        )
+        lines += [f".. automodule:: {module}", "   :members:", "   :imported-members:", ""]
     for name in names:
         lines += [f".. autoclass:: {module}.{name}", "   :members:", ""]
     return "\n".join(lines)

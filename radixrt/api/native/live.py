@@ -15,10 +15,12 @@ from radixrt.api.native.cache import MAX_NODE_ID, MAX_TREE_CHILDREN, MAX_TREE_LE
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.kv.cache_stats import CacheStats
+from radixrt.kv.reading import EngineReading
 from radixrt.messages.calls import StatsCall, TenantStatsCall
 
 MAX_STREAMS = 16
-"""At a time, of admins, and of others. A reading of a large tree takes some milliseconds of the scheduler."""
+"""At a time, of admins, and of others. A reading of a large tree takes some milliseconds of the
+scheduler."""
 
 MAX_STREAM_S = 600
 """Then a stream ends, so that a key that has been removed sees no more; clients connect again."""
@@ -98,11 +100,16 @@ async def _reading(state: ServerState, caller: Caller, view: dict[str, Any]) -> 
     }
     if caller.sees_engine(state.keys.are_declared):
         stats = await state.client.call(StatsCall())
-        reading["engine"] = {
-            "stats": msgspec.to_builtins(stats),
-            "requests": msgspec.to_builtins(state.metrics.requests),
-            "cache": msgspec.to_builtins(CacheStats.of(stats, state.info.page_size)),
-        }
+        cache = CacheStats.of(stats, state.info.page_size)
+        state.metrics.recent.take(stats)
+        engine = EngineReading(
+            stats=stats,
+            requests=state.metrics.requests,
+            cache=cache,
+            pool=cache.tokens.parts,
+            rates=state.metrics.recent.rates(),
+        )
+        reading["engine"] = msgspec.to_builtins(engine)
     if caller.tenant.name:
         own = await state.client.call(TenantStatsCall(caller.tenant))
         reading["own"] = msgspec.to_builtins(own)

@@ -1,4 +1,5 @@
-"""One engine of a replay: a real scheduler with a simulated worker, one step in flight at a time."""
+"""One engine of a replay: a real scheduler with a simulated worker, one step in flight at a
+time."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +17,8 @@ class SimulatedEngine:
     """Requests that come during a step are queued when it ends.
 
     Args:
-        symbols_left: symbols that the answer of a sequence will still get, by its id and those that it has.
+        symbols_left: symbols that the answer of a sequence will still get, by its id and those that
+            it has.
         is_routed: a router wants to know the load, and the changes of the cache.
     """
 
@@ -51,7 +53,8 @@ class SimulatedEngine:
         self._inbox.append(request)
 
     def start_step(self) -> bool:
-        """Queue the requests and start a step, unless one is in flight or there is nothing to compute; True: it started."""
+        """Queue the requests and start a step, unless one is in flight or there is nothing to
+        compute; True: it started."""
         if self._plan is not None:
             return False
         for request in self._inbox:
@@ -81,12 +84,13 @@ class SimulatedEngine:
         return self._stream.next_batch()
 
     def take_admitted(self) -> list[int]:
-        """Sequences that were admitted since the last call, in their order; a retracted one comes again."""
+        """Sequences that were admitted since the last call, in their order; a retracted one comes
+        again."""
         admitted, self._admitted = self._admitted, []
         return admitted
 
     def _answer_lengths(self, plan: StepPlan) -> dict[int, int]:
-        """Of the sequences just admitted, by slot."""
+        """Lengths of the answers to the sequences just admitted, by slot."""
         lengths = {}
         for admit in plan.admit:
             sequence = self.scheduler.slots.sequences[admit.slot]

@@ -1,13 +1,13 @@
 """Cache hints that a program would send, for a trace with known sessions.
 
-A program knows the session of a request, the end of the session, and its tool calls. It can estimate the duration of a
-tool, but it cannot know the next action of a human. The levels are:
+A program knows the session of a request, the end of the session, and its tool calls. It can
+estimate the duration of a tool, but it cannot know the next action of a human. The levels are:
 
 - ``none``: no hints.
 - ``session``: the session's name, and its end after the last request.
 - ``program``: also the time of the next request. After a tool call, this is the recorded pause times a log-normal error
-  (``--hint-error``: 0.5 is wrong by a factor of 1.65 or more in one case of three). After any other request it is the
-  typical pause of humans in this trace, a constant.
+  (``--hint-error``: 0.5 is wrong by a factor of 1.65 or more in one case of three). After any other
+  request it is the typical pause of humans in this trace, a constant.
 - ``exact``: every pause as recorded. No program knows these times; they give the upper bound for hints of time.
 """
 
@@ -29,11 +29,12 @@ class Future:
     """The next requests after each request of a trace."""
 
     following: list[int | None]
-    """By request: the next one of its session; None: it was the last, or has no session."""
+    """For each request, the next one of its session; None: it was the last, or has no session."""
     pause_s: list[float]
-    """By request: from the end of its answer to the next request, as recorded; 0 if there is none."""
+    """For each request, the time from the end of its answer to the next request, as recorded; 0 if
+    there is none."""
     hints: list[CacheHints]
-    """By request."""
+    """Hints of each request."""
 
     def is_last_of_session(self, number: int) -> bool:
         return bool(self.hints[number].session) and self.following[number] is None
@@ -43,8 +44,10 @@ def look_ahead(trace: Trace, level: HintLevel, error: float, decode_step_s: floa
     """Find the next request of each request, and the hints of each request.
 
     Args:
-        error: standard deviation of the logarithm of the stated duration of a tool over the recorded one.
-        decode_step_s: pauses were recorded from arrival to arrival; the time per token of the answer between them.
+        error: standard deviation of the logarithm of the stated duration of a tool over the
+            recorded one.
+        decode_step_s: pauses were recorded from arrival to arrival; the time per token of the
+            answer between them.
 
     Raises:
         ConfigError: the level needs sessions, and the trace has none.
@@ -86,7 +89,7 @@ def _said(
     level: HintLevel,
     error: float,
 ) -> list[float | None]:
-    """By request: in how many seconds its client says to go on."""
+    """For each request, in how many seconds its client says to go on."""
     goes_on = [number for number, after in enumerate(following) if after is not None]
     said: list[float | None] = [None] * len(pauses)
     if level == "exact":

@@ -1,11 +1,13 @@
-"""Replays a trace through the real scheduler, tree and allocator, with a simulated worker; or through several, behind a router.
+"""Replays a trace through the real scheduler, tree and allocator, with a simulated worker; or
+through several, behind a router.
 
-To be quick, the replay works on *symbols*: ``ServiceModel.tokens_per_symbol`` tokens (8 by default) are one
-simulated token, so that a block of 512 tokens is 64 symbols, all different from those of every other block, and
-a decode step yields 8 tokens of each running sequence. Lengths are rounded down to whole symbols. Pages keep their size in
-tokens. The text of a recorded answer is not known, so its pages are cached and never found again; the next turn's
-prompt, which holds the answer, is recorded and is. A client asks for at most ``MAX_ANSWER_TOKENS`` and the
-answer ends where the recorded one did. One step is in flight at a time.
+To be quick, the replay works on *symbols*: ``ServiceModel.tokens_per_symbol`` tokens (8 by default)
+are one simulated token, so that a block of 512 tokens is 64 symbols, all different from those of
+every other block, and a decode step yields 8 tokens of each running sequence. Lengths are rounded
+down to whole symbols. Pages keep their size in tokens. The text of a recorded answer is not known,
+so its pages are cached and never found again; the next turn's prompt, which holds the answer, is
+recorded and is. A client asks for at most ``MAX_ANSWER_TOKENS`` and the answer ends where the
+recorded one did. One step is in flight at a time.
 """
 
 import heapq
@@ -47,11 +49,13 @@ class Setup:
     hint_error: float = 0.5
     """See :mod:`radixrt.bench.cache.future`."""
     closed_loop: bool = False
-    """A session's next request comes so long after the answer of the last as it was recorded, not at its recorded time."""
+    """A session's next request comes so long after the answer of the last as it was recorded, not
+    at its recorded time."""
     max_running: int = 256
-    """Maximum of concurrent requests. Their pages are locked: more running requests leave fewer pages for the cache."""
+    """Maximum of concurrent requests. Their pages are locked: more running requests leave fewer
+    pages for the cache."""
     service: ServiceModel = field(default_factory=ServiceModel)
-    """Of all replicas together: each has its part of the rate."""
+    """The service of all replicas together: each has its part of the rate."""
     replicas: int = 1
     """Each has its part of the pool."""
     router: RouterName = "radixrt"
@@ -74,16 +78,16 @@ class Replay:
     order: list[int]
     """Numbers of the requests, as they were admitted."""
     cached_tokens: list[int]
-    """By request."""
+    """Cached tokens of each request."""
     ttft_s: list[float | None]
-    """By request; None if it was refused."""
+    """Time to first token of each request; None if it was refused."""
     duration_s: float
-    """On the virtual clock."""
+    """Seconds on the virtual clock."""
     retractions: int
     evicted_tokens: int
     steps: int
     replica_of: list[int]
-    """By request."""
+    """Replica of each request."""
     computed_tokens: list[int]
     """Prompt tokens, by replica."""
 
@@ -151,7 +155,8 @@ class _Run:
         )
 
     def _first_arrivals(self) -> list[tuple[float, int]]:
-        """A heap of times and requests: all requests; in a closed loop, those that wait for no answer."""
+        """A heap of times and requests: all requests; in a closed loop, those that wait for no
+        answer."""
         follows = {after for after in self._future.following if after is not None}
         return [
             (request.arrival_s, number)
@@ -160,7 +165,8 @@ class _Run:
         ]
 
     def _advance(self) -> bool:
-        """Let the clock show the end of the next step, or the next arrival; False: there is neither."""
+        """Let the clock show the end of the next step, or the next arrival; False: there is
+        neither."""
         times = [engine.ends_at for engine in self._engines]
         times += [self._coming[0][0]] if self._coming else []
         now = min(times)

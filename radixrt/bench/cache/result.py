@@ -8,10 +8,11 @@ from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace
 from radixrt.bench.report import Percentiles
 
 LINEAR_FLOPS_PER_TOKEN = 2 * 8.03e9
-"""Of Llama 3 8B: two for each parameter."""
+"""Llama 3 8B's: two for each parameter."""
 
 ATTENTION_FLOPS_PER_PAIR = 4 * 32 * 4096
-"""Of Llama 3 8B: four for each pair of positions, layer and hidden dimension (queries with keys, weights with values)."""
+"""Llama 3 8B's: four for each pair of positions, layer and hidden dimension (queries with keys,
+weights with values)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class CacheResult:
     hit_percent: float
     """Cached prompt tokens of all prompt tokens."""
     flops_hit_percent: float
-    """Prefill FLOPs saved of all prefill FLOPs, for the shape of Llama 3 8B: a late token costs more than an early one."""
+    """Prefill FLOPs saved of all prefill FLOPs, for the shape of Llama 3 8B: a late token costs
+    more than an early one."""
     infinite_percent: float
     """Hit rate of a cache that never evicts, in tokens."""
     belady_percent: float
@@ -38,7 +40,7 @@ class CacheResult:
     evicted_tokens: int
     refused: int
     duration_s: float
-    """On the virtual clock."""
+    """Seconds on the virtual clock."""
     steps: int
     replay_s: float
     """CPU seconds that the replay took."""
@@ -48,7 +50,8 @@ class CacheResult:
     busiest: float
     """Prompt tokens computed by the replica that computed most, as a multiple of the mean."""
     lru_gap_closed_percent: float | None = None
-    """(hits - hits of LRU) / (Belady for LRU's order - hits of LRU), where ``lru`` was replayed too."""
+    """(hits - hits of LRU) / (Belady for LRU's order - hits of LRU), where ``lru`` was replayed
+    too."""
 
 
 def evaluate(trace: Trace, run: Replay, replay_s: float) -> CacheResult:
@@ -69,7 +72,7 @@ def evaluate(trace: Trace, run: Replay, replay_s: float) -> CacheResult:
         flops_hit_percent=100 * saved / flops,
         infinite_percent=100 * sum(infinite_cache(admitted)) / total,
         belady_percent=100 * sum(belady(admitted, bound_pages)) / total,
-        ttft_ms=Percentiles.of([ttft for ttft in run.ttft_s if ttft is not None]),
+        ttft_ms=Percentiles.from_seconds([ttft for ttft in run.ttft_s if ttft is not None]),
         retractions=run.retractions,
         evicted_tokens=run.evicted_tokens,
         refused=len(trace.requests) - len(admitted),
@@ -93,6 +96,7 @@ def prefill_flops(num_tokens: int) -> float:
 
 
 def gap_closed(result: CacheResult, lru: CacheResult) -> float | None:
-    """Percent of the way from LRU to the optimum of the same order; None where LRU is the optimum."""
+    """Percent of the way from LRU to the optimum of the same order; None where LRU is the
+    optimum."""
     gap = lru.belady_percent - lru.hit_percent
     return 100 * (result.hit_percent - lru.hit_percent) / gap if gap > 0.01 else None

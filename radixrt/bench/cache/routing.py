@@ -1,8 +1,9 @@
 """Routing rules for replays: the router of this package, and rules of other projects as published.
 
 - ``sglang``: the cache_aware policy of sgl-model-gateway with the defaults of its command line: an approximate tree of what was sent to each
-  worker; the longest match if it covers more than 0.3 of the prompt, else the fewest requests in flight; the fewest requests, too, once the
-  counts differ by more than 64 and by more than a factor of 1.5.
+  worker; the longest match if it covers more than 0.3 of the prompt, else the fewest requests in
+  flight; the fewest requests, too, once the counts differ by more than 64 and by more than a factor
+  of 1.5.
 - ``dynamo``: the least ``prefill blocks + active blocks`` (overlap weight 1, temperature 0), with the prefills and blocks that the router itself counts as
   active, and overlaps by KV events (Dynamo, routing concepts).
 - ``llm-d``: the highest sum of scores of the precise prefix-cache scorer (weight 3), the queue scorer (2) and the KV-utilization scorer (2), by metrics
@@ -45,7 +46,7 @@ class RoutingRule:
         self.page_size, self.clock = page_size, clock
         self.in_flight = [0] * num_replicas
         self.replica_of: dict[int, int] = {}
-        """Of the requests in flight."""
+        """Replicas of the requests in flight."""
 
     def choose(self, arrival: Arrival) -> int:
         """The replica of a request, which then is in flight."""
@@ -112,7 +113,8 @@ class _RoundRobin(RoutingRule):
 
 
 class _PowerOfTwo(_Random):
-    """Of two random replicas, the one with fewer requests in flight (Mitzenmacher, 2001)."""
+    """Chooses, of two random replicas, the one with fewer requests in flight (Mitzenmacher,
+    2001)."""
 
     def pick(self, arrival: Arrival) -> int:
         two = self.random.sample(range(len(self.in_flight)), 2)
@@ -120,7 +122,7 @@ class _PowerOfTwo(_Random):
 
 
 class _SessionHash(RoutingRule):
-    """By the session; of requests without one, by the first page."""
+    """Chooses by the session; for requests without one, by the first page."""
 
     def pick(self, arrival: Arrival) -> int:
         first_page = arrival.request.token_ids[: 4 * self.page_size]
@@ -131,7 +133,7 @@ class _SessionHash(RoutingRule):
 class _SGLang(RoutingRule):
     MATCH, DIFFERENCE, FACTOR = 0.3, 64, 1.5
     MAX_BLOCKS = 1 << 15
-    """Of 512 tokens, in the tree of one worker: about the 2^26 characters of the default."""
+    """Blocks of 512 tokens in the tree of one worker: about the 2^26 characters of the default."""
 
     def __init__(self, num_replicas: int, page_size: int, clock: Callable[[], float]) -> None:
         super().__init__(num_replicas, page_size, clock)
@@ -177,7 +179,7 @@ class _Dynamo(_ByEvents):
         super().__init__(num_replicas, page_size, clock)
         self.prefill_tokens = [0] * num_replicas
         self.blocks: list[Counter[BlockHash]] = [Counter() for _ in self.in_flight]
-        """Of the requests in flight, with the number of those that have each."""
+        """Blocks of the requests in flight, with the number of requests that have each."""
         self.prompts: dict[int, RoutedPrompt] = {}
         self.prefills: dict[int, int] = {}
 

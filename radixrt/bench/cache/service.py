@@ -1,8 +1,8 @@
 """A worker without a model, on a virtual clock.
 
-The time model has two constants: prompts are computed at a fixed rate, and a decode step adds a fixed time for one token
-of each decoding sequence. It does not predict a real device. It gives queues and pauses of a plausible length, which are
-the same for all compared policies.
+The time model has two constants: prompts are computed at a fixed rate, and a decode step adds a
+fixed time for one token of each decoding sequence. It does not predict a real device. It gives
+queues and pauses of a plausible length, which are the same for all compared policies.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class ServiceModel:
 
     prefill_tokens_per_s: float = 100_000.0
     decode_step_s: float = 0.01
-    """Of one token for each running sequence."""
+    """Duration of a step with one token for each running sequence."""
     tokens_per_symbol: int = 8
     """Tokens that stand behind each simulated one, see :mod:`radixrt.bench.cache.replay`."""
 
@@ -45,10 +45,10 @@ class SimulatedWorker:
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-        """By slot: symbols that a prompt has in all."""
+        """Symbols that the prompt in a slot has in all."""
         self._decoding: dict[int, None] = {}
         self._left: dict[int, int] = {}
-        """By slot: symbols that the answer will still get."""
+        """Symbols that the answer in a slot will still get."""
         self._next_symbol = FIRST_ANSWER_TOKEN
 
     @property

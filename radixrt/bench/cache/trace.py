@@ -108,7 +108,7 @@ def _request(line: bytes, dense: "_DenseIds", speed: float) -> TraceRequest:
     if row.input_length < 1 or row.output_length < 0:
         raise ValueError("input_length must be at least 1 and output_length at least 0")
     if row.hash_ids is not None:
-        blocks = dense.of(row.hash_ids)
+        blocks = dense.number(row.hash_ids)
     elif row.runs is not None:
         parts = [np.arange(first, first + count) for first, count in row.runs]
         blocks = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -134,6 +134,6 @@ class _DenseIds:
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
 
-    def of(self, hashes: list[int]) -> BlockIds:
+    def number(self, hashes: list[int]) -> BlockIds:
         numbers = self._numbers
         return np.array([numbers.setdefault(h, len(numbers)) for h in hashes], dtype=np.int64)

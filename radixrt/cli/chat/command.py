@@ -1,4 +1,5 @@
-"""The commands ``radixrt run`` (with a server on this machine) and ``radixrt chat`` (with a server anywhere)."""
+"""The commands ``radixrt run`` (with a server on this machine) and ``radixrt chat`` (with a server
+anywhere)."""
 
 import argparse
 import contextlib
@@ -20,7 +21,8 @@ from radixrt.cli.chat.terminal import Terminal
 
 
 def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
-    """Chat with the server on the port; if there is none, start one for the time of the chat. Returns the exit status."""
+    """Chat with the server on the port; if there is none, start one for the time of the chat.
+    Returns the exit status."""
     try:
         with contextlib.ExitStack() as stack:
             client = client_of(config)
@@ -52,14 +54,15 @@ def run_remote(arguments: argparse.Namespace) -> int:
 
 
 REPEAT_S = 0.05
-"""Between two signals, until the main thread has seen one."""
+"""Time between two signals, until the main thread has seen one."""
 
 
 def end_at_sigterm() -> None:
     """Let SIGTERM end the program by a SystemExit in the main thread, which calls this.
 
-    Python runs handlers between two operations of the main thread. A signal that comes just before readline waits for keys does
-    not interrupt this wait, and readline has no limit of its time. So a thread repeats the signal until the handler has run.
+    Python runs handlers between two operations of the main thread. A signal that comes just before
+    readline waits for keys does not interrupt this wait, and readline has no limit of its time. So
+    a thread repeats the signal until the handler has run.
     """
     arrived, sent = os.pipe()
     os.set_blocking(sent, False)
@@ -88,7 +91,8 @@ def _repeat_sigterm(arrived: int) -> None:
 
 
 def _given_model(arguments: argparse.Namespace, config: ServerConfig) -> str | None:
-    """The model of ``--model-path`` or of the file of ``--config``; None: any that a running server serves."""
+    """The model of ``--model-path`` or of the file of ``--config``; None: any that a running server
+    serves."""
     is_given = "model_path" in vars(arguments) or config.model_path != ServerConfig().model_path
     return config.model_path if is_given else None
 

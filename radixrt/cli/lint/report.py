@@ -29,7 +29,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     message_index: int | None
     role: str | None
     lines: list[int]
-    """Of the log, counted from 1."""
+    """Lines of the log, counted from 1."""
     missed_tokens: int
     lost_tokens: int
     """Missed tokens that would have come from the cache but for the cause."""

@@ -45,5 +45,4 @@ def _current(watch: ServerWatch, console: Console) -> RenderableType:
 
 
 def _frame(watch: ServerWatch, console: Console) -> RenderableType:
-    reading = watch.read()
-    return frame(watch.url, reading, watch.rates(), console.width, console.height)
+    return frame(watch.url, watch.read(), console.width, console.height)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from msgspec.structs import asdict
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from radixrt.cli.top.readings import Rates
-from radixrt.kv.cache_stats import CacheStats
-from radixrt.kv.reading import EngineReading, Reading
+from radixrt.kv.cache_stats import CacheStats, PoolParts
+from radixrt.kv.reading import EngineReading, Rates, Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 
 _POOL_COLOURS = {
@@ -26,8 +26,9 @@ _HEAD_LINES = 8
 _MIN_PREFIXES = 5
 
 
-def frame(url: str, reading: Reading, rates: Rates, width: int, height: int) -> RenderableType:
-    """
+def frame(url: str, reading: Reading, width: int, height: int) -> RenderableType:
+    """Draw a reading.
+
     Args:
         width: columns of the terminal.
         height: its lines.
@@ -39,11 +40,11 @@ def frame(url: str, reading: Reading, rates: Rates, width: int, height: int) -> 
     return Group(
         _title(url, reading, cache),
         Text(),
-        _requests(engine, rates),
-        _hits(cache, rates),
+        _requests(engine),
+        _hits(cache, engine.rates),
         _leases(cache),
-        _pool_bar(cache, width),
-        _pool_legend(cache),
+        _pool_bar(engine.pool, width),
+        _pool_legend(engine.pool),
         Text(),
         _prefixes(reading.tree, most_prefixes),
     )
@@ -59,13 +60,14 @@ def _title(url: str, reading: Reading, cache: CacheStats) -> Text:
     )
 
 
-def _requests(engine: EngineReading, rates: Rates) -> Text:
+def _requests(engine: EngineReading) -> Text:
+    rates = engine.rates
     return Text.assemble(
         _label("requests"),
         f"{engine.stats.running} running, {engine.stats.waiting} waiting",
         "   ",
-        f"prompt {_rate(rates.prompt_tokens_per_s)} tokens/s, "
-        f"output {_rate(rates.output_tokens_per_s)} tokens/s",
+        f"tokens/s: {_rate(rates.generated_tokens_per_s)} generated; prompts: "
+        f"{_rate(rates.cached_tokens_per_s)} from the cache, {_rate(rates.computed_tokens_per_s)} computed",
     )
 
 
@@ -75,7 +77,7 @@ def _hits(cache: CacheStats, rates: Rates) -> Text:
         _label("hit rate"),
         (recent, "bold"),
         f" in the last {rates.seconds:.0f} s, {cache.hit_rate:.1%} since start; "
-        f"evicted {_rate(rates.evicted_tokens_per_s)} tokens/s",
+        f"evicted {_rate(rates.evicted_pages_per_s)} pages/s",
     )
 
 
@@ -88,37 +90,25 @@ def _leases(cache: CacheStats) -> Text:
     )
 
 
-def pool_parts(cache: CacheStats) -> dict[str, int]:
-    """The pool in pages, each counted once."""
-    pages = cache.pages
-    held = pages.cached - pages.evictable
-    return {
-        "owned": pages.owned,
-        "locked": max(0, held - pages.pinned),
-        "pinned": min(held, pages.pinned),
-        "evictable": pages.evictable,
-        "free": pages.free,
-    }
-
-
-def _pool_bar(cache: CacheStats, width: int) -> Text:
+def _pool_bar(pool: PoolParts, width: int) -> Text:
     room = max(10, width - 12)
     bar = Text.assemble(_label("pool"))
-    total, shown, seen = max(1, cache.pages.total), 0, 0
-    for name, pages in pool_parts(cache).items():
-        seen += pages
+    parts = asdict(pool)
+    total, shown, seen = max(1, sum(parts.values())), 0, 0
+    for name, tokens in parts.items():
+        seen += tokens
         columns = round(room * seen / total) - shown
         shown += columns
         bar.append(_POOL_LETTERS[name] * columns, _POOL_COLOURS[name])
     return bar
 
 
-def _pool_legend(cache: CacheStats) -> Text:
-    """In tokens."""
+def _pool_legend(pool: PoolParts) -> Text:
+    """The parts in tokens."""
     legend = Text.assemble(_label(""))
-    for name, pages in pool_parts(cache).items():
+    for name, tokens in asdict(pool).items():
         legend.append(f"{_POOL_LETTERS[name]} ", _POOL_COLOURS[name])
-        legend.append(f"{name} {_count(pages * cache.page_size)}  ")
+        legend.append(f"{name} {_count(tokens)}  ")
     return legend
 
 

@@ -11,7 +11,7 @@ Messages = Sequence[dict[str, Any]]
 Prompt = str | Messages
 
 DEFAULT_MAX_TOKENS = 128
-"""In plain text, where most models do not stop by themselves."""
+"""Limit in plain text, where most models do not stop by themselves."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Call:
     constraint: Constraint | None = None
     n: int = 1
     tools: tuple[dict[str, Any], ...] = ()
-    """In OpenAI's form."""
+    """Tools in OpenAI's form."""
     tool_choice: str | None = None
     stream: bool = False
     """Send the answer in pieces. A whole answer costs less."""
@@ -89,11 +89,11 @@ class ServerTimes:
     """The server's times of one call, in seconds."""
 
     queued_s: float
-    """From arrival to the first planned step."""
+    """Time from arrival to the first planned step."""
     prefill_s: float
-    """From the first planned step to the first token."""
+    """Time from the first planned step to the first token."""
     total_s: float
-    """From arrival to the last token."""
+    """Time from arrival to the last token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +108,13 @@ class ToolCallPiece:
 
 @dataclass(frozen=True)
 class PartialValue:
-    """A value inside an answer that is still being generated. It is complete, and satisfies its schema."""
+    """A value inside an answer that is still being generated. It is complete, and satisfies its
+    schema."""
 
     pointer: str
     """JSON pointer of the value in the answer; "" for the whole."""
     value: Any
-    """Of the type that the gen's type has there; plain JSON where it names none."""
+    """A value of the type that the gen's type has there; plain JSON where it names none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +131,9 @@ class Piece:
     """Values of the text that are complete now, as plain JSON."""
     finish_reason: str | None = None
     usage: Usage | None = None
-    """In the last piece of a call, if the backend reports it."""
+    """Usage, in the last piece of a call, if the backend reports it."""
     times: ServerTimes | None = None
-    """Of the first answer, in its last piece, if the backend reports it."""
+    """Times of the first answer, in its last piece, if the backend reports them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ class ChoiceCall:
     """The texts continue the conversation's last message, which is the assistant's."""
     choices: tuple[str, ...]
     unconditional: bool = False
-    """Also score the texts without the prompt."""
+    """Whether the texts are also scored without the prompt."""
     hints: CacheHints = field(default_factory=CacheHints)
 
 
@@ -154,7 +155,7 @@ class Score:
 
     logprobs: tuple[float, ...]
     unconditional: tuple[float, ...] = field(default=())
-    """The same without the prompt, if requested."""
+    """Scores without the prompt, if requested."""
 
 
 @dataclass(frozen=True)
@@ -203,5 +204,6 @@ class Backend(Protocol):
         return None
 
     async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
-        """How much of each prompt is cached now; nothing is computed. None: unknown. Never raises."""
+        """How much of each prompt is cached now; nothing is computed. None: unknown. Never
+        raises."""
         return None

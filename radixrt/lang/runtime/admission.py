@@ -1,10 +1,13 @@
-"""Admits the runs of a batch in the order of common prefixes, within the limits of concurrency and KV cache.
+"""Admits the runs of a batch in the order of common prefixes, within the limits of concurrency and
+KV cache.
 
-A program runs until it has a first call to send, and waits here. Runs that make one call after another need the KV of their
-earlier calls. If more of them are active than the cache holds, they evict each other's KV, and every call computes its whole
-prompt again. The server cannot prevent this, because it does not know the future requests. So a run is admitted only while the KV
-that the active runs are expected to compute fits in the cache. If a run becomes inactive, for example in a slow tool, the next run is
-admitted even if the cache is full: serial waits for tools would cost more than prefixes that are computed again.
+A program runs until it has a first call to send, and waits here. Runs that make one call after
+another need the KV of their earlier calls. If more of them are active than the cache holds, they
+evict each other's KV, and every call computes its whole prompt again. The server cannot prevent
+this, because it does not know the future requests. So a run is admitted only while the KV that the
+active runs are expected to compute fits in the cache. If a run becomes inactive, for example in a
+slow tool, the next run is admitted even if the cache is full: serial waits for tools would cost
+more than prefixes that are computed again.
 """
 
 import asyncio
@@ -18,14 +21,17 @@ from radixrt.lang.runtime.placeholder import BACKGROUND
 from radixrt.lang.tracing.records import CallRecord
 
 SETTLING_S = 0.02
-"""At most this long, once, the batch waits for first calls to put in order."""
+"""The longest time that the batch waits, once, for first calls to put in order."""
 RESTING_S = 0.03
-"""This long after its last answer, a run without a call counts as inactive; programs take a moment between calls."""
+"""This long after its last answer, a run without a call counts as inactive; programs take a moment
+between calls."""
 USED_SHARE = 0.9
-"""Share of the cache that a batch uses: pages are filled in part, and other clients may be there."""
+"""Share of the cache that a batch uses: pages are filled in part, and other clients may be
+there."""
 TOKENS_PER_CHARACTER = 0.35
 GROWTH = 1.5
-"""Until a run has ended, a run is expected to compute this many times the tokens of its first prompt."""
+"""Until a run has ended, a run is expected to compute this many times the tokens of its first
+prompt."""
 
 
 @dataclass(eq=False)
@@ -33,7 +39,7 @@ class _Run:
     """A run of the batch that has sent a call, or waits to send its first."""
 
     characters: int
-    """Of its first prompt."""
+    """Characters of its first prompt."""
     admitted: "asyncio.Future[None]"
     calls: int = 0
     """Calls under way."""
@@ -44,7 +50,8 @@ class _Run:
 
 
 class BatchAdmission:
-    """Lives in the background event loop; :meth:`leave` and :meth:`close` may be called from any thread."""
+    """Lives in the background event loop; :meth:`leave` and :meth:`close` may be called from any
+    thread."""
 
     def __init__(self, backend: Backend, num_runs: int, concurrency: int) -> None:
         """
@@ -62,7 +69,7 @@ class BatchAdmission:
         self._cache_tokens: float | None = None
         """Tokens that the batch may use; None: unknown, and every run fits."""
         self._computed_by_ended: list[int] = []
-        """Of each run that has ended, if its calls told."""
+        """Computed tokens of each run that has ended, if its calls reported them."""
         self._opening: asyncio.Task[None] | None = None
         self._is_open = False
 

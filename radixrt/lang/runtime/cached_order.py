@@ -1,13 +1,16 @@
 """Orders retrieved passages so that those in the server's KV cache stand first.
 
-A cache of prefixes finds a passage only behind the same passages as before, and retrieval ranks them anew for each question. The
-order of a prompt is free within limits, so it can follow a chain of passages that is cached. The chains are walked level by
-level: one call of the backend looks for all candidates that are one passage longer than the chains found so far.
+A cache of prefixes finds a passage only behind the same passages as before, and retrieval ranks
+them anew for each question. The order of a prompt is free within limits, so it can follow a chain
+of passages that is cached. The chains are walked level by level: one call of the backend looks for
+all candidates that are one passage longer than the chains found so far.
 """
 
 from collections.abc import Sequence
 
 from radixrt.lang.backends.protocol import Backend, CachedPrompt, Prompt
+from radixrt.lang.backends.server import backend_of, default_backend
+from radixrt.lang.runtime.placeholder import BACKGROUND
 
 Order = tuple[int, ...]
 """Indices of passages, which are their ranks."""
@@ -17,7 +20,8 @@ BEAM = 4
 MAX_MATCHES = 256
 """Prompts of one call: the server's limit."""
 CACHED_SHARE = 0.5
-"""A passage counts as cached if the cache holds at least this share of its tokens behind the passages before it."""
+"""A passage counts as cached if the cache holds at least this share of its tokens behind the
+passages before it."""
 
 
 async def cached_order(
@@ -83,7 +87,8 @@ def _adds(order: Order, known: dict[Order, CachedPrompt]) -> bool:
 
 
 def _may_begin(chain: Order, count: int, max_shift: int | None) -> bool:
-    """Whether all passages can stay within the limit. If any order of the others can, that by rank can."""
+    """Whether all passages can stay within the limit. If any order of the others can, that by rank
+    can."""
     return max_shift is None or all(
         abs(place - rank) <= max_shift for place, rank in enumerate(_completed(chain, count))
     )
@@ -92,3 +97,32 @@ def _may_begin(chain: Order, count: int, max_shift: int | None) -> bool:
 def _completed(chain: Order, count: int) -> list[int]:
     """The chain, and behind it the other passages by rank."""
     return [*chain, *(index for index in range(count) if index not in chain)]
+
+
+def order_documents(
+    passages: Sequence[str],
+    before: Prompt = "",
+    *,
+    separator: str = "\n\n",
+    max_shift: int | None = None,
+    backend: Backend | str | None = None,
+) -> list[int]:
+    """The order in which :func:`radixrt.lang.documents` would put passages: those first that the
+    server has cached.
+
+    Args:
+        passages: the texts, the best first.
+        before: the prompt before the passages, character by character: a text, or messages of which
+            the passages continue the last.
+        separator: between two passages.
+        max_shift: most places that a passage may move from its rank. None: any number.
+        backend: a backend, or the address of a radixrt server. None: the default backend.
+
+    Returns:
+        The indices of the passages. By rank where the backend does not tell what is cached.
+
+    >>> order_documents(["Cats eat mice.", "Dogs bark."], backend="http://127.0.0.1:1")
+    [0, 1]
+    """
+    chosen = default_backend() if backend is None else backend_of(backend)
+    return BACKGROUND.submit(cached_order(chosen, before, passages, separator, max_shift)).result()

@@ -1,4 +1,5 @@
-"""Executes a gen or select: waits for the calls before it, sends the call, and reads the answer as its type."""
+"""Executes a gen or select: waits for the calls before it, sends the call, and reads the answer as
+its type."""
 
 import asyncio
 import time
@@ -44,7 +45,8 @@ class CallSite:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """A block for all of the call's work. The record gets its end; errors get the line of the program."""
+        """A block for all of the call's work. The record gets its end; errors get the line of the
+        program."""
         try:
             yield
         except asyncio.CancelledError:
@@ -64,7 +66,8 @@ class CallSite:
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[tuple[Prompt, bool]]:
-        """A block to send the call in. Waits for everything before the call, and for its run's admission.
+        """A block to send the call in. Waits for everything before the call, and for its run's
+        admission.
 
         Gives the prompt, and whether the call continues the last message.
         """
@@ -95,7 +98,7 @@ class CollectedAnswer:
     text: str = ""
     reasoning: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    """In OpenAI's form."""
+    """Tool calls in OpenAI's form."""
     finish_reason: str | None = None
 
     def add(self, piece: Piece) -> None:
@@ -193,7 +196,8 @@ def likeliest(scores: Sequence[Score], method: SelectMethod) -> int:
 
     def key(score: Score) -> tuple[float, ...]:
         if method == "greedy_token_selection":
-            # A shorter choice is extended by its own mean, so that its length neither helps nor harms it.
+            # A shorter choice is extended by its own mean, so that its length neither helps nor
+            # harms it.
             missing = most_tokens - len(score.logprobs)
             return (*score.logprobs, *[fmean(score.logprobs)] * missing)
         if method == "unconditional_likelihood_normalized":
@@ -217,7 +221,8 @@ async def _collect(site: CallSite, call: Call) -> list[CollectedAnswer]:
 
 
 def _values(answers: list[CollectedAnswer], gen: Gen, site: CallSite) -> list[Any]:
-    """The values of several answers. An answer that is not of its type is replaced by its AnswerError.
+    """The values of several answers. An answer that is not of its type is replaced by its
+    AnswerError.
 
     Raises:
         AnswerError: no answer is of the type.

@@ -20,7 +20,8 @@ Result = TypeVar("Result")
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread. It starts at its first use, and again in a forked child process."""
+    """An event loop in a daemon thread. It starts at its first use, and again in a forked child
+    process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +45,8 @@ BACKGROUND = BackgroundLoop()
 
 
 async def settled(future: "concurrent.futures.Future[Any]") -> None:
-    """Wait until a future of another thread has ended in any way. Cancelling the wait does not cancel the future."""
+    """Wait until a future of another thread has ended in any way. Cancelling the wait does not
+    cancel the future."""
     waiting = asyncio.wrap_future(future)
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it was seen
     await asyncio.wait([waiting])
@@ -57,7 +59,7 @@ class Completion:
     text: str
     value: Any
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """In OpenAI's form."""
+    """Tool calls in OpenAI's form."""
     finish_reason: str | None = None
     reasoning: str = ""
     """The model's reasoning before the text."""
@@ -74,7 +76,7 @@ class Placeholder:
         """Complete values inside the answer so far, if the gen has asked for them."""
         self.tells_values = False
         self.python_type: Any = Any
-        """Of the whole value."""
+        """The type of the whole value."""
         self.error_was_seen = False
         """The program has met the error of this call."""
         self.future: concurrent.futures.Future[Completion] = concurrent.futures.Future()

@@ -1,4 +1,5 @@
-"""The immutable text or conversation of a state, with placeholders for answers that are still being generated.
+"""The immutable text or conversation of a state, with placeholders for answers that are still being
+generated.
 
 Appending makes a new transcript. So a fork copies one reference, and forks cannot see each other.
 """
@@ -23,7 +24,7 @@ class Turn:
     fields: tuple[tuple[str, str], ...] = ()
 
     def as_message(self) -> dict[str, Any]:
-        """In OpenAI's form. All its placeholders are filled."""
+        """The turn in OpenAI's form. All its placeholders are filled."""
         message: dict[str, Any] = {"role": self.role, "content": text_of(self.parts)}
         completions = [part.completion for part in self.parts if isinstance(part, Placeholder)]
         if calls := [call for completion in completions for call in completion.tool_calls]:
@@ -38,9 +39,9 @@ class Transcript:
     """Either plain text or a conversation."""
 
     text: tuple[Part, ...] = ()
-    """Of plain text."""
+    """Parts of plain text."""
     turns: tuple[Turn, ...] = ()
-    """Of a conversation."""
+    """Turns of a conversation."""
     turn_is_open: bool = False
     """The next part belongs to the last message."""
 
@@ -109,7 +110,8 @@ class Transcript:
         return [turn.as_message() for turn in self.turns]
 
     def as_prompt(self) -> tuple[Prompt, bool]:
-        """The prompt of a call at this place, and whether the call continues the last message. All placeholders are filled."""
+        """The prompt of a call at this place, and whether the call continues the last message. All
+        placeholders are filled."""
         if not self.turns:
             return text_of(self.text), False
         messages = self.messages()

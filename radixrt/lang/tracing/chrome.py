@@ -1,7 +1,8 @@
 """Writes a trace as Chrome trace events, which ui.perfetto.dev and chrome://tracing open.
 
-A run is a process, each of its states (the program's own and its forks) is a thread. A call is a slice, its phases are slices
-inside it, and an arrow goes from a call to each call that waited for it. Format: "Trace Event Format" of the Chromium project.
+A run is a process, each of its states (the program's own and its forks) is a thread. A call is a
+slice, its phases are slices inside it, and an arrow goes from a call to each call that waited for
+it. Format: "Trace Event Format" of the Chromium project.
 """
 
 import bisect
@@ -21,7 +22,8 @@ def chrome_trace(runs: Sequence[RunRecord], now: float) -> dict[str, Any]:
     """The JSON object of a trace.
 
     Args:
-        now: where runs and calls that have not ended are cut off, in seconds of ``time.monotonic()``.
+        now: where runs and calls that have not ended are cut off, in seconds of
+            ``time.monotonic()``.
     """
     start, _ = span_of(runs, now)
     events = [
@@ -47,7 +49,7 @@ class _RunEvents:
         self._threads: dict[tuple[str, int], int] = {}
         """The thread of each branch and lane."""
         self._places: dict[int, tuple[int, float, float]] = {}
-        """By ``id`` of each call's record: thread, start and end of its slice."""
+        """Thread, start and end of the slice of each call, by the ``id`` of its record."""
 
     def all(self) -> Iterator[Event]:
         yield self._event("M", "process_name", args={"name": self._run.name})
@@ -60,7 +62,8 @@ class _RunEvents:
         yield from self._arrows()
 
     def _slices(self) -> Iterator[Event]:
-        """Each call and tool in the first lane of its branch that is free; slices of one thread never overlap."""
+        """Each call and tool in the first lane of its branch that is free; slices of one thread
+        never overlap."""
         items: list[CallRecord | ToolRecord] = [*self._calls, *self._tools]
         branches = {"0", *(item.branch for item in items)}
         for branch in sorted(branches, key=lambda name: [int(part) for part in name.split(".")]):
@@ -85,7 +88,8 @@ class _RunEvents:
                         yield self._slice("phase", phase.name, tid, start, phase.end, {})
 
     def _bounds(self, item: CallRecord | ToolRecord) -> tuple[float, float]:
-        """Start and end of a slice. A call that waits for another one of its state begins where that one ends."""
+        """Start and end of a slice. A call that waits for another one of its state begins where
+        that one ends."""
         end = max(self._end if item.ended_at is None else item.ended_at, self._run.started_at)
         if isinstance(item, ToolRecord):
             return item.started_at, max(end, item.started_at)
@@ -95,7 +99,8 @@ class _RunEvents:
         return min(begin, end), end
 
     def _arrows(self) -> Iterator[Event]:
-        """From a call to the next one of its transcript, and to the first call written after the program read its value."""
+        """Arrows from a call to the next one of its transcript, and to the first call written after
+        the program read its value."""
         by_time = sorted(self._calls, key=lambda call: call.written_at)
         for call in self._calls:
             if call.after is not None:
@@ -109,7 +114,8 @@ class _RunEvents:
                         yield from self._arrow(call, following)
 
     def _arrow(self, one: CallRecord, other: CallRecord) -> Iterator[Event]:
-        """An arrow within the two slices, from the last microsecond of the one to the start of the other."""
+        """An arrow within the two slices, from the last microsecond of the one to the start of the
+        other."""
         if id(one) not in self._places or id(other) not in self._places:
             return
         source, start, end = self._places[id(one)]

@@ -14,7 +14,8 @@ from radixrt.lang.backends.protocol import Prompt, ServerTimes, Usage
 from radixrt.lang.errors import SourceLine
 
 PROMPT_TAIL_CHARS = 600
-"""Characters kept of a prompt's end. Whole prompts would hold a long conversation in memory once for each call."""
+"""Characters kept of a prompt's end. Whole prompts would hold a long conversation in memory once
+for each call."""
 PROMPT_TAIL_MESSAGES = 4
 
 
@@ -79,7 +80,7 @@ class RunRecord:
     started_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
     calls: list[CallRecord] = field(default_factory=list)
-    """In program order."""
+    """Calls in program order."""
     tools: list[ToolRecord] = field(default_factory=list)
 
     def tools_of(self, branch: str) -> ToolNotes:

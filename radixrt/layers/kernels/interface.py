@@ -1,4 +1,5 @@
-"""The operations of layers that each kind of device computes by kernels of its own, in plain PyTorch."""
+"""The operations of layers that each kind of device computes by kernels of its own, in plain
+PyTorch."""
 
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from radixrt.layers.matrix import Matrix, MatrixStack, Weights
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
-"""Of ``clamped_swiglu``: the sigmoid's gain, and the bound of both halves."""
+"""The sigmoid's gain in ``clamped_swiglu``, and the bound of both halves."""
 
 
 def _clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -28,10 +29,12 @@ GATED_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class LayerKernels:
-    """The operations between a model's attention calls. These run on any device, and are the reference of the subclasses."""
+    """The operations between a model's attention calls. These run on any device, and are the
+    reference of the subclasses."""
 
     is_taped = True
-    """``radixrt_kernels.tape`` can record every call, so that a step can be replayed without its layers."""
+    """``radixrt_kernels.tape`` can record every call, so that a step can be replayed without its
+    layers."""
 
     multiplies_quantized_experts = True
     """False: mixtures of experts are served with plain weights only."""
@@ -50,7 +53,8 @@ class LayerKernels:
     def add_rms_norm(
         self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float, unit_offset: bool
     ) -> tuple[Tensor, Tensor]:
-        """(norm of hidden + residual, hidden + residual), both [num_tokens, size]. May overwrite its inputs."""
+        """(norm of hidden + residual, hidden + residual), both [num_tokens, size]. May overwrite
+        its inputs."""
         residual = residual + hidden
         return self.rms_norm(residual, weight, eps, unit_offset), residual
 
@@ -60,20 +64,22 @@ class LayerKernels:
         """Rotate the first ``rotary_dim`` features of each head. May overwrite its inputs.
 
         Args:
-            positions: [num_tokens] int64
-            query, key: [num_tokens, heads, head_dim], or views of one merged projection; the key may have no heads
+            positions: [num_tokens] int64 query, key: [num_tokens, heads, head_dim], or views of one
+                merged projection; the key may have no heads
             cos_sin: [context_length, rotary_dim] float32, cosines then sines
         """
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
         return _rotate(query, cos, sin), _rotate(key, cos, sin)
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
-        """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of ``GATED_ACTIVATIONS``."""
+        """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of
+        ``GATED_ACTIVATIONS``."""
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate, up)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
-        """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its input."""
+        """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its
+        input."""
         return cap * torch.tanh(logits / cap)
 
     def choose_experts(
@@ -103,7 +109,8 @@ class LayerKernels:
         down: MatrixStack,
         activation: str,
     ) -> Tensor:
-        """The weighted sum of the chosen experts' gated MLPs. Each expert that got any tokens computes all of them at once.
+        """The weighted sum of the chosen experts' gated MLPs. Each expert that got any tokens
+        computes all of them at once.
 
         Args:
             hidden: [num_tokens, hidden_size]
@@ -131,7 +138,8 @@ class LayerKernels:
         return output
 
     def pack(self, matrix: Matrix) -> Matrix:
-        """A loaded matrix in the form that these kernels multiply by fastest; perhaps ``matrix`` itself."""
+        """A loaded matrix in the form that these kernels multiply by fastest; perhaps ``matrix``
+        itself."""
         return matrix
 
     def pack_stack(self, matrix: Matrix, count: int) -> Weights:

@@ -1,4 +1,5 @@
-"""Stacks of matrices in quantized blocks, which the experts of a mixture have: those of GGUF files, and MXFP4 of safetensors."""
+"""Stacks of matrices in quantized blocks, which the experts of a mixture have: those of GGUF files,
+and MXFP4 of safetensors."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -14,12 +15,12 @@ from radixrt.layers.weights import WeightSlot
 MXFP4 = 39
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127
-"""Of the exponents."""
+"""Bias of the exponents."""
 
 
 class BlockStack(LoadableMatrix):
-    """In the checkpoint: each projection's rows of blocks, uint8 [output features, bytes of a row]. They are packed later, all
-    matrices of the stack together."""
+    """In the checkpoint: each projection's rows of blocks, uint8 [output features, bytes of a row].
+    They are packed later, all matrices of the stack together."""
 
     blocks: Tensor
 
@@ -71,10 +72,12 @@ class BlockStack(LoadableMatrix):
 
 
 class Mxfp4Stack(BlockStack, DecodableMatrix):
-    """In the checkpoint, with G blocks of 32 input features (gpt-oss; OCP Microscaling Formats, 2023):
+    """In the checkpoint, with G blocks of 32 input features (gpt-oss; OCP Microscaling Formats,
+    2023):
 
-    ``blocks`` uint8 [output features, G, 16], two neighbouring 4-bit floats a byte, the first in the low half; ``scales`` uint8
-    [output features, G], exponents. GGUF's blocks have the exponent in front, and features 16 apart in a byte.
+    ``blocks`` uint8 [output features, G, 16], two neighbouring 4-bit floats a byte, the first in
+    the low half; ``scales`` uint8 [output features, G], exponents. GGUF's blocks have the exponent
+    in front, and features 16 apart in a byte.
     """
 
     def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
@@ -108,7 +111,7 @@ class Mxfp4Stack(BlockStack, DecodableMatrix):
         return torch.ldexp(values[codes.int()], exponents).flatten(1).to(self.dtype)
 
     def dequantized(self) -> DenseMatrix:
-        """The same as plain weights, for devices without a product of blocks."""
+        """The stack as plain weights, for devices without a product of blocks."""
         dense = DenseMatrix(0, self.columns)
         dense.rows = self.rows
         dense.weight.data = self.plain(slice(None))
@@ -116,7 +119,8 @@ class Mxfp4Stack(BlockStack, DecodableMatrix):
 
 
 def _as_in_gguf(blocks: Tensor) -> Tensor:
-    """Bytes with neighbouring features -> bytes with feature ``i`` in the low half and ``i + 16`` in the high half."""
+    """Bytes with neighbouring features -> bytes with feature ``i`` in the low half and ``i + 16``
+    in the high half."""
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
     first, second = codes.chunk(2, dim=-1)
     return first | second << 4

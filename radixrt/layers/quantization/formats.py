@@ -25,7 +25,7 @@ _FORMATS: dict[str, Callable[..., LoadableMatrix]] = {
     "fp8": StoredFp8Matrix,
     "fp8_rounding": RoundedFp8Matrix,
 }
-"""By method: of rows, columns and scheme."""
+"""Makers of matrices by method, from rows, columns and scheme."""
 _EMBEDDING = "embed_tokens"
 _LAYER_INPUTS = "embed_tokens_per_layer"
 _HEAD = "lm_head"
@@ -34,7 +34,8 @@ _HEAD = "lm_head"
 def matrix_formats(
     scheme: QuantizationScheme | None, *, tied_head: bool
 ) -> Callable[[str, Sequence[str]], MatrixFormat]:
-    """The format of a matrix by its layer's path in the model and the checkpoint's projections in it.
+    """The format of a matrix by its layer's path in the model and the checkpoint's projections in
+    it.
 
     Args:
         scheme: None: plain weights.
@@ -79,7 +80,8 @@ def rounded_alike(scheme: QuantizationScheme) -> QuantizationScheme:
 def check_experts(model: nn.Module, scheme: QuantizationScheme, kernels: LayerKernels) -> None:
     """
     Raises:
-        ConfigError: ``model`` is a mixture of experts, and ``kernels`` cannot compute it with weights of this form.
+        ConfigError: ``model`` is a mixture of experts, and ``kernels`` cannot compute it with
+        weights of this form.
     """
     if not any(isinstance(module, Experts) for module in model.modules()):
         return

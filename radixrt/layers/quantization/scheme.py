@@ -1,5 +1,5 @@
-"""Reads from config.json how the weights of a checkpoint are quantized, without torch, so that a form that is not served
-is refused before anything starts."""
+"""Reads from config.json how the weights of a checkpoint are quantized, without torch, so that a
+form that is not served is refused before anything starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,41 +8,44 @@ from typing import Any, Literal, NamedTuple
 from radixrt.base.errors import ConfigError
 
 DEFAULT_GROUP_SIZE = 128
-"""Columns that share a scale where radixrt does the rounding, as in published AWQ and GPTQ checkpoints."""
+"""Columns that share a scale where radixrt does the rounding, as in published AWQ and GPTQ
+checkpoints."""
 
 HEAD_BITS = 8
-"""Of the LM head where radixrt does the rounding: an error there is an error of the logits, and of a tied
-embedding one of every token that goes in."""
+"""Bits of the LM head where radixrt does the rounding: an error there is an error of the logits,
+and of a tied embedding one of every token that goes in."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationScheme:
-    """The form of the linear layers' weights: codes of ``bits``, with a scale and a zero a group."""
+    """The form of the linear layers' weights: codes of ``bits``, with a scale and a zero a
+    group."""
 
     method: Literal["awq", "gptq", "mxfp4", "rounding", "fp8", "fp8_rounding"]
-    """``rounding``, ``fp8_rounding``: the checkpoint is plain, and its weights are quantized while they are loaded."""
+    """``rounding``, ``fp8_rounding``: the checkpoint is plain, and its weights are quantized while
+    they are loaded."""
     bits: int
     group_size: int | None
     """Columns (input features) that share a scale and a zero; None: the whole row."""
     symmetric: bool = False
-    """Of rounding: the zero is the middle of the codes."""
+    """Whether rounding makes the zero the middle of the codes."""
     zeros_less_one: bool = False
     """GPTQ's first format stores each zero less one."""
     activation_order: bool = False
     """GPTQ's ``desc_act``: which group a column belongs to is written in a table."""
     kept: tuple[str, ...] = ()
-    """Modules that are not quantized, with all that is below them: whole names (``lm_head``, ``mlp.gate``,
-    ``model.layers.0``), which may leave out the beginning of the path."""
+    """Modules that are not quantized, with all that is below them: whole names (``lm_head``,
+    ``mlp.gate``, ``model.layers.0``), which may leave out the beginning of the path."""
     experts_only: bool = False
     """Nothing but the experts of a mixture is quantized."""
     quantized_head: bool = False
     """The LM head is quantized like the layers (GPTQ's ``lm_head``)."""
     scale_a_row: bool = True
-    """Of fp8: each output feature has a scale; else a projection has one."""
+    """In fp8: each output feature has a scale; else a projection has one."""
     number_shape: tuple[int, ...] = ()
-    """Of fp8: how the checkpoint stores a single scale."""
+    """In fp8: how the checkpoint stores a single scale."""
     input_scales: bool = False
-    """Of fp8: the checkpoint has a calibrated scale for the inputs of each projection."""
+    """In fp8: the checkpoint has a calibrated scale for the inputs of each projection."""
 
     def covers(self, path: str, projections: Sequence[str] = ()) -> bool:
         """Whether a linear layer is quantized.
@@ -55,7 +58,8 @@ class QuantizationScheme:
 
         Args:
             path: of the layer in the model (``model.layers.0.self_attn.qkv_proj``).
-            projections: paths in the checkpoint of those that are merged in it (``...q_proj``, ``...k_proj``, ...).
+            projections: paths in the checkpoint of those that are merged in it (``...q_proj``,
+                ``...k_proj``, ...).
 
         Raises:
             ConfigError: only some of the projections are quantized.
@@ -80,7 +84,7 @@ class BlockKind(NamedTuple):
     name: str
     columns: int
     num_bytes: int
-    """Of a block."""
+    """Bytes of a block."""
 
 
 BLOCK_KINDS = {
@@ -100,7 +104,7 @@ ROUNDINGS = {
     "int4": QuantizationScheme("rounding", 4, DEFAULT_GROUP_SIZE),
     "fp8": QuantizationScheme("fp8_rounding", 8, None),
 }
-"""By the name that ``--quantization`` has for them."""
+"""Schemes by the name that ``--quantization`` has for them."""
 
 
 def quantization_scheme(
@@ -165,7 +169,8 @@ def _fp8(found: Mapping[str, Any]) -> QuantizationScheme:
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> QuantizationScheme:
-    """Plain W8A8 of 8-bit floats: one group of layers, scales of the weights a channel or a tensor."""
+    """Plain W8A8 of 8-bit floats: one group of layers, scales of the weights a channel or a
+    tensor."""
     groups = list((found.get("config_groups") or {}).values())
     weights = (groups[0].get("weights") or {}) if len(groups) == 1 else {}
     inputs = (groups[0].get("input_activations") or {}) if len(groups) == 1 else {}

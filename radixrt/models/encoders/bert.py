@@ -1,4 +1,5 @@
-"""BERT (Devlin et al., 2018), and RoBERTa and XLM-R, which count positions otherwise and have another classifier."""
+"""BERT (Devlin et al., 2018), and RoBERTa and XLM-R, which count positions otherwise and have
+another classifier."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ _NAMES = {
     "output.dense.": "down.",
     "output.LayerNorm.": "output_norm.",
 }
-"""Of the tensors of a layer: the checkpoint's beginning and ours. The first that fits holds."""
+"""Prefixes of the tensors of a layer: the checkpoint's and ours. The first that fits holds."""
 
 _UNUSED = ("cls.", "lm_head.", "embeddings.position_ids")
 """Beginnings of tensors of other tasks, and tables that are computed."""

@@ -1,4 +1,5 @@
-"""The encoder that BERT's families derive from: hidden states of whole prompts, and scores of classes."""
+"""The encoder that BERT's families derive from: hidden states of whole prompts, and scores of
+classes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-"""By transformers' names."""
+"""Activations by transformers' names."""
 
 ALONE = TensorParallel()
 """Encoders are not split over ranks."""
@@ -62,7 +63,8 @@ class EncoderAttention(nn.Module):
     """Multi-head attention of every token to all of its prompt.
 
     Args:
-        names: of the checkpoint's tensors that make up the projection of query, key and value: three, or one for all.
+        names: of the checkpoint's tensors that make up the projection of query, key and value:
+            three, or one for all.
         window: a token sees those at a smaller distance; None: all.
     """
 
@@ -94,7 +96,8 @@ class EncoderAttention(nn.Module):
 
 
 class Encoder(nn.Module, ABC):
-    """Hidden states of prompts, and scores of classes. Families make the layers and name the tensors."""
+    """Hidden states of prompts, and scores of classes. Families make the layers and name the
+    tensors."""
 
     num_parameters: int
     lm_head = None

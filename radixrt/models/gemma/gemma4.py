@@ -1,4 +1,5 @@
-"""Gemma 4 (text): the dense models, those with experts beside the MLP, and those with an embedding for each layer (E2B, E4B)."""
+"""Gemma 4 (text): the dense models, those with experts beside the MLP, and those with an embedding
+for each layer (E2B, E4B)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ _OF_KV = (".k_proj.", ".v_proj.", ".k_norm.", ".v_norm.")
 
 
 class Gemma4Router(nn.Module):
-    """Chooses experts by the normed residual stream; each expert has a learned factor of its weight."""
+    """Chooses experts by the normed residual stream; each expert has a learned factor of its
+    weight."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -44,8 +46,9 @@ class Gemma4Router(nn.Module):
 
 
 class Gemma4DecoderLayer(KernelLayer):
-    """Attention, MLP with experts beside it perhaps, and perhaps an input of the layer for each token. The results of each are
-    normed before they join the residual stream, which is multiplied by a learned number at the end."""
+    """Attention, MLP with experts beside it perhaps, and perhaps an input of the layer for each
+    token. The results of each are normed before they join the residual stream, which is multiplied
+    by a learned number at the end."""
 
     def __init__(
         self, config: Any, self_attn: AttentionBlock, mlp: GatedMLP, experts: Experts | None
@@ -124,7 +127,7 @@ def layer_input_size(config: Any) -> int:
 
 
 class Gemma4Decoder(DecoderModel):
-    """Also the table and the projection of the layers' inputs."""
+    """A decoder that also has the table and the projection of the layers' inputs."""
 
     def __init__(
         self, config: Any, tp: TensorParallel, layers: Sequence[nn.Module], norm: RMSNorm
@@ -144,8 +147,8 @@ class Gemma4Decoder(DecoderModel):
         self.per_layer_projection_norm = RMSNorm(size, config.rms_norm_eps)
 
     def layer_inputs(self, input_ids: Tensor, embedded: Tensor) -> Sequence[Tensor | None]:
-        """Of each layer, [num_tokens, size]: the token's row in the layer's part of the table, and a projection of its
-        embedding [num_tokens, hidden_size]."""
+        """Inputs of each layer, [num_tokens, size]: the token's row in the layer's part of the
+        table, and a projection of its embedding [num_tokens, hidden_size]."""
         if not self.input_size:
             return [None] * len(self.layers)
         rows = self.embed_tokens_per_layer.forward(input_ids) * self.input_scale
@@ -156,7 +159,8 @@ class Gemma4Decoder(DecoderModel):
 
 
 class Gemma4ForCausalLM(CausalLM):
-    """The language model, also of a checkpoint that sees images or hears; its other parts are left out."""
+    """The language model, also of a checkpoint that sees images or hears; its other parts are left
+    out."""
 
     model: Gemma4Decoder
     decoder_class = Gemma4Decoder
@@ -224,7 +228,8 @@ class Gemma4ForCausalLM(CausalLM):
         return self.model.norm.forward(hidden)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Some checkpoints keep projections of keys and values for layers that have no use for them."""
+        """Some checkpoints keep projections of keys and values for layers that have no use for
+        them."""
         for ours, part in language_model_only(name, tensor):
             _, is_layer, rest = ours.partition("model.layers.")
             index = int(rest.partition(".")[0]) if is_layer else 0
@@ -234,7 +239,7 @@ class Gemma4ForCausalLM(CausalLM):
 
 
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """Of a checkpoint with encoders of images and sound."""
+    """The text model of a checkpoint with encoders of images and sound."""
 
 
 class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
@@ -242,4 +247,4 @@ class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
 
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForCausalLM):
-    """Of a checkpoint that embeds images and sound without encoders."""
+    """The text model of a checkpoint that embeds images and sound without encoders."""

@@ -44,7 +44,7 @@ class Gemma4Attention(AttentionBlock):
         self.owns_kv = self.kv_layer == index
         own = config.per_layer_config[index]
         size, eps = own.head_dim, config.rms_norm_eps
-        heads = Heads.of(own.num_attention_heads, own.num_key_value_heads, size, tp)
+        heads = Heads.for_rank(own.num_attention_heads, own.num_key_value_heads, size, tp)
         window = sliding_window(config, index)
         self.spec = AttentionSpec(heads.query, heads.kv, size, scale=1.0, sliding_window=window)
         query, key, value = heads.projections(own.num_attention_heads, own.num_key_value_heads, tp)

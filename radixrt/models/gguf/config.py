@@ -1,4 +1,5 @@
-"""Writes a GGUF file's metadata as the config.json and generation_config.json that the models read."""
+"""Writes a GGUF file's metadata as the config.json and generation_config.json that the models
+read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +8,11 @@ from radixrt.base.errors import ConfigError
 from radixrt.models.gguf.file import GGUFFile
 
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<turn|>", "<|tool_response>"}  # fmt: skip
-"""Tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by name too."""
+"""Tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by
+name too."""
 _HARMONY_ENDS = {"<|return|>", "<|call|>", "<|endoftext|>"}
-"""Of vocabularies that have all of them (gpt-oss): there ``<|end|>`` ends a message, and others follow."""
+"""Ends in vocabularies that have all of them (gpt-oss): there ``<|end|>`` ends a message, and
+others follow."""
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -89,7 +92,8 @@ def transformers_config(
 
 
 def pooling_files(file: GGUFFile) -> dict[str, Any]:
-    """The files of sentence-transformers, by their names, that say how an embedding model pools; of another model none."""
+    """The files of sentence-transformers, by their names, that say how an embedding model pools; of
+    another model none."""
     mode = _POOLING_MODES.get(_Metadata(file).get("pooling_type"))
     if mode is None:
         return {}
@@ -101,7 +105,8 @@ def pooling_files(file: GGUFFile) -> dict[str, Any]:
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """The content of generation_config.json: end tokens, and the sampling defaults of newer files."""
+    """The content of generation_config.json: end tokens, and the sampling defaults of newer
+    files."""
     names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     found = {
         ours: file.metadata[f"general.sampling.{theirs}"]
@@ -136,7 +141,8 @@ _YARN = {
     "mscale": "log_multiplier",
     "mscale_all_dim": "log_multiplier",
 }
-"""Parameters of YaRN as transformers and llama.cpp call them. The two scales are equal in all files that have one."""
+"""Parameters of YaRN as transformers and llama.cpp call them. The two scales are equal in all files
+that have one."""
 
 
 def _rope(
@@ -197,7 +203,8 @@ def _phi3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 def _gemma(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
-    # The scale of the scores is not in the metadata: the 27B models, known by their layers, have another one.
+    # The scale of the scores is not in the metadata: the 27B models, known by their layers, have
+    # another one.
     largest = layers == {"gemma2": 46, "gemma3": 62}[meta.architecture]
     per_head = config["hidden_size"] // config["num_attention_heads"]
     period = 2 if meta.architecture == "gemma2" else 6
@@ -220,7 +227,8 @@ def _gemma3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gemma4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that differ by layer are lists; the plain ones of heads are those of layers without a window."""
+    """Sizes that differ by layer are lists; the plain ones of heads are those of layers without a
+    window."""
     layers = config["num_hidden_layers"]
     has_window = meta.need("attention.sliding_window_pattern")
     full = has_window.index(False)
@@ -265,7 +273,8 @@ def _smollm3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(meta: _Metadata, config: dict[str, Any], period: int) -> dict[str, Any]:
-    """The window and the layers that have it: the metadata list them, or all but the last of each period have it."""
+    """The window and the layers that have it: the metadata list them, or all but the last of each
+    period have it."""
     window, layers = meta.get("attention.sliding_window") or None, config["num_hidden_layers"]
     slides = meta.get("attention.sliding_window_pattern")
     if not isinstance(slides, list):
@@ -397,4 +406,5 @@ _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]]
     "minimax-m2": (_minimax_m2, "MiniMaxM2ForCausalLM", "minimax_m2"),
     "gpt-oss": (_gpt_oss, "GptOssForCausalLM", "gpt_oss"),
 }
-"""llama.cpp's name of an architecture: its own settings, the class in config.json, and transformers' model type."""
+"""llama.cpp's name of an architecture: its own settings, the class in config.json, and
+transformers' model type."""

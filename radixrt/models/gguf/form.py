@@ -1,4 +1,5 @@
-"""Names, kinds and tensors of GGUF files, for modules that read none: numpy is not imported here, so the supervisor starts sooner."""
+"""Names, kinds and tensors of GGUF files, for modules that read none: numpy is not imported here,
+so the supervisor starts sooner."""
 
 import importlib.util
 import re
@@ -12,7 +13,8 @@ PLAIN_KINDS = {0: "float32", 1: "float16", 30: "bfloat16"}
 TABLE = "gguf.json"
 """File of a checkpoint folder that lists the tensors of its GGUF file."""
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-"""End of the name of each file of a model that was split: its number, from 1, and the number of files."""
+"""End of the name of each file of a model that was split: its number, from 1, and the number of
+files."""
 
 
 class TensorEntry(NamedTuple):
@@ -25,9 +27,9 @@ class TensorEntry(NamedTuple):
     """Rows first, as in PyTorch."""
     file: str
     offset: int
-    """In bytes, from the beginning of the file."""
+    """Bytes from the beginning of the file."""
     row_bytes: int
-    """Of a row, the last dimension."""
+    """Bytes of a row, the last dimension."""
 
 
 def import_gguf(name: Path | str) -> None:

@@ -4,26 +4,25 @@ import { Chart } from "./chart.js";
 import { byId, count, duration, element, percent } from "./dom.js";
 import { onReading } from "./live.js";
 
-const RATE_S = 5;
-const LATENCY_S = 15;
-
 /** @typedef {import("./live.js").Reading} Reading */
 
-/** @type {Reading[]} of the last seconds, the oldest first */
-let recent = [];
+/** Steps of the engine at the last reading. */
+let steps = 0;
 
 const perSecond = (value) => `${count(value)}/s`;
+const quantiles = [{ name: "p50", style: "s1" }, { name: "p90", style: "s2" }, { name: "p99", style: "s3" }];
 
+/** Titles and names are those of the Grafana dashboard (deploy/monitoring/dashboard.py). */
 const charts = {
-  throughput: new Chart("Tokens", [
-    { name: "generated", style: "s1" }, { name: "prompt, from the cache", style: "s2" }, { name: "prompt, computed", style: "s3" }], perSecond),
-  hits: new Chart("Hit rate", [{ name: "of the prompt tokens", style: "s2" }], percent, { top: 1 }),
-  ttft: new Chart("Time to first token", [{ name: "median", style: "s1" }, { name: "95 %", style: "s3" }], duration),
-  itl: new Chart("Inter-token latency", [{ name: "median", style: "s1" }, { name: "95 %", style: "s3" }], duration),
-  queue: new Chart("Requests", [{ name: "running", style: "s1" }, { name: "waiting", style: "s3" }], count, { least: 2 }),
+  tokens: new Chart("Tokens per second", [
+    { name: "generated", style: "s1" }, { name: "prompts, from the cache", style: "s2" }, { name: "prompts, computed", style: "s3" }], perSecond),
+  hits: new Chart("Cached share of prompts", [{ name: "hit rate", style: "s2" }], percent, { top: 1 }),
+  ttft: new Chart("Time to first token", quantiles, duration),
+  itl: new Chart("Time between tokens", quantiles, duration),
+  requests: new Chart("Requests", [{ name: "running", style: "s1" }, { name: "waiting", style: "s3" }], count, { least: 2 }),
   pool: new Chart("KV pool", [
-    { name: "running", style: "s4" }, { name: "shared and running", style: "s3" }, { name: "pinned", style: "s5" },
-    { name: "cached", style: "s2" }], count, { stacked: true }),
+    { name: "owned", style: "s4" }, { name: "locked", style: "s3" }, { name: "pinned", style: "s5" }, { name: "evictable", style: "s2" }],
+  count, { stacked: true }),
 };
 
 export function startDashboard() {
@@ -36,56 +35,20 @@ function take(reading) {
   byId("no-counters").hidden = Boolean(reading.engine);
   byId("charts").hidden = !reading.engine;
   if (!reading.engine) return showOwn(reading);
-  const last = recent.at(-1);
-  if (last && reading.engine.stats.steps < last.engine.stats.steps) {
-    recent = []; // the engine was restarted
-    for (const chart of Object.values(charts)) chart.clear();
-  }
-  recent.push(reading);
-  while (recent.length > 2 && recent[1].time_s <= reading.time_s - LATENCY_S) recent.shift();
+  if (reading.engine.stats.steps < steps) for (const chart of Object.values(charts)) chart.clear(); // the engine was restarted
+  steps = reading.engine.stats.steps;
   showTiles(reading);
   draw(reading);
 }
 
-/** The newest of the kept readings that is at least this old, or the oldest. @param {number} seconds */
-const before = (seconds) => recent.findLast((one) => one.time_s <= recent.at(-1).time_s - seconds + 0.05) ?? recent[0];
-
 /** @param {Reading} reading */
-function draw(reading) {
-  const { stats, requests, cache } = reading.engine;
-  const time = reading.time_s;
-  const past = before(RATE_S);
-  const seconds = time - past.time_s;
-  const grown = (name) => stats[name] - past.engine.stats[name];
-  if (seconds > 0) {
-    const [prompt, cached] = [grown("prompt_tokens"), grown("cached_tokens")];
-    charts.throughput.add(time, [grown("output_tokens") / seconds, cached / seconds, (prompt - cached) / seconds]);
-    charts.hits.add(time, [prompt ? cached / prompt : null]);
-  }
-  const older = before(LATENCY_S).engine.requests;
-  for (const name of ["ttft", "itl"]) charts[name].add(time, [0.5, 0.95].map((share) => quantile(requests[name], older[name], share)));
-  charts.queue.add(time, [stats.running, stats.waiting]);
-  const held = cache.tokens.cached - cache.tokens.evictable;
-  const pinned = Math.min(held, cache.tokens.pinned);
+function draw({ time_s, engine: { stats, cache, pool, rates } }) {
+  charts.tokens.add(time_s, [rates.generated_tokens_per_s, rates.cached_tokens_per_s, rates.computed_tokens_per_s]);
+  charts.hits.add(time_s, [rates.hit_rate]);
+  for (const name of ["ttft", "itl"]) charts[name].add(time_s, quantiles.map((quantile) => rates[name]?.[quantile.name] ?? null));
+  charts.requests.add(time_s, [stats.running, stats.waiting]);
   charts.pool.top = cache.tokens.total;
-  charts.pool.add(time, [cache.tokens.owned, held - pinned, pinned, cache.tokens.evictable]);
-}
-
-/**
- * A quantile of what a histogram has got since an older one, interpolated within its bucket; null: it has got nothing.
- * @param {import("./live.js").Histogram} now @param {import("./live.js").Histogram} older @param {number} share
- */
-export function quantile(now, older, share) {
-  const counts = now.counts.map((value, index) => value - older.counts[index]);
-  const total = counts.reduce((sum, value) => sum + value, 0);
-  if (!total) return null;
-  let left = share * total;
-  for (let index = 0; index < now.bounds.length; index++) {
-    const low = now.bounds[index - 1] ?? 0;
-    if (counts[index] >= left) return low + (now.bounds[index] - low) * (left / counts[index]);
-    left -= counts[index];
-  }
-  return now.bounds.at(-1);
+  charts.pool.add(time_s, [pool.owned, pool.locked, pool.pinned, pool.evictable]);
 }
 
 /** @param {Reading} reading */

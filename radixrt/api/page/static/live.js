@@ -3,8 +3,7 @@
 import { events, key, keyListeners, send } from "./server.js";
 
 /**
- * @typedef {{bounds: number[], counts: number[], total: number}} Histogram
- * @typedef {{stats: Object<string, number>, requests: Object<string, Histogram>, cache: any}} Engine
+ * @typedef {{stats: Object<string, number>, cache: any, pool: Object<string, number>, rates: Object<string, any>}} Engine
  * @typedef {{time_s: number, model: string, device: string, kv_bytes_per_token: number, is_admin: boolean,
  *            engine?: Engine, own?: Object<string, number>, tree: any}} Reading
  */
