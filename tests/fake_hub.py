@@ -49,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.dumps(
                 [{"type": "file", "path": p, "size": len(c), "oid": _sha(c)} for p, c in files.items()]
                 if repository[2] == "/tree"
-                else {"id": repository[1], "sha": commit, "siblings": [{"rfilename": p} for p in files]}
+                else {"id": repository[1], "sha": commit, "siblings": [{"rfilename": p, "size": len(c)} for p, c in files.items()]}
             )  # fmt: skip
             return self._reply(200, {"Content-Type": "application/json"}, body.encode())
         if repository[1] in self.hub.gated:

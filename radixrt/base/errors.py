@@ -12,6 +12,10 @@ class ConfigError(RadixrtError):
     """The engine cannot start because of a setting, a checkpoint or the machine; the message names the necessary change."""
 
 
+class NotCachedError(ConfigError):
+    """A model of the hub is not on this machine, and was not to be downloaded."""
+
+
 class RequestError(RadixrtError):
     """A request that cannot be served, with the HTTP status and OpenAI-style detail it maps to.
 

@@ -53,6 +53,12 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt doctor``."""
     parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder, a GGUF file or a name in the hub's cache: can it be served, and does it fit?",
+    )
+    parser.add_argument(
         "--host", default="127.0.0.1", help="address of the port to check (default: %(default)s)"
     )
     parser.add_argument(

@@ -1,18 +1,81 @@
-"""The memory of this machine that is free."""
+"""The memory of this machine that is available, within the limits of the control groups that this process is in."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+OTHER_BYTES = 512 << 20
+"""Bytes that the processes, the activations and a small KV cache take beside the weights."""
 
-def available_memory() -> int:
-    """Bytes that could be had without swapping: MemAvailable and the cgroup's limit, whichever is less."""
-    available = 4 << 30  # where the system does not tell
-    meminfo = Path("/proc/meminfo")
+_ROOT = Path("/")
+_UNLIMITED = 1 << 60
+"""Bytes: version 1 writes a limit that is none as some 2 ** 63."""
+
+
+def available_memory(root: Path = _ROOT) -> int:
+    """Bytes that could be had without swapping: the kernel's estimate, or less by a limit of a control group.
+
+    Args:
+        root: in which ``proc`` and ``sys`` are; tests have one of their own.
+    """
+    available = 4 << 30  # where the system does not say
+    meminfo = root / "proc/meminfo"
     if meminfo.exists():
         fields = dict(
             line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line
         )
         available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
-    return available
+    return max(0, min([available, *_free_in_groups(root)]))
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA driver, asked without torch."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Bytes that are left in each control group above this process that has a limit, of version 1 and 2.
+
+    Files in the page cache that nobody has used lately count as free: the kernel drops them before it ends a process.
+    """
+    for folder in _groups(root):
+        v2 = folder / "memory.max", folder / "memory.current", "inactive_file"
+        v1 = folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes", "total_inactive_file"  # fmt: skip
+        for limit_file, used_file, droppable in (v2, v1):
+            limit = _number(limit_file)
+            used = _number(used_file)
+            if limit is None or used is None or limit >= _UNLIMITED:
+                continue
+            yield limit - used + _statistic(folder / "memory.stat", droppable)
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's memory groups and of all groups above them."""
+    mount = root / "sys/fs/cgroup"
+    yield mount  # in a container, the namespace's own group
+    own = root / "proc/self/cgroup"
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = mount / "memory" if controllers else mount
+        if controllers:
+            yield top
+        parts = Path(path.lstrip("/")).parts
+        for end in range(1, len(parts) + 1):
+            yield top.joinpath(*parts[:end])
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None: the file or the number is not there (``max``)."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _statistic(file: Path, name: str) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

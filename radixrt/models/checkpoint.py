@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.base.config import DEMO_MODEL
-from radixrt.base.errors import ConfigError, RequestError, shown
+from radixrt.base.errors import ConfigError, NotCachedError, RequestError, shown
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
@@ -57,7 +57,11 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def resolve_model_path(
-    path_or_hub_id: str, flag: str = "--model-path", *, with_weights: bool = True
+    path_or_hub_id: str,
+    flag: str = "--model-path",
+    *,
+    with_weights: bool = True,
+    download: bool = True,
 ) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF
     file, here or on the hub, gets a folder.
@@ -65,15 +69,17 @@ def resolve_model_path(
     Args:
         flag: the setting that errors name.
         with_weights: download the weights of a hub id, too.
+        download: otherwise the hub's cache must have it.
 
     Raises:
+        NotCachedError: it would have to be downloaded.
         ConfigError: neither a folder nor a GGUF file that can be served, nor a hub id that can be
-        downloaded.
+            downloaded.
     """
     if path_or_hub_id == DEMO_MODEL:
         return Path(__file__).parent.parent / "demo_model"
     if path_or_hub_id.startswith(PREFIX):
-        return checkpoint_folder(hub_file(path_or_hub_id, flag))
+        return checkpoint_folder(hub_file(path_or_hub_id, flag, download=download))
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
         return folder
@@ -83,22 +89,29 @@ def resolve_model_path(
         raise ConfigError(f"{flag} {path_or_hub_id} is a file; give the folder that holds it.")
     if path_or_hub_id.startswith((".", "/", "~")) or path_or_hub_id.count("/") != 1:
         raise ConfigError(f"{flag} {path_or_hub_id}: there is no such folder.")
-    return _download(path_or_hub_id, flag, [] if with_weights else ["*.safetensors"])
+    ignored = [] if with_weights else ["*.safetensors"]
+    return _download(path_or_hub_id, flag, ignored, only_cached=not download)
 
 
-def _download(hub_id: str, flag: str, ignored: list[str]) -> Path:
+def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) -> Path:
     failure = f"{flag} {hub_id} is neither a folder here nor a hub id that can be downloaded"
     try:
         from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError:
         raise ConfigError(f"{failure} (huggingface_hub is not installed).") from None
     try:
         return Path(
             snapshot_download(
-                hub_id, allow_patterns=_HUB_FILES, ignore_patterns=[*_NOT_FROM_HUB, *ignored]
+                hub_id,
+                allow_patterns=_HUB_FILES,
+                ignore_patterns=[*_NOT_FROM_HUB, *ignored],
+                local_files_only=only_cached,
             )
         )
     except Exception as error:  # any failure of the network, the hub or the id
+        if only_cached and isinstance(error, LocalEntryNotFoundError):
+            raise NotCachedError(f"{hub_id} is not in the hub's cache on this machine.") from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ConfigError(f"{failure} ({type(error).__name__}: {reason}).") from error
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.base.errors import ConfigError
+from radixrt.base.errors import ConfigError, NotCachedError
 from radixrt.cli.chat.local_server import _is_the_same
 from radixrt.cli.doctor.models import local_models
+from radixrt.device.host_memory import OTHER_BYTES
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
+from radixrt.models.gguf import hub as hub_module
 from radixrt.models.gguf.folder import gguf_tensors
 from tests.fake_hub import FakeHub
 
@@ -123,6 +125,26 @@ def test_errors_say_what_to_do(hub: FakeHub, name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         resolve_model_path(name)
     assert hub.downloads == []
+
+
+def test_a_file_that_does_not_fit_is_not_downloaded_and_one_that_fits_is_named(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = hub.repositories["maker/packed"]
+    hub.repositories["maker/large"] = files | {"m-Q8_0.gguf": bytes(10 * len(files["m-F32.gguf"]))}
+    room = len(files["m-F32.gguf"]) + 1
+    monkeypatch.setattr(hub_module, "available_memory", lambda: room + OTHER_BYTES)
+    monkeypatch.setattr(hub_module, "has_gpu", lambda: False)
+    with pytest.raises(ConfigError, match=r"room for .* that fits is hf:maker/large:F32 \("):
+        resolve_model_path("hf:maker/large:Q8_0")
+    with pytest.raises(NotCachedError, match=r"hf:maker/large:F32 is not in .* GB"):
+        resolve_model_path("hf:maker/large:F32", download=False)
+    assert hub.downloads == []
+    assert resolve_model_path("hf:maker/large:F32").is_dir()
+    assert resolve_model_path("hf:maker/large:F32", download=False).is_dir()
+    monkeypatch.setattr(hub_module, "available_memory", lambda: 1)
+    with pytest.raises(ConfigError, match="no file of this repository fits"):
+        resolve_model_path("hf:maker/large:F32")
 
 
 def test_a_hub_that_cannot_be_reached_is_named(hub: FakeHub) -> None:

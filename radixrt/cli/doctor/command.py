@@ -10,6 +10,7 @@ from rich.text import Text
 
 from radixrt.cli.doctor import machine, packages
 from radixrt.cli.doctor.machine import Finding
+from radixrt.cli.doctor.models import model_finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -17,7 +18,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 def run(arguments: argparse.Namespace) -> int:
     """Print all findings; returns 1 if one of them keeps a server from starting."""
     logging.disable(logging.WARNING)  # libraries' notes about their own imports
-    findings = list(_findings(arguments.host, arguments.port))
+    findings = list(_findings(arguments))
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(findings)).decode())
     else:
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(finding.level == "error" for finding in findings))
 
 
-def _findings(host: str, port: int) -> Iterator[Finding]:
+def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         packages.python, packages.packages, machine.kernels, machine.gpu, machine.memory, machine.files,
     )  # fmt: skip
@@ -41,7 +42,9 @@ def _findings(host: str, port: int) -> Iterator[Finding]:
                 if isinstance(error, ImportError)
                 else "Please report it.",
             )
-    yield from machine.port(host, port)
+    yield from machine.port(arguments.host, arguments.port)
+    if arguments.model is not None:
+        yield model_finding(arguments.model)
 
 
 def _print(findings: list[Finding]) -> None:

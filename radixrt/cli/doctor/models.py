@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from radixrt.base.errors import ConfigError
-from radixrt.models.checkpoint import check_checkpoint
+from radixrt.base.errors import ConfigError, NotCachedError
+from radixrt.cli.doctor.machine import Finding
+from radixrt.device.host_memory import available_memory, has_gpu
+from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.gguf.conversion import check_file
 from radixrt.models.gguf.hub import PREFIX, cached_models, gguf_models
+from radixrt.models.memory_need import check_fits, memory_need
 
 _UNBOUNDED = 10_000
 """Columns."""
@@ -53,6 +56,23 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_row(Text(model.name), f"{model.bytes / 1e9:.1f}", verdict)
     console.print(table)
     return 0
+
+
+def model_finding(name: str) -> Finding:
+    """Whether a model can be served, and whether its weights fit the memory; nothing is loaded or downloaded."""
+    try:
+        folder = resolve_model_path(name, "MODEL", download=False)
+        check_checkpoint(folder)
+        need = memory_need(folder)
+        if not has_gpu():
+            check_fits(need)
+    except NotCachedError as error:
+        advice = f"`radixrt run {name}` downloads it."
+        return Finding(subject="model", level="warning", fact=str(error), advice=advice)
+    except ConfigError as error:
+        return Finding(subject="model", level="error", fact=f"{name}: {error}")
+    fact = f"{name} takes {need.in_memory / 1e9:.1f} GB of memory, and {available_memory() / 1e9:.1f} GB are available"
+    return Finding(subject="model", level="ok", fact=fact)
 
 
 def local_models(folders: Iterable[Path] = ()) -> Iterator[LocalModel]:

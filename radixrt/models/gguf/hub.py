@@ -7,11 +7,12 @@ import glob
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from radixrt.base.errors import ConfigError
+from radixrt.base.errors import ConfigError, NotCachedError
+from radixrt.device.host_memory import OTHER_BYTES, available_memory, has_gpu
 from radixrt.models.gguf.form import PART, import_gguf
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _NOT_MODELS = ("mmproj", "imatrix")
 """Beginnings of the names of other GGUF files: parts of models that see, and statistics for quantizing."""
 
 
-def hub_file(name: str, flag: str) -> Path:
+def hub_file(name: str, flag: str, *, download: bool = True) -> Path:
     """The GGUF file that ``name`` stands for, or the first of its files; downloaded unless the cache has it.
 
     Without a quantization it is Q4_K_M, or the only one that the repository has. If the hub cannot be asked, the newest
@@ -41,9 +42,11 @@ def hub_file(name: str, flag: str) -> Path:
     Args:
         name: ``hf:USER/REPO``, ``hf:USER/REPO:QUANTIZATION`` or ``hf:USER/REPO:FILE``.
         flag: the setting that errors name.
+        download: otherwise the cache must have it.
 
     Raises:
-        ConfigError: the repository or the quantization does not exist, or cannot be downloaded.
+        NotCachedError: it would have to be downloaded.
+        ConfigError: it does not fit the memory, or the repository or the quantization does not exist, or cannot be downloaded.
     """
     parts = _NAME.fullmatch(name)
     if parts is None:
@@ -57,8 +60,17 @@ def hub_file(name: str, flag: str) -> Path:
     except ImportError:
         raise ConfigError(f"{flag} {name} needs huggingface_hub, which is not installed.") from None
     try:
-        siblings = HfApi().model_info(repository).siblings or []
-        files = _choose(gguf_models(file.rfilename for file in siblings), wanted, repository)
+        siblings = HfApi().model_info(repository, files_metadata=True).siblings or []
+        models = gguf_models(file.rfilename for file in siblings)
+        files = _choose(models, wanted, repository)
+        _check_room(
+            repository, models, files, {file.rfilename: file.size or 0 for file in siblings}
+        )
+        if not download and _cached(repository, wanted) is None:
+            size = sum(file.size or 0 for file in siblings if file.rfilename in files)
+            raise NotCachedError(
+                f"{name} is not in the hub's cache on this machine: {size / 1e9:.1f} GB."
+            )
         patterns = [glob.escape(file) for file in files]
         return Path(snapshot_download(repository, allow_patterns=patterns)) / files[0]
     except ConfigError:
@@ -117,6 +129,37 @@ def _choose(models: dict[str, list[File]], wanted: str | None, repository: str) 
     raise ConfigError(
         f"{repository} has no GGUF file {wanted}; choose one of these: "
         + ", ".join(f"{PREFIX}{repository}:{quantization}" for quantization in sorted(models))
+    )
+
+
+def _check_room(
+    repository: str, models: dict[str, list[str]], chosen: list[str], sizes: Mapping[str, int]
+) -> None:
+    """Check that a model fits the memory before it is downloaded.
+
+    Args:
+        sizes: of the files, in bytes.
+
+    Raises:
+        ConfigError: it does not; the message names the largest model of the repository that does.
+    """
+    if has_gpu():
+        return
+    room = available_memory() - OTHER_BYTES
+    size_of = {name: sum(sizes[file] for file in files) for name, files in models.items()}
+    needed = sum(sizes[file] for file in chosen)
+    if needed <= room:
+        return
+    fitting = {name: size for name, size in size_of.items() if 0 < size <= room}
+    best = max(fitting, key=lambda name: fitting[name], default=None)
+    advice = (
+        f"the largest of this repository that fits is {PREFIX}{repository}:{best} ({fitting[best] / 1e9:.1f} GB)."
+        if best is not None
+        else "no file of this repository fits: choose a smaller model."
+    )
+    raise ConfigError(
+        f"{repository}/{chosen[0]} has {needed / 1e9:.1f} GB of weights, and there is room for {max(0, room) / 1e9:.1f} GB in "
+        f"memory; {advice}"
     )
 
 

@@ -1,0 +1,131 @@
+"""Computes the memory that the weights of a checkpoint take at least, from the headers of its files.
+
+The bound is low on purpose: what fits must never be refused. It is for a CPU, where a process that takes more memory than there is
+ends without a word.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from radixrt.base.errors import ConfigError
+from radixrt.device.host_memory import OTHER_BYTES, available_memory
+from radixrt.layers.quantization.scheme import BLOCK_KINDS, HEAD_BITS, quantization_scheme
+from radixrt.models.checkpoint import (
+    checkpoint_dtype,
+    read_config,
+    read_header,
+    text_config,
+    weight_files,
+)
+from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.gguf.form import PLAIN_KINDS
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2}
+"""Bytes of a number by its dtype in a header; others have one."""
+_NOT_LOADED = ("vision", "visual", "audio", "mtp", "multi_modal_projector")
+"""Parts of the names of tensors that the language model has not."""
+
+
+class MemoryNeed(NamedTuple):
+    """Bytes of the weights of one engine."""
+
+    in_files: int
+    in_memory: int
+    """A lower bound."""
+    unpacked: int = 0
+    """Bytes in memory, of those, of quantized tensors whose kind is kept in 16 bits."""
+
+
+def memory_need(model_dir: Path, *, dtype: str = "auto", quantization: str = "auto") -> MemoryNeed:
+    """The memory of a checkpoint that :func:`radixrt.models.checkpoint.check_checkpoint` takes.
+
+    Args:
+        dtype: as ``--dtype``.
+        quantization: as ``--quantization``.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    config = read_config(model_dir)
+    width = _BYTES[checkpoint_dtype(config) if dtype == "auto" else dtype]
+    if gguf_tensors(model_dir) is not None:
+        return _of_gguf(model_dir, width, quantization)
+    scheme = quantization_scheme(config, quantization)
+    rounds = scheme is not None and scheme.method in ("rounding", "fp8_rounding")
+    is_tied = bool(text_config(config).get("tie_word_embeddings"))
+    in_files = in_memory = 0
+    for name, stored, shape in _tensors(model_dir):
+        numbers, size = math.prod(shape), _STORED.get(stored, 1)
+        in_files += numbers * size
+        if is_tied and name == "lm_head.weight":
+            continue
+        if rounds and scheme is not None and len(shape) > 1:
+            in_memory += numbers * _rounded_bits(name, scheme.bits, 8 * width, is_tied=is_tied) // 8
+        else:
+            in_memory += numbers * (width if scheme is None else min(size, width))
+    return MemoryNeed(in_files, in_memory)
+
+
+def check_fits(need: MemoryNeed, engines: int = 1) -> None:
+    """Check that the weights fit the memory that is available, the limits of cgroups included.
+
+    Args:
+        engines: replicas on this machine, each with weights of its own.
+
+    Raises:
+        ConfigError: they do not; the message has both numbers.
+    """
+    available, needed = available_memory(), engines * need.in_memory + OTHER_BYTES
+    if needed <= available:
+        return
+    parts = f"{need.in_memory / 1e9:.1f} GB of weights"
+    if engines > 1:
+        parts += f" in each of {engines} engines"
+    if need.unpacked:
+        parts += f", of which {need.unpacked / 1e9:.1f} GB have kinds that are kept in 16 bits"
+    raise ConfigError(
+        f"The model needs at least {needed / 1e9:.1f} GB of memory ({parts}), and {available / 1e9:.1f} GB are "
+        "available. Free memory, raise the limit of the container, or choose a smaller model or one of fewer bits "
+        "(--quantization int8, --quantization int4, or a GGUF file of a packed kind)."
+    )
+
+
+def _of_gguf(model_dir: Path, width: int, quantization: str) -> MemoryNeed:
+    in_files = in_memory = unpacked = 0
+    for entry in gguf_tensors(model_dir) or []:
+        numbers = math.prod(entry.shape)
+        size = math.prod(entry.shape[:-1]) * entry.row_bytes
+        in_files += size
+        if quantization != "auto":
+            bits = _rounded_bits(entry.name, _BITS[quantization], 8 * width, is_tied=True)
+            in_memory += numbers * bits // 8
+        elif entry.kind in BLOCK_KINDS:
+            in_memory += size
+        elif entry.kind in PLAIN_KINDS:
+            in_memory += min(size, numbers * width)
+        else:
+            in_memory += numbers * width
+            unpacked += numbers * width
+    return MemoryNeed(in_files, in_memory, unpacked)
+
+
+_BITS = {"int8": 8, "int4": 4, "fp8": 8}
+_EMBEDDINGS = ("embed", "token_embd")
+
+
+def _rounded_bits(name: str, bits: int, plain: int, *, is_tied: bool) -> int:
+    """Bits of a weight of a matrix whose checkpoint is rounded to ``bits`` while it is loaded."""
+    if any(part in name for part in _EMBEDDINGS):
+        return min(plain, HEAD_BITS) if is_tied else plain
+    return HEAD_BITS if name in ("lm_head.weight", "output.weight") else bits
+
+
+def _tensors(model_dir: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, stored dtype and shape of each tensor that is loaded."""
+    for file in weight_files(model_dir):
+        for name, (stored, shape) in read_header(file).items():
+            if not any(part in name for part in _NOT_LOADED):
+                yield name, stored, shape
