@@ -17,13 +17,21 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.batch import StepInputs
+from radixrt.worker.drafts.price import DraftPrice
 from radixrt.worker.process import WorkerProcess
 from tests.real_scheduler import StoppableScheduler
 
 Script = Callable[[list[int]], list[int]]
 """The tokens that the model wants to write after a prompt."""
 DRAFT_PRICE = 0.1
-"""Of each step, so that there are drafts."""
+"""The price of a draft row in each step, so that there are drafts, whatever the load of the machine."""
+
+
+def fixed_draft_price() -> DraftPrice:
+    price = DraftPrice()
+    price.next = lambda rows: DRAFT_PRICE  # type: ignore[method-assign]
+    price.beside_prompts = lambda rows, saving: DRAFT_PRICE  # type: ignore[method-assign]
+    return price
 
 
 class RealEngine:
@@ -70,15 +78,15 @@ class RealEngine:
             admit(admitted)
 
         runner._admit = watch
+        runner.draft_price = fixed_draft_price()
         runner._forward = written.forward
         poller = Poller(process._inbox)
         while not self._stop.is_set():
             poller.wait(0.05)
             for message in process._inbox.receive_waiting():
                 if isinstance(message, StepPlan):
-                    # A price and times of its own: drafts would depend on the load of the machine.
-                    plan = replace(message, draft_price=DRAFT_PRICE)
-                    process._answer([replace(r, step_s=0.0) for r in runner.step(plan)])
+                    # Unknown times: plans would depend on the load of the machine.
+                    process._answer([replace(r, step_s=0.0) for r in runner.step(message)])
                 else:
                     runner.order(message)
         process._inbox.close()

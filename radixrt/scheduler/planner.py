@@ -23,9 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
-from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.drafts.price import MAX_PRICE, DraftPrice
-from radixrt.scheduler.drafts.trials import DraftTrials
+from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
@@ -110,7 +108,7 @@ class PlanBuilder:
     def has_work(self) -> bool:
         return self.shape.rows > 0 or bool(self.prefill)
 
-    def seal(self, step_id: int, release: list[int], draft_price: float) -> StepPlan:
+    def seal(self, step_id: int, release: list[int], draft_saving: float) -> StepPlan:
         """The finished plan."""
         slots, pages = _joined(self.extend_slots), _joined(self.extend_pages)
         if (
@@ -126,16 +124,14 @@ class PlanBuilder:
             extend_slots=pack_ids(slots),
             extend_pages=pack_ids(pages),
             prefill=self.prefill,
-            draft_price=draft_price,
+            draft_saving=draft_saving,
         )
 
 
 class Planner:
     """Admits sequences, plans their prefill and decode steps, and retracts them when pages run out."""
 
-    def __init__(
-        self, state: SchedulerState, admission: Admission, price: DraftPrice, trials: DraftTrials
-    ) -> None:
+    def __init__(self, state: SchedulerState, admission: Admission) -> None:
         self._state = state
         self._limits = state.limits
         self._slots = state.slots
@@ -145,8 +141,6 @@ class Planner:
         self._times = state.times
         self._counters = state.counters
         self._admission = admission
-        self._price = price
-        self._trials = trials
         self._prefilling: dict[int, Sequence] = {}
         """By sequence id: sequences in slots whose prompts are not completely planned."""
         self._adopters: set[int] = set()
@@ -307,8 +301,6 @@ class Planner:
         if drafts is not None:
             expected = num_ids(drafts.continuation) + num_ids(drafts.prediction)
             self._slots.expect_drafts(sequence, expected)
-            if expected:
-                self._trials.encourage()
         self._prefilling[sequence.seq_id] = sequence
         sequence.account.running += 1
         sequence.group.has_begun = True
@@ -409,29 +401,16 @@ class Planner:
 
     def _seal(self, builder: PlanBuilder) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        price, drafts = self._draft_price(builder.shape), None
-        if price < NO_DRAFTS:
-            drafts = self._trials.wants_drafts(builder.shape.rows)
-        step_id = self._in_flight.send(
-            self._slots.sequences, builder.shape, drafts=drafts, scored=builder.scored
-        )
-        return builder.seal(step_id, released, price if drafts else NO_DRAFTS)
+        shape = builder.shape
+        step_id = self._in_flight.send(self._slots.sequences, shape, scored=builder.scored)
+        return builder.seal(step_id, released, self._draft_saving(shape.tokens))
 
-    def _draft_price(self, shape: StepShape) -> float:
-        """That of a step with these decoding sequences and prompts."""
-        if not (shape.rows and (self._slots.is_decoding & self._slots.speculates).any()):
-            return NO_DRAFTS
-        if shape.tokens:
-            outlasting = self._outlasting(shape.tokens)
-            token_s = self._times.prefill_costs[0]
-            price = self._price.beside_prompts(shape.rows, token_s, outlasting)
-        else:
-            price = self._price.of(shape.rows)
-        return price if price <= MAX_PRICE else NO_DRAFTS
-
-    def _outlasting(self, tokens: int) -> float:
-        """Of the tokens that the running answers will still get, the part that comes after all prompts are computed, ``tokens`` of
-        them a step. Prompts that wait for an answer to end are left out."""
+    def _draft_saving(self, tokens: int) -> float:
+        """See :class:`StepPlan`: of the tokens that the running answers will still get, the part that
+        comes after all prompts are computed, ``tokens`` of them a step. Prompts that wait for an
+        answer to end are left out."""
+        if not (tokens and self._limits.speculates):
+            return FULL_SAVING
         to_come = float(sum(map(self._rest, self._prefilling.values())))
         if not self._admission.is_full:
             to_come += self._waiting.prompt_tokens

@@ -32,8 +32,6 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
-from radixrt.scheduler.drafts.price import DraftPrice
-from radixrt.scheduler.drafts.trials import ComparedStep, DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
@@ -46,7 +44,6 @@ from radixrt.scheduler.radix.divergence import RecentFacts
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.state import SchedulerState
-from radixrt.scheduler.step_times import StepShape
 from radixrt.scheduler.steps_in_flight import StepInFlight
 
 _FAILURES = {
@@ -90,10 +87,8 @@ class Scheduler:
         """Of the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
-        self.draft_price = DraftPrice()
-        self.draft_trials = DraftTrials()
         self.admission = Admission(state)
-        self.planner = Planner(state, self.admission, self.draft_price, self.draft_trials)
+        self.planner = Planner(state, self.admission)
         self._deadlines: LazyHeap[int] = LazyHeap()
         """The sequences that have one."""
         self.waits = WaitForecast(
@@ -358,22 +353,8 @@ class Scheduler:
         tokens = step.shape.rows + beyond
         deferred = int(self.slots.is_deferred.sum())  # computed in the step before
         shape = step.shape._replace(rows=max(0, tokens + drafted - accepted - deferred))
-        plain_s = self.step_times.seconds(StepShape(step.shape.rows, step.shape.context))
-        if step.drafts is not None and self.step_times.is_known:
-            compared = ComparedStep(
-                rows=step.shape.rows,
-                new_tokens=tokens,
-                answers_s=plain_s,
-                plain_s=self.step_times.seconds(step.shape),
-                forecast_s=self.step_times.seconds(shape),
-                drafts=step.drafts,
-            )
-            self.draft_trials.observe(compared, result.step_s)
         step_s = result.step_s if shape.rows + shape.tokens else 0.0  # it has only sampled
         self.step_times.observe(shape, step_s, tokens, has_drafts=drafted > 0, scored=step.scored)
-        if not step.shape.tokens:
-            is_alike = beyond == accepted  # no forced tokens, whose rows cost less
-            self.draft_price.observe(step.shape.rows, drafted, tokens, step_s if is_alike else 0.0)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s

@@ -40,8 +40,6 @@ class SlotTable:
         self.known = np.zeros(max_slots, dtype=np.int64)
         """Tokens known at admission; these are prefilled."""
         self.num_prompt = np.zeros(max_slots, dtype=np.int64)
-        self.speculates = np.zeros(max_slots, dtype=bool)
-        """Tokens of the sequence are drafted."""
         self.headroom = np.zeros(max_slots, dtype=np.int64)
         """Positions to allocate beyond the next one, for tokens that a grammar forces, and for drafts."""
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
@@ -68,7 +66,6 @@ class SlotTable:
         self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
         self.known[slot] = sequence.num_tokens
         self.num_prompt[slot] = sequence.num_prompt
-        self.speculates[slot] = sequence.speculates
         self.expect_drafts(sequence, 0)
         self.set_tree_pages(slot, tree_pages)
 

@@ -44,6 +44,9 @@ class LaunchedStep:
     """A launched step. Its slots may have been released, or given to others, when its tokens come."""
 
     step_id: int
+    decoding: int
+    """Slots whose prompts were complete before."""
+    prompt_tokens: int
     slots: NDArray[
         np.int64
     ]  # [rows] that sample a token; a slot has several if drafts were accepted

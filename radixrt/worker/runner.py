@@ -20,7 +20,6 @@ from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
-    NO_DRAFTS,
     Admit,
     StepPlan,
     StepResult,
@@ -35,6 +34,7 @@ from radixrt.worker.batch import (
     StepInputs,
 )
 from radixrt.worker.decode_graphs import DecodeGraphs
+from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors
@@ -84,6 +84,8 @@ class ModelRunner:
             decide=parts.tp.from_first,
         )
         self._speculator = Speculator(ends, self.matchers.forced, self.matchers.allowed)
+        self.draft_price = DraftPrice()
+        self._tp = parts.tp
         self._deferred = DeferredRows(device)
         self._pooler = parts.pooler
         self._draw = fastest_draw(device.torch_device)
@@ -117,7 +119,8 @@ class ModelRunner:
         """
         begun = time.perf_counter()
         self._apply(plan)
-        drafts = self._propose(plan.draft_price)
+        decoding = np.flatnonzero(self._batch.is_decoding)
+        drafts = self._propose(plan, decoding)
         inputs = self._batch.next_step(plan)
         self._order.before_launch(inputs, drafts)
         launched = self._device.record_event()
@@ -140,6 +143,8 @@ class ModelRunner:
         sampled_all = self._device.record_event()
         self._in_flight = LaunchedStep(
             step_id=plan.step_id,
+            decoding=len(decoding),
+            prompt_tokens=sum(chunk.num_tokens for chunk in plan.prefill),
             slots=slots,
             deferred=deferred,
             advanced=self._advanced(inputs.runs, verified),
@@ -167,6 +172,8 @@ class ModelRunner:
         token_ids, logprobs, prompt_logprobs, vectors = step.read()
         slots, token_ids = self._advance_matchers(step, token_ids)
         self._speculator.extend(slots, token_ids)
+        step_s = self._order.seconds(step)
+        self._learn_draft_price(step, step_s)
         return [
             StepResult(
                 step_id=step.step_id,
@@ -181,7 +188,7 @@ class ModelRunner:
                 vectors=vectors,
                 forward_s=step.computed.seconds_since(step.launched),
                 wait_s=step.waited_s,
-                step_s=self._order.seconds(step),
+                step_s=step_s,
             )
         ]
 
@@ -335,17 +342,43 @@ class ModelRunner:
 
     # ------------------------------------------------------------ drafts
 
-    def _propose(self, price: float) -> dict[int, TokenIds]:
-        """Draft tokens for the next step, by slot."""
+    def _propose(self, plan: StepPlan, decoding: NDArray[np.int64]) -> dict[int, TokenIds]:
+        """Draft tokens for the next step, by slot.
+
+        Args:
+            decoding: [n] slots.
+        """
         drafts: dict[int, TokenIds] = {}
-        if price >= NO_DRAFTS:
+        slots = self._speculator.slots_of(decoding)
+        if not slots:
             return drafts
-        for slot in self._speculator.slots_of(np.flatnonzero(self._batch.is_decoding)):
+        if plan.prefill:
+            price = self.draft_price.beside_prompts(len(decoding), plan.draft_saving)
+        else:
+            price = self.draft_price.next(len(decoding))
+        price = float(self._tp.from_first(np.array([price]))[0])  # the ranks' times differ
+        if price >= NEVER:
+            return drafts
+        for slot in slots:
             room = self._batch.room_for_drafts(slot)
             if tokens := self._speculator.propose(slot, room, price):
                 drafts[slot] = np.array(tokens, dtype=np.int32)
                 self._batch.draft(slot, self._speculator.last_token(slot), drafts[slot])
         return drafts
+
+    def _learn_draft_price(self, step: LaunchedStep, seconds: float) -> None:
+        if self._order.overlaps:
+            return
+        drafted = sum(draft.num_drafted for draft in step.drafts)
+        accepted = sum(draft.num_accepted for draft in step.drafts)
+        if step.prompt_tokens:
+            if not step.prompt_logprobs:
+                tokens = step.prompt_tokens
+                self.draft_price.observe_prompts(step.decoding, drafted, tokens, seconds)
+            return
+        has_forced = sum(step.advanced.values()) > accepted  # their rows cost less
+        known_s = 0.0 if has_forced else seconds
+        self.draft_price.observe(step.decoding, drafted, step.decoding + accepted, known_s)
 
     def _verify(self, drafts: dict[int, TokenIds], slots: NDArray[np.int64]) -> list[VerifiedDraft]:
         """Give back the positions of drafts that were not drawn.

@@ -14,9 +14,8 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CpuDevice
-from radixrt.scheduler.drafts.price import DraftPrice
-from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import END_OF_TURN
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA
@@ -32,9 +31,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that does not depend on the machine: many drafts, and some that are not worth it."""
-    monkeypatch.setattr(DraftPrice, "of", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
     monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
-    monkeypatch.setattr(DraftTrials, "wants_drafts", lambda self, rows: True)
 
 
 @pytest.fixture(scope="module")

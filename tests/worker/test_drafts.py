@@ -233,41 +233,34 @@ def test_rows_are_added_while_they_pay(price: float, first: float, later: float)
     assert [chance.survival(row + 1) for row in range(3)] == pytest.approx(survivals[:3])
 
 
-def test_chances_are_learned_for_each_sequence_and_each_kind_of_evidence() -> None:
+def test_chances_are_learned_for_each_kind_of_evidence() -> None:
     chances = Chances()
-    for slot in range(3):
-        chances.admit(slot)
-    assert chances.of(0, (2, 3)) == (0.5, 0.5)
+    assert chances.estimate((2, 3)) == (0.5, 0.5)
     for _ in range(50):
-        chances.learn(0, (2, 3), num_tried=4, num_right=0)
-        chances.learn(1, (2, 6), num_tried=4, num_right=4)
-    assert chances.of(0, (2, 3)).first < 0.05 and chances.of(0, (2, 3)).later == 0.5
-    assert min(chances.of(1, (2, 6))) > 0.95
-    assert chances.of(2, (2, 3)).first < 0.15 < 0.85 < min(chances.of(2, (2, 6)))
-    assert chances.of(2, (1, 3)) == (0.5, 0.5)
-    chances.admit(1)
-    assert chances.of(1, (2, 3)).first < 0.15
+        chances.learn((2, 3), num_tried=4, num_right=0)
+        chances.learn((2, 6), num_tried=4, num_right=4)
+    assert chances.estimate((2, 3)).first < 0.05 and chances.estimate((2, 3)).later == 0.5
+    assert min(chances.estimate((2, 6))) > 0.95
+    assert chances.estimate((1, 3)) == (0.5, 0.5)
 
 
 def test_the_fate_of_tokens_behind_a_rejected_one_is_not_counted() -> None:
     chances = Chances()
-    chances.admit(0)
     for _ in range(500):
-        chances.learn(0, (0, 0), num_tried=30, num_right=2)
-    assert chances.of(0, (0, 0)).first > 0.95
-    assert chances.of(0, (0, 0)).later == pytest.approx(0.5, abs=0.02)
+        chances.learn((0, 0), num_tried=30, num_right=2)
+    assert chances.estimate((0, 0)).first > 0.95
+    assert chances.estimate((0, 0)).later == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_chance_of_further_tokens_is_learned_again_after_it_was_low() -> None:
     """Where only the first token pays, nothing is learned of those behind it, so what was learned is forgotten."""
     chances = Chances()
-    chances.admit(0)
     for _ in range(20):
-        chances.learn(0, (0, 0), num_tried=4, num_right=1)
-    assert chances.of(0, (0, 0)).paying_length(0.3, 9) == 1
+        chances.learn((0, 0), num_tried=4, num_right=1)
+    assert chances.estimate((0, 0)).paying_length(0.3, 9) == 1
     for _ in range(200):
-        chances.learn(0, (0, 0), num_tried=1, num_right=1)
-    assert chances.of(0, (0, 0)).paying_length(0.3, 9) > 1
+        chances.learn((0, 0), num_tried=1, num_right=1)
+    assert chances.estimate((0, 0)).paying_length(0.3, 9) > 1
 
 
 def speculator(
@@ -343,15 +336,15 @@ def test_a_draft_may_have_stretches_of_several_drafters() -> None:
     assert names == [("tree", 1, 1), ("ngram", 2, 1)]
     say(one, 20, 21, 3)
     one.propose(0, 3, 0.0)
-    assert one._chances.of(0, tree).first > 0.85 and min(one._chances.of(0, ngram)) < 0.75
+    assert one._chances.estimate(tree).first > 0.85 and min(one._chances.estimate(ngram)) < 0.75
     one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
-    learned = one._chances.of(0, ngram)
+    learned = one._chances.estimate(ngram)
     assert one.propose(0, 3, 0.0) == [20, 21, 22]
     entries = one.verified(0, 2, 0)  # a grammar has cut it
     assert [(e.num_drafted, e.num_accepted) for e in entries] == [(1, 0), (1, 0)]
     say(one, 9)
     one.propose(0, 3, 0.0)
-    assert one._chances.of(0, ngram) == learned  # it was not reached
+    assert one._chances.estimate(ngram) == learned  # it was not reached
     one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
     assert one.propose(0, 3, 0.6) == [20]  # the second stretch does not pay
 

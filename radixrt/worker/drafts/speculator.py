@@ -26,9 +26,6 @@ EXPECTED = ("grammar", "tree", "prediction")
 MAX_STRETCHES = 4
 """Of a draft. Each takes some 10 µs to find."""
 
-_BEHIND = 1.0
-"""Tokens that are expected to be accepted behind a stretch whose tokens all are."""
-
 REST_AFTER_HOLD = 16
 """Steps without drafts after a step in which the mask of a slot was not ready: each draft needs a further mask."""
 
@@ -104,7 +101,6 @@ class Speculator:
         self._slots[slot] = _Speculating(
             text, num_prompt + sampling.max_tokens, frozenset((*ends, *sampling.stop_token_ids))
         )
-        self._chances.admit(slot)
         for drafter in self._drafters:
             drafter.admit(slot, text, num_prompt, admit.drafts)
 
@@ -145,7 +141,7 @@ class Speculator:
         one = self._slots.get(slot)
         if one is None or one.text[-1] in one.ends:  # the scheduler has not seen the end yet
             return []
-        self._judge(slot, one)
+        self._judge(one)
         if one.rest:
             one.rest -= 1
             return []
@@ -175,7 +171,7 @@ class Speculator:
             survival *= stretch.chance.survival(stretch.num_tokens)
         return tokens
 
-    def _judge(self, slot: int, one: _Speculating) -> None:
+    def _judge(self, one: _Speculating) -> None:
         """Learn from what the answer has in place of the last draft, also of the tokens of it that did not pay."""
         new = one.text[one.judged_from :]
         for stretch in one.drafted:
@@ -185,7 +181,7 @@ class Speculator:
             num_right = next(
                 (i for i in range(num_tried) if stretch.token_ids[i] != new[i]), num_tried
             )
-            self._chances.learn(slot, stretch.source, num_tried, num_right)
+            self._chances.learn(stretch.source, num_tried, num_right)
             if num_right < stretch.num_tokens:
                 break
             new = new[stretch.num_tokens :]
@@ -199,11 +195,9 @@ class Speculator:
             if draft is None:
                 continue
             source = index, draft.kind
-            chance = self._chances.of(slot, source)
+            chance = self._chances.estimate(source)
             length = chance.paying_length(price, len(draft.token_ids))
             accepted = chance.expected_accepted(length)
-            if length == len(draft.token_ids) < budget:
-                accepted += chance.survival(length) * _BEHIND
             if accepted > most:
                 best, most = _Stretch(source, draft.token_ids, length, chance), accepted
         return best

@@ -1,27 +1,29 @@
-"""Learns the price of a draft token: the time that its row adds to a step, in times of an output token.
+"""Learns the price of a draft row: the time that it adds to a step, in times of an output token.
 
-The time of a row is the slope of step times over the number of draft rows, from steps without prompts. A step is compared with the last
-ones of as many sequences, so neither sequences that come and go nor their growing context have a part in it. Each magnitude of the
-batch has a slope of its own: one row more may cost nothing while a step waits for weights, and as much as a token where it computes.
+The time of a row is the slope of step times over the number of draft rows, from steps without
+prompts. A step is compared with the last ones of as many sequences, so neither sequences that come
+and go nor their growing context have a part in it. Each magnitude of the batch has a slope of its
+own: one row more may cost nothing while a step waits for weights, and as much as a token where it
+computes.
 
-Until rows have been measured, a row is taken to cost as much as a token, and nothing is drafted. So now and then a step is planned at a low
-price, the next one after twice as many steps each time: a *probe*. The assumption counts as much as a few draft rows, so it fades as rows are
-measured (ridge regression towards the line through the origin).
+Until rows have been measured, a row is taken to cost as much as a token, and nothing is drafted. So
+now and then a step is computed at a low price, the next one after twice as many steps each time: a
+*probe*. The assumption counts as much as a few draft rows, so it fades as rows are measured (ridge
+regression towards the line through the origin).
 """
 
 from dataclasses import dataclass, field
 
-from radixrt.messages.steps import NO_DRAFTS
-from radixrt.scheduler.step_times import RecentRatio
+from radixrt.worker.drafts.chances import Rate
+
+NEVER = 1.0
+"""A row that costs as much as a token: no draft is worth it."""
 
 PROBE_PRICE = 0.4
 """Drafters that nothing is known about draft one token at this price."""
 
 FIRST_PROBE, MAX_PROBE_INTERVAL = 2, 128
 """Steps of a magnitude of the batch from one probe to the next."""
-
-_UNTIL_RESULT = 2
-"""Steps until the next probe if nothing was drafted in one: two steps are in flight."""
 
 MIN_PRICE, MAX_PRICE = 0.02, 0.8
 """Above the second, even a token that is accepted saves too little."""
@@ -33,36 +35,40 @@ _NEWEST = 0.1
 """Weight of a step in the means."""
 
 _PRIOR = 0.03
-"""Weight of the assumption that all rows cost the same, in steps that differ by as many rows as there are sequences."""
+"""Weight of the assumption that all rows cost the same, in steps that differ by as many rows as
+there are sequences."""
 
 _LONGEST = 4.0
 """Times of a plain step: a longer step counts as this in the time of a token."""
 
 _MAX_NOISE = 0.3
-"""Of the mean time of a step: a larger difference to the forecast counts as this. The machine pauses now and then."""
+"""Part of the mean time of a step: a larger difference to the forecast counts as this. The machine
+pauses now and then."""
 
 
-def beside_prompts(price: float, outlasting: float) -> float:
+def beside_prompts(price: float, saving: float) -> float:
     """The price of a draft row in a step that prompts fill, while more of them are to come.
 
-    There are as many such steps as the prompts need, whatever the answers get in them. So an accepted token saves the time of
-    its own row in a later step, and no step. Tokens that come when the prompts are computed save both.
+    There are as many such steps as the prompts need, whatever the answers get in them. So an
+    accepted token saves the time of its own row in a later step, and no step. Tokens that come when
+    the prompts are computed save both.
 
-    >>> beside_prompts(0.25, outlasting=1.0), beside_prompts(0.25, outlasting=0.0)
+    >>> beside_prompts(0.25, saving=1.0), beside_prompts(0.25, saving=0.0)
     (0.25, 1.0)
-    >>> beside_prompts(0.25, outlasting=0.5)
+    >>> beside_prompts(0.25, saving=0.5)
     0.4
 
     Args:
-        price: of a draft row, without prompts to come.
-        outlasting: of the tokens that the answers will still get, the part that comes when the prompts are computed.
+        price: the price without prompts to come.
+        saving: see ``StepPlan.draft_saving``.
     """
-    return 1 / (outlasting / price + 1 - outlasting)
+    return 1 / (saving / price + 1 - saving)
 
 
 @dataclass(slots=True)
 class _Mean:
-    """The last steps of some number of sequences. The first one does not count: kernels are loaded, and a tape is made, in it."""
+    """The last steps of some number of sequences. The first one does not count: kernels are loaded,
+    and a tape is made, in it."""
 
     drafted: float
     seconds: float
@@ -82,19 +88,20 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Magnitude:
-    """The time of a row, for batches of one magnitude. Rows are counted in times of the sequences, and seconds in times of a plain step."""
+    """The time of a row, for batches of one magnitude. Rows are counted in times of the sequences,
+    and seconds in times of a plain step."""
 
     variance: float = 0.0
     """Weighted sum of the squared differences in draft rows."""
     covariance: float = 0.0
     """Weighted sum of these differences times those in seconds."""
-    plain_ratio: RecentRatio = field(default_factory=RecentRatio)
+    plain_ratio: Rate = field(default_factory=lambda: Rate(0.95))
     """Seconds in times of those in which plain steps give as many tokens."""
     to_probe: int = FIRST_PROBE
     """Steps until the next probe."""
     interval: int = FIRST_PROBE
     probes: bool = False
-    """A probe is planned, and no step with drafts has been seen since."""
+    """A probe has begun, and no step with drafts has been seen since."""
 
     @property
     def row(self) -> float:
@@ -103,8 +110,9 @@ class _Magnitude:
 
     @property
     def price(self) -> float:
-        """Where drafts are accepted, tokens take less time, so a row costs more of them."""
-        return max(self.row / min(1.0, self.plain_ratio.value or 1.0), MIN_PRICE)
+        """The price of a row. Where drafts are accepted, tokens take less time, so a row costs more
+        of them."""
+        return max(self.row / min(1.0, self.plain_ratio.value(1.0)), MIN_PRICE)
 
     def observe(self, more_rows: float, more_seconds: float) -> None:
         """Note a step that differs by so much from the mean."""
@@ -116,12 +124,15 @@ class _Magnitude:
 
 
 class DraftPrice:
-    """The price, from the times of steps."""
+    """The price, learned from the times of steps."""
 
     def __init__(self) -> None:
         self._means: dict[int, _Mean] = {}
         """By the number of sequences."""
         self._magnitudes: dict[int, _Magnitude] = {}
+        self._prompt_token_s = Rate(_KEPT)
+
+    # ------------------------------------------------------------ learning
 
     def observe(self, rows: int, drafted: int, new_tokens: int, seconds: float) -> None:
         """Learn from a step without prompts.
@@ -129,8 +140,8 @@ class DraftPrice:
         Args:
             rows: decoding sequences.
             drafted: draft tokens that were verified.
-            new_tokens: of answers.
-            seconds: 0 stands for an unknown time.
+            new_tokens: tokens that the answers got.
+            seconds: the time of the step; 0 stands for an unknown one.
         """
         if not rows:
             return
@@ -151,30 +162,41 @@ class DraftPrice:
         if mean.is_known and abs(more_drafted) >= 0.5:
             learned.observe(more_drafted / rows, more_s / plain_s)
         mean.observe(more_drafted, more_s)
-        learned.plain_ratio.observe(min(seconds, _LONGEST * plain_s), plain_s * new_tokens / rows)
+        learned.plain_ratio.observe(min(seconds / plain_s, _LONGEST), new_tokens / rows)
 
-    def of(self, rows: int) -> float:
-        """The price in the next step, which has these decoding sequences and no prompts: a draft token pays if it is accepted more often."""
+    def observe_prompts(self, rows: int, drafted: int, tokens: int, seconds: float) -> None:
+        """Learn from a step with this number of prompt tokens what one of them takes at most."""
+        answers_s = self._plain_s(rows)
+        if rows and answers_s:
+            answers_s *= 1 + self._magnitude(rows).row * drafted / rows
+        self._prompt_token_s.observe(max(0.0, seconds - answers_s), tokens)
+
+    # ------------------------------------------------------------ prices
+
+    def next(self, rows: int) -> float:
+        """The price in the next step, which has these decoding sequences and no prompts: a draft
+        token pays if it is accepted more often."""
         learned = self._magnitude(rows)
         price = learned.price
         if learned.to_probe <= 0 and rows in self._means and self._means[rows].is_known:
-            learned.probes, learned.to_probe = True, _UNTIL_RESULT
-            return min(price, PROBE_PRICE)
-        return price
+            learned.probes, learned.to_probe = True, 1  # again if nothing is drafted now
+            price = min(price, PROBE_PRICE)
+        return price if price <= MAX_PRICE else NEVER
 
-    def beside_prompts(self, rows: int, prompt_token_s: float, outlasting: float) -> float:
-        """The price in a step that prompts fill, see :func:`beside_prompts`.
+    def beside_prompts(self, rows: int, saving: float) -> float:
+        """The price in a step that prompts fill, see :func:`beside_prompts`. A row computes there,
+        so it takes as long as a prompt token.
 
         Args:
             rows: decoding sequences.
-            prompt_token_s: time of a prompt token; a draft row computes as long. 0: unknown.
-            outlasting: of the tokens that the answers will still get, the part that comes when the prompts are computed.
+            saving: see ``StepPlan.draft_saving``.
         """
-        plain_s = self._plain_s(rows)
+        plain_s, prompt_token_s = self._plain_s(rows), self._prompt_token_s.value(0.0)
         if not plain_s or not prompt_token_s:
-            return NO_DRAFTS
+            return NEVER
         price = max(self._magnitude(rows).price, prompt_token_s * rows / plain_s)
-        return beside_prompts(price, outlasting)
+        price = beside_prompts(price, saving)
+        return price if price <= MAX_PRICE else NEVER
 
     def _plain_s(self, rows: int) -> float:
         """Time of a step without drafts, at least; 0: unknown."""
