@@ -127,6 +127,41 @@ def test_a_first_step_that_takes_long_does_not_make_drafts_look_cheap() -> None:
     assert price.next(4) > 0.9
 
 
+def test_drafting_that_takes_more_than_it_saves_is_stopped_until_a_probe_saves() -> None:
+    """The rows cost next to nothing, but each search takes a tenth of a step."""
+    price, sought, step_s = DraftPrice(), [], 0.002
+
+    def run(steps: int, accepted: int) -> int:
+        """Steps of which each drafts a token for each of 16 sequences, where that is tried."""
+        before = len(sought)
+        for _ in range(steps):
+            if price.next(16) < NEVER:
+                sought.append(1)
+                seconds = 1.1 * step_s + 0.000_001 * 16
+                price.observe(16, 16, 16 + accepted, seconds, draft_s=0.1 * step_s)
+            else:
+                price.observe(16, 0, 16, step_s)
+        return len(sought) - before
+
+    run(100, accepted=0)
+    assert run(500, accepted=0) < 15, "probes alone"
+    run(1500, accepted=8)
+    assert run(200, accepted=8) == 200
+    run(500, accepted=0)
+    assert run(100, accepted=0) < 5
+    price.retry_soon()
+    assert run(200, accepted=8) == 200
+
+
+def test_a_search_that_takes_little_goes_on_though_it_finds_nothing() -> None:
+    price = DraftPrice()
+    for step in range(200):
+        price.observe(1, step % 8, 1 + step % 4, STEP_S + ROW_S * (1 + step % 8), draft_s=1e-5)
+    for _ in range(2000):
+        assert price.next(1) < NEVER
+        price.observe(1, 0, 1, STEP_S + ROW_S, draft_s=1e-5)
+
+
 def test_beside_prompts_it_is_at_least_the_time_of_a_prompt_token() -> None:
     price = DraftPrice()
     assert price.beside_prompts(8, saving=1.0) == NEVER, "unknown"

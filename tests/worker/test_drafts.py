@@ -12,11 +12,12 @@ from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, DraftSources
 from radixrt.worker.drafts import ngram
 from radixrt.worker.drafts import pool as pools
 from radixrt.worker.drafts.chances import Chance, Chances
+from radixrt.worker.drafts.copy_exits import MAX_TOKENS, CopyExits
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
 from radixrt.worker.drafts.reference import ReferenceDrafter
-from radixrt.worker.drafts.speculator import REST_AFTER_HOLD, Speculator
+from radixrt.worker.drafts.speculator import REST_AFTER_DEFERRAL, Speculator
 from radixrt.worker.drafts.suffix_index import (
     AGAIN,
     CANDIDATES,
@@ -26,7 +27,6 @@ from radixrt.worker.drafts.suffix_index import (
     SuffixIndex,
     SuffixMatch,
 )
-from radixrt.worker.drafts.turns import MAX_TOKENS, Turns
 from radixrt.worker.drafts.verification import NO_DRAFT, rows_to_keep, tokens_before
 
 NOTHING = DraftSources()
@@ -116,8 +116,8 @@ def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> 
         text += [is_, value, comma, 60]
     text += [3, is_]
     assert drafter.propose(0, 9) == Draft([7], kind_of(2))
-    assert (turn := drafter.propose(0, 9, ahead=[7])) is not None
-    assert turn.token_ids == [comma] and turn.kind > kind_of(LONGEST_MATCH)
+    assert (left := drafter.propose(0, 9, ahead=[7])) is not None
+    assert left.token_ids == [comma] and left.kind > kind_of(LONGEST_MATCH)
     assert drafter.propose(0, 2, ahead=[7, comma]) == Draft([60, 3], AGAIN)
 
     def drafted(salt: str | None) -> list[int]:
@@ -130,23 +130,23 @@ def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> 
     assert drafted("b") == drafted(None) == [7, stop]  # no salt learns from another
 
 
-def test_turns_are_forgotten_when_they_do_not_come_and_are_bounded() -> None:
-    turns = Turns()
+def test_exits_are_forgotten_when_they_do_not_come_and_are_bounded() -> None:
+    exits = CopyExits()
 
     def come(token: int, times: int) -> int | None:
         for _ in range(times):
-            turns.observe(5, token, copies=True)
-        return turns.first_in([4, 5])
+            exits.observe(5, token, copies=True)
+        return exits.first_in([4, 5])
 
     assert come(6, 1) is None and come(6, 1) == 1
     assert come(6, 9) == 1 and come(7, 2) == 1 and come(7, 1) is None
-    assert come(7, 3) == 1 and turns.by_token[5].token == 7
-    assert come(5, 9) is None and not turns.by_token
-    turns.observe(5, 6, copies=False)
-    assert not turns.by_token
+    assert come(7, 3) == 1 and exits.by_token[5].token == 7
+    assert come(5, 9) is None and not exits.by_token
+    exits.observe(5, 6, copies=False)
+    assert not exits.by_token
     for token in range(2 * MAX_TOKENS):
-        turns.observe(token, token + 1, copies=True)
-    assert list(turns.by_token) == list(range(MAX_TOKENS, 2 * MAX_TOKENS))
+        exits.observe(token, token + 1, copies=True)
+    assert list(exits.by_token) == list(range(MAX_TOKENS, 2 * MAX_TOKENS))
 
 
 def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,9 @@ def test_a_sequence_whose_mask_was_late_rests() -> None:
     one = speculator()
     one.admit(admit([1, 2, 3], continuation=pack_ids([4, 5, 6])))
     one.defer([0, 7])
-    assert [one.propose(0, 9, 0.0) for _ in range(REST_AFTER_HOLD)] == [[]] * REST_AFTER_HOLD
+    assert [one.propose(0, 9, 0.0) for _ in range(REST_AFTER_DEFERRAL)] == [
+        []
+    ] * REST_AFTER_DEFERRAL
     assert one.propose(0, 9, 0.0) == [4, 5, 6]
 
 

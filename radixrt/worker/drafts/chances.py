@@ -1,10 +1,11 @@
-"""Learns the chance of a draft token to be accepted, and computes the number of draft tokens that pays.
+"""Learns the chance of a draft token to be accepted, and computes the number of draft tokens that
+pays.
 
 A draft token survives if it and all before it are accepted. The first shows whether the source is
-the right one, so the tokens behind it have a chance of their own: with the chances p and q, the i-th
-survives with p times q to the power of i - 1. It is worth its row while that exceeds the price of a
-row (:mod:`radixrt.worker.drafts.price`). The chances depend on the tokens alone, so all ranks draft
-alike. A draft need not be computed to be judged: the answer shows whether it was right.
+the right one, so the tokens behind it have a chance of their own: with the chances p and q, the
+i-th survives with p times q to the power of i - 1. It is worth its row while that exceeds the price
+of a row (:mod:`radixrt.worker.drafts.price`). The chances depend on the tokens alone, so all ranks
+draft alike. A draft need not be computed to be judged: the answer shows whether it was right.
 
 The sequences share the chances. To learn them for each sequence too has gained less than 3 % in
 every workload of ``bench.speculation``, and lost as much in most.

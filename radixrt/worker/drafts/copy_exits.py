@@ -1,43 +1,44 @@
 """Learns how answers go on where a copied stretch of their prompts ends.
 
-An answer that copies a value out of "The color of X is blue." and goes on with `",` meets the source's full stop each time. So of
-each token at which copies have ended it is noted which token came in its place, and whether it did so again.
+An answer that copies a value out of "The color of X is blue." and goes on with `",` meets the
+source's full stop each time. So of each token at which copies have ended it is noted which token
+came in its place, and whether it did so again.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 MAX_TOKENS = 256
-"""Tokens whose turns are remembered under a salt: those met last."""
+"""Tokens whose exits are remembered under a salt: those met last."""
 
 MAX_SALTS = 32
-"""Salts whose turns are remembered: those used last."""
+"""Salts whose exits are remembered: those used last."""
 
 MIN_TRUST, MAX_TRUST = 2, 4
-"""Between these, a turn is drafted."""
+"""Between these, an exit is drafted."""
 
 
 @dataclass(slots=True)
-class Turn:
-    """The token that comes in place of another."""
+class CopyExit:
+    """The token that comes in place of another where a copy ends."""
 
     token: int
     trust: int = 1
     """More after each time that it came, less after each time that another did."""
 
 
-class Turns:
-    """Those of one cache salt."""
+class CopyExits:
+    """The exits under one cache salt."""
 
     def __init__(self) -> None:
-        self.by_token: OrderedDict[int, Turn] = OrderedDict()
-        """By the token of the source."""
+        self.by_token: OrderedDict[int, CopyExit] = OrderedDict()
+        """The exits by the token of the source."""
 
     def first_in(self, token_ids: list[int]) -> int | None:
-        """The place of the first of these tokens that a turn is expected to replace; None: there is none."""
-        turns = self.by_token
+        """The place of the first of these tokens at which a copy is expected to end; None: there is
+        none."""
         for place, token in enumerate(token_ids):
-            if (turn := turns.get(token)) is not None and turn.trust >= MIN_TRUST:
+            if (found := self.by_token.get(token)) is not None and found.trust >= MIN_TRUST:
                 return place
         return None
 
@@ -45,37 +46,40 @@ class Turns:
         """Note the token that came where the source has another one, or the same.
 
         Args:
+            expected: the token of the source.
+            token: the token of the answer.
             copies: the tokens before agreed with the source, and not by chance.
         """
-        turn = self.by_token.get(expected)
-        if turn is None:
+        known = self.by_token.get(expected)
+        if known is None:
             if copies and token != expected:
-                self.by_token[expected] = Turn(token)
+                self.by_token[expected] = CopyExit(token)
                 if len(self.by_token) > MAX_TOKENS:
                     self.by_token.popitem(last=False)
-        elif turn.token == token:
-            turn.trust = min(turn.trust + 1, MAX_TRUST)
+        elif known.token == token:
+            known.trust = min(known.trust + 1, MAX_TRUST)
             self.by_token.move_to_end(expected)
-        elif turn.trust > 1:
-            turn.trust -= 1
+        elif known.trust > 1:
+            known.trust -= 1
         elif token == expected:
             del self.by_token[expected]
         else:
-            turn.token = token
+            known.token = token
 
 
-class TurnsBySalt:
-    """The turns of all salts. None is shared by two of them: a token that is drafted can be learned from the time of an answer."""
+class CopyExitsBySalt:
+    """The exits of all salts. None is shared by two of them: a token that is drafted can be learned
+    from the time of an answer."""
 
     def __init__(self) -> None:
-        self._by_salt: OrderedDict[str, Turns] = OrderedDict()
+        self._by_salt: OrderedDict[str, CopyExits] = OrderedDict()
 
-    def of(self, salt: str | None) -> Turns:
-        """Those of a salt; new ones for None."""
+    def for_salt(self, salt: str | None) -> CopyExits:
+        """The exits of a salt; new ones for None."""
         if salt is None:
-            return Turns()
-        turns = self._by_salt.pop(salt, None) or Turns()
-        self._by_salt[salt] = turns
+            return CopyExits()
+        exits = self._by_salt.pop(salt, None) or CopyExits()
+        self._by_salt[salt] = exits
         if len(self._by_salt) > MAX_SALTS:
             self._by_salt.popitem(last=False)
-        return turns
+        return exits
