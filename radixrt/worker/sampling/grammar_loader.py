@@ -1,4 +1,5 @@
-"""Loads compiled grammars in threads beside the steps, and hands out matchers of the loaded ones."""
+"""Loads compiled grammars in threads beside the steps, and hands out matchers of the loaded
+ones."""
 
 import logging
 import threading
@@ -46,7 +47,8 @@ class GrammarLoader:
         self._facts: TokenizerFacts | None = None
         self._loaded: dict[GrammarKey, Matcher] = {}
         self._begun: dict[GrammarKey, float] = {}
-        """Grammars that are being loaded, with the time of ``time.monotonic()`` at which that began."""
+        """Grammars that are being loaded, with the time of ``time.monotonic()`` at which that
+        began."""
         self._reads_tags = threading.Lock()
         self._tag_masks: TagMasks | None = None
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
@@ -66,7 +68,8 @@ class GrammarLoader:
 
     @property
     def tag_masks(self) -> TagMasks:
-        """The masks of the tokens before a grammar begins. They are ready once a grammar has been loaded."""
+        """The masks of the tokens before a grammar begins. They are ready once a grammar has been
+        loaded."""
         with self._reads_tags:
             if self._tag_masks is None:
                 self._tag_masks = TagMasks(
