@@ -99,7 +99,7 @@ def measure_queueing(policy: SchedulePolicyName, waiting: int, steps: int) -> Qu
     worker, requests = SimulatedWorker(), _Requests()
     plan_s, arrive_s, admitted = [], [], []
     for step in range(WARM_UP_STEPS + steps):
-        while len(scheduler.waiting) < waiting:
+        while len(scheduler.state.waiting) < waiting:
             request = requests.next()
             begin = time.thread_time()
             scheduler.add(request)

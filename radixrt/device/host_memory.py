@@ -4,7 +4,8 @@ from pathlib import Path
 
 
 def available_memory() -> int:
-    """Bytes that could be had without swapping: MemAvailable and the cgroup's limit, whichever is less."""
+    """Bytes that could be had without swapping: MemAvailable and the cgroup's limit, whichever is
+    less."""
     available = 4 << 30  # where the system does not tell
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

@@ -17,7 +17,8 @@ class StepInFlight:
     """The sequence that gets the tokens, by slot; None: they are dropped."""
     shape: StepShape
     follows: bool
-    """It was sent while another step was in flight, so a worker that waited for it waited for the scheduler."""
+    """It was sent while another step was in flight, so a worker that waited for it waited for the
+    scheduler."""
     scored: int
     """Prompt tokens with log-probabilities."""
 
@@ -41,7 +42,7 @@ class StepsInFlight:
         return step_id
 
     def shapes(self) -> list[StepShape]:
-        """Of the steps, in order."""
+        """The shapes of the steps, in order."""
         return [step.shape for step in self._steps]
 
     def take(self, result: StepResult) -> StepInFlight:

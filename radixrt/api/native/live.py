@@ -101,7 +101,7 @@ async def _reading(state: ServerState, caller: Caller, view: dict[str, Any]) -> 
         reading["engine"] = {
             "stats": msgspec.to_builtins(stats),
             "requests": msgspec.to_builtins(state.metrics.requests),
-            "cache": msgspec.to_builtins(CacheStats.of(stats, state.info.page_size)),
+            "cache": msgspec.to_builtins(CacheStats.from_scheduler(stats, state.info.page_size)),
         }
     if caller.tenant.name:
         own = await state.client.call(TenantStatsCall(caller.tenant))
