@@ -117,7 +117,8 @@ class SlotMatchers:
         self._restrictions[slot] = TokenRestriction(sampling, output, self._num_words, ends)
 
     def release(self, slot: int) -> None:
-        self._by_slot.pop(slot, None)
+        if (entry := self._by_slot.pop(slot, None)) is not None:
+            self.loader.release(entry.key, entry.slow_s)
         self._restrictions.pop(slot, None)
         self._budgets.pop(slot, None)
 

@@ -2,6 +2,7 @@
 allows next."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -81,12 +82,21 @@ class SlotMatcher:
         self._forced: list[int] = []
         """For an ambiguous grammar: the tokens that must come next, as the job of the last mask has
         found."""
+        self.key = use.key
+        self._slow_s = 0.0
         self._expected_slow = 0
         """The next masks, this many, are expected to be slow."""
         self.take(output[: use.excluded_from].tolist())
         if use.excluded and not self.failed:
             self._exclude([unpack_ids(path).tolist() for path in use.excluded])
         self.take(output[use.excluded_from :].tolist())
+
+    @property
+    def slow_s(self) -> float:
+        """CPU time of the slow masks so far, in seconds; infinite while one is being filled."""
+        if self.job is not None and not self.job.is_done:
+            return math.inf
+        return self._slow_s
 
     def _symbols(self, tag: PackedIds) -> Symbols:
         symbols_of = self._tag_masks.symbols_of
@@ -160,6 +170,7 @@ class SlotMatcher:
     def _take_mask(self, job: MaskJob, row: BitmaskRow) -> None:
         self.job = None
         slow = job.cpu_s > SLOW_S
+        self._slow_s += job.cpu_s * slow
         self._expected_slow = _SLOW_MEMORY if slow else max(0, self._expected_slow - 1)
         self.failed = job.failed
         self._forced = job.forced
