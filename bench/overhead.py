@@ -195,7 +195,7 @@ def measure_queueing(policy: SchedulePolicyName, waiting: int, steps: int) -> Qu
     worker, requests = SimulatedWorker(), questions()
     plan_s, arrive_s, admitted = [], [], []
     for step in range(WARM_UP_STEPS + steps):
-        while len(scheduler.waiting) < waiting:
+        while len(scheduler.state.waiting) < waiting:
             request = next(requests)
             begin = time.thread_time()
             scheduler.add(request)

@@ -14,13 +14,21 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.batch import StepInputs
+from radixrt.worker.drafts.price import DraftPrice
 from radixrt.worker.process import WorkerProcess
 from tests.real_scheduler import InThreads
 
 Script = Callable[[list[int]], list[int]]
 """The tokens that the model wants to write after a prompt."""
 DRAFT_PRICE = 0.1
-"""The price of a draft in each step, low enough for drafts to pay."""
+"""The price of a draft row in each step, so that there are drafts, whatever the load of the machine."""
+
+
+def fixed_draft_price() -> DraftPrice:
+    price = DraftPrice()
+    price.next = lambda rows: DRAFT_PRICE  # type: ignore[method-assign]
+    price.beside_prompts = lambda rows, saving: DRAFT_PRICE  # type: ignore[method-assign]
+    return price
 
 
 class RealEngine(InThreads):
@@ -50,12 +58,12 @@ class RealEngine(InThreads):
             admit(admitted)
 
         runner._admit = watch
+        runner.draft_price = fixed_draft_price()
         runner._forward = written.forward
         for message in self._messages(process._inbox):
             if isinstance(message, StepPlan):
-                # A price and times of its own: drafts would depend on the load of the machine.
-                plan = replace(message, draft_price=DRAFT_PRICE)
-                process._answer([replace(r, step_s=0.0) for r in runner.step(plan)])
+                # Unknown times: plans would depend on the load of the machine.
+                process._answer([replace(r, step_s=0.0) for r in runner.step(message)])
             else:
                 runner.order(message)
         process._inbox.close()

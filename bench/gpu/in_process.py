@@ -49,7 +49,7 @@ class InProcess:
             model_dir / "tokenizer.json",
             lambda loaded: None,
         )
-        self._scheduler = Scheduler(SchedulerLimits.of(config, info))
+        self._scheduler = Scheduler(SchedulerLimits.from_config(config, info))
         self._sent: deque[StepPlan] = deque()
         self._next_id = 0
         self.times = HostTimes()
@@ -101,7 +101,7 @@ class InProcess:
 
     def num_decoding(self) -> int:
         """Sequences whose prompts are computed and whose answers are not complete."""
-        slots = self._scheduler.slots
+        slots = self._scheduler.state.slots
         return int((slots.is_decoding & slots.in_use).sum())
 
     def context(self) -> int:

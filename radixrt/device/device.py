@@ -1,8 +1,10 @@
-"""Copies between host and device, marks in the device's queue, and captured graphs: a GPU's, and their trivial CPU forms.
+"""Copies between host and device, marks in the device's queue, and captured graphs: a GPU's, and
+their trivial CPU forms.
 
-A GPU takes kernels into a queue and computes them by itself. It becomes idle when the host waits: for a copy from memory
-that isn't pinned, or for a number that the GPU has yet to compute. So everything that crosses goes through a
-:class:`Device`, in which only two operations wait: reading a :class:`Download`, and :meth:`DeviceEvent.wait`.
+A GPU takes kernels into a queue and computes them by itself. It becomes idle when the host waits:
+for a copy from memory that isn't pinned, or for a number that the GPU has yet to compute. So
+everything that crosses goes through a :class:`Device`, in which only two operations wait: reading a
+:class:`Download`, and :meth:`DeviceEvent.wait`.
 """
 
 import contextlib
@@ -48,19 +50,22 @@ class Device(Protocol):
 
     torch_device: torch.device
     overlaps: bool
-    """It computes while the host goes on, so a step is launched before the tokens of the step ahead of it are back."""
+    """It computes while the host goes on, so a step is launched before the tokens of the step ahead
+    of it are back."""
     has_graphs: bool
     """:meth:`capture` works."""
 
     def upload(self, *arrays: NDArray) -> list[Tensor]:
-        """Copies of ``arrays`` on the device, sent as one transfer. The host doesn't wait, and may not change the arrays
-        afterwards."""
+        """Copies of ``arrays`` on the device, sent as one transfer. The host doesn't wait, and may
+        not change the arrays afterwards."""
 
     def pin(self, *arrays: NDArray) -> list[Tensor]:
-        """The arrays as pinned host tensors, from which the device copies without the host's help."""
+        """The arrays as pinned host tensors, from which the device copies without the host's
+        help."""
 
     def download(self, tensors: Sequence[Tensor]) -> Download:
-        """Begin to copy tensors to the host. The caller may drop them at once, but not write to them before they arrive."""
+        """Begin to copy tensors to the host. The caller may drop them at once, but not write to
+        them before they arrive."""
 
     def record_event(self) -> DeviceEvent:
         """Record an event at this place in the queue."""
@@ -69,8 +74,8 @@ class Device(Protocol):
         """Capture the kernels that ``work`` launches as a graph.
 
         Returns:
-            a function that replays the graph, and the result of ``work``, whose tensors hold the results of every replay.
-            All graphs share memory, so no two may run at once.
+            a function that replays the graph, and the result of ``work``, whose tensors hold the
+            results of every replay. All graphs share memory, so no two may run at once.
         """
 
 
@@ -139,7 +144,8 @@ CPU = CpuDevice()
 
 
 def pack(arrays: Sequence[NDArray], make_buffer: Callable[[int], Tensor]) -> Tensor:
-    """Arrays one after the other in a host buffer, [bytes] uint8; each begins at a multiple of ``ALIGNMENT``.
+    """Arrays one after the other in a host buffer, [bytes] uint8; each begins at a multiple of
+    ``ALIGNMENT``.
 
     >>> arrays = [np.arange(3), np.array([0.5], np.float32)]
     >>> buffer = pack(arrays, lambda size: torch.empty(size, dtype=torch.uint8))
@@ -188,7 +194,8 @@ class CudaEvent:
 
 
 class CudaDownload:
-    """Copies on a stream of its own, so that kernels queued later on the main stream don't wait for them."""
+    """Copies on a stream of its own, so that kernels queued later on the main stream don't wait for
+    them."""
 
     def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream) -> None:
         stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -213,8 +220,8 @@ def _to_pinned(tensor: Tensor) -> Tensor:
 
 
 def _pinned_bytes(size: int) -> Tensor:
-    """A new pinned buffer. Torch reuses pinned memory only when the copies from it are done, so a step can fill a new
-    buffer without waiting."""
+    """A new pinned buffer. Torch reuses pinned memory only when the copies from it are done, so a
+    step can fill a new buffer without waiting."""
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
@@ -248,15 +255,16 @@ class CudaDevice:
         return CudaEvent()
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
-        # torch.cuda.graph() would also collect garbage and give memory back each time: a second for each graph, and
-        # allocations in the middle of serving.
+        # torch.cuda.graph() would also collect garbage and give memory back each time: a second for
+        # each graph, and allocations in the middle of serving.
         graph, stream = torch.cuda.CUDAGraph(), self._captures
         stream.wait_stream(torch.cuda.current_stream(self.torch_device))
         with torch.cuda.stream(stream):
             for _ in range(2):  # libraries allocate and choose kernels at their first calls
                 work()
             torch.cuda.synchronize(self.torch_device)
-            # Other threads (grammars are loaded in some) may make calls that a capture forbids to this one.
+            # Other threads (grammars are loaded in some) may make calls that a capture forbids to
+            # this one.
             graph.capture_begin(self._graph_memory(), capture_error_mode="thread_local")
             try:
                 made = work()
@@ -270,7 +278,7 @@ class CudaDevice:
         return graph.replay, made
 
     def _graph_memory(self) -> Any:
-        """The memory pool of the graph captured last, or a new one: a pool ends with its last graph, and torch refuses to
-        capture into it then."""
+        """The memory pool of the graph captured last, or a new one: a pool ends with its last
+        graph, and torch refuses to capture into it then."""
         last = None if self._captured_last is None else self._captured_last()
         return torch.cuda.graph_pool_handle() if last is None else last.pool()

@@ -11,9 +11,9 @@ TRACING = ("FLASHINFER_LOGLEVEL", "FLASHINFER_TRACE_DUMP")
 def load_flashinfer() -> Any:
     """The package ``flashinfer``; the first call takes seconds, and makes a folder.
 
-    Where nvidia-cutlass-dsl is installed, which pip brings along, FlashInfer would compile its norms by it for each shape
-    when they are called. Its CUDA norms are one module, which can be compiled ahead, so they are preferred;
-    ``FLASHINFER_USE_CUDA_NORM=0`` chooses the others.
+    Where nvidia-cutlass-dsl is installed, which pip brings along, FlashInfer would compile its
+    norms by it for each shape when they are called. Its CUDA norms are one module, which can be
+    compiled ahead, so they are preferred; ``FLASHINFER_USE_CUDA_NORM=0`` chooses the others.
     """
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # read when flashinfer is imported
     import flashinfer
@@ -22,10 +22,11 @@ def load_flashinfer() -> Any:
 
 
 class UntracedFunctions:
-    """FlashInfer's functions without the decorator that reads the environment at each call, for logs and traces.
+    """FlashInfer's functions without the decorator that reads the environment at each call, for
+    logs and traces.
 
-    This read takes longer than a launch, and an eager step has about 150 calls. If logs or traces are requested, the
-    decorated functions are used.
+    This read takes longer than a launch, and an eager step has about 150 calls. If logs or traces
+    are requested, the decorated functions are used.
     """
 
     def __init__(self, library: Any) -> None:

@@ -1,1 +1,2 @@
-"""Types with which the processes speak about the KV cache: hints, statistics, events, block hashes."""
+"""Types with which the processes speak about the KV cache: hints, statistics, events, block
+hashes."""

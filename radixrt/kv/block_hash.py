@@ -1,8 +1,9 @@
 """Hashes of KV blocks, which identify a prefix outside its engine.
 
-A block is a page of the radix tree. Its hash is BLAKE2b with 8 bytes of digest over the hash of the block before it and
-its own token ids, packed (little-endian int32). The first block of a prompt follows the hash of its cache salt in UTF-8.
-So a hash identifies a whole prefix under one salt, and is the same in every process and on every machine.
+A block is a page of the radix tree. Its hash is BLAKE2b with 8 bytes of digest over the hash of the
+block before it and its own token ids, packed (little-endian int32). The first block of a prompt
+follows the hash of its cache salt in UTF-8. So a hash identifies a whole prefix under one salt, and
+is the same in every process and on every machine.
 """
 
 from functools import lru_cache
@@ -15,7 +16,7 @@ from radixrt.messages.ids import PackedIds
 HASH_BYTES = 8
 
 STRIDE_BYTES = 4096
-"""Of packed token ids, whose hashes are remembered together."""
+"""Bytes of packed token ids whose hashes are remembered together."""
 
 MAX_STRIDES = 2048
 """Remembered, of 5 KB each with the ids: two million tokens."""
@@ -48,8 +49,8 @@ def block_hashes(before: bytes, packed: PackedIds, page_size: int) -> bytes:
 
 
 def prompt_hashes(salt: str, packed: PackedIds, page_size: int) -> bytes:
-    """As :func:`block_hashes` of a whole prompt. Those of prefixes of the last prompts are remembered, so a prompt that continues one
-    costs little more than its new part."""
+    """As :func:`block_hashes` of a whole prompt. Those of prefixes of the last prompts are
+    remembered, so a prompt that continues one costs little more than its new part."""
     stride = 4 * page_size * max(1, STRIDE_BYTES // (4 * page_size))
     before, whole = namespace_hash(salt), len(packed) // stride * stride
     hashes = []

@@ -26,7 +26,8 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     retain: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_LEVELS)})] | None = None
-    """Retention level of the KV: "none" is evicted first, "high" last; "default" is the level without a hint."""
+    """Retention level of the KV: "none" is evicted first, "high" last; "default" is the level
+    without a hint."""
     ttl_s: float | None = None
     """Seconds from the end of the request until the level is "default" again; None: it stays."""
     until_token: int | None = None
@@ -45,7 +46,8 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             field: its name in errors.
 
         Raises:
-            RequestError: a value is of another type, out of its range or without effect; names the field.
+            RequestError: a value is of another type, out of its range or without effect; names the
+                field.
         """
         checked = converted(msgspec.structs.asdict(self), CacheHint, field)
         if checked.retain is None:

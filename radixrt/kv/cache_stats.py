@@ -12,11 +12,11 @@ class PoolUse(msgspec.Struct, frozen=True, kw_only=True):
     owned: int
     """Used by one running sequence each, outside the radix tree."""
     cached: int
-    """In the radix tree."""
+    """Pages in the radix tree."""
     evictable: int
-    """Of the cached, used by no running sequence and under no lease."""
+    """Cached pages that no running sequence uses and no lease holds."""
     pinned: int
-    """Of the cached, under a lease."""
+    """Cached pages under a lease."""
     free: int
 
     @property
@@ -59,11 +59,11 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     tokens: PoolUse
     """The same in tokens of capacity; the last page of a sequence need not be full."""
     prompt_tokens: int
-    """Of admitted sequences."""
+    """Prompt tokens of admitted sequences."""
     cached_tokens: int
-    """Of the prompt tokens, found in the tree."""
+    """Prompt tokens that were found in the tree."""
     cache_write_tokens: int
-    """Of the prompt tokens, computed and inserted into the tree."""
+    """Prompt tokens that were computed and inserted into the tree."""
     hit_rate: float
     """cached_tokens / prompt_tokens; 0 before there are any."""
     evicted_pages: int
@@ -78,7 +78,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions named by hints and not ended."""
 
     @staticmethod
-    def of(stats: SchedulerStats, page_size: int) -> "CacheStats":
+    def from_scheduler(stats: SchedulerStats, page_size: int) -> "CacheStats":
         pages = PoolUse(**{n: getattr(stats, f"pages_{n}") for n in PoolUse.__struct_fields__})
         shared = {*CacheStats.__struct_fields__} & {*stats.__struct_fields__}
         return CacheStats(

@@ -1,8 +1,9 @@
-"""Messages of the KV-event stream, which tells routers the cached blocks of an engine (docs/kv_events.md).
+"""Messages of the KV-event stream, which tells routers the cached blocks of an engine
+(docs/kv_events.md).
 
 The terms are vLLM's (``BlockStored``, ``BlockRemoved``, ``AllBlocksCleared``), with the same
-meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes (:mod:`radixrt.kv.block_hash`) are
-packed, 8 bytes each.
+meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes
+(:mod:`radixrt.kv.block_hash`) are packed, 8 bytes each.
 """
 
 import msgspec
@@ -10,7 +11,8 @@ import msgspec
 from radixrt.messages.ids import PackedIds
 
 VERSION = 1
-"""Increased when a subscriber for the version before would misunderstand the stream; not for a new field."""
+"""Increased when a subscriber for the version before would misunderstand the stream; not for a new
+field."""
 
 PackedHashes = bytes
 
@@ -26,7 +28,8 @@ class BlockStored(Event, frozen=True, kw_only=True):
     parent_hash: bytes | None
     """Hash of the block before them; None: they are the first of a prompt."""
     token_ids: PackedIds | None
-    """Their token ids, packed int32; None unless the server was started with ``--kv-events-tokens``."""
+    """Their token ids, packed int32; None unless the server was started with
+    ``--kv-events-tokens``."""
     page_size: int
     """Tokens in a block."""
     salted: bool
@@ -37,7 +40,7 @@ class BlockRemoved(Event, frozen=True, kw_only=True):
     """Blocks are not in the cache any more."""
 
     block_hashes: PackedHashes
-    """In arbitrary order."""
+    """Hashes of the blocks, in arbitrary order."""
 
 
 class AllBlocksCleared(Event, frozen=True, kw_only=True):
@@ -45,10 +48,11 @@ class AllBlocksCleared(Event, frozen=True, kw_only=True):
 
 
 class AllBlocks(Event, frozen=True, kw_only=True):
-    """A snapshot, in answer to a replay request that reaches too far back: the cache holds these blocks and no others."""
+    """A snapshot, in answer to a replay request that reaches too far back: the cache holds these
+    blocks and no others."""
 
     block_hashes: PackedHashes
-    """In arbitrary order."""
+    """Hashes of the blocks, in arbitrary order."""
     page_size: int
 
 
@@ -57,13 +61,14 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = VERSION
     stream: str
-    """Name of this start of the engine. Under another name, sequence numbers begin at 1 and the cache is empty."""
+    """Name of this start of the engine. Under another name, sequence numbers begin at 1 and the
+    cache is empty."""
     sequence: int
     """1, 2, 3 …; a snapshot has the number of the last batch that it contains."""
     timestamp: float
     """Time of publication, in Unix seconds."""
     events: list[BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks]
-    """In order of time."""
+    """Events in order of time."""
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):

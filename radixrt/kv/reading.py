@@ -56,6 +56,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineReading | None = None
     """None: the caller may not see it."""
     own: TenantStats | None = None
-    """Of the caller's key; None: it has no part of its own."""
+    """The statistics of the caller's key; None: it has no part of its own."""
     tree: CacheTree
     """As far as the caller may see it."""

@@ -1,6 +1,7 @@
 """The ranks that share a model: a rank's part of each layer, all-reduce and all-gather."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.base.errors import ConfigError
+
+Value = TypeVar("Value", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +67,10 @@ class TensorParallel:
         dist.all_gather(parts, tensor.contiguous(), group=self.group)
         return parts
 
-    def from_first(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The first rank's flags [n], on every rank."""
+    def from_first(self, values: NDArray[Value]) -> NDArray[Value]:
+        """The first rank's values [n], on every rank."""
         if self.size == 1:
-            return flags
-        tensor = torch.from_numpy(flags.astype(np.uint8))
+            return values
+        tensor = torch.from_numpy(values.view(np.uint8).copy())
         dist.broadcast(tensor, 0, group=self.host_group)
-        return tensor.numpy().astype(np.bool_)
+        return tensor.numpy().view(values.dtype)

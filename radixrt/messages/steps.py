@@ -19,8 +19,8 @@ MAX_DRAFTED = 31
 """Draft tokens of one sequence in a step. With the token before them they are 32 rows, two tiles of the CPU's kernels."""
 
 
-NO_DRAFTS = 1.0
-"""Price of a draft row that is never worth it."""
+FULL_SAVING = 1.0
+"""Each accepted draft token saves a step: no prompts are to come. This very object is not sent."""
 
 
 class DraftSources(msgspec.Struct, frozen=True, array_like=True):
@@ -93,9 +93,10 @@ class StepPlan(Message, frozen=True, kw_only=True):
     extend_pages: PackedIds = b""
     """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``. The entries of a slot are adjacent."""
     prefill: list[Prefill] = []
-    draft_price: float = NO_DRAFTS
-    """Time of one more row in a step, in times of a token: a draft token that is accepted more rarely than this costs more than
-    it saves."""
+    draft_saving: float = FULL_SAVING
+    """Part of the tokens to come that will be sampled when all prompts are computed. Only these take
+    a step less for each draft token that is accepted: there are as many steps with prompts as these
+    need."""
 
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):

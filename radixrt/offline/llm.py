@@ -380,7 +380,7 @@ class LLM:
 
     def cache_stats(self) -> CacheStats:
         """The use of the KV cache, and its hit rate."""
-        return CacheStats.of(self.stats(), self.info.page_size)
+        return CacheStats.from_scheduler(self.stats(), self.info.page_size)
 
     # ------------------------------------------------------------ the engine
 

@@ -97,7 +97,8 @@ class Calls:
             self._fail(call_id, error)
 
     def _fail(self, call_id: int, error: Exception) -> None:
-        """Answer with an error. One that is no fault of the call is logged, and ends the call alone."""
+        """Answer with an error. One that is no fault of the call is logged, and ends the call
+        alone."""
         if not isinstance(error, RequestError):
             log.error("A call failed.", exc_info=error)
             error = unexpected_error()
@@ -135,7 +136,9 @@ class Calls:
 
     @_answer.register
     def _tree(self, call: CacheTreeCall) -> Slices:
-        view = TreeView(self._scheduler.kv.tree, call, self._scheduler.clock, self._known)
+        view = TreeView(
+            self._scheduler.state.kv.tree, call, self._scheduler.state.clock, self._known
+        )
         return view.slices()
 
     @_answer.register
@@ -150,7 +153,7 @@ class Calls:
 
     @_answer.register
     def _node(self, call: CacheNodeCall) -> CacheNode:
-        kv, now = self._scheduler.kv, self._scheduler.clock()
+        kv, now = self._scheduler.state.kv, self._scheduler.state.clock()
         node = self._known.find(call.node)
         *path, root = node.path()
         return CacheNode(
@@ -175,7 +178,7 @@ class Calls:
         return [self._match(unpack_ids(one), call.cache_salt) for one in call.prompts]
 
     def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
-        kv = self._scheduler.kv
+        kv = self._scheduler.state.kv
         found = kv.tree.match(tokens, salt)
         pages = 0 if found is None else found.num_pages
         return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
@@ -183,18 +186,18 @@ class Calls:
     @_answer.register
     def _pin(self, call: PinTokensCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.kv.leases.pin(
+        lease = self._scheduler.state.kv.leases.pin(
             tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant
         )
         return LeaseGranted(
             lease=lease.lease_id,
-            pinned_tokens=lease.num_pages * self._scheduler.limits.page_size,
+            pinned_tokens=lease.num_pages * self._scheduler.state.limits.page_size,
             expires_in_s=call.ttl_s,
         )
 
     @_answer.register
     def _release(self, call: ReleaseCacheCall) -> int:
         if call.lease:
-            lease = self._scheduler.kv.leases.release(call.lease, call.tenant)
-            return lease.num_pages * self._scheduler.limits.page_size
+            lease = self._scheduler.state.kv.leases.release(call.lease, call.tenant)
+            return lease.num_pages * self._scheduler.state.limits.page_size
         return self._scheduler.release_session(call.session, call.cache_salt)

@@ -1,13 +1,14 @@
-"""Keeps the sequences whose grammar the workers are still loading, and refuses those whose grammar is missing.
+"""Keeps the sequences whose grammar the workers are still loading, and refuses those whose grammar
+is missing.
 
-The tokenizer process owns the life of a grammar: it sends ``LoadGrammar`` before the first sequence that names the
-key and ``DropGrammar`` when no answer under way does. The registry passes both on, so it needs no count of users and
-no limit of its own. Loading goes on beside the steps; a sequence that waits for its grammar is not in the queue, so
-it delays no other.
+The tokenizer process owns the life of a grammar: it sends ``LoadGrammar`` before the first sequence
+that names the key and ``DropGrammar`` when no answer under way does. The registry passes both on,
+so it needs no count of users and no limit of its own. Loading goes on beside the steps; a sequence
+that waits for its grammar is not in the queue, so it delays no other.
 
-A key is loaded at most once at a time: a drop that arrives while ranks are still loading is passed on when all have
-answered, and a second ``LoadGrammar`` before that takes the drop back. So every ``GrammarLoaded`` belongs to the one
-load that is under way for its key.
+A key is loaded at most once at a time: a drop that arrives while ranks are still loading is passed
+on when all have answered, and a second ``LoadGrammar`` before that takes the drop back. So every
+``GrammarLoaded`` belongs to the one load that is under way for its key.
 """
 
 from dataclasses import dataclass, field
@@ -21,14 +22,15 @@ from radixrt.scheduler.sequence import Sequence
 class _Entry:
     ranks_to_load: int
     error: str | None = None
-    """Of the first rank that could not load it."""
+    """The error of the first rank that could not load it."""
     is_dropped: bool = False
     """The tokenizer process has dropped it; known to the ranks when all have answered."""
     waiting: dict[int, Sequence] = field(default_factory=dict)
 
 
 class GrammarRegistry:
-    """The grammars that the tokenizer process has sent; :meth:`take_orders` returns the messages for the workers."""
+    """The grammars that the tokenizer process has sent; :meth:`take_orders` returns the messages
+    for the workers."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -48,7 +50,8 @@ class GrammarRegistry:
         orders, self._orders = self._orders, []
         return orders
 
-    # ------------------------------------------------------------ from the tokenizer process and the workers
+    # ------------------------------------------------------------ from the tokenizer process and
+    # the workers
 
     def load(self, message: LoadGrammar) -> None:
         """Have a grammar loaded; sequences may name it from now on."""
@@ -69,12 +72,14 @@ class GrammarRegistry:
             self._forget(message.key)
 
     def drop_all(self) -> None:
-        """Forget all grammars: the tokenizer process that has sent them is gone, and no sequence names one any more."""
+        """Forget all grammars: the tokenizer process that has sent them is gone, and no sequence
+        names one any more."""
         for key in list(self._entries):
             self.drop(DropGrammar(key))
 
     def loaded(self, message: GrammarLoaded) -> list[Sequence]:
-        """Note the answer of one rank. Returns the sequences that have waited, when all ranks have answered."""
+        """Note the answer of one rank. Returns the sequences that have waited, when all ranks have
+        answered."""
         entry = self._entries[message.key]
         entry.ranks_to_load -= 1
         entry.error = entry.error or message.error

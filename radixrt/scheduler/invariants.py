@@ -22,7 +22,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     Raises:
         InvariantError: names the contradiction.
     """
-    _check_tree(scheduler.kv.tree)
+    _check_tree(scheduler.state.kv.tree)
     _check_locks(scheduler)
     _check_pages(scheduler)
     _check_slots(scheduler)
@@ -81,17 +81,17 @@ def check_sums(root: Node) -> None:
 
 def _check_locks(scheduler: Scheduler) -> None:
     expected: Counter[Node] = Counter()
-    for sequence in scheduler.slots.running():
+    for sequence in scheduler.state.slots.running():
         assert sequence.node is not None
         expected.update(sequence.node.path())
     pinned: Counter[Node] = Counter()
-    for lease in scheduler.kv.leases.all():
+    for lease in scheduler.state.kv.leases.all():
         pinned.update(lease.node.path())
         _require(
             len(_path_pages(lease.node)) == lease.num_pages, "a lease does not hold its prefix"
         )
     expected += pinned
-    tree = scheduler.kv.tree
+    tree = scheduler.state.kv.tree
     for node in (*tree.nodes(), *tree.roots().values()):
         _require(
             node.lock_count == expected[node],
@@ -122,22 +122,22 @@ def _check_locks(scheduler: Scheduler) -> None:
 
 
 def _check_pages(scheduler: Scheduler) -> None:
-    slots = scheduler.slots
+    slots = scheduler.state.slots
     held = [
-        scheduler.kv.allocator.free_pages(),
-        *(node.pages for node in scheduler.kv.tree.nodes()),
+        scheduler.state.kv.allocator.free_pages(),
+        *(node.pages for node in scheduler.state.kv.tree.nodes()),
     ]
-    held += [slots.own_pages(sequence.slot) for sequence in scheduler.slots.running()]
+    held += [slots.own_pages(sequence.slot) for sequence in scheduler.state.slots.running()]
     pages = np.sort(np.concatenate(held))
     _require(
-        np.array_equal(pages, np.arange(scheduler.limits.num_pages)),
+        np.array_equal(pages, np.arange(scheduler.state.limits.num_pages)),
         f"free + cached + owned are {len(pages)} pages ({len(np.unique(pages))} different) "
-        f"of {scheduler.limits.num_pages}",
+        f"of {scheduler.state.limits.num_pages}",
     )
 
 
 def _check_slots(scheduler: Scheduler) -> None:
-    slots = scheduler.slots
+    slots = scheduler.state.slots
     running = Counter(sequence.account for sequence in slots.running())
     for account, count in running.items():
         _require(

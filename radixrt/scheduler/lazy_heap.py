@@ -8,14 +8,16 @@ Entry = tuple[Any, ...]
 """A key, and the item itself at the end."""
 
 _STALE_TO_LIVE = 4
-"""Rebuilding takes milliseconds for ten thousand items, so it must be rare enough to stay out of the 99th percentile."""
+"""Rebuilding takes milliseconds for ten thousand items, so it must be rare enough to stay out of
+the 99th percentile."""
 
 
 class LazyHeap(Generic[Item]):
-    """The item with the smallest key is first, and of equal keys the smallest item; O(log n) amortised.
+    """The item with the smallest key is first, and of equal keys the smallest item; O(log n)
+    amortised.
 
-    A stale entry, whose item has another key now or has left, stays in the heap until it comes to the top, or until the
-    heap is rebuilt because stale entries outnumber the others by far.
+    A stale entry, whose item has another key now or has left, stays in the heap until it comes to
+    the top, or until the heap is rebuilt because stale entries outnumber the others by far.
 
     >>> heap: LazyHeap[int] = LazyHeap()
     >>> heap.place(7, 0.5)

@@ -16,19 +16,20 @@ class SchedulerLimits:
     """Prompt tokens computed in one step, over all sequences."""
     context_length: int
     num_pages: int
-    """Of the KV pool."""
+    """Pages in the KV pool."""
     page_size: int
     eos_token_ids: tuple[int, ...] = ()
     num_ranks: int = 1
     """Workers, each of which loads every grammar."""
     pooling: PoolingInfo | None = None
-    """Of a model that gives numbers in place of text."""
+    """How a model that gives numbers in place of text pools them."""
     speculates: bool = False
     """The workers verify drafts."""
 
     @property
     def whole_prompts(self) -> bool:
-        """The model is an encoder: each prompt is computed in one step, and none enters the tree."""
+        """The model is an encoder: each prompt is computed in one step, and none enters the
+        tree."""
         return self.pooling is not None and self.pooling.whole_prompts
 
     @property
@@ -37,7 +38,8 @@ class SchedulerLimits:
 
     @property
     def max_step_ms(self) -> float | None:
-        """That of the settings. By default there is no bound where no answer waits for its next token."""
+        """That of the settings. By default there is no bound where no answer waits for its next
+        token."""
         default = None if self.pooling is None else 0.0
         return default if self.settings.max_step_ms is None else self.settings.max_step_ms
 
@@ -51,7 +53,7 @@ class SchedulerLimits:
         return self.context_length if self.whole_prompts else self.settings.chunked_prefill_size
 
     @staticmethod
-    def of(config: ServerConfig, info: EngineInfo) -> "SchedulerLimits":
+    def from_config(config: ServerConfig, info: EngineInfo) -> "SchedulerLimits":
         return SchedulerLimits(
             settings=replace(config, max_running_requests=info.max_running_requests),
             max_prefill_tokens=config.prefill_budget(info.device),

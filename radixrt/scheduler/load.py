@@ -1,4 +1,5 @@
-"""Measures the load of a scheduler for a router: work that waits, in seconds, and the use of the KV pool; and reports it."""
+"""Measures the load of a scheduler for a router: work that waits, in seconds, and the use of the KV
+pool; and reports it."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.step_times import StepShape
 
 REPORT_S = 0.02
-"""Time in which a change is reported, if no step takes longer. With a report for each step, short requests to a small model take 12 % more CPU time."""
+"""Time in which a change is reported, if no step takes longer. With a report for each step, short
+requests to a small model take 12 % more CPU time."""
 
 
 def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
@@ -20,7 +22,7 @@ def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
     Args:
         received: sequences that the scheduler has got since its start.
     """
-    slots, times, kv = scheduler.slots, scheduler.step_times, scheduler.kv
+    slots, times, kv = scheduler.state.slots, scheduler.state.times, scheduler.state.kv
     running = np.flatnonzero(slots.in_use)
     rest = slots.known[running] - slots.planned[running]
     context = int(slots.planned[slots.is_decoding].sum())
@@ -28,20 +30,20 @@ def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
     by_token, by_pair = times.prefill_costs
     by_prompt_token = max(times.seconds_per_prompt_token, by_token)
     decode_s = times.seconds(decode)
-    most_prefill_s = scheduler.limits.max_prefill_tokens * by_prompt_token
+    most_prefill_s = scheduler.state.limits.max_prefill_tokens * by_prompt_token
     prefill_s = min(times.prefill_seconds(decode), most_prefill_s)
     slowdown = 1 + decode_s / prefill_s if prefill_s > 0 else 1.0
     per_token_s = by_prompt_token * slowdown
-    page_size, tree = scheduler.limits.page_size, kv.tree
+    page_size, tree = scheduler.state.limits.page_size, kv.tree
     return ReplicaLoad(
         received=received,
         step_s=scheduler.seconds_in_flight,
         partial_s=(rest[rest > 0] * per_token_s).tolist(),
-        waiting_s=scheduler.waiting.prompt_tokens * per_token_s,
+        waiting_s=scheduler.state.waiting.prompt_tokens * per_token_s,
         slowdown=slowdown,
         seconds_per_token=by_token,
         seconds_per_pair=by_pair,
-        waiting=len(scheduler.waiting),
+        waiting=len(scheduler.state.waiting),
         context_tokens=int(np.maximum(slots.planned, slots.known)[running].sum()),
         held_tokens=page_size
         * (kv.allocator.num_pages - kv.allocator.num_free - tree.num_evictable_pages),
@@ -51,7 +53,8 @@ def replica_load(scheduler: Scheduler, received: int) -> ReplicaLoad:
 
 
 class LoadReports:
-    """Tells a router the load and the changes of the cache: after a long step, after the last one, and of short steps together.
+    """Tells a router the load and the changes of the cache: after a long step, after the last one,
+    and of short steps together.
 
     Args:
         kv_events: the changes; where programs outside listen to them too, each step is reported.

@@ -1,19 +1,23 @@
 """Plans the next step of the worker.
 
-Decoding sequences come first, one token each. Prompts share the rest of the step: a number of tokens, and a time
-(:mod:`radixrt.scheduler.step_times`). If a decoding sequence lacks a page, another one is retracted.
+Decoding sequences come first, one token each. Prompts share the rest of the step: a number of
+tokens, and a time (:mod:`radixrt.scheduler.step_times`). If a decoding sequence lacks a page,
+another one is retracted.
 
-A long prompt must not delay the short ones behind it, nor they delay it for ever. Of the budget for prompts, while others
-compete for it:
+A long prompt must not delay the short ones behind it, nor they delay it for ever. Of the budget for
+prompts, while others compete for it:
 
-- The oldest partly computed prompt gets a quarter. So a prompt of n tokens is computed after at most 4n / budget steps
-  as the oldest.
-- Waiting sequences are admitted with up to half, in the order of the queue; beside four partly computed prompts, only
-  those shorter than the rest of each. The others wait, because more prompts at a time end no earlier. A prompt that exceeds what is left of this half gets only half of it, so
+- The oldest partly computed prompt gets a quarter. So a prompt of n tokens is computed after at
+  most 4n / budget steps as the oldest.
+- Waiting sequences are admitted with up to half, in the order of the queue; beside four partly
+  computed prompts, only those shorter than the rest of each. The others wait, because more prompts
+  at a time end no earlier. A prompt that exceeds what is left of this half gets only half of it, so
   that those behind it are admitted too.
-- The rest goes to the partly computed prompts in the order of their remaining tokens, the shortest first.
+- The rest goes to the partly computed prompts in the order of their remaining tokens, the shortest
+  first.
 
-Of the partly computed prompts, those of the tenant with the fewest running sequences for its weight come first.
+Of the partly computed prompts, those of the tenant with the fewest running sequences for its weight
+come first.
 """
 
 import math
@@ -23,29 +27,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
-from radixrt.messages.steps import NO_DRAFTS, Admit, BlockTable, Prefill, StepPlan
-from radixrt.scheduler.drafts.price import MAX_PRICE, DraftPrice
-from radixrt.scheduler.drafts.trials import DraftTrials
+from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, Prefill, StepPlan
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
-from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.state import SchedulerState
 from radixrt.scheduler.step_times import NO_BOUND, StepShape
 
 OLDEST_SHARE = 0.25
-"""Of the budget for prompts, for the oldest partly computed one."""
+"""Part of the budget for prompts that the oldest partly computed one gets."""
 
 MAX_PARTIAL = 4
-"""Partly computed prompts beside which a waiting one is admitted only if it is shorter than the rest of each."""
+"""Partly computed prompts beside which a waiting one is admitted only if it is shorter than the
+rest of each."""
 
 NEWCOMERS_SHARE = 0.5
-"""Of the budget for prompts, for the first chunks of waiting sequences beside partly computed ones."""
+"""Part of the budget for prompts that the first chunks of waiting sequences get beside partly
+computed ones."""
 
 MIN_CHUNK = 16
-"""A chunk is not smaller than this for lack of time if it is the only one of its step, or the first of its prompt."""
+"""A chunk is not smaller than this for lack of time if it is the only one of its step, or the first
+of its prompt."""
 
 
 class Budget:
@@ -94,7 +99,7 @@ class PlanBuilder:
     scored: int = 0
     """Prompt tokens with log-probabilities."""
     chunks: dict[int, int] = field(default_factory=dict)
-    """By slot: index of its chunk in ``prefill``."""
+    """The index in ``prefill`` of the chunk of a slot, by slot."""
     admit: list[Admit] = field(default_factory=list)
     block_tables: list[BlockTable] = field(default_factory=list)
     extend_slots: list[NDArray[np.signedinteger]] = field(default_factory=list)
@@ -110,7 +115,7 @@ class PlanBuilder:
     def has_work(self) -> bool:
         return self.shape.rows > 0 or bool(self.prefill)
 
-    def seal(self, step_id: int, release: list[int], draft_price: float) -> StepPlan:
+    def seal(self, step_id: int, release: list[int], draft_saving: float) -> StepPlan:
         """The finished plan."""
         slots, pages = _joined(self.extend_slots), _joined(self.extend_pages)
         if (
@@ -126,117 +131,105 @@ class PlanBuilder:
             extend_slots=pack_ids(slots),
             extend_pages=pack_ids(pages),
             prefill=self.prefill,
-            draft_price=draft_price,
+            draft_saving=draft_saving,
         )
 
 
 class Planner:
-    """Admits sequences, plans their prefill and decode steps, and retracts them when pages run out."""
+    """Admits sequences, plans their prefill and decode steps, and retracts them when pages run
+    out."""
 
-    def __init__(
-        self, state: SchedulerState, admission: Admission, price: DraftPrice, trials: DraftTrials
-    ) -> None:
+    def __init__(self, state: SchedulerState, admission: Admission) -> None:
         self._state = state
-        self._limits = state.limits
-        self._slots = state.slots
-        self._kv = state.kv
-        self._waiting = state.waiting
-        self._in_flight = state.in_flight
-        self._times = state.times
-        self._counters = state.counters
         self._admission = admission
-        self._price = price
-        self._trials = trials
         self._prefilling: dict[int, Sequence] = {}
-        """By sequence id: sequences in slots whose prompts are not completely planned."""
+        """Sequences in slots whose prompts are not completely planned, by sequence id."""
         self._adopters: set[int] = set()
         """Slots whose block table has changed since it was last sent to the worker."""
         self._slots_to_release: list[int] = []
 
     def plan(self) -> StepPlan | None:
-        """Plan the next step; None if there is nothing to compute until a result or a request arrives."""
-        self._kv.leases.expire()
+        """Plan the next step; None if there is nothing to compute until a result or a request
+        arrives."""
+        self._state.kv.leases.expire()
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
             self._plan_decode(builder)
             self._plan_prefill(builder)
-            if builder.has_work or self._only_waits():
+            if builder.has_work:
                 return self._seal(builder)
-            if not self._is_stuck():
+            if self._state.in_flight:
                 return None
-            self._free_pages()
-
-    def _only_waits(self) -> bool:
-        """Sequences wait for their last tokens, which are deferred, and no step is in flight that could bring them."""
-        return not self._in_flight and bool(self._slots.is_deferred.any())
+            if self._state.slots.is_deferred.any():  # only a step brings these last tokens
+                return self._seal(builder)
+            if not self._prefilling:
+                return None
+            self._free_pages()  # partly computed prompts hold all pages
 
     def _preempt_for_starved_tenant(self) -> None:
-        """Retract sequences of the tenant with the most, for a tenant whose turn it is and that runs none: otherwise it would
-        wait until an answer of another tenant ends. A tenant with one sequence keeps it."""
-        while (account := self._waiting.unserved()) is not None and not self._may_wait(account):
-            largest = self._waiting.accounts.largest_share()
+        """Retract sequences of the tenant with the most, for a tenant whose turn it is and that
+        runs none: otherwise it would wait until an answer of another tenant ends. A tenant with one
+        sequence keeps it."""
+        waiting = self._state.waiting
+        while (account := waiting.unserved()) is not None and not self._may_wait(account):
+            largest = waiting.accounts.largest_share()
             if largest.running < 2 or not self._retract(largest):
                 return
 
     def _may_wait(self, account: Account) -> bool:
-        """Whether the head of the queue can be admitted, or is larger than its tenant's share of the pool."""
-        sequence, match = self._waiting.head()
-        share = self._waiting.accounts.share_of(account)
-        if self._kv.pages_for(sequence.num_tokens) > share * self._limits.num_pages:
+        """Whether the head of the queue can be admitted, or is larger than its tenant's share of
+        the pool."""
+        sequence, match = self._state.waiting.head()
+        share = self._state.waiting.accounts.share_of(account)
+        if self._state.kv.pages_for(sequence.num_tokens) > share * self._state.limits.num_pages:
             return True
         self._admission.begin_step()
-        return self._slots.num_free > 0 and self._admission.has_room_for(sequence, match)
-
-    def _is_stuck(self) -> bool:
-        """Partly computed prompts hold all pages, and no step is in flight that could free one."""
-        return not self._in_flight and bool(self._prefilling)
+        return self._state.slots.num_free > 0 and self._admission.has_room_for(sequence, match)
 
     def _plan_decode(self, builder: PlanBuilder) -> None:
-        slots = self._slots
+        slots = self._state.slots
         self._slots_to_release += slots.retire_exhausted()
         while True:
             decoding = np.flatnonzero(slots.is_decoding)
             missing = slots.pages_missing(decoding)
-            if missing.sum() <= self._kv.num_available:
+            if missing.sum() <= self._state.kv.num_available:
                 break
             self._free_pages()
         ahead = np.maximum(missing, slots.pages_ahead(decoding))
-        affordable = ahead.sum() <= self._kv.num_available
-        builder.extend(*self._kv.grow_each(decoding, ahead if affordable else missing))
+        affordable = ahead.sum() <= self._state.kv.num_available
+        builder.extend(*self._state.kv.grow_each(decoding, ahead if affordable else missing))
         positions = slots.planned[decoding] + 1
         slots.planned[decoding] = positions
         builder.shape = StepShape(rows=len(decoding), context=int(positions.sum()))
 
     def _plan_prefill(self, builder: PlanBuilder) -> None:
-        self._waiting.refresh()
+        self._state.waiting.refresh()
         self._admission.begin_step()
         self._admission.full_at = None
-        if not self._prefilling and not len(self._waiting):
+        if not self._prefilling and not len(self._state.waiting):
             return
         budget = Budget(
-            min(self._limits.max_prefill_tokens, self._times.most_prefill_tokens()),
-            self._times.prefill_seconds(builder.shape),
+            min(self._state.limits.max_prefill_tokens, self._state.times.most_prefill_tokens()),
+            self._state.times.prefill_seconds(builder.shape),
         )
         oldest, newcomers = budget.part(OLDEST_SHARE), budget.part(NEWCOMERS_SHARE)
-        if len(self._prefilling) > 1 or (self._prefilling and len(self._waiting)):
-            self._continue(self._oldest_prompt(), builder, oldest)
+        if len(self._prefilling) > 1 or (self._prefilling and len(self._state.waiting)):
+            first = min(self._prefilling.values(), key=self._state.waiting.order.rank)
+            self._continue(first, builder, oldest)
         self._admit_waiting(builder, newcomers if self._prefilling else budget)
         for sequence in self._shortest_first():
             if budget.is_spent:
                 break
             self._continue(sequence, builder, budget)
         self._admit_waiting(builder, budget, beside_partial=NO_BOUND)  # the others leave it over
-        if len(self._waiting) and not self._slots.num_free:
+        if len(self._state.waiting) and not self._state.slots.num_free:
             self._admission.note_full()
 
-    def _oldest_prompt(self) -> Sequence:
-        """Of the partly computed prompts, the most urgent that was admitted first."""
-        return min(self._prefilling.values(), key=self._waiting.order.rank)
-
     def _shortest_first(self) -> list[Sequence]:
-        """The partly computed prompts; those of the tenant with the fewest running sequences for its weight come first."""
-        rank = self._waiting.order.rank
+        """The partly computed prompts; those of the tenant with the fewest running sequences for
+        its weight come first."""
+        rank = self._state.waiting.order.rank
 
         def place(sequence: Sequence) -> tuple[int, float, int]:
             account = sequence.account
@@ -246,14 +239,14 @@ class Planner:
 
     def _rest(self, sequence: Sequence) -> int:
         """Tokens of a prompt that are not planned yet."""
-        return sequence.num_tokens - int(self._slots.planned[sequence.slot])
+        return sequence.num_tokens - int(self._state.slots.planned[sequence.slot])
 
     def _continue(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> None:
         """Plan a chunk of a partly computed prompt, behind all that the tree has of it by now."""
         if sequence.slot in builder.chunks:
-            if self._kv.has_longer_prefix(sequence):
+            if self._state.kv.has_longer_prefix(sequence):
                 return  # it is adopted in the next step, because a step has one chunk of each sequence
-        elif self._kv.adopt_longer_prefix(sequence):
+        elif self._state.kv.adopt_longer_prefix(sequence):
             self._adopters.add(sequence.slot)
             self._count_cached(sequence)
         tokens = self._chunk_within(sequence, builder, budget)
@@ -262,15 +255,17 @@ class Planner:
     def _admit_waiting(
         self, builder: PlanBuilder, budget: Budget, beside_partial: int = MAX_PARTIAL
     ) -> None:
-        """Admit waiting sequences, as far as slots, pages and the budget for their first chunks suffice."""
-        while len(self._waiting) and self._slots.num_free and not self._admission.is_full:
+        """Admit waiting sequences, as far as slots, pages and the budget for their first chunks
+        suffice."""
+        waiting, slots = self._state.waiting, self._state.slots
+        while len(waiting) and slots.num_free and not self._admission.is_full:
             if budget.is_spent:
                 return
             is_crowded = len(self._prefilling) >= beside_partial
-            sequence, match = self._waiting.shortest() if is_crowded else self._waiting.head()
-            if self._slots.num_used == 0:
-                self._kv.break_leases_for(sequence, match)
-            start = 0 if match is None else match.num_pages * self._slots.page_size
+            sequence, match = waiting.shortest() if is_crowded else waiting.head()
+            if slots.num_used == 0:
+                self._state.kv.break_leases_for(sequence, match)
+            start = 0 if match is None else match.num_pages * slots.page_size
             to_compute = sequence.num_tokens - start
             if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
                 return
@@ -280,19 +275,19 @@ class Planner:
             if not self._admission.has_room_for(sequence, match):
                 self._admission.note_full()
                 return
-            self._waiting.pop(sequence)
+            waiting.pop(sequence)
             self._admit(sequence, match, builder)
             self._admission.admitted()
             self._plan_first_chunk(sequence, builder, budget)
 
     def _least_chunk(self, to_compute: int, most: int = NO_BOUND) -> int:
         """Tokens of the first chunk of a prompt at least, given those that it lacks."""
-        return to_compute if self._limits.whole_prompts else min(MIN_CHUNK, to_compute, most)
+        return to_compute if self._state.limits.whole_prompts else min(MIN_CHUNK, to_compute, most)
 
     def _plan_first_chunk(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> None:
         """Plan the first chunk of a sequence just admitted."""
         tokens = self._chunk_within(sequence, builder, budget)
-        if tokens < self._rest(sequence) and len(self._waiting):
+        if tokens < self._rest(sequence) and len(self._state.waiting):
             tokens = self._chunk_within(sequence, builder, budget.part(0.5))
         least = self._least_chunk(self._rest(sequence), budget.tokens)
         self._plan_chunk(sequence, builder, max(tokens, least), budget)
@@ -300,29 +295,27 @@ class Planner:
 
     def _admit(self, sequence: Sequence, match: Match | None, builder: PlanBuilder) -> None:
         if sequence.first_planned is None:
-            self._kv.note_facts(sequence, match)
-        drafts = self._kv.draft_sources(sequence, match) if sequence.speculates else None
-        self._kv.enter(sequence, match)
+            self._state.kv.note_facts(sequence, match)
+        drafts = self._state.kv.draft_sources(sequence, match) if sequence.speculates else None
+        self._state.kv.enter(sequence, match)
         slot = sequence.slot
         if drafts is not None:
             expected = num_ids(drafts.continuation) + num_ids(drafts.prediction)
-            self._slots.expect_drafts(sequence, expected)
-            if expected:
-                self._trials.encourage()
+            self._state.slots.expect_drafts(sequence, expected)
         self._prefilling[sequence.seq_id] = sequence
         sequence.account.running += 1
         sequence.group.has_begun = True
         if sequence.first_planned is None:
             sequence.first_planned = self._state.clock()
-            self._counters.prompt_tokens += sequence.num_tokens
+            self._state.counters.prompt_tokens += sequence.num_tokens
             sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
         builder.admit.append(
             Admit(
                 slot=slot,
                 token_ids=pack_ids(sequence.known_tokens()),
-                num_cached=int(self._slots.planned[slot]),
-                pages=pack_ids(self._slots.block_table(slot)),
+                num_cached=int(self._state.slots.planned[slot]),
+                pages=pack_ids(self._state.slots.block_table(slot)),
                 sampling=sequence.sampling,
                 num_output=sequence.num_output,
                 grammar=sequence.grammar,
@@ -333,8 +326,9 @@ class Planner:
         )
 
     def _count_cached(self, sequence: Sequence) -> None:
-        """Count the tokens that a sequence found in the tree. Tokens planned before a retraction are not counted again."""
-        found = int(self._slots.planned[sequence.slot])
+        """Count the tokens that a sequence found in the tree. Tokens planned before a retraction
+        are not counted again."""
+        found = int(self._state.slots.planned[sequence.slot])
         gain = found - sequence.num_reached
         if gain <= 0:
             return
@@ -342,12 +336,13 @@ class Planner:
         if sequence.first_token is None:
             sequence.cached_tokens += gain
             sequence.account.cached_tokens += gain
-            self._counters.cached_tokens += gain
+            self._state.counters.cached_tokens += gain
 
     def _chunk_within(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> int:
-        """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end the prompt."""
-        page_size = self._slots.page_size
-        start = int(self._slots.planned[sequence.slot])
+        """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end
+        the prompt."""
+        page_size = self._state.slots.page_size
+        start = int(self._state.slots.planned[sequence.slot])
         tokens = self._tokens_within(budget, start, sequence)
         if not builder.prefill:
             tokens = max(tokens, min(MIN_CHUNK, budget.tokens))
@@ -362,11 +357,11 @@ class Planner:
     def _tokens_within(self, budget: Budget, start: int, sequence: Sequence) -> int:
         """Tokens of a prompt from position ``start`` that the budget pays for."""
         seconds = max(budget.seconds, 0)
-        tokens = min(budget.tokens, self._times.tokens_within(seconds, start))
+        tokens = min(budget.tokens, self._state.times.tokens_within(seconds, start))
         if scored := sequence.num_scored(start, start + tokens):
             before = tokens - scored
-            seconds = max(seconds - self._times.chunk_seconds(start, before), 0)
-            scored = self._times.scored_within(seconds, start + before)
+            seconds = max(seconds - self._state.times.chunk_seconds(start, before), 0)
+            scored = self._state.times.scored_within(seconds, start + before)
             tokens = min(tokens, before + scored)
         return tokens
 
@@ -375,13 +370,13 @@ class Planner:
     ) -> None:
         """Plan ``tokens`` more of a prompt, as far as pages and the size of a chunk allow, and take
         them from the budget."""
-        slots, slot = self._slots, sequence.slot
+        slots, slot = self._state.slots, sequence.slot
         start = first = int(slots.planned[slot])
         index = builder.chunks.get(slot)
         if index is not None:
             first = builder.prefill[index].start
-        end = min(start + tokens, first + self._limits.longest_chunk)
-        pages = self._kv.grow(sequence, end)
+        end = min(start + tokens, first + self._state.limits.longest_chunk)
+        pages = self._state.kv.grow(sequence, end)
         end = min(end, int(slots.num_pages[slot]) * slots.page_size)
         if end <= start:
             return
@@ -396,45 +391,34 @@ class Planner:
         else:
             builder.prefill[index] = Prefill(slot, first, end - first)
         scored = sequence.num_scored(start, end)
-        seconds = self._times.chunk_seconds(start, end - start) + self._times.scored_seconds(scored)
+        times = self._state.times
+        seconds = times.chunk_seconds(start, end - start) + times.scored_seconds(scored)
         budget.spend(end - start, seconds)
         builder.scored += scored
         builder.shape = builder.shape.with_chunk(start, end - start)
         slots.planned[slot] = end
         sequence.num_reached = max(sequence.num_reached, end)
-        self._kv.publish_prefill(sequence)
+        self._state.kv.publish_prefill(sequence)
         if end == sequence.num_tokens:
             del self._prefilling[sequence.seq_id]
             slots.is_decoding[slot] = True
 
     def _seal(self, builder: PlanBuilder) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
-        price, drafts = self._draft_price(builder.shape), None
-        if price < NO_DRAFTS:
-            drafts = self._trials.wants_drafts(builder.shape.rows)
-        step_id = self._in_flight.send(
-            self._slots.sequences, builder.shape, drafts=drafts, scored=builder.scored
-        )
-        return builder.seal(step_id, released, price if drafts else NO_DRAFTS)
+        shape = builder.shape
+        sequences = self._state.slots.sequences
+        step_id = self._state.in_flight.send(sequences, shape, scored=builder.scored)
+        return builder.seal(step_id, released, self._draft_saving(shape.tokens))
 
-    def _draft_price(self, shape: StepShape) -> float:
-        """That of a step with these decoding sequences and prompts."""
-        if not (shape.rows and (self._slots.is_decoding & self._slots.speculates).any()):
-            return NO_DRAFTS
-        if shape.tokens:
-            outlasting = self._outlasting(shape.tokens)
-            token_s = self._times.prefill_costs[0]
-            price = self._price.beside_prompts(shape.rows, token_s, outlasting)
-        else:
-            price = self._price.of(shape.rows)
-        return price if price <= MAX_PRICE else NO_DRAFTS
-
-    def _outlasting(self, tokens: int) -> float:
-        """Of the tokens that the running answers will still get, the part that comes after all prompts are computed, ``tokens`` of
-        them a step. Prompts that wait for an answer to end are left out."""
+    def _draft_saving(self, tokens: int) -> float:
+        """See :class:`StepPlan`: of the tokens that the running answers will still get, the part
+        that comes after all prompts are computed, ``tokens`` of them a step. Prompts that wait for
+        an answer to end are left out."""
+        if not (tokens and self._state.limits.speculates):
+            return FULL_SAVING
         to_come = float(sum(map(self._rest, self._prefilling.values())))
         if not self._admission.is_full:
-            to_come += self._waiting.prompt_tokens
+            to_come += self._state.waiting.prompt_tokens
         longest_rest = 2 * self._state.outputs.mean_rest() if to_come else 0.0
         return max(0.0, 1 - to_come / tokens / longest_rest) if longest_rest else 1.0
 
@@ -443,12 +427,12 @@ class Planner:
 
         So leases reduce the number of sequences that run at once, but never stop all work.
         """
-        if self._slots.num_used > 1 or not self._kv.leases.revoke_soonest():
+        if self._state.slots.num_used > 1 or not self._state.kv.leases.revoke_soonest():
             self._retract()
 
     def _retract(self, account: Account | None = None) -> bool:
-        """Move a sequence back to the queue. Its KV stays in the tree until it is evicted. Its tokens in flight are
-        dropped; the sampler draws the same ones again.
+        """Move a sequence back to the queue. Its KV stays in the tree until it is evicted. Its
+        tokens in flight are dropped; the sampler draws the same ones again.
 
         Args:
             account: of the tenant whose sequence it has to be; None: any.
@@ -458,17 +442,17 @@ class Planner:
         """
         growing = [
             sequence
-            for sequence in self._slots.running()
-            if (self._slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling)
+            for sequence in self._state.slots.running()
+            if (self._state.slots.is_decoding[sequence.slot] or sequence.seq_id in self._prefilling)
             and account in (None, sequence.account)
         ]
         if not growing:
             return False
-        sequence = choose_victim(growing, self._waiting.order)
+        sequence = choose_victim(growing, self._state.waiting.order)
         sequence.begin_prompt_again()
         self.leave(sequence, ended=False)
-        self._waiting.add(sequence, retracted=True)
-        self._counters.retractions += 1
+        self._state.waiting.add(sequence, retracted=True)
+        self._state.counters.retractions += 1
         return True
 
     def leave(self, sequence: Sequence, *, keep_kv: bool = True, ended: bool = True) -> None:
@@ -479,16 +463,16 @@ class Planner:
             ended: it is not retracted.
         """
         slot = sequence.slot
-        if self._slots.in_worker[slot]:
+        if self._state.slots.in_worker[slot]:
             self._slots_to_release.append(slot)
         sequence.account.running -= 1
-        self._in_flight.forget(sequence)
+        self._state.in_flight.forget(sequence)
         self._prefilling.pop(sequence.seq_id, None)
         self._adopters.discard(slot)
         if keep_kv:
-            self._kv.leave(sequence, ended=ended)
+            self._state.kv.leave(sequence, ended=ended)
         else:
-            self._kv.discard(sequence)
+            self._state.kv.discard(sequence)
 
 
 def _joined(parts: list[NDArray[np.signedinteger]]) -> NDArray[np.signedinteger]:

@@ -74,7 +74,7 @@ class SchedulerProcess:
         info = self._wait_for_worker()
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
-        self.scheduler = Scheduler(SchedulerLimits.of(config, info))
+        self.scheduler = Scheduler(SchedulerLimits.from_config(config, info))
         self._calls = Calls(
             self.scheduler, self._tokenizer.send, self._stats, channels.drained_file
         )
@@ -85,8 +85,8 @@ class SchedulerProcess:
             self._log = RequestLog(file, time.monotonic, kept)
         self._kv_events = start_publisher(
             config,
-            self.scheduler.kv.tree,
-            self.scheduler.limits.num_pages,
+            self.scheduler.state.kv.tree,
+            self.scheduler.state.limits.num_pages,
             channels.replica or 0,
         )
         self._reports: LoadReports | None = None
@@ -124,13 +124,15 @@ class SchedulerProcess:
                 self._kv_events.publish()
 
     def say_goodbye(self) -> None:
-        """Let the requests go on in other replicas, unless another process of this one has died: a request may be the cause."""
+        """Let the requests go on in other replicas, unless another process of this one has died: a
+        request may be the cause."""
         if self._channels.is_alive:
             self._tokenizer.send(ReplicaDrained())
             close_all()
 
     def _forget_tokenizer(self) -> None:
-        """The tokenizer process is lost: its sequences go on elsewhere, or the next one sends them again."""
+        """The tokenizer process is lost: its sequences go on elsewhere, or the next one sends them
+        again."""
         for seq_id in self.scheduler.forget_all():
             if self._log is not None:
                 self._log.ended(seq_id)
@@ -182,7 +184,7 @@ class SchedulerProcess:
             plan = scheduler.plan()
             if plan is None:
                 return
-            scheduler.counters.plan_seconds.observe(time.perf_counter() - begin)
+            scheduler.state.counters.plan_seconds.observe(time.perf_counter() - begin)
             for worker in self._to_workers:
                 worker.send(plan)
 
@@ -214,7 +216,7 @@ class SchedulerProcess:
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadline = self.scheduler.next_deadline()
-        times = [self.scheduler.kv.leases.seconds_to_next_expiry()]
+        times = [self.scheduler.state.kv.leases.seconds_to_next_expiry()]
         times.append(self.scheduler.queue_time.seconds_to_next_overdue())
         times.append(None if deadline is None else max(0.0, deadline - time.time()))
         return min((seconds for seconds in times if seconds is not None), default=None)

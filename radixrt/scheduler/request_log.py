@@ -1,9 +1,10 @@
 """Logs requests (times, lengths, hashes of prefixes) for replays with ``radixrt bench cache``.
 
-One JSON object a request, written when it ends, in the format of Mooncake's traces: ``timestamp`` of its arrival in
-milliseconds, ``input_length`` and ``output_length`` in tokens, and ``hash_ids``: one id for each block of 512 prompt
-tokens, equal if all tokens up to its end are equal. The hashes are keyed with a random number of this server's start, so
-that they reveal nothing of the text; ids of two logs can't be compared.
+One JSON object a request, written when it ends, in the format of Mooncake's traces: ``timestamp``
+of its arrival in milliseconds, ``input_length`` and ``output_length`` in tokens, and ``hash_ids``:
+one id for each block of 512 prompt tokens, equal if all tokens up to its end are equal. The hashes
+are keyed with a random number of this server's start, so that they reveal nothing of the text; ids
+of two logs can't be compared.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ class LoggedRequest(msgspec.Struct):
     """A line of the log."""
 
     timestamp: int
-    """Of its arrival, in milliseconds since the server began."""
+    """Time of its arrival, in milliseconds since the server began."""
     input_length: int
     output_length: int
     hash_ids: list[int]
@@ -48,7 +49,8 @@ class RequestLog:
         """
         Args:
             clock: a time in seconds that all processes share.
-            kept: private file of this server, with which the scheduler of a later engine goes on with the log of the one before.
+            kept: private file of this server, with which the scheduler of a later engine goes on
+                with the log of the one before.
         """
         goes_on = kept is not None and kept.exists()
         try:
@@ -95,7 +97,8 @@ class RequestLog:
             self._write(msgspec.json.encode(logged) + b"\n")
 
     def _write(self, line: bytes) -> None:
-        """Append a whole line or none. The warning comes with the first, second, fourth, … dropped line."""
+        """Append a whole line or none. The warning comes with the first, second, fourth, … dropped
+        line."""
         error: OSError | str = "the disk took a part of a line"
         try:
             written = self._file.write(line)

@@ -1,9 +1,11 @@
-"""Continuous batching: queues sequences, plans steps, and gives the sampled tokens to their sequences.
+"""Continuous batching: queues sequences, plans steps, and gives the sampled tokens to their
+sequences.
 
-The scheduler is a state machine without sockets: :meth:`Scheduler.add` and :meth:`Scheduler.release` add and drop
-sequences, :meth:`Scheduler.plan` makes the next step, :meth:`Scheduler.absorb` takes the result of a step. Up to two
-steps are in flight, so a step is planned before the tokens of the step before it are known. A sequence that turns out
-to have ended has one surplus token in flight, which is dropped.
+The scheduler is a state machine without sockets: :meth:`Scheduler.add` and
+:meth:`Scheduler.release` add and drop sequences, :meth:`Scheduler.plan` makes the next step,
+:meth:`Scheduler.absorb` takes the result of a step. Up to two steps are in flight, so a step is
+planned before the tokens of the step before it are known. A sequence that turns out to have ended
+has one surplus token in flight, which is dropped.
 """
 
 import math
@@ -32,8 +34,6 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
-from radixrt.scheduler.drafts.price import DraftPrice
-from radixrt.scheduler.drafts.trials import ComparedStep, DraftTrials
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
@@ -46,7 +46,6 @@ from radixrt.scheduler.radix.divergence import RecentFacts
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 from radixrt.scheduler.state import SchedulerState
-from radixrt.scheduler.step_times import StepShape
 from radixrt.scheduler.steps_in_flight import StepInFlight
 
 _FAILURES = {
@@ -75,30 +74,17 @@ class Scheduler:
     def __init__(
         self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._state = state = SchedulerState.empty(limits, clock)
-        self.limits = limits
-        self.clock = clock
-        self.slots = state.slots
-        self.kv = state.kv
-        self.waiting = state.waiting
-        self.outputs = state.outputs
-        self.step_times = state.times
-        self.counters = state.counters
-        self._in_flight = state.in_flight
+        self.state = state = SchedulerState.empty(limits, clock)
         self.grammars = GrammarRegistry(limits.num_ranks)
         self.recent_facts = RecentFacts()
-        """Of the last sequences, for explanations of their cache misses."""
+        """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
         self._sequences: dict[int, Sequence] = {}
-        self.draft_price = DraftPrice()
-        self.draft_trials = DraftTrials()
         self.admission = Admission(state)
-        self.planner = Planner(state, self.admission, self.draft_price, self.draft_trials)
+        self.planner = Planner(state, self.admission)
         self._deadlines: LazyHeap[int] = LazyHeap()
         """The sequences that have one."""
-        self.waits = WaitForecast(
-            self.slots, self.waiting, self.groups, self.outputs, self.step_times
-        )
+        self.waits = WaitForecast(state, self.groups)
         limit_s = limits.settings.max_queue_seconds or math.inf
         self.queue_time = QueueTime(limit_s, self.waits, clock)
 
@@ -106,24 +92,23 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._in_flight)
+        return len(self.state.in_flight)
 
     @property
     def seconds_in_flight(self) -> float:
         """Forecast time of the steps in flight."""
-        return sum(map(self.step_times.seconds, self._in_flight.shapes()))
+        return sum(map(self.state.times.seconds, self.state.in_flight.shapes()))
 
     @property
     def num_running(self) -> int:
-        return self.slots.num_used
+        return self.state.slots.num_used
 
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or return the reason for its refusal."""
         num_prompt = num_ids(request.token_ids) - request.num_output
         max_tokens = num_prompt + (request.sampling.max_tokens or 0)
-        if max_tokens > min(
-            self.limits.context_length, self.limits.num_pages * self.limits.page_size
-        ):
+        limits = self.state.limits
+        if max_tokens > min(limits.context_length, limits.num_pages * limits.page_size):
             return SequenceRefused(
                 request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
@@ -132,13 +117,13 @@ class Scheduler:
             return full
         grammar = request.grammar
         if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
-            self.counters.refused += 1
+            self.state.counters.refused += 1
             return lost
-        sequence = Sequence(request, self.clock(), self.limits.eos_token_ids)
+        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
         wants = request.options.speculation and sequence.max_output > 1
-        sequence.speculates = self.limits.speculates and wants
+        sequence.speculates = self.state.limits.speculates and wants
         if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
-            self.counters.refused += 1
+            self.state.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
         sequence.group = self.groups.join(request)
@@ -148,16 +133,16 @@ class Scheduler:
         if grammar is not None and self.grammars.is_loading(grammar.key):
             self.grammars.wait(sequence)
         else:
-            self.waiting.add(sequence)
+            self.state.waiting.add(sequence)
         return None
 
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
         """Refuse a sequence if as many wait as may."""
-        most = self.limits.settings.max_queued_requests
-        num_waiting = len(self.waiting) + self.grammars.num_waiting + self.groups.num_to_come
-        if num_waiting < most or self.waiting.has_place_for(request.options.tenant, most):
+        most = self.state.limits.settings.max_queued_requests
+        num_waiting = len(self.state.waiting) + self.grammars.num_waiting + self.groups.num_to_come
+        if num_waiting < most or self.state.waiting.has_place_for(request.options.tenant, most):
             return None
-        self.counters.refused += 1
+        self.state.counters.refused += 1
         message = f"The server's queue is full ({num_waiting} sequences wait); retry later."
         return SequenceRefused(request.seq_id, message, 503, self._retry_after_s())
 
@@ -167,7 +152,7 @@ class Scheduler:
         for sequence, refusal in self.queue_time.overdue():
             self._remove(sequence)
             refused.append(refusal)
-        self.counters.refused += len(refused)
+        self.state.counters.refused += len(refused)
         return refused
 
     def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
@@ -175,20 +160,21 @@ class Scheduler:
         refused = []
         for sequence in self.grammars.loaded(message):
             if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
-                self.waiting.add(sequence)
+                self.state.waiting.add(sequence)
             else:
                 self._forget(sequence)
                 refused.append(lost)
-        self.counters.refused += len(refused)
+        self.state.counters.refused += len(refused)
         return refused
 
     def _retry_after_s(self) -> int:
-        """An estimate of the time until the running answers have ended: mean step time times mean answer length."""
-        steps = self.counters.steps
-        mean_step_s = self.counters.step_seconds.total / steps if steps else 0.1
-        mean_output = self.outputs.mean()
+        """An estimate of the time until the running answers have ended: mean step time times mean
+        answer length."""
+        steps = self.state.counters.steps
+        mean_step_s = self.state.counters.step_seconds.total / steps if steps else 0.1
+        mean_output = self.state.outputs.mean()
         if mean_output is None:
-            mean_output = sum(s.max_output / 2 for s in self.slots.running()) / max(
+            mean_output = sum(s.max_output / 2 for s in self.state.slots.running()) / max(
                 1, self.num_running
             )
         return max(1, min(60, round(mean_step_s * mean_output)))
@@ -206,11 +192,12 @@ class Scheduler:
             if complete:
                 self._count_finish(sequence)
             else:
-                self.counters.aborted += 1
+                self.state.counters.aborted += 1
             self._remove(sequence)
 
     def forget_all(self) -> list[int]:
-        """Drop all that a tokenizer process has sent, since it is gone: sequences, grammars and leases. Cached KV stays.
+        """Drop all that a tokenizer process has sent, since it is gone: sequences, grammars and
+        leases. Cached KV stays.
 
         Returns:
             the ids of the sequences
@@ -218,8 +205,8 @@ class Scheduler:
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
         self.grammars.drop_all()
-        for lease in self.kv.leases.all():
-            self.kv.leases.end(lease)
+        for lease in self.state.kv.leases.all():
+            self.state.kv.leases.end(lease)
         self.recent_facts = RecentFacts()
         return seq_ids
 
@@ -229,12 +216,12 @@ class Scheduler:
         Returns:
             The final reports of these sequences, by their ids.
         """
-        self.kv.leases.expire()
+        self.state.kv.leases.expire()
         dropped: dict[int, AnswerReport] = {}
         while (deadline := self.next_deadline()) is not None and deadline <= now:
             sequence = self._sequences[self._deadlines.first()]
-            self.counters.aborted += 1
-            dropped[sequence.seq_id] = sequence.end("abort", self.clock())
+            self.state.counters.aborted += 1
+            dropped[sequence.seq_id] = sequence.end("abort", self.state.clock())
             self._remove(sequence)
         return dropped
 
@@ -245,12 +232,14 @@ class Scheduler:
         return self._sequences[self._deadlines.first()].options.deadline
 
     def flush_cache(self) -> int:
-        """Evict all pages that no running sequence uses and no lease holds; returns their number."""
-        return self.kv.flush()
+        """Evict all pages that no running sequence uses and no lease holds; returns their
+        number."""
+        return self.state.kv.flush()
 
     def release_session(self, session: str, salt: str = "") -> int:
-        """End a session: the KV that it alone has used is evicted first. Returns the number of its tokens."""
-        return self.kv.sessions.release(session, salt) * self.limits.page_size
+        """End a session: the KV that it alone has used is evicted first. Returns the number of its
+        tokens."""
+        return self.state.kv.sessions.release(session, salt) * self.state.limits.page_size
 
     def _remove(self, sequence: Sequence) -> None:
         """Drop a sequence that waits or runs."""
@@ -258,7 +247,7 @@ class Scheduler:
         if self.grammars.stop_waiting(sequence):
             return
         if sequence.slot == NO_SLOT:
-            self.waiting.remove(sequence.seq_id)
+            self.state.waiting.remove(sequence.seq_id)
         else:
             self.planner.leave(sequence)
 
@@ -271,12 +260,14 @@ class Scheduler:
     # ------------------------------------------------------------ steps
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute until a result or a request arrives."""
+        """The next step; None if there is nothing to compute until a result or a request
+        arrives."""
         return self.planner.plan()
 
     def absorb(self, result: StepResult) -> TokenBatch:
-        """Take the result of the oldest step in flight; ends the sequences whose last tokens are in it."""
-        step, batch = self._in_flight.take(result), TokenBatch()
+        """Take the result of the oldest step in flight; ends the sequences whose last tokens are in
+        it."""
+        step, batch = self.state.in_flight.take(result), TokenBatch()
         self._count_step(result, step)
         _absorb_logprobs(result, step, batch)
         self._absorb_drafts(result, step, batch)
@@ -289,7 +280,7 @@ class Scheduler:
             if sequence is not None and not self._goes_on(sequence, token, batch):
                 step.sequences[slot] = None  # tokens forced beyond the end are dropped
         self._absorb_vectors(result, step, batch)
-        self.counters.output_tokens += batch.num_tokens
+        self.state.counters.output_tokens += batch.num_tokens
         return batch
 
     def _absorb_vectors(self, result: StepResult, step: StepInFlight, batch: TokenBatch) -> None:
@@ -309,10 +300,10 @@ class Scheduler:
             return False
         output = batch.output_of(sequence.seq_id)
         if sequence.first_token is None:
-            report = output.started = sequence.start(self.clock())
+            report = output.started = sequence.start(self.state.clock())
             self._learn_wait(sequence, report)
             self._note_facts(sequence, output)
-            self.counters.cache_write_tokens += report.cache_write_tokens
+            self.state.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV, or for numbers
             end: FinishReason = "length" if sequence.options.pool is None else "stop"
@@ -334,21 +325,21 @@ class Scheduler:
 
     def _learn_wait(self, sequence: Sequence, report: AnswerReport) -> None:
         own_tokens = report.prompt_tokens - report.cached_tokens
-        own_s = own_tokens * self.step_times.seconds_per_prompt_token
+        own_s = own_tokens * self.state.times.seconds_per_prompt_token
         self.waits.observe(sequence.forecast_wait_s, report.queued_s + report.prefill_s - own_s)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> AnswerReport:
         self._count_finish(sequence)
         self._remove(sequence)
-        return sequence.end(reason, self.clock(), token)
+        return sequence.end(reason, self.state.clock(), token)
 
     def _count_finish(self, sequence: Sequence) -> None:
-        self.counters.finished += 1
+        self.state.counters.finished += 1
         if sequence.max_output > 0:
-            self.outputs.observe(sequence.num_output)
+            self.state.outputs.observe(sequence.num_output)
 
     def _count_step(self, result: StepResult, step: StepInFlight) -> None:
-        counters = self.counters
+        counters = self.state.counters
         counters.steps += 1
         counters.step_seconds.observe(result.step_s)
         counters.forward_seconds += result.forward_s
@@ -356,52 +347,39 @@ class Scheduler:
         drafted = sum(draft.num_drafted for draft in result.drafts)
         accepted = sum(draft.num_accepted for draft in result.drafts)
         tokens = step.shape.rows + beyond
-        deferred = int(self.slots.is_deferred.sum())  # computed in the step before
+        deferred = int(self.state.slots.is_deferred.sum())  # computed in the step before
         shape = step.shape._replace(rows=max(0, tokens + drafted - accepted - deferred))
-        plain_s = self.step_times.seconds(StepShape(step.shape.rows, step.shape.context))
-        if step.drafts is not None and self.step_times.is_known:
-            compared = ComparedStep(
-                rows=step.shape.rows,
-                new_tokens=tokens,
-                answers_s=plain_s,
-                plain_s=self.step_times.seconds(step.shape),
-                forecast_s=self.step_times.seconds(shape),
-                drafts=step.drafts,
-            )
-            self.draft_trials.observe(compared, result.step_s)
         step_s = result.step_s if shape.rows + shape.tokens else 0.0  # it has only sampled
-        self.step_times.observe(shape, step_s, tokens, has_drafts=drafted > 0, scored=step.scored)
-        if not step.shape.tokens:
-            is_alike = beyond == accepted  # no forced tokens, whose rows cost less
-            self.draft_price.observe(step.shape.rows, drafted, tokens, step_s if is_alike else 0.0)
+        self.state.times.observe(shape, step_s, tokens, has_drafts=drafted > 0, scored=step.scored)
         self.waits.observe_step(step.shape.rows, result.step_s)
         if step.follows:  # otherwise the worker waited because there was no work
             counters.wait_seconds += result.wait_s
 
     def _absorb_jumps(self, result: StepResult, step: StepInFlight) -> None:
-        """Advance the sequences that got more tokens than planned: forced by a grammar, or drafted and accepted."""
+        """Advance the sequences that got more tokens than planned: forced by a grammar, or drafted
+        and accepted."""
         jumped, beyond = unpack_ids(result.jump_slots), unpack_ids(result.jump_tokens)
         for slot, num_tokens in zip(jumped.tolist(), beyond.tolist(), strict=True):
             if step.sequences[slot] is not None:
-                self.slots.planned[slot] += num_tokens
-                self.counters.forced_tokens += num_tokens
+                self.state.slots.planned[slot] += num_tokens
+                self.state.counters.forced_tokens += num_tokens
 
     def _absorb_drafts(self, result: StepResult, step: StepInFlight, batch: TokenBatch) -> None:
         """Count the drafts of a step, and expect as many accepted tokens in the next."""
         accepted: dict[int, int] = {}
         for draft in result.drafts:
             name, num_accepted = DRAFTERS[draft.drafter], draft.num_accepted
-            self.counters.drafted_tokens[name] += draft.num_drafted
-            self.counters.accepted_draft_tokens[name] += num_accepted
+            self.state.counters.drafted_tokens[name] += draft.num_drafted
+            self.state.counters.accepted_draft_tokens[name] += num_accepted
             if (sequence := step.sequences[draft.slot]) is not None:
-                self.counters.forced_tokens -= num_accepted  # they are in jump_tokens too
+                self.state.counters.forced_tokens -= num_accepted  # they are in jump_tokens too
                 sequence.drafted_tokens += draft.num_drafted
                 sequence.accepted_tokens += num_accepted
                 accepted[draft.slot] = accepted.get(draft.slot, 0) + num_accepted
         for slot, num_accepted in accepted.items():
             sequence = step.sequences[slot]
             assert sequence is not None
-            self.slots.expect_drafts(sequence, num_accepted)
+            self.state.slots.expect_drafts(sequence, num_accepted)
             if sequence.sampling.stop:
                 verified = sequence.drafted_tokens, sequence.accepted_tokens
                 batch.output_of(sequence.seq_id).drafts = verified
@@ -411,12 +389,13 @@ class Scheduler:
         slots = [
             slot for slot in unpack_ids(result.deferred_slots).tolist() if step.sequences[slot]
         ]
-        self.slots.defer(np.array(slots, dtype=np.int64))
-        self.counters.deferred_rows += len(slots)
+        self.state.slots.defer(np.array(slots, dtype=np.int64))
+        self.state.counters.deferred_rows += len(slots)
 
     def _fail(self, sequence: Sequence, status: int, message: str) -> SequenceRefused:
-        """End a sequence that the model cannot continue. Its KV may be the cause, so it is not kept."""
-        self.counters.aborted += 1
+        """End a sequence that the model cannot continue. Its KV may be the cause, so it is not
+        kept."""
+        self.state.counters.aborted += 1
         self._forget(sequence)
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
@@ -425,26 +404,26 @@ class Scheduler:
 
     def tenant_stats(self, tenant: Tenant) -> TenantStats:
         """The counters of one tenant, and its leases."""
-        account, leases = self.waiting.accounts.of(tenant), self.kv.leases
+        account, leases = self.state.waiting.accounts.for_tenant(tenant), self.state.kv.leases
         return TenantStats(
-            page_size=self.limits.page_size,
+            page_size=self.state.limits.page_size,
             prompt_tokens=account.prompt_tokens,
             cached_tokens=account.cached_tokens,
             cache_write_tokens=account.cache_write_tokens,
             output_tokens=account.output_tokens,
             hit_rate=account.cached_tokens / max(1, account.prompt_tokens),
             leases=sum(lease.tenant == tenant.name for lease in leases.all()),
-            pinned_tokens=leases.pages_of(tenant.cache_namespace) * self.limits.page_size,
+            pinned_tokens=leases.pages_of(tenant.cache_namespace) * self.state.limits.page_size,
         )
 
     def stats(self, malformed_frames: int = 0) -> SchedulerStats:
         """A snapshot of all counters and gauges."""
-        kv, tree = self.kv, self.kv.tree
+        kv, tree = self.state.kv, self.state.kv.tree
         free, total = kv.allocator.num_free, kv.allocator.num_pages
         return SchedulerStats(
-            **msgspec.structs.asdict(self.counters),
+            **msgspec.structs.asdict(self.state.counters),
             running=self.num_running,
-            waiting=len(self.waiting),
+            waiting=len(self.state.waiting),
             evicted_pages=kv.evicted_pages,
             pages_total=total,
             pages_owned=total - free - tree.num_pages,

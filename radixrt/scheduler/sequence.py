@@ -44,7 +44,8 @@ class Sequence:
         """Tokens that end the answer."""
         self.arrived = arrived
         self.forecast_wait_s = 0.0
-        """Forecast of its wait when it arrived (:mod:`radixrt.scheduler.queue.wait_forecast`), without correction."""
+        """Forecast of its wait when it arrived (:mod:`radixrt.scheduler.queue.wait_forecast`),
+        without correction."""
         self.grammar = request.grammar
         self.second_segment_start = request.second_segment_start
         self.prediction = request.prediction
@@ -53,9 +54,9 @@ class Sequence:
         self.drafted_tokens = self.accepted_tokens = 0
         """Draft tokens that were verified, and of these those that were accepted."""
         self.account = Account(self.options.tenant)
-        """Of its tenant, once it is queued."""
+        """The account of its tenant, once it is queued."""
         self.group = Group()
-        """Of its request, once it is accepted."""
+        """The group of its request, once it is accepted."""
 
         self.slot = NO_SLOT
         """Slot in the worker's persistent batch while it runs."""
@@ -67,7 +68,8 @@ class Sequence:
         self.cache_facts = CacheFacts(reusable_tokens=0)
         """Noted when it is first admitted."""
         self.num_reached = 0
-        """Leading tokens that were ever found or planned, even if a retraction has set it back since."""
+        """Leading tokens that were ever found or planned, even if a retraction has set it back
+        since."""
         self.written_tokens = 0
         """Prompt tokens whose KV it inserted into the tree before the first token was out."""
         self.first_planned: float | None = None
@@ -77,7 +79,8 @@ class Sequence:
         self.report = AnswerReport(prompt_tokens=self.num_prompt)
         self.prompt_logprobs_sent = 0
         self.prompt_logprobs_to_skip = 0
-        """Rows that will come a second time, because the prompt is computed again after a retraction."""
+        """Rows that will come a second time, because the prompt is computed again after a
+        retraction."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -93,11 +96,12 @@ class Sequence:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether it may use cached KV. Log-probabilities of the whole prompt need the logits of every position."""
+        """Whether it may use cached KV. Log-probabilities of the whole prompt need the logits of
+        every position."""
         return self.sampling.prompt_logprobs is None or self.sampling.prompt_logprobs_start > 1
 
     def num_scored(self, start: int, end: int) -> int:
-        """Of the tokens of a chunk, those whose logits give log-probabilities of the prompt."""
+        """Tokens of a chunk whose logits give log-probabilities of the prompt."""
         if self.sampling.prompt_logprobs is None:
             return 0
         return max(0, end - max(start, self.sampling.prompt_logprobs_start - 1))
@@ -105,8 +109,8 @@ class Sequence:
     def cacheable_tokens(self) -> TokenIds:
         """The tokens that need not be computed if the tree has them: [n], int32.
 
-        The last known token is always computed, because its logits give the next one. If log-probabilities of the prompt
-        are asked for, so is the token before the first of them.
+        The last known token is always computed, because its logits give the next one. If
+        log-probabilities of the prompt are asked for, so is the token before the first of them.
         """
         end = self.num_tokens - 1
         if self.sampling.prompt_logprobs is not None:
@@ -125,7 +129,8 @@ class Sequence:
         self.num_tokens += 1
 
     def begin_prompt_again(self) -> None:
-        """After a retraction: the worker will compute the prompt and send its log-probabilities from the beginning."""
+        """After a retraction: the worker will compute the prompt and send its log-probabilities
+        from the beginning."""
         self.prompt_logprobs_to_skip = self.prompt_logprobs_sent
 
     def wants_prompt_logprob(self) -> bool:
@@ -139,7 +144,8 @@ class Sequence:
     def finish_reason(self, token: int) -> FinishReason | None:
         """The reason if ``token``, just appended, is the last one; otherwise None.
 
-        A grammar allows an end token only where the answer may end, and nothing after it, so min_tokens does not count.
+        A grammar allows an end token only where the answer may end, and nothing after it, so
+        min_tokens does not count.
         """
         num_output = self.num_tokens - self.num_prompt
         if token in self.stop_tokens and (
@@ -163,7 +169,8 @@ class Sequence:
         return self.report
 
     def end(self, reason: FinishReason, now: float, last: int | None = None) -> AnswerReport:
-        """The report to send at the end of the answer, with its ``last`` token where that has ended it."""
+        """The report to send at the end of the answer, with its ``last`` token where that has ended
+        it."""
         stopped = reason == "stop" and last in self.sampling.stop_token_ids
         return msgspec.structs.replace(
             self.report,

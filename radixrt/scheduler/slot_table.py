@@ -13,10 +13,12 @@ from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Sequence
 
 HEADROOM = 16
-"""Positions allocated ahead for a constrained sequence: as many forced tokens can be computed in one step."""
+"""Positions allocated ahead for a constrained sequence: as many forced tokens can be computed in
+one step."""
 
 DRAFT_HEADROOM = 4
-"""Positions allocated ahead for drafts of a sequence of which none was accepted in the last step."""
+"""Positions allocated ahead for drafts of a sequence of which none was accepted in the last
+step."""
 
 
 class SlotTable:
@@ -27,23 +29,25 @@ class SlotTable:
         self.sequences: list[Sequence | None] = [None] * max_slots
         self.in_use = np.zeros(max_slots, dtype=bool)
         self.in_worker = np.zeros(max_slots, dtype=bool)
-        """The worker holds the sequence too. It releases a sequence whose last tokens are in flight."""
+        """The worker holds the sequence too. It releases a sequence whose last tokens are in
+        flight."""
         self.is_decoding = np.zeros(max_slots, dtype=bool)
         """The whole prompt is planned and more tokens are wanted."""
         self.is_deferred = np.zeros(max_slots, dtype=bool)
-        """The last result has no token of it, because its mask was not ready. A later step brings it."""
+        """The last result has no token of it, because its mask was not ready. A later step brings
+        it."""
         self.planned = np.zeros(max_slots, dtype=np.int64)
-        """Leading positions whose KV is computed by the steps planned so far. In decode it runs ahead of
-        the known tokens: the input of a planned step may not be known here yet."""
+        """Leading positions whose KV is computed by the steps planned so far. In decode it runs
+        ahead of the known tokens: the input of a planned step may not be known here yet."""
         self.last_position = np.zeros(max_slots, dtype=np.int64)
-        """``planned`` at which max_tokens tokens are sampled; the last of them is never an input."""
+        """``planned`` at which max_tokens tokens are sampled; the last of them is never an
+        input."""
         self.known = np.zeros(max_slots, dtype=np.int64)
         """Tokens known at admission; these are prefilled."""
         self.num_prompt = np.zeros(max_slots, dtype=np.int64)
-        self.speculates = np.zeros(max_slots, dtype=bool)
-        """Tokens of the sequence are drafted."""
         self.headroom = np.zeros(max_slots, dtype=np.int64)
-        """Positions to allocate beyond the next one, for tokens that a grammar forces, and for drafts."""
+        """Positions to allocate beyond the next one, for tokens that a grammar forces, and for
+        drafts."""
         self.num_pages = np.zeros(max_slots, dtype=np.int64)
         self.num_tree_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that belong to the tree; the others are the sequence's own."""
@@ -68,14 +72,15 @@ class SlotTable:
         self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
         self.known[slot] = sequence.num_tokens
         self.num_prompt[slot] = sequence.num_prompt
-        self.speculates[slot] = sequence.speculates
         self.expect_drafts(sequence, 0)
         self.set_tree_pages(slot, tree_pages)
 
     def expect_drafts(self, sequence: Sequence, num_accepted: int) -> None:
-        """Set the headroom of a sequence of which this number of draft tokens was accepted, or is expected to be.
+        """Set the headroom of a sequence of which this number of draft tokens was accepted, or is
+        expected to be.
 
-        The next draft may be twice as long, and a step that is planned already may accept as many as the last one.
+        The next draft may be twice as long, and a step that is planned already may accept as many
+        as the last one.
         """
         headroom = 0 if sequence.grammar is None else HEADROOM
         if sequence.speculates:
@@ -117,13 +122,15 @@ class SlotTable:
         return [sequence for sequence in self.sequences if sequence is not None]
 
     def defer(self, slots: NDArray[np.integer]) -> None:
-        """Note the slots that gave no token in the last step, and whose next step computes nothing: [n]."""
+        """Note the slots that gave no token in the last step, and whose next step computes nothing:
+        [n]."""
         self.is_deferred[:] = False
         self.is_deferred[slots] = True
         self.planned[slots] -= self.is_decoding[slots]  # the next step counts one position, or has
 
     def retire_exhausted(self) -> list[int]:
-        """Slots whose last tokens are in flight: the worker releases them, their pages stay until the tokens are known."""
+        """Slots whose last tokens are in flight: the worker releases them, their pages stay until
+        the tokens are known."""
         exhausted = np.flatnonzero(self.is_decoding & (self.planned >= self.last_position))
         self.is_decoding[exhausted] = self.in_worker[exhausted] = False
         return exhausted.tolist()
@@ -134,13 +141,15 @@ class SlotTable:
         return (self.planned[decoding] >= end).astype(np.int64)
 
     def pages_ahead(self, decoding: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Pages to allocate ahead for tokens that the grammars may force, and for drafts: [len(decoding)]."""
+        """Pages to allocate ahead for tokens that the grammars may force, and for drafts:
+        [len(decoding)]."""
         end = self.planned[decoding] + 1 + self.headroom[decoding]
         end = np.minimum(end, self.last_position[decoding])
         pages = -(-end // self.page_size) - self.num_pages[decoding]
         return np.where(self.headroom[decoding] > 0, np.maximum(pages, 0), 0)
 
-    # ------------------------------------------------------------ future need of the running sequences
+    # ------------------------------------------------------------ future need of the running
+    # sequences
 
     def num_output(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
         """Tokens of each answer, those in flight included: [len(slots)]."""
@@ -152,7 +161,8 @@ class SlotTable:
         return self.last_position[slots] - self.num_prompt[slots] + 1
 
     def num_pages_added(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Pages that each sequence has added to the pool, or will when its prompt is computed: [len(slots)]."""
+        """Pages that each sequence has added to the pool, or will when its prompt is computed:
+        [len(slots)]."""
         held = np.maximum(self.num_pages[slots], -(-self.known[slots] // self.page_size))
         return held - self.num_found_pages[slots]
 

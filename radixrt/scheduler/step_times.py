@@ -1,23 +1,29 @@
 """Learns the time of a step from its content, and sizes prefill chunks by it.
 
-A step's time is forecast as a sum: a constant, and a cost per decoding row, per token of context that these rows read, per
-prompt token, and per pair of a prompt token and a token that it attends to. The five costs are learned from the times that
-the worker reports (``StepResult.step_s``, which is the time on the device where steps overlap, and excludes waits for
-plans), by least squares with exponential forgetting:
+A step's time is forecast as a sum: a constant, and a cost per decoding row, per token of context
+that these rows read, per prompt token, and per pair of a prompt token and a token that it attends
+to. The five costs are learned from the times that the worker reports (``StepResult.step_s``, which
+is the time on the device where steps overlap, and excludes waits for plans), by least squares with
+exponential forgetting:
 
-- Errors count relative to the longer one of the time and its forecast. A pause of the machine, twenty times a step, then
-  weighs as much as an error of a twentieth; a lasting change is learned within some hundred steps.
-- Costs are never negative (coordinate descent on the normal equations), so more work is never forecast to take less time.
-- A step makes the learner forget only the costs that it has a part in. So many decode steps leave the costs of prompts as
-  they are.
+- Errors count relative to the longer one of the time and its forecast. A pause of the machine,
+  twenty times a step, then weighs as much as an error of a twentieth; a lasting change is learned
+  within some hundred steps.
+- Costs are never negative (coordinate descent on the normal equations), so more work is never
+  forecast to take less time.
+- A step makes the learner forget only the costs that it has a part in. So many decode steps leave
+  the costs of prompts as they are.
 
-The bound of a step is a multiple of the step of one answer. The costs do not tell this time well: where all steps are as long as their bound, a
-smaller constant and dearer tokens fit as well, and the bound would follow. So it has a record of its own (:class:`ShortestStep`).
+The bound of a step is a multiple of the step of one answer. The costs do not tell this time well:
+where all steps are as long as their bound, a smaller constant and dearer tokens fit as well, and
+the bound would follow. So it has a record of its own (:class:`ShortestStep`).
 
-Until the first times are known, a step computes at most twice the prompt tokens of the largest step before it.
+Until the first times are known, a step computes at most twice the prompt tokens of the largest step
+before it.
 
-Sarathi-Serve (Agrawal et al., OSDI 2024) bounds the tokens of a step, so that running answers do not stall, and profiles
-the bound offline. Here it is a time, because the cost of a token depends on the device, the model and the context before it.
+Sarathi-Serve (Agrawal et al., OSDI 2024) bounds the tokens of a step, so that running answers do
+not stall, and profiles the bound offline. Here it is a time, because the cost of a token depends on
+the device, the model and the context before it.
 """
 
 import math
@@ -28,7 +34,8 @@ FORGETTING = 0.95
 """Weight of a step for each step after it: the last 20 steps decide."""
 
 DECODE_STEPS_PER_UPDATE = 4
-"""Once costs are known, only every fourth pure decode step is learned from: they resemble each other, and each costs some microseconds."""
+"""Once costs are known, only every fourth pure decode step is learned from: they resemble each
+other, and each costs some microseconds."""
 
 WARM_UP_STEPS = 3
 """Steps at the start whose times are not learned: kernels are loaded in them."""
@@ -37,32 +44,33 @@ FIRST_TOKENS = 64
 """Most prompt tokens of the first step."""
 
 FIRST_SCORED = 32
-"""Most prompt tokens with log-probabilities of a step while nobody knows what these cost. Each computes the logits of the whole
-vocabulary, which may take longer than the rest of the model."""
+"""Most prompt tokens with log-probabilities of a step while nobody knows what these cost. Each
+computes the logits of the whole vocabulary, which may take longer than the rest of the model."""
 
 STEPS_OF_ONE_ANSWER = 4.0
 MIN_MS, MAX_MS = 15.0, 150.0
-"""The default of ``--max-step-ms``: four times the step of one answer for prompts, on top of the step of the running answers, within
-these bounds. With the same bound for any number of answers, sixteen of them took half of each step, and all weights were read for few
-prompt tokens."""
+"""The default of ``--max-step-ms``: four times the step of one answer for prompts, on top of the
+step of the running answers, within these bounds. With the same bound for any number of answers,
+sixteen of them took half of each step, and all weights were read for few prompt tokens."""
 
 NO_BOUND, NO_BOUND_S = 1 << 30, 1e9
 """More tokens, and more seconds, than any step has."""
 
 FEW_TOKENS = 16
-"""Steps of so few tokens take about as long as that of one answer: they wait for weights from memory."""
+"""Steps of so few tokens take about as long as that of one answer: they wait for weights from
+memory."""
 
 SHORTER_COUNTS, LONGER_COUNTS = 1 / 4, 1 / 32
 """Parts of the difference by which the time of the shortest step follows another one."""
 _MAX_LONGER = 2.0
-"""Of the time of the shortest step: a longer one counts as this. The machine pauses now and then."""
+"""Times of the shortest step: a longer one counts as this. The machine pauses now and then."""
 
 _KEPT = math.sqrt(FORGETTING)
 _UNITS = (1.0, 16.0, 16384.0, 128.0, 128.0 * 2048.0)
-"""Of the features, so that all are about 1."""
+"""Units of the features, so that all are about 1."""
 
 _SWEEPS = 2
-"""Of the coordinate descent, after each step. It goes on from the costs before."""
+"""Sweeps of the coordinate descent after each step. It goes on from the costs before."""
 
 
 class StepShape(NamedTuple):
@@ -98,7 +106,8 @@ def attended_pairs(start: int, tokens: int) -> int:
 class ShortestStep:
     """The time of a step of as few tokens as there have been, and at most FEW_TOKENS.
 
-    Pauses make a step longer, and nothing makes it shorter. So the time follows shorter steps soon, and longer ones slowly.
+    Pauses make a step longer, and nothing makes it shorter. So the time follows shorter steps soon,
+    and longer ones slowly.
     """
 
     def __init__(self) -> None:
@@ -120,7 +129,8 @@ class StepTimes:
     """Forecasts step times in seconds.
 
     Args:
-        max_step_ms: as in :class:`radixrt.base.config.SchedulerSettings`: None is the default, 0 is no bound.
+        max_step_ms: as in :class:`radixrt.base.config.SchedulerSettings`: None is the default, 0 is
+            no bound.
     """
 
     def __init__(self, max_step_ms: float | None) -> None:
@@ -130,7 +140,8 @@ class StepTimes:
         self._normal = [[0.0] * len(_UNITS) for _ in _UNITS]
         """Weighted sum of the products of the features, [5, 5]."""
         self._gradient = [0.0] * len(_UNITS)
-        """Weighted sum of the products of features and errors; 0 where the squared error is least."""
+        """Weighted sum of the products of features and errors; 0 where the squared error is
+        least."""
         self._shortest = ShortestStep()
         self._observed = 0
         self._decode_steps = 0
@@ -157,9 +168,11 @@ class StepTimes:
         Args:
             seconds: 0 stands for an unknown time.
             new_tokens: of answers, if they are not one a row: rows of rejected drafts gave none.
-            has_drafts: the costs are not learned. Many rows compute where few wait for memory, so a line through both would
-                make the step of one answer too short, and the chunks beside answers with it.
-            scored: prompt tokens with log-probabilities. What they take beyond the forecast is their cost, once the others are known.
+            has_drafts: the costs are not learned. Many rows compute where few wait for memory, so a
+                line through both would make the step of one answer too short, and the chunks beside
+                answers with it.
+            scored: prompt tokens with log-probabilities. What they take beyond the forecast is
+                their cost, once the others are known.
         """
         self._observed += 1
         self._largest_prefill = max(self._largest_prefill, shape.tokens)
@@ -225,12 +238,13 @@ class StepTimes:
 
     @property
     def seconds_per_prompt_token(self) -> float:
-        """Of the last steps, without what a step costs in any case; 0 if unknown."""
+        """The time in the last steps, without what a step costs in any case; 0 if unknown."""
         return self._prefill_s.value
 
     @property
     def seconds_per_output_token(self) -> float:
-        """Of the last steps, with its share of what a step costs in any case; 0 if unknown."""
+        """The time in the last steps, with its share of what a step costs in any case; 0 if
+        unknown."""
         return self._decode_s.value
 
     def seconds(self, shape: StepShape) -> float:
@@ -283,7 +297,8 @@ class StepTimes:
     def prefill_seconds(self, decode: StepShape) -> float:
         """Time for prompts in a step beside these decoding rows.
 
-        It is never less than a third of the rows' own time: where answers alone fill the step, prompts go on too.
+        It is never less than a third of the rows' own time: where answers alone fill the step,
+        prompts go on too.
         """
         decode_s = self.seconds(decode)
         return max(self.max_step_s(decode) - decode_s, decode_s / 3)
@@ -302,7 +317,8 @@ def _dot(left: list[float], right: list[float]) -> float:
 
 
 class RecentRatio:
-    """A ratio of two sums over the last steps; ``kept`` is the weight of a step for each step after it."""
+    """A ratio of two sums over the last steps; ``kept`` is the weight of a step for each step after
+    it."""
 
     def __init__(self, kept: float = FORGETTING) -> None:
         self._kept = kept

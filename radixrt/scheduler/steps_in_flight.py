@@ -17,9 +17,8 @@ class StepInFlight:
     """The sequence that gets the tokens, by slot; None: they are dropped."""
     shape: StepShape
     follows: bool
-    """It was sent while another step was in flight, so a worker that waited for it waited for the scheduler."""
-    drafts: bool | None
-    """Whether the worker may draft tokens; None: drafts would not pay, and nobody learns from the step what they cost."""
+    """It was sent while another step was in flight, so a worker that waited for it waited for the
+    scheduler."""
     scored: int
     """Prompt tokens with log-probabilities."""
 
@@ -34,23 +33,16 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def send(
-        self,
-        sequences: list[Sequence | None],
-        shape: StepShape,
-        *,
-        drafts: bool | None = None,
-        scored: int = 0,
-    ) -> int:
+    def send(self, sequences: list[Sequence | None], shape: StepShape, *, scored: int = 0) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
         step_id = self._next_id
         self._next_id += 1
-        step = StepInFlight(step_id, sequences.copy(), shape, bool(self._steps), drafts, scored)
+        step = StepInFlight(step_id, sequences.copy(), shape, bool(self._steps), scored)
         self._steps.append(step)
         return step_id
 
     def shapes(self) -> list[StepShape]:
-        """Of the steps, in order."""
+        """The shapes of the steps, in order."""
         return [step.shape for step in self._steps]
 
     def take(self, result: StepResult) -> StepInFlight:

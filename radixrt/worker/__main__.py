@@ -1,7 +1,8 @@
 """``python -m radixrt.worker``: the worker process.
 
-Garbage collection is off while torch is imported: what an import makes is no garbage, and looking through it again and
-again takes a fifth of the time. Nor does the collector visit it later, while the model is loaded.
+Garbage collection is off while torch is imported: what an import makes is no garbage, and looking
+through it again and again takes a fifth of the time. Nor does the collector visit it later, while
+the model is loaded.
 """
 
 import gc

@@ -1,7 +1,8 @@
 """The worker's persistent batch: step plans change it, forward passes read it.
 
-A plan holds only changes. The other inputs of a forward pass (block tables, lengths, the tokens sampled last) stay here
-between steps. The sampled tokens stay on the device, so a decode step needs nothing from the scheduler.
+A plan holds only changes. The other inputs of a forward pass (block tables, lengths, the tokens
+sampled last) stay here between steps. The sampled tokens stay on the device, so a decode step needs
+nothing from the scheduler.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class PromptSpan:
 
     slot: int
     first_row: int
-    """Into the flat batch."""
+    """Index into the flat batch."""
     next_tokens: TokenIds
     num_top: int
 
@@ -39,20 +40,21 @@ class PooledRow:
 
     slot: int
     row: int
-    """Into the flat batch."""
+    """Index into the flat batch."""
     pool: PoolingRequest
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One forward pass: decode rows first, then runs and prefill chunks. A slot has one sampling row, and another one for each
-    token of its draft."""
+    """One forward pass: decode rows first, then runs and prefill chunks. A slot has one sampling
+    row, and another one for each token of its draft."""
 
     token_ids: torch.Tensor  # [num_tokens] int64, on the device
     positions: torch.Tensor  # [num_tokens] int64, on the device
     attention: AttentionMetadata
     graph_rows: int | None
-    """Rows of the captured graph that computes this step: first those that sample, then padding. None: no graph does."""
+    """Rows of the captured graph that computes this step: first those that sample, then padding.
+    None: no graph does."""
     sampling_slots: NDArray[np.int64]  # [rows] slots that sample a token
     sampling_slots_on_device: torch.Tensor  # [rows] int64
     sampling_rows: torch.Tensor  # [rows] int64 into the flat batch, on the device
@@ -67,7 +69,8 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Slots that compute several tokens in one step: known ones, which a grammar forces, and drafts behind them."""
+    """Slots that compute several tokens in one step: known ones, which a grammar forces, and drafts
+    behind them."""
 
     slots: list[int]
     token_ids: list[TokenIds]
@@ -96,7 +99,8 @@ SequenceRows = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 def with_draft_rows(sampling: SequenceRows, runs: Runs) -> tuple[SequenceRows, NDArray[np.int64]]:
     """The rows that sample when each draft token has one too.
 
-    Slot 4 computes one token, and slot 7 verifies the drafts 5 and 6 behind its token 9, at positions 20 to 22:
+    Slot 4 computes one token, and slot 7 verifies the drafts 5 and 6 behind its token 9, at
+    positions 20 to 22:
 
     >>> runs = Runs([4, 7], [np.array([8]), np.array([9, 5, 6])], [True, True], [0, 2])
     >>> last = np.array([4, 7]), np.array([0, 3], np.int32), np.array([10, 23])
@@ -148,8 +152,8 @@ class PersistentBatch:
             page_size: tokens in a page.
             device: computes the steps.
             spare_page: page that padding writes to; no sequence has it.
-            graph_rows: from the rows of a decode step to those that it is padded to, or None where it is not padded; None:
-                no step is padded.
+            graph_rows: from the rows of a decode step to those that it is padded to, or None where
+                it is not padded; None: no step is padded.
         """
         self.page_size = page_size
         self._graph_rows = graph_rows
@@ -166,7 +170,8 @@ class PersistentBatch:
         self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
-        """Inputs of slots whose next tokens are known: the sampled one, and those forced after it."""
+        """Inputs of slots whose next tokens are known: the sampled one, and those forced after
+        it."""
         self._drafts: dict[int, TokenIds] = {}
         """Inputs of the next step behind the known ones."""
 
@@ -191,7 +196,8 @@ class PersistentBatch:
         self.num_pages[slot] = len(pages)
 
     def extend(self, slots: NDArray[np.int32], pages: NDArray[np.int32]) -> None:
-        """Append page ``pages[i]`` to the block table of ``slots[i]``; a slot's entries are adjacent."""
+        """Append page ``pages[i]`` to the block table of ``slots[i]``; a slot's entries are
+        adjacent."""
         starts = np.flatnonzero(np.diff(slots, prepend=-1))
         rank = np.arange(len(slots)) - np.repeat(starts, np.diff(starts, append=len(slots)))
         self.block_tables[slots, self.num_pages[slots] + rank] = pages
@@ -225,7 +231,7 @@ class PersistentBatch:
         )
         prompt_tokens = [unpack_ids(self._prompts[c.slot].token_ids)[c.start : c.start + c.num_tokens]
                          for c in plan.prefill]  # fmt: skip
-        step = RaggedStep.of(self.block_tables, self.page_size, slots, lengths, starts)
+        step = RaggedStep.for_slots(self.block_tables, self.page_size, slots, lengths, starts)
         chunk_rows = step.qo_indptr[len(decoding) + len(runs.slots) :]
         sampling = slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
         return self._inputs(
@@ -256,8 +262,8 @@ class PersistentBatch:
             decoding: slots of the first rows, which decode.
             groups: of the first sequences.
             known_tokens: inputs of the other rows.
-            sampling: of the sequences that sample, each [sequences]: slots, their last rows of the flat batch, and positions
-                of the tokens after these.
+            sampling: of the sequences that sample, each [sequences]: slots, their last rows of the
+                flat batch, and positions of the tokens after these.
         """
         drafted = None
         if any(runs.num_drafts):
@@ -299,7 +305,8 @@ class PersistentBatch:
         )
 
     def record(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Keep the sampled ``tokens`` of ``slots``, both [rows] on the device, as the next inputs."""
+        """Keep the sampled ``tokens`` of ``slots``, both [rows] on the device, as the next
+        inputs."""
         self.last_tokens[slots] = tokens
 
     def defer(self, slots: NDArray[np.int64]) -> None:
@@ -315,22 +322,26 @@ class PersistentBatch:
         self._forced[slot] = token_ids
 
     def room_for_drafts(self, slot: int) -> int:
-        """Draft tokens for which a decoding slot has pages. One position stays free, as for forced tokens."""
+        """Draft tokens for which a decoding slot has pages. One position stays free, as for forced
+        tokens."""
         known = len(self._forced.get(slot, (None,)))
         return int(self.num_pages[slot] * self.page_size - self.computed[slot]) - known - 1
 
     def draft(self, slot: int, last_token: int, token_ids: TokenIds) -> None:
-        """Let the next step compute these draft tokens behind the known ones, the last of which is ``last_token``."""
+        """Let the next step compute these draft tokens behind the known ones, the last of which is
+        ``last_token``."""
         self._forced.setdefault(slot, np.array([last_token], dtype=np.int32))
         self._drafts[slot] = token_ids
 
     def reject(self, slot: int, num_tokens: int) -> None:
-        """Give back the positions of the last draft tokens of a slot. The next tokens are written over them."""
+        """Give back the positions of the last draft tokens of a slot. The next tokens are written
+        over them."""
         self.computed[slot] -= num_tokens
 
     def _all_as_runs(self, runs: Runs) -> tuple[Runs, PrefixGroups]:
-        """The runs, and the other decoding slots as runs of one token, in the order of their groups. So slots with drafts read
-        a shared prefix with the others. The host reads the tokens, so this is for devices whose steps do not overlap."""
+        """The runs, and the other decoding slots as runs of one token, in the order of their
+        groups. So slots with drafts read a shared prefix with the others. The host reads the
+        tokens, so this is for devices whose steps do not overlap."""
         slots, groups = self._group_decoding([])
         given = {
             slot: (tokens, complete, drafts)
@@ -344,7 +355,8 @@ class PersistentBatch:
         return Runs(slots.tolist(), token_ids, complete, num_drafts), groups
 
     def _group_decoding(self, running: list[int]) -> tuple[NDArray[np.int64], PrefixGroups]:
-        """The slots that advance by one token, those that share a prefix side by side, and their groups."""
+        """The slots that advance by one token, those that share a prefix side by side, and their
+        groups."""
         decoding = np.flatnonzero(self.is_decoding)
         whole_pages = self.computed[decoding] // self.page_size
         slots, groups = self._prefixes.group(decoding, self.block_tables, whole_pages)
@@ -354,8 +366,9 @@ class PersistentBatch:
         return slots[kept], groups.where(kept)
 
     def _take_runs(self) -> Runs:
-        """Forced tokens as far as the pages of their slots reach, and drafts. One position stays free: the scheduler may
-        have planned the step after this one already, counting on one token a step."""
+        """Forced tokens as far as the pages of their slots reach, and drafts. One position stays
+        free: the scheduler may have planned the step after this one already, counting on one token
+        a step."""
         if not self._forced:
             return NO_RUNS
         slots, inputs, complete, num_drafts = list(self._forced), [], [], []
@@ -374,8 +387,9 @@ class PersistentBatch:
     def _finish_prompts(
         self, chunk_slots: NDArray[np.int64]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """[chunks] whether a chunk reaches the end of its prompt, and whether that gives numbers in place of a token. These slots
-        decode from the next step on, unless its plan releases them."""
+        """[chunks] whether a chunk reaches the end of its prompt, and whether that gives numbers
+        in place of a token. These slots decode from the next step on, unless its plan releases
+        them."""
         prompts = [self._prompts[slot] for slot in chunk_slots.tolist()]
         known = np.array([num_ids(admit.token_ids) for admit in prompts], dtype=np.int64)
         pooled = np.array([admit.pool is not None for admit in prompts], dtype=bool)

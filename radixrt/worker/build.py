@@ -1,4 +1,5 @@
-"""Builds a model runner: loads the weights, tries the largest step, and gives the remaining memory to the KV pool."""
+"""Builds a model runner: loads the weights, tries the largest step, and gives the remaining memory
+to the KV pool."""
 
 import dataclasses
 import logging
@@ -58,7 +59,7 @@ class _Loaded:
     info: EngineInfo
     """Without those of the KV pool."""
     pooler: Pooler | None
-    """Of a checkpoint that gives numbers."""
+    """The pooler of a checkpoint that gives numbers."""
 
 
 def build_runner(
@@ -78,7 +79,8 @@ def build_runner(
         report_grammar: called with every grammar that is ready, from other threads.
 
     Raises:
-        ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and KV pool.
+        ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and
+            KV pool.
     """
     _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
@@ -272,7 +274,7 @@ def running_requests(pool_tokens: int) -> int:
 
 
 def _smallest(count: int, device: Device, tp: TensorParallel) -> int:
-    """Of the ranks' numbers."""
+    """The smallest of the ranks' numbers."""
     if tp.size == 1:
         return count
     smallest = torch.tensor(count, device=device.torch_device)

@@ -1,7 +1,9 @@
-"""Captures decode steps as CUDA graphs, so that the layers' hundreds of kernels are launched at once.
+"""Captures decode steps as CUDA graphs, so that the layers' hundreds of kernels are launched at
+once.
 
-A graph's shapes and addresses are fixed. So there is one for each rung of a ladder of batch sizes, steps are padded to
-the next rung, and the inputs (tokens, positions, page tables) are copied into place before a replay.
+A graph's shapes and addresses are fixed. So there is one for each rung of a ladder of batch sizes,
+steps are padded to the next rung, and the inputs (tokens, positions, page tables) are copied into
+place before a replay.
 """
 
 from collections.abc import Callable
@@ -43,7 +45,8 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """One graph a rung, from token ids to hidden states; logits and sampling depend on the rows and stay outside."""
+    """One graph a rung, from token ids to hidden states; logits and sampling depend on the rows and
+    stay outside."""
 
     def __init__(
         self,
@@ -63,7 +66,8 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, str], _Graph] = {}
 
     def rows_for(self, rows: int) -> int | None:
-        """The rung for a decode step of ``rows`` rows; None: there is none, or nothing to compute."""
+        """The rung for a decode step of ``rows`` rows; None: there is none, or nothing to
+        compute."""
         if rows == 0:
             return None
         return next((rung for rung in self._rungs if rung >= rows), None)
@@ -91,7 +95,8 @@ class DecodeGraphs:
         return _Graph(attention, replay, hidden)
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Hidden states [rung, hidden_size] of a step that is padded to a rung. The next run overwrites them."""
+        """Hidden states [rung, hidden_size] of a step that is padded to a rung. The next run
+        overwrites them."""
         assert inputs.graph_rows is not None
         kind = self._backend.graph_kind(inputs.attention)
         graph = self._graphs[inputs.graph_rows, kind]
@@ -105,7 +110,7 @@ class DecodeGraphs:
         """A step of padding alone."""
         nothing = np.empty(0, dtype=np.int64)
         no_tables = np.empty((0, 1), dtype=np.int32)
-        step = RaggedStep.of(no_tables, self._pool.page_size, nothing, nothing, nothing)
+        step = RaggedStep.for_slots(no_tables, self._pool.page_size, nothing, nothing, nothing)
         step = step.padded(rows, self._pool.spare_page)
         kv_indices, kv_locations = self._device.upload(step.kv_indices, step.kv_locations)
         return step.metadata(kv_indices, kv_locations, self._device)

@@ -1,4 +1,5 @@
-"""Executes the steps of an encoder: each prompt is computed whole, in one step, and leaves no KV."""
+"""Executes the steps of an encoder: each prompt is computed whole, in one step, and leaves no
+KV."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from radixrt.worker.pooling import Pooler
 
 
 class EncoderRunner:
-    """The counterpart of :class:`radixrt.worker.runner.ModelRunner`: no cache, no sampling, no step in flight."""
+    """The counterpart of :class:`radixrt.worker.runner.ModelRunner`: no cache, no sampling, no step
+    in flight."""
 
     in_flight: LaunchedStep | None = None
 
@@ -29,7 +31,7 @@ class EncoderRunner:
         self._attention = BidirectionalAttention()
         self._context = ForwardContext(self._attention, [()] * model.num_layers)
         self._admitted: dict[int, Admit] = {}
-        """By slot: prompts that are not computed yet."""
+        """Prompts that are not computed yet, by slot."""
 
     def order(self, message: LoadGrammar | DropGrammar) -> None:
         """Nothing is generated, so no grammar is ever used."""

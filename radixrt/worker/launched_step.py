@@ -33,7 +33,8 @@ class Vectors:
     values: Tensor  # [slots, longest] float32
 
     def read(self, values: NDArray[np.float32]) -> list[SlotVector]:
-        """Those of each slot, given ``values`` on the host; numbers that are not finite are left out."""
+        """The vectors of each slot, given ``values`` on the host; numbers that are not finite are
+        left out."""
         rows = (row[:length] for row, length in zip(values, self.lengths, strict=True))
         packed = (row.tobytes() if np.isfinite(row).all() else b"" for row in rows)
         return [SlotVector(slot, one) for slot, one in zip(self.slots, packed, strict=True)]
@@ -41,15 +42,22 @@ class Vectors:
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A launched step. Its slots may have been released, or given to others, when its tokens come."""
+    """A launched step. Its slots may have been released, or given to others, when its tokens
+    come."""
 
     step_id: int
+    decoding: int
+    """Slots whose prompts were complete before."""
+    draft_s: float
+    """Seconds that drafting took; 0: nothing was drafted or looked for."""
+    prompt_tokens: int
     slots: NDArray[
         np.int64
     ]  # [rows] that sample a token; a slot has several if drafts were accepted
     deferred: NDArray[np.int64]  # slots whose masks are not ready
     advanced: dict[int, int]
-    """By slot: tokens beyond the one of a decode step, which were forced, or drafted and accepted."""
+    """Tokens beyond the one of a decode step, which were forced, or drafted and accepted, by
+    slot."""
     drafts: list[VerifiedDraft]
     sampled: SampledTokens | None
     """None: no row samples."""
@@ -65,7 +73,8 @@ class LaunchedStep:
     begun: float
     """``time.perf_counter`` in seconds when its plan was taken up."""
     forced: dict[int, list[int]] = field(default_factory=dict)
-    """By slot: the sampled token and those that follow it, known before it was sampled. The matcher has taken them."""
+    """The sampled token and those that follow it, known before it was sampled, by slot. The matcher
+    has taken them."""
     failed: set[int] = field(default_factory=set)
     """Slots whose masks allow no token."""
     released: set[int] = field(default_factory=set)
@@ -74,7 +83,8 @@ class LaunchedStep:
     def read(
         self,
     ) -> tuple[TokenIds, list[SlotLogprobs], list[SlotLogprobs], list[SlotVector]]:
-        """Wait for the tokens. Returns token ids [rows], the log-probabilities of answers and of prompts, and vectors."""
+        """Wait for the tokens. Returns token ids [rows], the log-probabilities of answers and of
+        prompts, and vectors."""
         arrived = self.download.wait()
         vectors: list[SlotVector] = []
         if self.vectors is not None:

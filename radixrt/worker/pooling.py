@@ -20,7 +20,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda vectors: vectors,
     "Tanh": torch.tanh,
 }
-"""Of classifiers, and by the name of their class in torch those of linear layers behind the pooling."""
+"""Of classifiers, and by the name of their class in torch those of linear layers behind the
+pooling."""
 
 
 class Pooler:
@@ -56,7 +57,8 @@ class Pooler:
         )
 
     def pool(self, hidden: Tensor, lengths: list[int]) -> Tensor:
-        """The hidden state that stands for each sequence: [num_tokens, hidden_size] -> [sequences, hidden_size] float32
+        """The hidden state that stands for each sequence: [num_tokens, hidden_size] -> [sequences,
+        hidden_size] float32
 
         Args:
             lengths: tokens of each sequence, in the order of the rows.
@@ -70,7 +72,8 @@ class Pooler:
         return torch.stack([part[-1] for part in parts])
 
     def vectors(self, pooled: Tensor) -> Tensor:
-        """Vectors, or scores of classes, of pooled hidden states: [n, hidden_size] -> [n, size] float32"""
+        """Vectors, or scores of classes, of pooled hidden states: [n, hidden_size] -> [n, size]
+        float32"""
         if self._pooling.task == "classify":
             return _ACTIVATIONS[self._pooling.activation](self._classify(pooled).float())
         pooled = pooled.float()

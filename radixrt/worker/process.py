@@ -68,7 +68,8 @@ class WorkerProcess:
                 self._runner.order(message)
 
     def _next_order(self) -> tuple[ToWorker, float]:
-        """Wait for the scheduler's next message, and answer a step that the device finishes before it comes.
+        """Wait for the scheduler's next message, and answer a step that the device finishes before
+        it comes.
 
         Returns:
             the message, and the seconds that the device was idle before it came
@@ -112,7 +113,8 @@ def pick_device(name: str, rank: int) -> torch.device:
 
 
 def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
-    """The settings of one replica. On a CPU, replicas share its time, and the threads and the memory of the machine; each has GPUs of its own.
+    """The settings of one replica. On a CPU, replicas share its time, and the threads and the
+    memory of the machine; each has GPUs of its own.
 
     Raises:
         ConfigError: there are too few GPUs.

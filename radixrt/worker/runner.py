@@ -1,12 +1,13 @@
 """Executes a step on the worker: applies the plan, runs the model, samples.
 
-On a GPU, steps overlap. A step's forward pass is launched before the tokens of the step ahead of it are on the host: its
-inputs are on the device. While it is computed, those tokens arrive, the matchers take them and fill this step's mask;
-then its sampling is launched, and the next plan is taken up. The host is one step behind the device and never waits for
-kernels that it has just launched. On a CPU a step is over when it returns.
+On a GPU, steps overlap. A step's forward pass is launched before the tokens of the step ahead of it
+are on the host: its inputs are on the device. While it is computed, those tokens arrive, the
+matchers take them and fill this step's mask; then its sampling is launched, and the next plan is
+taken up. The host is one step behind the device and never waits for kernels that it has just
+launched. On a CPU a step is over when it returns.
 
-A row whose mask is not ready in time is *deferred*: its logits are kept, the next steps compute nothing of its slot, and the
-first for which the mask is ready samples the token.
+A row whose mask is not ready in time is *deferred*: its logits are kept, the next steps compute
+nothing of its slot, and the first for which the mask is ready samples the token.
 """
 
 import time
@@ -20,7 +21,6 @@ from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
-    NO_DRAFTS,
     Admit,
     StepPlan,
     StepResult,
@@ -35,6 +35,7 @@ from radixrt.worker.batch import (
     StepInputs,
 )
 from radixrt.worker.decode_graphs import DecodeGraphs
+from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors
@@ -48,7 +49,8 @@ from radixrt.worker.step_order import step_order
 from radixrt.worker.step_tapes import StepTapes
 
 PROMPT_LOGITS_ROWS = 256
-"""Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128 MiB."""
+"""Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128
+MiB."""
 
 
 class ModelRunner:
@@ -84,6 +86,8 @@ class ModelRunner:
             decide=parts.tp.from_first,
         )
         self._speculator = Speculator(ends, self.matchers.forced, self.matchers.allowed)
+        self.draft_price = DraftPrice()
+        self._tp = parts.tp
         self._deferred = DeferredRows(device)
         self._pooler = parts.pooler
         self._draw = fastest_draw(device.torch_device)
@@ -117,7 +121,8 @@ class ModelRunner:
         """
         begun = time.perf_counter()
         self._apply(plan)
-        drafts = self._propose(plan.draft_price)
+        decoding = np.flatnonzero(self._batch.is_decoding)
+        drafts, draft_s = self._propose(plan, decoding)
         inputs = self._batch.next_step(plan)
         self._order.before_launch(inputs, drafts)
         launched = self._device.record_event()
@@ -140,6 +145,9 @@ class ModelRunner:
         sampled_all = self._device.record_event()
         self._in_flight = LaunchedStep(
             step_id=plan.step_id,
+            decoding=len(decoding),
+            draft_s=draft_s,
+            prompt_tokens=sum(chunk.num_tokens for chunk in plan.prefill),
             slots=slots,
             deferred=deferred,
             advanced=self._advanced(inputs.runs, verified),
@@ -167,6 +175,8 @@ class ModelRunner:
         token_ids, logprobs, prompt_logprobs, vectors = step.read()
         slots, token_ids = self._advance_matchers(step, token_ids)
         self._speculator.extend(slots, token_ids)
+        step_s = self._order.seconds(step)
+        self._learn_draft_price(step, step_s)
         return [
             StepResult(
                 step_id=step.step_id,
@@ -181,7 +191,7 @@ class ModelRunner:
                 vectors=vectors,
                 forward_s=step.computed.seconds_since(step.launched),
                 wait_s=step.waited_s,
-                step_s=self._order.seconds(step),
+                step_s=step_s,
             )
         ]
 
@@ -215,18 +225,21 @@ class ModelRunner:
         self._sampling.admit(admit.slot, admit.sampling, token_ids, admit.num_output)
         output = token_ids[len(token_ids) - admit.num_output :]
         if admit.grammar is not None:
-            # A forced token has no logits, and would not be checked against the request's own lists.
+            # A forced token has no logits, and would not be checked against the request's own
+            # lists.
             may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
         if not self._order.overlaps:
             self._speculator.admit(admit)
+            if admit.drafts is not None and (admit.drafts.continuation or admit.drafts.prediction):
+                self.draft_price.retry_soon()
 
     # ------------------------------------------------------------ on the device
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all tokens [num_tokens,
-        hidden_size] where prompts are scored or pooled."""
+        """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all
+        tokens [num_tokens, hidden_size] where prompts are scored or pooled."""
         if not len(inputs.token_ids):  # all slots are deferred
             hidden = torch.empty(0, device=inputs.token_ids.device)
             return hidden, hidden.new_empty(0, self._model.vocab_size)
@@ -297,7 +310,8 @@ class ModelRunner:
         return sampled
 
     def _release_retired(self, slots: NDArray[np.int64]) -> set[int]:
-        """Release those of ``slots`` that have waited for their last tokens, which are sampled now."""
+        """Release those of ``slots`` that have waited for their last tokens, which are sampled
+        now."""
         retired = self._deferred.take_retired(slots)
         for slot in retired:
             self._batch.release(slot)
@@ -335,24 +349,55 @@ class ModelRunner:
 
     # ------------------------------------------------------------ drafts
 
-    def _propose(self, price: float) -> dict[int, TokenIds]:
-        """Draft tokens for the next step, by slot."""
+    def _propose(
+        self, plan: StepPlan, decoding: NDArray[np.int64]
+    ) -> tuple[dict[int, TokenIds], float]:
+        """Draft tokens for the next step, by slot; and the seconds that it took, 0 if none could pay.
+
+        Args:
+            decoding: [n] slots.
+        """
         drafts: dict[int, TokenIds] = {}
-        if price >= NO_DRAFTS:
-            return drafts
-        for slot in self._speculator.slots_of(np.flatnonzero(self._batch.is_decoding)):
+        slots = self._speculator.slots_of(decoding)
+        if not slots:
+            return drafts, 0.0
+        if plan.prefill:
+            price = self.draft_price.beside_prompts(len(decoding), plan.draft_saving)
+        else:
+            price = self.draft_price.next(len(decoding))
+        price = float(self._tp.from_first(np.array([price]))[0])  # the ranks' times differ
+        if price >= NEVER:
+            return drafts, 0.0
+        begun = time.perf_counter()
+        for slot in slots:
             room = self._batch.room_for_drafts(slot)
             if tokens := self._speculator.propose(slot, room, price):
                 drafts[slot] = np.array(tokens, dtype=np.int32)
                 self._batch.draft(slot, self._speculator.last_token(slot), drafts[slot])
-        return drafts
+        return drafts, time.perf_counter() - begun
+
+    def _learn_draft_price(self, step: LaunchedStep, seconds: float) -> None:
+        if self._order.overlaps:
+            return
+        drafted = sum(draft.num_drafted for draft in step.drafts)
+        accepted = sum(draft.num_accepted for draft in step.drafts)
+        if step.prompt_tokens:
+            if not step.prompt_logprobs:
+                tokens = step.prompt_tokens
+                self.draft_price.observe_prompts(step.decoding, drafted, tokens, seconds)
+            return
+        has_forced = sum(step.advanced.values()) > accepted  # their rows cost less
+        known_s = 0.0 if has_forced else seconds
+        tokens = step.decoding + accepted
+        self.draft_price.observe(step.decoding, drafted, tokens, known_s, step.draft_s)
 
     def _verify(self, drafts: dict[int, TokenIds], slots: NDArray[np.int64]) -> list[VerifiedDraft]:
         """Give back the positions of drafts that were not drawn.
 
         Args:
             drafts: of this step.
-            slots: [rows] of the tokens that were sampled; a slot that is not among them is deferred.
+            slots: [rows] of the tokens that were sampled; a slot that is not among them is
+                deferred.
         """
         if not drafts:
             return []
@@ -367,7 +412,7 @@ class ModelRunner:
 
     @staticmethod
     def _advanced(runs: Runs, verified: list[VerifiedDraft]) -> dict[int, int]:
-        """By slot: tokens beyond the one of a plain decode step."""
+        """Tokens beyond the one of a plain decode step, by slot."""
         advanced = dict(zip(runs.slots, runs.beyond, strict=True))
         for draft in verified:
             advanced[draft.slot] += draft.num_accepted
@@ -378,7 +423,8 @@ class ModelRunner:
     def _advance_matchers(
         self, step: LaunchedStep, token_ids: TokenIds
     ) -> tuple[NDArray[np.int64], TokenIds]:
-        """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their slots."""
+        """Let the matchers take a step's tokens [rows]. Returns all new tokens, with their
+        slots."""
         slots = step.slots
         if not step.forced and not step.failed and not self.matchers.holds_any:
             return slots, token_ids

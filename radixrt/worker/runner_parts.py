@@ -1,4 +1,5 @@
-"""The parts of a model runner, which are made once. The KV pool is not among them: the trial run has one of its own."""
+"""The parts of a model runner, which are made once. The KV pool is not among them: the trial run
+has one of its own."""
 
 import logging
 import time
@@ -26,13 +27,13 @@ class RunnerParts:
     setup: AttentionSetup
     backend: AttentionBackend
     eos_token_ids: tuple[int, ...]
-    """Those that the model can produce."""
+    """The end tokens that the model can produce."""
     loader: GrammarLoader
     taped: bool
     """All that computes can be repeated from a tape."""
     tp: TensorParallel
     pooler: Pooler | None = None
-    """Of a checkpoint that gives numbers in place of text."""
+    """The pooler of a checkpoint that gives numbers in place of text."""
 
     @property
     def _capturable(self) -> CapturableBackend | None:
@@ -47,7 +48,8 @@ class RunnerParts:
             backend.reserve_for_graphs()
 
     def decode_graphs(self, pool: KVPool) -> DecodeGraphs | None:
-        """Capture decode steps on a KV pool; None where the settings, the device or the backend have none."""
+        """Capture decode steps on a KV pool; None where the settings, the device or the backend
+        have none."""
         if (backend := self._capturable) is None:
             return None
         largest = min(self.config.cuda_graph_max_batch_size or LARGEST, self.setup.max_rows)

@@ -1,4 +1,5 @@
-"""The two orders in which a worker launches steps and reads their tokens: in sequence on a CPU, overlapping on a GPU."""
+"""The two orders in which a worker launches steps and reads their tokens: in sequence on a CPU,
+overlapping on a GPU."""
 
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +21,8 @@ captured graph, and saves one step less than it has tokens. Not measured on a GP
 
 
 class StepOrder(ABC):
-    """Decides at which point of a step the host fills masks, takes forced tokens and reads results."""
+    """Decides at which point of a step the host fills masks, takes forced tokens and reads
+    results."""
 
     overlaps: bool
     """The tokens of a step are read after the next step is launched. Then the token before a draft

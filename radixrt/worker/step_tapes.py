@@ -12,19 +12,20 @@ from radixrt_kernels.tape import NotRecordable, Tape, Tapes
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 64
-"""Of a step whose rows are all wanted. In larger ones the kernels take longer than the Python between them."""
+"""Tokens of a step whose rows are all wanted. In larger ones the kernels take longer than the
+Python between them."""
 
 MAX_TOKENS_WITH_PROMPTS = 1024
-"""Of a step of which few rows are wanted. The tensors of its tape stay in the caches, where tensors that are allocated anew for each layer do
-not."""
+"""Tokens of a step of which few rows are wanted. The tensors of its tape stay in the caches, where
+tensors that are allocated anew for each layer do not."""
 
 MAX_KEPT = 128
 """Tapes; another one is made in a millisecond or two."""
 
 
 class StepTapes:
-    """A tape for each number of tokens, from token ids to hidden states. Of steps with prompts, few rows are wanted: behind the last attention
-    these are computed without a tape.
+    """A tape for each number of tokens, from token ids to hidden states. Of steps with prompts, few
+    rows are wanted: behind the last attention these are computed without a tape.
 
     The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
     """
@@ -33,13 +34,14 @@ class StepTapes:
         self._model = model
         self._context = context
         self._tapes = _tapes_of(model, context)
-        """By whether they end with the last attention. None: this model has none."""
+        """The tapes, by whether they end with the last attention. None: this model has none."""
         self._tape_of = functools.lru_cache(MAX_KEPT)(self._make)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next step may overwrite it."""
+        """The result of the model's ``forward``, [num_tokens or len(rows), hidden_size]; the next
+        step may overwrite it."""
         count = len(token_ids)
         by_rows = rows is not None and len(rows) < count and self._model.ends_by_rows
         is_small = count <= (MAX_TOKENS_WITH_PROMPTS if by_rows else MAX_TOKENS)
@@ -60,7 +62,7 @@ class StepTapes:
 
     @functools.cached_property
     def _memory(self) -> torch.Tensor:
-        """Of all tapes; its pages become resident where a tape uses them."""
+        """The memory of all tapes; its pages become resident where a tape uses them."""
         assert self._tapes is not None
         most = {False: MAX_TOKENS, True: MAX_TOKENS_WITH_PROMPTS}
         num_bytes = max(tapes.num_bytes(most[by_rows]) for by_rows, tapes in self._tapes.items())

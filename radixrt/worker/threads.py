@@ -8,11 +8,13 @@ SMALL_MODEL_BYTES = 64 << 20
 
 
 def use_fitting_threads(wanted: int | None, weight_bytes: int) -> None:
-    """Set the number of threads of PyTorch and of the native kernels, which take turns on the same cores.
+    """Set the number of threads of PyTorch and of the native kernels, which take turns on the same
+    cores.
 
-    Small models get one: waking more costs more than they save, and the other processes need cores too. The built-in
-    model on two quiet cores, against two threads: one stream 1.4 times as fast, 16 short streams 1.07, 16 streams of 550
-    tokens 0.83; on busy cores up to 3.6 times. (Measured with PyTorch's kernels.)
+    Small models get one: waking more costs more than they save, and the other processes need cores
+    too. The built-in model on two quiet cores, against two threads: one stream 1.4 times as fast,
+    16 short streams 1.07, 16 streams of 550 tokens 0.83; on busy cores up to 3.6 times. (Measured
+    with PyTorch's kernels.)
 
     Args:
         wanted: the user's setting; None: chosen here.

@@ -17,7 +17,8 @@ from radixrt.worker.encoder_runner import EncoderRunner
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
-from radixrt.worker.sampling.matchers import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.forbidden_paths import ALL_TOKENS
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.sampler import fastest_draw, sample
 from radixrt.worker.sampling.state import SamplingState
 
@@ -65,8 +66,8 @@ def try_largest_step(parts: RunnerParts, context_length: int) -> None:
 
 @torch.inference_mode()
 def draw_every_way(vocab_size: int, device: Device) -> None:
-    """Draw a token with penalties, a bias and log-probabilities, under a mask: Triton compiles a kernel at its
-    first call, which would stop the serving loop for seconds."""
+    """Draw a token with penalties, a bias and log-probabilities, under a mask: Triton compiles a
+    kernel at its first call, which would stop the serving loop for seconds."""
     state = SamplingState(2, vocab_size, device=device)
     token_ids = np.zeros(2, dtype=np.int32)
     state.admit(0, DEAREST_SAMPLING, token_ids, 1)
@@ -80,7 +81,8 @@ def draw_every_way(vocab_size: int, device: Device) -> None:
 
 
 def largest_step(config: ServerConfig, slots: int, context_length: int) -> StepPlan:
-    """A step as large as the scheduler ever plans one, in memory: every slot samples, and the prefill budget is spent."""
+    """A step as large as the scheduler ever plans one, in memory: every slot samples, and the
+    prefill budget is spent."""
     length = min(max(1, context_length - 1), math.ceil(config.prefill_budget("cuda") / slots) + 1)
     pages = math.ceil((length + 1) / config.page_size)  # a decode step may follow
     prompt = pack_ids(np.zeros(length, dtype=np.int32))

@@ -42,7 +42,7 @@ def test_each_form_of_a_prompt_is_found_as_a_request_would_find_it(plain: Runnin
     chat = {"messages": [{"role": "user", "content": TEXT}]}
     prompts = [TEXT, ids, TEXT + " And more.", "Something else", chat]
     assert cached(plain, {"prompts": prompts}) == [0] * 5
-    before = plain.scheduler.process.scheduler.counters.prompt_tokens
+    before = plain.scheduler.process.scheduler.state.counters.prompt_tokens
     assert before == 0, "nothing is computed"
     call(plain, "/v1/cache/warm", {"prompt": TEXT})
     call(plain, "/v1/cache/warm", chat)

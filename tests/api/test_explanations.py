@@ -136,7 +136,7 @@ def client(scheduled: RunningServer) -> Iterator[Client]:
     answer_with(scheduled, "The quick fox, of course.")
     root = Client(scheduled, "root")
     assert root.post("/flush_cache", {})["success"]
-    scheduled.scheduler.process.scheduler.kv.tree.ghosts = GhostList()
+    scheduled.scheduler.process.scheduler.state.kv.tree.ghosts = GhostList()
     yield Client(scheduled)
 
 
@@ -208,7 +208,7 @@ def test_the_end_of_a_conversation_was_evicted_by_its_rule(client: Client) -> No
     bear = SYSTEM, user("Is it the bear? " + "It is not the fox. " * 8)
     client.explained(*bear, cache={"explain": True, "retain": "none"})
     bear_tokens = client.sequences.pop()
-    kv = client.server.scheduler.process.scheduler.kv
+    kv = client.server.scheduler.process.scheduler.state.kv
     for number in itertools.count(200):
         length = min(1500, kv.allocator.num_free * PAGE + 40)  # the last one needs ten pages more
         filler = [number, *(250 + i * i % 97 for i in range(length - 1))]

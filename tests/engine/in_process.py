@@ -62,7 +62,7 @@ class InProcessEngine:
                 model_dir / "tokenizer.json",
                 self.loaded.put,
             )
-        self.scheduler = Scheduler(SchedulerLimits.of(config, self.info))
+        self.scheduler = Scheduler(SchedulerLimits.from_config(config, self.info))
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
         self.logprobs: list[list[PositionLogprobs]] = []

@@ -108,8 +108,8 @@ def test_tokens_are_the_same_after_retraction_and_under_eviction(
     engine = InProcessEngine(checkpoint(architecture), page_size=4, max_total_tokens=160)
     for _ in range(3):
         assert engine.generate(prompts) == expected
-    assert engine.scheduler.counters.retractions > 0
-    assert engine.scheduler.kv.evicted_pages > 0
+    assert engine.scheduler.state.counters.retractions > 0
+    assert engine.scheduler.state.kv.evicted_pages > 0
 
 
 @pytest.mark.parametrize("careful", [True, False], ids=["careful", "reckless"])
@@ -134,7 +134,7 @@ def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one(
         max_queued_requests=300,
     )
     assert crowded.generate(prompts, sampling) == expected
-    assert careful or crowded.scheduler.counters.retractions > 0
+    assert careful or crowded.scheduler.state.counters.retractions > 0
 
 
 def test_cache_salts_keep_prefixes_apart(checkpoint: Callable[[str], Path]) -> None:

@@ -70,7 +70,7 @@ def test_random_hints_pins_and_ends_of_sessions_change_no_answer(
         max_total_tokens=160,
         eviction_policy=eviction_policy,
     )
-    kv, given = hinted.scheduler.kv, 0
+    kv, given = hinted.scheduler.state.kv, 0
     for request, expected in wanted:
         prompt = unpack_ids(request.token_ids)
         assert len(expected) == request.sampling.max_tokens

@@ -216,7 +216,7 @@ def answers(
             Answer(tuple(ids), as_bytes(rows))
             for ids, rows in zip(tokens, engine.logprobs, strict=True)
         ]
-    steps.retractions = engine.scheduler.counters.retractions
+    steps.retractions = engine.scheduler.state.counters.retractions
     return done
 
 

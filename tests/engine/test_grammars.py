@@ -73,9 +73,9 @@ def test_jumping_over_forced_tokens_changes_no_answer(
     jumping = InProcessEngine(model_dir, page_size=page_size)
     stepping = InProcessEngine(model_dir, page_size=page_size, debug_disable_jump_forward=True)
     assert answers(jumping, schema_grammar) == answers(stepping, schema_grammar)
-    assert jumping.scheduler.counters.forced_tokens > 50
-    assert stepping.scheduler.counters.forced_tokens == 0
-    assert jumping.scheduler.counters.steps < 0.8 * stepping.scheduler.counters.steps
+    assert jumping.scheduler.state.counters.forced_tokens > 50
+    assert stepping.scheduler.state.counters.forced_tokens == 0
+    assert jumping.scheduler.state.counters.steps < 0.8 * stepping.scheduler.state.counters.steps
 
 
 def test_penalties_count_the_tokens_jumped_over(model_dir: Path, schema_grammar: Grammar) -> None:
@@ -92,7 +92,7 @@ def test_a_retracted_answer_goes_on_where_its_grammar_was(
     quiet = answers(InProcessEngine(model_dir, page_size=4), schema_grammar, max_tokens=60)
     crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=132)
     assert answers(crowded, schema_grammar, max_tokens=60) == quiet
-    assert crowded.scheduler.counters.retractions > 0
+    assert crowded.scheduler.state.counters.retractions > 0
 
 
 def test_constrained_and_free_answers_share_a_batch(
@@ -240,7 +240,7 @@ def test_only_the_threads_of_masks_call_the_matcher_of_a_users_grammar(
     given = answers(jumping, users_grammar, max_tokens=60)
     stepping = InProcessEngine(model_dir, device=device, debug_disable_jump_forward=True)
     assert answers(stepping, users_grammar, max_tokens=60) == given
-    assert jumping.scheduler.counters.forced_tokens > 50
+    assert jumping.scheduler.state.counters.forced_tokens > 50
     for answer in given:
         text = b"".join(facts.tokens[token] for token in answer if token != END_OF_TURN).decode()
         start = '{"kind": "(first-class citizen|second-hand clothes)", "calls": [()a-f]*'
@@ -255,7 +255,7 @@ def test_a_retracted_answer_goes_on_where_its_users_grammar_was(
     quiet = answers(InProcessEngine(model_dir, page_size=4), users_grammar, max_tokens=60)
     crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=132)
     assert answers(crowded, users_grammar, max_tokens=60) == quiet
-    assert crowded.scheduler.counters.retractions > 0
+    assert crowded.scheduler.state.counters.retractions > 0
 
 
 def test_excluded_paths_are_forbidden_in_a_users_grammar(

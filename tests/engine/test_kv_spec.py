@@ -87,7 +87,7 @@ def test_tokens_are_the_same_under_eviction_and_where_steps_overlap(
     engine = engine_of(folder, page_size=4, max_total_tokens=128, device=CpuDevice(overlaps=True))
     for _ in range(3):
         assert engine.generate(make_prompts(), ANSWER) == expected
-    assert engine.scheduler.kv.evicted_pages > 0
+    assert engine.scheduler.state.kv.evicted_pages > 0
 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "size"), [("auto", 4), ("fp8_e4m3", 1)])

@@ -58,7 +58,9 @@ def answers_in_a_crowd(
     scheduler, to_come = engine.scheduler, deque(wanted)
     answers: dict[int, list[int]] = {request.seq_id: [] for request in wanted}
     finished: set[int] = set()
-    while to_come or scheduler.num_in_flight or scheduler.num_running or len(scheduler.waiting):
+    while (
+        to_come or scheduler.num_in_flight or scheduler.num_running or len(scheduler.state.waiting)
+    ):
         for _ in range(min(len(to_come), rng.randint(0, 4))):
             assert scheduler.add(to_come.popleft()) is None
         for batch in engine.advance():
@@ -102,6 +104,6 @@ def test_answers_in_a_crowd_are_those_of_an_idle_engine(
         expected = undisturbed[seq_id]
         assert answer == (expected if seq_id in finished else expected[: len(answer)])
     scheduler = engine.scheduler
-    assert careful or scheduler.counters.retractions > 10
+    assert careful or scheduler.state.counters.retractions > 10
     scheduler.flush_cache()
-    assert scheduler.kv.allocator.num_free == scheduler.limits.num_pages
+    assert scheduler.state.kv.allocator.num_free == scheduler.state.limits.num_pages

@@ -141,8 +141,8 @@ def test_constrained_answers_are_the_same_and_jump_a_step_late(
     stepping, _ = on_gpu(model_dir, page_size=page_size, debug_disable_jump_forward=True)
     assert answers(jumping, schema_grammar, **penalties) == expected
     assert answers(stepping, schema_grammar, **penalties) == expected
-    assert jumping.scheduler.counters.forced_tokens > 20
-    assert jumping.scheduler.counters.steps < 0.9 * stepping.scheduler.counters.steps
+    assert jumping.scheduler.state.counters.forced_tokens > 20
+    assert jumping.scheduler.state.counters.steps < 0.9 * stepping.scheduler.state.counters.steps
 
 
 def test_a_retracted_answer_goes_on_where_its_grammar_was(
@@ -152,7 +152,7 @@ def test_a_retracted_answer_goes_on_where_its_grammar_was(
     quiet = answers(InProcessEngine(model_dir, page_size=4), schema_grammar, max_tokens=60)
     crowded, _ = on_gpu(model_dir, page_size=4, max_total_tokens=132)
     assert answers(crowded, schema_grammar, max_tokens=60) == quiet
-    assert crowded.scheduler.counters.retractions > 0
+    assert crowded.scheduler.state.counters.retractions > 0
 
 
 # ---------------------------------------------------------------- crowds
@@ -178,9 +178,9 @@ def test_answers_in_a_crowd_are_those_of_an_idle_engine(monkeypatch: pytest.Monk
     for seq_id, answer in given.items():
         expected = undisturbed[seq_id]
         assert answer == (expected if seq_id in finished else expected[: len(answer)])
-    assert engine.scheduler.counters.retractions > 10
+    assert engine.scheduler.state.counters.retractions > 10
     engine.scheduler.flush_cache()
-    assert engine.scheduler.kv.allocator.num_free == engine.scheduler.limits.num_pages
+    assert engine.scheduler.state.kv.allocator.num_free == engine.scheduler.state.limits.num_pages
 
 
 # ---------------------------------------------------------------- waiting
@@ -213,6 +213,6 @@ def test_the_host_waits_only_for_tokens_while_the_next_step_is_computed(
     assert FakeDevice.reads == []
     assert device.replays > 5
     assert {what for what, _ in device.waits} == {"download"}
-    assert len(device.waits) == engine.scheduler.counters.steps
+    assert len(device.waits) == engine.scheduler.state.counters.steps
     idle = [step for step, (_, behind) in enumerate(device.waits) if behind == 0]
     assert len(idle) <= 2, "the device ran out of orders before the end"

@@ -94,7 +94,7 @@ def test_the_count_survives_retraction(model_dir: Path, monkeypatch: pytest.Monk
     expected = quiet.generate(PROMPTS, settings)
     crowded = InProcessEngine(model_dir, page_size=4, max_total_tokens=132)
     assert crowded.generate(PROMPTS, settings) == expected
-    assert crowded.scheduler.counters.retractions > 0
+    assert crowded.scheduler.state.counters.retractions > 0
 
 
 def test_an_answer_goes_on_from_any_of_its_tokens(model_dir: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_grammar_begins_behind_the_forced_end(
     for answer in engine.generate(PROMPTS, settings, grammars=[use] * len(PROMPTS)):
         assert answer[6:8] == list(closing)
         jsonschema.validate(json.loads(text_of(facts, answer[8:])), SCHEMA)
-    assert engine.scheduler.counters.forced_tokens > 0
+    assert engine.scheduler.state.counters.forced_tokens > 0
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=["in_turn", "overlapping"])

@@ -81,7 +81,7 @@ def test_greedy_answers_are_the_likeliest_tokens_that_may_come(
     free = engine.generate(prompts)
     each = [restricted(answer, seed) for seed, answer in enumerate(free)]
     answers = engine.generate(prompts, each)
-    assert engine.scheduler.counters.retractions > 0
+    assert engine.scheduler.state.counters.retractions > 0
     assert answers != [answer[:40] for answer in free]
     for prompt, answer, params in zip(prompts, answers, each, strict=True):
         assert len(answer) == 40

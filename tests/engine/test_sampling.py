@@ -33,7 +33,7 @@ def test_a_seed_gives_the_same_answer_whatever_the_batch(
     monkeypatch.setattr(Admission, "_forecast", expect_nothing)  # so that pages run out
     crowded = InProcessEngine(checkpoint("llama"), page_size=4, max_total_tokens=120)
     assert crowded.generate(prompts, params) == alone
-    assert crowded.scheduler.counters.retractions > 0
+    assert crowded.scheduler.state.counters.retractions > 0
 
 
 def test_min_tokens_keeps_stop_tokens_away(checkpoint: Callable[[str], Path]) -> None:
@@ -103,4 +103,4 @@ def test_logprobs_equal_those_of_transformers(
             scores = reference_logprobs(prompt + answer)
             assert_rows_match(engine.prompt_logprobs[i], prompt[1:], scores[: len(prompt) - 1], 2)
             assert_rows_match(engine.logprobs[i], answer, scores[len(prompt) - 1 : -1], 3)
-    assert (engine.scheduler.counters.retractions > 0) == (pool < 4096)
+    assert (engine.scheduler.state.counters.retractions > 0) == (pool < 4096)

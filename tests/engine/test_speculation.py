@@ -14,9 +14,8 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CpuDevice
-from radixrt.scheduler.drafts.price import DraftPrice
-from radixrt.scheduler.drafts.trials import DraftTrials
 from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import END_OF_TURN
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_grammars import SCHEMA
@@ -32,9 +31,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that does not depend on the machine: many drafts, and some that are not worth it."""
-    monkeypatch.setattr(DraftPrice, "of", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
     monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
-    monkeypatch.setattr(DraftTrials, "wants_drafts", lambda self, rows: True)
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +122,13 @@ def test_drafts_change_no_answer(model_dir: Path, schema_grammar: Grammar, page_
     plain = InProcessEngine(model_dir, page_size=page_size)
     for _ in range(ROUNDS):
         expect_same(engine, plain, twenty_requests(rng), schema_grammar)
-    counters = engine.scheduler.counters
+    counters = engine.scheduler.state.counters
     for name in ("grammar", "tree", "ngram", "pool"):
         assert counters.accepted_draft_tokens[name] > 0, name
         assert counters.drafted_tokens[name] >= counters.accepted_draft_tokens[name]
     assert counters.drafted_tokens["ngram"] > counters.accepted_draft_tokens["ngram"]
-    assert counters.steps < 0.8 * plain.scheduler.counters.steps
-    assert sum(plain.scheduler.counters.drafted_tokens.values()) == 0
+    assert counters.steps < 0.8 * plain.scheduler.state.counters.steps
+    assert sum(plain.scheduler.state.counters.drafted_tokens.values()) == 0
 
 
 def test_drafts_change_no_answer_that_is_retracted(
@@ -141,7 +139,7 @@ def test_drafts_change_no_answer_that_is_retracted(
     plain = InProcessEngine(model_dir, page_size=4)
     for seed in range(ROUNDS):
         expect_same(crowded, plain, twenty_requests(random.Random(100 + seed)), schema_grammar)
-    counters = crowded.scheduler.counters
+    counters = crowded.scheduler.state.counters
     assert counters.retractions > 0 and sum(counters.accepted_draft_tokens.values()) > 0
 
 
@@ -150,10 +148,10 @@ def test_a_request_that_is_repeated_takes_few_steps(model_dir: Path) -> None:
     prompt = list(range(5, 30))
     sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=120, ignore_eos=True)
     first = engine.generate([prompt], sampling)
-    before = engine.scheduler.counters.steps
+    before = engine.scheduler.state.counters.steps
     assert engine.generate([prompt], sampling) == first
-    assert engine.scheduler.counters.steps - before < 20
-    assert engine.scheduler.counters.accepted_draft_tokens["tree"] > 80
+    assert engine.scheduler.state.counters.steps - before < 20
+    assert engine.scheduler.state.counters.accepted_draft_tokens["tree"] > 80
 
 
 def test_no_draft_comes_from_another_salt(model_dir: Path) -> None:
@@ -164,7 +162,7 @@ def test_no_draft_comes_from_another_salt(model_dir: Path) -> None:
 
     def shared(salt: str) -> int:
         """Tokens drafted from texts of other requests."""
-        drafted = engine.scheduler.counters.drafted_tokens
+        drafted = engine.scheduler.state.counters.drafted_tokens
         before = drafted["tree"] + drafted["pool"]
         assert len(engine.generate([prompt], sampling, salt)[0]) == 60
         return drafted["tree"] + drafted["pool"] - before
@@ -179,7 +177,7 @@ def test_a_request_can_refuse_drafts(model_dir: Path) -> None:
     engine = InProcessEngine(model_dir, speculation="auto")
     for _ in range(2):
         engine.generate([list(range(5, 30))], GREEDY, speculation=False)
-    assert sum(engine.scheduler.counters.drafted_tokens.values()) == 0
+    assert sum(engine.scheduler.state.counters.drafted_tokens.values()) == 0
 
 
 def test_an_answer_that_was_begun_goes_on_with_drafts(model_dir: Path) -> None:
@@ -191,14 +189,14 @@ def test_an_answer_that_was_begun_goes_on_with_drafts(model_dir: Path) -> None:
     for kept in (1, 17, 58):
         rest = engine.generate_from(prompt, whole[:kept], sampling)
         assert whole[:kept] + rest == whole
-    assert engine.scheduler.counters.accepted_draft_tokens["tree"] > 30
+    assert engine.scheduler.state.counters.accepted_draft_tokens["tree"] > 30
 
 
 def test_where_steps_overlap_nothing_is_drafted(model_dir: Path) -> None:
     engine = InProcessEngine(model_dir, device=CpuDevice(overlaps=True), speculation="auto")
     first, second = (engine.generate([list(range(5, 30))], GREEDY) for _ in range(2))
     assert first == second
-    assert sum(engine.scheduler.counters.drafted_tokens.values()) == 0
+    assert sum(engine.scheduler.state.counters.drafted_tokens.values()) == 0
 
 
 def test_the_report_counts_the_drafts(model_dir: Path) -> None:
@@ -206,7 +204,7 @@ def test_the_report_counts_the_drafts(model_dir: Path) -> None:
     for _ in range(2):
         engine.generate([list(range(5, 30))], GREEDY)
     (report,) = engine.reports
-    counters = engine.scheduler.counters
+    counters = engine.scheduler.state.counters
     assert 20 < report.accepted_prediction_tokens < report.output_tokens == 40
     assert report.accepted_prediction_tokens <= sum(counters.accepted_draft_tokens.values())
     assert counters.forced_tokens == 0
@@ -247,5 +245,5 @@ def test_what_a_request_forbids_is_not_accepted_from_a_draft(
             use = None if excluded is None else one.use(regex, excluded=[excluded])
             answers += one.generate([prompt], sampling, grammars=[use])
         assert answers[0] == answers[1] and answers[0][:12] not in (free[:12], path[:12])
-    accepted = engine.scheduler.counters.accepted_draft_tokens
+    accepted = engine.scheduler.state.counters.accepted_draft_tokens
     assert accepted["tree"] + accepted["pool"] > 10

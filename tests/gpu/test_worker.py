@@ -130,7 +130,7 @@ def test_constrained_answers_satisfy_their_schema(model_dir: Path, device: CudaD
     engine = on_gpu(model_dir, device)
     for answer in answers(engine, grammar):
         jsonschema.validate(json.loads(text_of(facts, answer)), SCHEMA)
-    assert engine.scheduler.counters.forced_tokens > 0
+    assert engine.scheduler.state.counters.forced_tokens > 0
 
 
 def test_a_lone_long_prompt_is_computed_in_chunks_that_sample_nothing(
@@ -142,7 +142,7 @@ def test_a_lone_long_prompt_is_computed_in_chunks_that_sample_nothing(
     engine = on_gpu(model_dir, device)
     asked = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     (answer,) = engine.generate([prompt], asked)
-    assert len(answer) == 8 and engine.scheduler.counters.steps > 8
+    assert len(answer) == 8 and engine.scheduler.state.counters.steps > 8
     whole = on_gpu(model_dir, device, max_step_ms=0)
     assert len(whole.generate([prompt], asked)[0]) == 8
 

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 
 from radixrt.scheduler.queue.output_history import HISTORY, PRIOR_WEIGHT, OutputHistory
-from radixrt.scheduler.radix.tree import Match
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EngineModel, limits
 
@@ -52,7 +52,7 @@ def most_running(max_tokens: int, seen: list[int]) -> int:
         limits(num_pages=100, max_running_requests=20, context_length=250, max_prefill_tokens=500)
     )
     for length in seen:
-        engine.scheduler.outputs.observe(length)
+        engine.scheduler.state.outputs.observe(length)
     for i in range(20):
         engine.add([i, 1, 2, 3], max_tokens=max_tokens, ignore_eos=True)
     engine.plan()
@@ -75,7 +75,7 @@ def test_a_forecast_brought_up_to_date_is_the_one_made_anew() -> None:
     )
     admission = engine.scheduler.admission
     for length in rng.integers(1, 60, 50).tolist():
-        engine.scheduler.outputs.observe(length)
+        engine.scheduler.state.outputs.observe(length)
     weigh, answers = admission.has_room_for, []
 
     def weigh_twice(sequence: Sequence, match: Match | None) -> bool:

@@ -113,7 +113,7 @@ def test_what_is_remembered_is_bounded() -> None:
     model = EngineModel(limits(num_pages=40))
     for number in range(200):
         ask(model, [number % 13 + 8] * 4 + [number // 13 + 8] * 8)
-    assert 0 < len(model.scheduler.kv.tree.ghosts) <= 2 * 40
+    assert 0 < len(model.scheduler.state.kv.tree.ghosts) <= 2 * 40
     recent = model.scheduler.recent_facts
     for number in range(MAX_REMEMBERED + 5):
         recent.keep(number, CacheFacts(reusable_tokens=1))
@@ -126,7 +126,7 @@ def test_eviction_of_random_traffic_keeps_only_reachable_ghosts() -> None:
     for _ in range(150):
         start = [dice.randrange(8, 11)] * (PAGE * dice.randint(1, 4))
         ask(model, start + [dice.randrange(8, 40) for _ in range(dice.randint(4, 40))])
-        tree = model.scheduler.kv.tree
+        tree = model.scheduler.state.kv.tree
         pages = {int(page) for node in tree.nodes() for page in node.pages}
         known = tree.ghosts._below
         assert all(before in pages for before in known if isinstance(before, int))

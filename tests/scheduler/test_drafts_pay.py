@@ -13,8 +13,9 @@ from radixrt.bench.cache.service import VirtualClock
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.messages.steps import NO_DRAFTS, StepPlan, StepResult, VerifiedDraft
+from radixrt.messages.steps import StepPlan, StepResult, VerifiedDraft
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
 from tests.batches import finished
 from tests.scheduler.engine_model import limits
@@ -43,11 +44,19 @@ class KnownAnswers:
         self._decoding: list[int] = []
         self._pages: dict[int, int] = {}
         self._speculator = Speculator((), lambda slot: [], lambda slot, draft: draft)
+        self._price = DraftPrice()
+        self._decoded = 0
+        """Decoding sequences of the last step."""
 
     def step(self, plan: StepPlan) -> tuple[StepResult, int]:
         """The result, and the rows of answers that were computed."""
         self._apply(plan)
-        drafts = {slot: self._draft(slot, plan.draft_price) for slot in self._decoding}
+        self._decoded = len(self._decoding)
+        if plan.prefill:
+            price = self._price.beside_prompts(self._decoded, plan.draft_saving)
+        else:
+            price = self._price.next(self._decoded)
+        drafts = {slot: self._draft(slot, price) for slot in self._decoding}
         rows = len(self._decoding) + sum(map(len, drafts.values()))
         ended = [p.slot for p in plan.prefill if p.start + p.num_tokens == self._known[p.slot]]
         new: dict[int, list[int]] = {}
@@ -75,6 +84,15 @@ class KnownAnswers:
         )
         return result, rows
 
+    def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Note the time of the last step."""
+        drafted = sum(draft.num_drafted for draft in result.drafts)
+        accepted = sum(draft.num_accepted for draft in result.drafts)
+        if tokens := sum(chunk.num_tokens for chunk in plan.prefill):
+            self._price.observe_prompts(self._decoded, drafted, tokens, seconds)
+        else:
+            self._price.observe(self._decoded, drafted, self._decoded + accepted, seconds)
+
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.release:
             self._decoding.remove(slot)
@@ -88,7 +106,7 @@ class KnownAnswers:
             self._pages[slot] += 1
 
     def _draft(self, slot: int, price: float) -> list[int]:
-        if price >= NO_DRAFTS:
+        if price >= NEVER:
             return []
         room = self._pages[slot] * PAGE_SIZE - self._known[slot] - 1
         return self._speculator.propose(slot, room, price)
@@ -137,6 +155,7 @@ def tokens_per_s(seconds_of: StepSeconds, noise: float, *, speculates: bool) -> 
         seconds = seconds_of(rows, sum(chunk.num_tokens for chunk in plan.prefill))
         seconds *= rng.uniform(1 - noise, 1 + noise)
         clock.now += seconds
+        worker.learn(plan, result, seconds)
         batch = scheduler.absorb(msgspec.structs.replace(result, step_s=seconds))
         tokens += batch.num_tokens
         running -= len(finished(batch))

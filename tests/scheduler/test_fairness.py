@@ -67,8 +67,10 @@ def test_a_tenant_above_its_share_of_the_cache_loses_its_own_pages_first(
     assert prefilled(engine, BOB, PROMPT)[1] == (0 if share is None else 96)
     cached = prefilled(engine, greedy, [119, *PROMPT[1:]])[1]
     assert cached == 96, "its last prompt is still there"
-    others = engine.scheduler.kv.tree.shares.of(BOB.cache_namespace).num_pages
-    assert engine.scheduler.kv.tree.num_pages - others > 0.25 * 200, "free memory is anybody's"
+    others = engine.scheduler.state.kv.tree.shares.for_namespace(BOB.cache_namespace).num_pages
+    assert engine.scheduler.state.kv.tree.num_pages - others > 0.25 * 200, (
+        "free memory is anybody's"
+    )
 
 
 # ------------------------------------------------------------ the virtual token counter
@@ -112,7 +114,7 @@ def test_a_tenant_that_begins_to_ask_waits_at_most_twice_as_long_as_alone(
     for _ in range(40):
         engine.plan()
         engine.absorb()
-    assert len(engine.scheduler.waiting) >= 100
+    assert len(engine.scheduler.state.waiting) >= 100
     assert steps_to_first_token(engine, prompt_of(999, 60)) <= 2 * alone
 
 
@@ -127,16 +129,16 @@ def test_waiting_tenants_get_tokens_in_proportion_to_their_weights(
         tenants[engine.add(prompt_of(number, 30), 8, tenant=alice, ignore_eos=True)] = "alice"
     for number in range(200, 300):  # long prompts, short answers: tokens are what counts
         tenants[engine.add(prompt_of(number, 90), 1, tenant=BOB, ignore_eos=True)] = "bob"
-    accounts = engine.scheduler.waiting.accounts
+    accounts = engine.scheduler.state.waiting.accounts
     served = {}
     for _ in range(120):
         engine.plan()
         engine.absorb()
     for tenant in (alice, BOB):
-        account = accounts.of(tenant)
+        account = accounts.for_tenant(tenant)
         served[tenant.name] = account.prompt_tokens + 2 * account.output_tokens
     assert served["alice"] / sum(served.values()) == pytest.approx(share, abs=0.03)
-    assert len(engine.scheduler.waiting) > 0
+    assert len(engine.scheduler.state.waiting) > 0
 
 
 def test_a_tenant_cannot_fill_the_queue_of_another() -> None:
@@ -145,7 +147,7 @@ def test_a_tenant_cannot_fill_the_queue_of_another() -> None:
     for tenant in (ALICE, BOB, ALICE):
         for number in range(30):
             options = RequestOptions(sampling=SamplingParams(max_tokens=1), tenant=tenant)
-            seq_id, prompt = len(engine.scheduler.waiting), pack_ids(prompt_of(number, 10))
+            seq_id, prompt = len(engine.scheduler.state.waiting), pack_ids(prompt_of(number, 10))
             request = SequenceRequest(seq_id=seq_id, token_ids=prompt, options=options)
             refused[tenant.name] += engine.scheduler.add(request) is not None
     assert refused == {"alice": 10 + 30, "bob": 20}
@@ -161,15 +163,15 @@ def test_idle_time_earns_nothing() -> None:
     for _ in range(40):
         engine.plan()
         engine.absorb()
-    accounts = engine.scheduler.waiting.accounts
-    before = {tenant.name: accounts.of(tenant).prompt_tokens for tenant in (ALICE, BOB)}
+    accounts = engine.scheduler.state.waiting.accounts
+    before = {tenant.name: accounts.for_tenant(tenant).prompt_tokens for tenant in (ALICE, BOB)}
     for number in range(150, 250):
         engine.add(prompt_of(number, 30), 1, tenant=BOB)
     for _ in range(40):
         engine.plan()
         engine.absorb()
     got = {
-        tenant.name: accounts.of(tenant).prompt_tokens - before[tenant.name]
+        tenant.name: accounts.for_tenant(tenant).prompt_tokens - before[tenant.name]
         for tenant in (ALICE, BOB)
     }
     assert abs(got["alice"] - got["bob"]) <= 60  # two prompts
@@ -203,7 +205,7 @@ def test_a_tenant_keeps_its_last_sequence_and_answers_are_not_changed() -> None:
         tenant = (ALICE, BOB, carol)[number // 4]
         engine.add(prompt_of(number, 20), 20, tenant=tenant, ignore_eos=True)
     engine.run()  # compares every answer with that of an undisturbed model
-    assert engine.scheduler.counters.retractions <= 2
+    assert engine.scheduler.state.counters.retractions <= 2
 
 
 def test_a_long_prompt_waits_at_most_twice_as_long_as_alone_beside_shorter_ones_of_another() -> (

@@ -144,7 +144,7 @@ class Wires:
         moves += [self.schedule] if self.to_scheduler else []
         moves += [self.read_news] if self.to_tokenizer else []
         moves += [self.hear_rank] if self.answers else []
-        moves += [self._give_orders] if any(s.held for s in self.worker.slots.values()) else []
+        moves += [self._give_orders] if any(s.deferred for s in self.worker.slots.values()) else []
         for rank in self.ranks:
             moves += [rank.obey] if rank.orders else []
             moves += [lambda rank=rank: self.load(rank, errors)] if rank.loading else []

@@ -61,7 +61,7 @@ def test_a_rank_that_can_not_load_it_refuses_each_waiting_sequence(
     }
     late = add(scheduler, 3)  # was on its way
     assert late is not None and (late.message, late.grammar_lost) == ("damaged", True)
-    assert scheduler.counters.refused == 4 and scheduler.grammars.num_waiting == 0
+    assert scheduler.state.counters.refused == 4 and scheduler.grammars.num_waiting == 0
     assert scheduler.plan() is None
 
     scheduler.grammars.drop(DropGrammar(KEY))  # what the tokenizer process does then

@@ -176,7 +176,7 @@ def engine(**changes: object) -> tuple[EngineModel, Clock]:
 
 
 def num_cached(model: EngineModel, prompt: list[int]) -> int:
-    match = model.scheduler.kv.tree.match(np.array(prompt, dtype=np.int32))
+    match = model.scheduler.state.kv.tree.match(np.array(prompt, dtype=np.int32))
     return 0 if match is None else match.num_pages * 4
 
 
@@ -226,8 +226,8 @@ def test_what_is_worth_nothing_goes_first_but_not_the_prefix_that_others_share()
         [*document, *[61] * 20], max_tokens=1, cache_hints=CacheHints(retain=[Retention("none")])
     )
     model.run()  # used last, and yet the first to go
-    evicted = model.scheduler.kv.tree.evict(5)
-    model.scheduler.kv.allocator.free(evicted)
+    evicted = model.scheduler.state.kv.tree.evict(5)
+    model.scheduler.state.kv.allocator.free(evicted)
     assert num_cached(model, [*document, *[61] * 20]) == 20
     assert num_cached(model, [*document, *[60] * 20]) == 40
 
@@ -241,7 +241,7 @@ def test_whoever_goes_on_from_what_was_worth_nothing_makes_it_worth_keeping() ->
     model.run()
     model.add(prompt, max_tokens=1)
     model.run()
-    model.scheduler.kv.allocator.free(model.scheduler.kv.tree.evict(5))
+    model.scheduler.state.kv.allocator.free(model.scheduler.state.kv.tree.evict(5))
     assert num_cached(model, prompt) == 20
 
 
@@ -250,13 +250,13 @@ def test_a_hint_counts_from_the_end_of_its_request_and_not_from_a_retraction() -
     first = model.add([1] * 8, max_tokens=80, ignore_eos=True)
     keep = CacheHints(retain=[Retention("high")], session="agent")
     second = model.add([2] * 8, max_tokens=80, ignore_eos=True, cache_hints=keep)
-    while not model.scheduler.counters.retractions:
+    while not model.scheduler.state.counters.retractions:
         model.plan()
         model.absorb()
-    assert len(model.scheduler.kv.sessions) == 0
+    assert len(model.scheduler.state.kv.sessions) == 0
     model.run()
-    assert {first, second} <= set(model.finished) and len(model.scheduler.kv.sessions) == 1
-    assert any(node.hint is not None for node in model.scheduler.kv.tree.nodes())
+    assert {first, second} <= set(model.finished) and len(model.scheduler.state.kv.sessions) == 1
+    assert any(node.hint is not None for node in model.scheduler.state.kv.tree.nodes())
 
 
 def test_turns_of_a_chat_with_the_same_wish_are_one_edge() -> None:
@@ -267,7 +267,7 @@ def test_turns_of_a_chat_with_the_same_wish_are_one_edge() -> None:
         seq_id = model.add([*history, 10 + turn], max_tokens=11, cache_hints=hints)
         model.run()
         history = [*history, 10 + turn, *model.answers[seq_id]]
-    assert model.scheduler.kv.tree.num_nodes <= 3
+    assert model.scheduler.state.kv.tree.num_nodes <= 3
 
 
 # ------------------------------------------------------------ sessions
@@ -288,7 +288,7 @@ def test_a_session_that_ended_goes_first_and_leaves_what_it_shared() -> None:
     assert released == 24  # in spite of "high", which it asked for itself
     assert model.scheduler.release_session("two") == 0, "it is forgotten"
     assert model.scheduler.release_session("one", salt="other") == 0
-    model.scheduler.kv.allocator.free(model.scheduler.kv.tree.evict(6))
+    model.scheduler.state.kv.allocator.free(model.scheduler.state.kv.tree.evict(6))
     assert num_cached(model, [*system, *[70] * 24]) == 16
     assert num_cached(model, [*system, *[63] * 24]) == 40
 

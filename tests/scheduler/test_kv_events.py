@@ -102,8 +102,8 @@ class MirrorMachine(RuleBasedStateMachine):
                 max_running_requests=4,
             )
         )
-        self.tree = self.engine.scheduler.kv.tree
-        num_pages = self.engine.scheduler.limits.num_pages
+        self.tree = self.engine.scheduler.state.kv.tree
+        num_pages = self.engine.scheduler.state.limits.num_pages
         self.tree.observer = EventRecorder(num_pages, self.page_size, with_token_ids=True)
         self.stream = EventStream(self.tree.observer, self.buffer)
 

@@ -30,7 +30,7 @@ class Pinned:
         self.clock = Clock()
         self.model = EngineModel(limits(**{"num_pages": 40, **changes}), self.clock)
         self.scheduler = self.model.scheduler
-        self.tree, self.leases = self.scheduler.kv.tree, self.scheduler.kv.leases
+        self.tree, self.leases = self.scheduler.state.kv.tree, self.scheduler.state.kv.leases
 
     def run(self, prompt: list[int], max_tokens: int = 0) -> None:
         self.model.add(prompt, max_tokens)
@@ -81,7 +81,7 @@ def test_a_released_prefix_goes_by_its_last_use_and_not_by_its_release() -> None
     lease = engine.pin(DOCUMENT)
     engine.run([50] * 20)
     engine.leases.release(lease.lease_id)
-    engine.scheduler.kv.allocator.free(engine.tree.evict(5))
+    engine.scheduler.state.kv.allocator.free(engine.tree.evict(5))
     assert (engine.num_cached(DOCUMENT), engine.num_cached([50] * 20)) == (0, 5)
 
 
@@ -148,7 +148,7 @@ def test_leases_are_broken_one_by_one_before_a_lone_request_stands_still(
     engine.model.run()
     assert engine.scheduler.stats().leases_broken == 2
     assert [engine.num_cached([first] * 24) >= 6 for first in (50, 60, 70)] == [True, False, False]
-    assert engine.scheduler.counters.retractions == 0
+    assert engine.scheduler.state.counters.retractions == 0
     engine.model.add([6] * 100, max_tokens=60, ignore_eos=True)
     engine.model.run()
     assert engine.scheduler.stats().leases_broken == 3 and len(engine.leases) == 0

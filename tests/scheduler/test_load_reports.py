@@ -20,7 +20,7 @@ class Reporting:
 
     def __init__(self, *, step_s: float, is_public: bool = False) -> None:
         self.engine = EngineModel(limits())
-        tree = self.engine.scheduler.kv.tree
+        tree = self.engine.scheduler.state.kv.tree
         tree.observer = EventRecorder(64, tree.page_size, with_token_ids=False)
         address = "tcp://127.0.0.1:*" if is_public else None
         events = EventPublisher(EventStream(tree.observer), address, None)

@@ -79,9 +79,12 @@ def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one_are_answered_as
     for seq_id, answer in engine.answers.items():
         assert answer == engine.expected(seq_id)[: len(answer)]
     scheduler = engine.scheduler
-    assert scheduler.kv.evicted_pages > 0 and (scheduler.counters.retractions > 50) == reckless
+    assert (
+        scheduler.state.kv.evicted_pages > 0
+        and (scheduler.state.counters.retractions > 50) == reckless
+    )
     scheduler.flush_cache()
-    assert scheduler.kv.allocator.num_free == scheduler.limits.num_pages
+    assert scheduler.state.kv.allocator.num_free == scheduler.state.limits.num_pages
 
 
 @pytest.mark.parametrize("policy", ["lpm", "suf", "fcfs", "priority"])
@@ -90,7 +93,7 @@ def test_who_was_retracted_goes_before_everybody_of_its_rank_who_was_never_picke
 ) -> None:
     """Work would not go on for sure otherwise; see radixrt/scheduler/queue/retraction.py."""
     engine, rng = small_engine(policy, reckless=True), random.Random(3)
-    waiting = engine.scheduler.waiting
+    waiting = engine.scheduler.state.waiting
     rank, pop, contested = waiting.order.rank, waiting.pop, 0
 
     def watch(picked: Sequence) -> None:
@@ -120,7 +123,7 @@ def test_two_that_fill_the_pool_alone_do_not_retract_each_other_for_ever() -> No
         for first in (1, 2, 3):
             engine.add([first], max_tokens=11, ignore_eos=True)
         engine.run(max_steps=200)
-        assert 0 < engine.scheduler.counters.retractions < 50
+        assert 0 < engine.scheduler.state.counters.retractions < 50
 
 
 def test_an_admission_that_forgets_the_pages_for_prompts_is_found_out_at_once(

@@ -177,7 +177,7 @@ def test_answers_that_have_begun_are_never_refused_for_their_wait() -> None:
     engine._end(new, "refused")
     engine.run()
     assert engine.finished[running] == engine.finished[resumed] == "length"
-    assert engine.scheduler.counters.refused == 1
+    assert engine.scheduler.state.counters.refused == 1
 
 
 # ------------------------------------------------------------ batches
@@ -227,7 +227,7 @@ def test_a_batch_of_which_nothing_has_begun_is_refused_after_the_wait() -> None:
     assert max(request.ttft_s for request in begun) > 2 * 5
     assert all(request.finished_s is not None for request in begun)
     assert all(5.2 <= (request.refused_s or 0) < 6 for request in waiting)
-    assert engine.scheduler.counters.refused == 2
+    assert engine.scheduler.state.counters.refused == 2
 
 
 def test_batches_of_which_nothing_is_left_are_forgotten_one_day() -> None:

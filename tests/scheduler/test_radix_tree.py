@@ -40,7 +40,7 @@ def test_tree_is_a_dictionary_of_prefixes_with_lru_leaves(operations: list, page
         tokens = np.array(whole, dtype=np.int32)
         match = tree.match(tokens, salt)
         expected = model.match(salt, tuple(whole))
-        assert ([] if match is None else tree.pages_of(match).tolist()) == expected
+        assert ([] if match is None else match.pages.tolist()) == expected
         if action == "insert" and whole:
             pages = np.arange(next_page, next_page + len(whole) // page_size, dtype=np.int32)
             next_page += len(pages)
@@ -118,7 +118,7 @@ def test_a_prompt_prefilled_by_chunks_becomes_a_few_nodes() -> None:
     tree.unlock(node)
     assert tree.evict(400).tolist() != [] and tree.num_pages == 600
     match = tree.match(tokens)
-    assert match is not None and tree.pages_of(match).tolist() == list(range(600))
+    assert match is not None and match.pages.tolist() == list(range(600))
 
 
 def test_a_chain_is_not_joined_across_a_lock_or_a_branch() -> None:
@@ -137,7 +137,7 @@ def test_a_chain_is_not_joined_across_a_lock_or_a_branch() -> None:
     assert path(lower) == list(range(8)) and tree.num_pages == 9
     tree.unlock(tree.lock(lower) or lower)
     match = tree.match(np.array([0, 1, 9], dtype=np.int32))
-    assert match is not None and tree.pages_of(match).tolist() == [0, 1, 9]
+    assert match is not None and match.pages.tolist() == [0, 1, 9]
 
 
 def test_a_long_leaf_is_evicted_page_by_page_from_its_tail() -> None:

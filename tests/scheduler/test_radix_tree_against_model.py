@@ -84,7 +84,7 @@ class Life:
             tokens + (1,) * self.random.randrange(self.page_size), dtype=np.int32
         )  # a page that is not full counts for nothing
         match = self.tree.match(asked, salt)
-        found = [] if match is None else self.tree.pages_of(match).tolist()
+        found = [] if match is None else match.pages.tolist()
         expected = self.model.match(salt, tuple(asked.tolist()))
         assert found == expected
         node = self.tree.lock_root(salt) if match is None else self.tree.lock_match(match)

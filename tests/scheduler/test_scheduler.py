@@ -259,7 +259,7 @@ def test_retracted_sequences_find_their_kv_in_the_tree() -> None:
     for i in range(6):
         engine.add([i] * 10, max_tokens=100, ignore_eos=True)
     engine.run()
-    assert engine.scheduler.counters.retractions > 0
+    assert engine.scheduler.state.counters.retractions > 0
     needed = 6 * (10 + 100 - 1)
     assert engine.worker.computed_tokens < 2 * needed
 
@@ -295,7 +295,7 @@ def test_the_most_urgent_run_first_and_are_retracted_last() -> None:
     late = [engine.add([i, 1, 2], max_tokens=60, ignore_eos=True, priority=5) for i in range(10)]
     urgent = [engine.add([i, 3], max_tokens=60, ignore_eos=True, priority=-5) for i in range(3)]
     engine.run()
-    assert engine.scheduler.counters.retractions > 0
+    assert engine.scheduler.state.counters.retractions > 0
     assert list(engine.finished)[:3] == urgent and set(list(engine.finished)[3:]) == set(late)
 
 
@@ -362,11 +362,11 @@ def test_invariant_check_sees_a_leaked_page_and_a_forgotten_lock() -> None:
     engine = EngineModel(limits())
     engine.add(list(range(20)), max_tokens=2)
     engine.run()
-    engine.scheduler.kv.allocator.allocate(1)
+    engine.scheduler.state.kv.allocator.allocate(1)
     with pytest.raises(InvariantError, match="63 pages"):
         check_invariants(engine.scheduler)
     engine = EngineModel(limits())
-    engine.scheduler.kv.tree.lock_root()
+    engine.scheduler.state.kv.tree.lock_root()
     with pytest.raises(InvariantError, match="locked 1 times, 0 running"):
         check_invariants(engine.scheduler)
 
@@ -382,7 +382,7 @@ def test_drafts_save_steps_and_change_no_answer() -> None:
             grammar = b"json" if i % 4 == 0 else None
             engine.add([i, 1, 2], max_tokens=60, ignore_eos=i % 3 > 0, grammar=grammar)
         engine.run()
-        counters = engine.scheduler.counters
+        counters = engine.scheduler.state.counters
         steps[speculates] = counters.steps
         assert counters.retractions > 0
         assert sum(counters.accepted_draft_tokens.values()) == engine.worker.num_accepted
@@ -417,11 +417,13 @@ def test_nothing_of_a_lost_tokenizer_process_is_left_but_the_cache() -> None:
     model.plan()
     model.absorb()
     assert model.plan() is not None and model.plan() is not None
-    scheduler.kv.leases.pin(np.arange(1, 9, dtype=np.int32), "", 60.0)
-    assert scheduler.num_running == 2 and len(scheduler.waiting) == 1 and model.loading
+    scheduler.state.kv.leases.pin(np.arange(1, 9, dtype=np.int32), "", 60.0)
+    assert scheduler.num_running == 2 and len(scheduler.state.waiting) == 1 and model.loading
 
     scheduler.forget_all()
-    assert scheduler.num_running == len(scheduler.waiting) == len(scheduler.kv.leases) == 0
+    assert (
+        scheduler.num_running == len(scheduler.state.waiting) == len(scheduler.state.kv.leases) == 0
+    )
     check_invariants(scheduler)
     model.grammars = SentGrammars(model._to_scheduler)
     for told in (model.requests, model.answers, model.finished):
@@ -429,4 +431,4 @@ def test_nothing_of_a_lost_tokenizer_process_is_left_but_the_cache() -> None:
     for grammar in (b"a", None, b"b"):
         model.add([1, 2, 3, 4, 5, 6, 7, 8, 9], 6, grammar=grammar)
     model.run()
-    assert model.cached[0] == 8 and scheduler.counters.aborted == 4
+    assert model.cached[0] == 8 and scheduler.state.counters.aborted == 4

@@ -200,7 +200,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seq_id = data.draw(st.sampled_from(sorted(self.engine.requests)))
         request = self.engine.requests[seq_id]
         tokens, salt = unpack_ids(request.token_ids), request.options.cache_salt
-        kv = self.engine.scheduler.kv
+        kv = self.engine.scheduler.state.kv
         try:
             lease = kv.leases.pin(tokens, salt, ttl_s)
         except RequestError as error:
@@ -209,8 +209,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.leased[lease.lease_id] = (lease, tokens, salt)
         assert (
             kv.tree.num_pinned_pages
-            <= self.engine.scheduler.limits.settings.max_pinned_fraction
-            * self.engine.scheduler.limits.num_pages
+            <= self.engine.scheduler.state.limits.settings.max_pinned_fraction
+            * self.engine.scheduler.state.limits.num_pages
         )
 
     @precondition(lambda self: self.leased)
@@ -219,7 +219,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         lease_id = data.draw(st.sampled_from(list(self.leased)))
         del self.leased[lease_id]
         try:
-            self.engine.scheduler.kv.leases.release(lease_id)
+            self.engine.scheduler.state.kv.leases.release(lease_id)
         except RequestError as error:
             assert error.status == 404
 
@@ -252,7 +252,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def what_is_leased_is_in_the_tree(self) -> None:
         if not hasattr(self, "engine"):
             return
-        tree, live = self.engine.scheduler.kv.tree, self.engine.scheduler.kv.leases.all()
+        tree, live = (
+            self.engine.scheduler.state.kv.tree,
+            self.engine.scheduler.state.kv.leases.all(),
+        )
         for lease, tokens, salt in self.leased.values():
             if lease in live:
                 match = tree.match(tokens, salt)
@@ -264,9 +267,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.run()  # in spite of all leases
         self.clock.now += 10
         self.engine.plan()  # all leases have expired
-        assert len(self.engine.scheduler.kv.leases) == 0
+        assert len(self.engine.scheduler.state.kv.leases) == 0
         self.engine.scheduler.flush_cache()
-        assert self.engine.scheduler.kv.allocator.num_free == self.engine.scheduler.limits.num_pages
+        assert (
+            self.engine.scheduler.state.kv.allocator.num_free
+            == self.engine.scheduler.state.limits.num_pages
+        )
 
 
 TestScheduler = SchedulerMachine.TestCase

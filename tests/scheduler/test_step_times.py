@@ -178,7 +178,7 @@ def test_steps_that_only_sample_held_tokens_are_not_taken_for_steps_of_an_answer
         model.add([number, 2, 3], max_tokens=12, grammar=b"held")
         model.run()
     assert only_sampled > 10
-    assert model.scheduler.step_times.max_step_s(ONE_ANSWER) == pytest.approx(0.1, rel=0.01)
+    assert model.scheduler.state.times.max_step_s(ONE_ANSWER) == pytest.approx(0.1, rel=0.01)
 
 
 @pytest.mark.parametrize("start", [0, 100, 6000])
@@ -240,7 +240,7 @@ def after_long(engine: TimedEngine) -> list[Request]:
 def test_short_prompts_wait_for_two_steps_beside_long_ones(num_long: int) -> None:
     engine = serve_beside_long_prompts(num_long, None)
     ttft = [request.ttft_s for request in after_long(engine)]
-    bound = engine.scheduler.step_times.max_step_s(ONE_ANSWER)
+    bound = engine.scheduler.state.times.max_step_s(ONE_ANSWER)
     # The step that runs, the step that is planned already, and its own; and the noise of these.
     assert percentile(ttft, 90) < 1.25 * 3 * bound
     by_tokens = [r.ttft_s for r in after_long(serve_beside_long_prompts(num_long, 0))]
@@ -315,10 +315,10 @@ def test_the_load_for_a_router_tells_the_rest_of_a_partly_computed_prompt() -> N
     engine.add(30.0, LONG, 2)
     engine.run(until=lambda: engine.clock.now > 32)
     load = replica_load(engine.scheduler, 21)
-    rest = LONG - int(engine.scheduler.slots.planned.max())
+    rest = LONG - int(engine.scheduler.state.slots.planned.max())
     # An early fit may have given all time to the step itself, and none to its prompts.
-    engine.scheduler.step_times._prefill_s = RecentRatio()
-    engine.scheduler.step_times._prefill_s.observe(1e-9, 1)
+    engine.scheduler.state.times._prefill_s = RecentRatio()
+    engine.scheduler.state.times._prefill_s.observe(1e-9, 1)
     assert replica_load(engine.scheduler, 21).slowdown == pytest.approx(load.slowdown, rel=0.5)
     assert load.partial_s == [pytest.approx(0.001 * rest, rel=0.1)]
     assert load.waiting_s == 0 and load.queued_s == load.step_s + load.partial_s[0]

@@ -24,7 +24,7 @@ def test_a_prompt_without_an_answer_fills_the_cache_and_says_nothing() -> None:
     answered = model.add([*DOCUMENT, 1, 2], max_tokens=3)
     model.run()
     assert (model.cached[answered], model.written[answered]) == (100, 0)
-    assert model.scheduler.counters.output_tokens == len(model.answers[answered])
+    assert model.scheduler.state.counters.output_tokens == len(model.answers[answered])
 
 
 def test_nothing_is_learned_about_answers_from_prompts_that_want_none() -> None:
@@ -32,7 +32,7 @@ def test_nothing_is_learned_about_answers_from_prompts_that_want_none() -> None:
     for first in range(5):
         model.add([first] * 9, max_tokens=0)
     model.run()
-    assert model.scheduler.outputs.mean() is None
+    assert model.scheduler.state.outputs.mean() is None
 
 
 def test_every_page_that_prompts_bring_into_the_tree_is_counted_once() -> None:
@@ -46,7 +46,7 @@ def test_every_page_that_prompts_bring_into_the_tree_is_counted_once() -> None:
             model.plan()
             model.absorb()
     model.run()
-    tree = model.scheduler.kv.tree
+    tree = model.scheduler.state.kv.tree
     assert sum(model.written.values()) == tree.num_pages * 4
     assert model.scheduler.stats().cache_write_tokens == tree.num_pages * 4
     for seq_id, request in model.requests.items():
@@ -68,6 +68,6 @@ def test_what_is_found_again_after_a_retraction_is_not_counted_twice() -> None:
     for prompt, max_tokens in prompts:
         model.add(prompt, max_tokens)
     model.run()
-    assert model.scheduler.counters.retractions
+    assert model.scheduler.state.counters.retractions
     assert all(model.cached[seq_id] < len(prompt) for seq_id, (prompt, _) in enumerate(prompts))
     assert min(model.written.values()) >= 0

@@ -136,7 +136,7 @@ class TimedEngine:
         """The worker takes up a step."""
         lengths = {}
         for admit in plan.admit:
-            sequence = self.scheduler.slots.sequences[admit.slot]
+            sequence = self.scheduler.state.slots.sequences[admit.slot]
             assert sequence is not None
             lengths[admit.slot] = self.requests[sequence.seq_id].output_tokens - admit.num_output
         self._worker.begin(plan, lengths)

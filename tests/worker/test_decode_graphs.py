@@ -38,7 +38,7 @@ def test_padding_is_one_token_on_the_spare_page_and_changes_no_other_row(
     pages, spare = -(-max(lengths) // page_size), 1000
     tables = np.arange(len(lengths) * pages, dtype=np.int32).reshape(len(lengths), pages)
     slots, starts = np.arange(len(lengths)), np.array(lengths) - 1
-    step = RaggedStep.of(tables, page_size, slots, np.ones_like(slots), starts)
+    step = RaggedStep.for_slots(tables, page_size, slots, np.ones_like(slots), starts)
     padded = step.padded(len(lengths) + more, spare)
     rows = len(lengths)
     for row, length in enumerate(lengths):

@@ -12,11 +12,12 @@ from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, DraftSources
 from radixrt.worker.drafts import ngram
 from radixrt.worker.drafts import pool as pools
 from radixrt.worker.drafts.chances import Chance, Chances
+from radixrt.worker.drafts.copy_exits import MAX_TOKENS, CopyExits
 from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
 from radixrt.worker.drafts.reference import ReferenceDrafter
-from radixrt.worker.drafts.speculator import REST_AFTER_HOLD, Speculator
+from radixrt.worker.drafts.speculator import REST_AFTER_DEFERRAL, Speculator
 from radixrt.worker.drafts.suffix_index import (
     AGAIN,
     CANDIDATES,
@@ -26,7 +27,6 @@ from radixrt.worker.drafts.suffix_index import (
     SuffixIndex,
     SuffixMatch,
 )
-from radixrt.worker.drafts.turns import MAX_TOKENS, Turns
 from radixrt.worker.drafts.verification import NO_DRAFT, rows_to_keep, tokens_before
 
 NOTHING = DraftSources()
@@ -116,8 +116,8 @@ def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> 
         text += [is_, value, comma, 60]
     text += [3, is_]
     assert drafter.propose(0, 9) == Draft([7], kind_of(2))
-    assert (turn := drafter.propose(0, 9, ahead=[7])) is not None
-    assert turn.token_ids == [comma] and turn.kind > kind_of(LONGEST_MATCH)
+    assert (left := drafter.propose(0, 9, ahead=[7])) is not None
+    assert left.token_ids == [comma] and left.kind > kind_of(LONGEST_MATCH)
     assert drafter.propose(0, 2, ahead=[7, comma]) == Draft([60, 3], AGAIN)
 
     def drafted(salt: str | None) -> list[int]:
@@ -130,23 +130,23 @@ def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> 
     assert drafted("b") == drafted(None) == [7, stop]  # no salt learns from another
 
 
-def test_turns_are_forgotten_when_they_do_not_come_and_are_bounded() -> None:
-    turns = Turns()
+def test_exits_are_forgotten_when_they_do_not_come_and_are_bounded() -> None:
+    exits = CopyExits()
 
     def come(token: int, times: int) -> int | None:
         for _ in range(times):
-            turns.observe(5, token, copies=True)
-        return turns.first_in([4, 5])
+            exits.observe(5, token, copies=True)
+        return exits.first_in([4, 5])
 
     assert come(6, 1) is None and come(6, 1) == 1
     assert come(6, 9) == 1 and come(7, 2) == 1 and come(7, 1) is None
-    assert come(7, 3) == 1 and turns.by_token[5].token == 7
-    assert come(5, 9) is None and not turns.by_token
-    turns.observe(5, 6, copies=False)
-    assert not turns.by_token
+    assert come(7, 3) == 1 and exits.by_token[5].token == 7
+    assert come(5, 9) is None and not exits.by_token
+    exits.observe(5, 6, copies=False)
+    assert not exits.by_token
     for token in range(2 * MAX_TOKENS):
-        turns.observe(token, token + 1, copies=True)
-    assert list(turns.by_token) == list(range(MAX_TOKENS, 2 * MAX_TOKENS))
+        exits.observe(token, token + 1, copies=True)
+    assert list(exits.by_token) == list(range(MAX_TOKENS, 2 * MAX_TOKENS))
 
 
 def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,41 +233,34 @@ def test_rows_are_added_while_they_pay(price: float, first: float, later: float)
     assert [chance.survival(row + 1) for row in range(3)] == pytest.approx(survivals[:3])
 
 
-def test_chances_are_learned_for_each_sequence_and_each_kind_of_evidence() -> None:
+def test_chances_are_learned_for_each_kind_of_evidence() -> None:
     chances = Chances()
-    for slot in range(3):
-        chances.admit(slot)
-    assert chances.of(0, (2, 3)) == (0.5, 0.5)
+    assert chances.estimate((2, 3)) == (0.5, 0.5)
     for _ in range(50):
-        chances.learn(0, (2, 3), num_tried=4, num_right=0)
-        chances.learn(1, (2, 6), num_tried=4, num_right=4)
-    assert chances.of(0, (2, 3)).first < 0.05 and chances.of(0, (2, 3)).later == 0.5
-    assert min(chances.of(1, (2, 6))) > 0.95
-    assert chances.of(2, (2, 3)).first < 0.15 < 0.85 < min(chances.of(2, (2, 6)))
-    assert chances.of(2, (1, 3)) == (0.5, 0.5)
-    chances.admit(1)
-    assert chances.of(1, (2, 3)).first < 0.15
+        chances.learn((2, 3), num_tried=4, num_right=0)
+        chances.learn((2, 6), num_tried=4, num_right=4)
+    assert chances.estimate((2, 3)).first < 0.05 and chances.estimate((2, 3)).later == 0.5
+    assert min(chances.estimate((2, 6))) > 0.95
+    assert chances.estimate((1, 3)) == (0.5, 0.5)
 
 
 def test_the_fate_of_tokens_behind_a_rejected_one_is_not_counted() -> None:
     chances = Chances()
-    chances.admit(0)
     for _ in range(500):
-        chances.learn(0, (0, 0), num_tried=30, num_right=2)
-    assert chances.of(0, (0, 0)).first > 0.95
-    assert chances.of(0, (0, 0)).later == pytest.approx(0.5, abs=0.02)
+        chances.learn((0, 0), num_tried=30, num_right=2)
+    assert chances.estimate((0, 0)).first > 0.95
+    assert chances.estimate((0, 0)).later == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_chance_of_further_tokens_is_learned_again_after_it_was_low() -> None:
     """Where only the first token pays, nothing is learned of those behind it, so what was learned is forgotten."""
     chances = Chances()
-    chances.admit(0)
     for _ in range(20):
-        chances.learn(0, (0, 0), num_tried=4, num_right=1)
-    assert chances.of(0, (0, 0)).paying_length(0.3, 9) == 1
+        chances.learn((0, 0), num_tried=4, num_right=1)
+    assert chances.estimate((0, 0)).paying_length(0.3, 9) == 1
     for _ in range(200):
-        chances.learn(0, (0, 0), num_tried=1, num_right=1)
-    assert chances.of(0, (0, 0)).paying_length(0.3, 9) > 1
+        chances.learn((0, 0), num_tried=1, num_right=1)
+    assert chances.estimate((0, 0)).paying_length(0.3, 9) > 1
 
 
 def speculator(
@@ -343,15 +336,15 @@ def test_a_draft_may_have_stretches_of_several_drafters() -> None:
     assert names == [("tree", 1, 1), ("ngram", 2, 1)]
     say(one, 20, 21, 3)
     one.propose(0, 3, 0.0)
-    assert one._chances.of(0, tree).first > 0.85 and min(one._chances.of(0, ngram)) < 0.75
+    assert one._chances.estimate(tree).first > 0.85 and min(one._chances.estimate(ngram)) < 0.75
     one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
-    learned = one._chances.of(0, ngram)
+    learned = one._chances.estimate(ngram)
     assert one.propose(0, 3, 0.0) == [20, 21, 22]
     entries = one.verified(0, 2, 0)  # a grammar has cut it
     assert [(e.num_drafted, e.num_accepted) for e in entries] == [(1, 0), (1, 0)]
     say(one, 9)
     one.propose(0, 3, 0.0)
-    assert one._chances.of(0, ngram) == learned  # it was not reached
+    assert one._chances.estimate(ngram) == learned  # it was not reached
     one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
     assert one.propose(0, 3, 0.6) == [20]  # the second stretch does not pay
 
@@ -360,7 +353,9 @@ def test_a_sequence_whose_mask_was_late_rests() -> None:
     one = speculator()
     one.admit(admit([1, 2, 3], continuation=pack_ids([4, 5, 6])))
     one.defer([0, 7])
-    assert [one.propose(0, 9, 0.0) for _ in range(REST_AFTER_HOLD)] == [[]] * REST_AFTER_HOLD
+    assert [one.propose(0, 9, 0.0) for _ in range(REST_AFTER_DEFERRAL)] == [
+        []
+    ] * REST_AFTER_DEFERRAL
     assert one.propose(0, 9, 0.0) == [4, 5, 6]
 
 

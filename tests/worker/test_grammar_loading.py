@@ -8,10 +8,11 @@ import pytest
 
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
+from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.worker.sampling import grammar_loader
-from radixrt.worker.sampling.grammar_loader import GrammarLoader
+from radixrt.worker.sampling.grammar_loader import RENEW_AFTER_S, GrammarLoader
 from tests.tiny_tokenizers import save_byte_level
 
 VOCAB_SIZE, EOS = 420, (1,)
@@ -53,3 +54,43 @@ def test_the_worker_knows_how_long_a_grammar_has_been_loading(
     goes_on.set()
     answers.get(timeout=20)
     assert loader.seconds_at_work() == 0.0
+
+
+def test_a_grammar_whose_masks_were_slow_is_loaded_again_when_nobody_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All copies of its matcher share the states of one lexer, some 10 MB a second of slow masks."""
+    file = save_byte_level(tmp_path) / "tokenizer.json"
+    facts = TokenizerFacts.load(file, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
+    grammar = llguidance.compile_regex("a+", facts)
+    loads: queue.SimpleQueue[Grammar] = queue.SimpleQueue()
+    load = grammar_loader.load_grammar
+
+    def counted(grammar: Grammar, facts: TokenizerFacts) -> Matcher:
+        loads.put(grammar)
+        return load(grammar, facts)
+
+    monkeypatch.setattr(grammar_loader, "load_grammar", counted)
+    answers: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
+    loader = GrammarLoader(file, VOCAB_SIZE, EOS, answers.put)
+    loader.order(LoadGrammar(grammar))
+    assert answers.get(timeout=60).error is None and loads.get(timeout=1)
+    half = RENEW_AFTER_S / 2
+    for _ in range(3):  # quick masks never count
+        loader.matcher(grammar.key)
+        loader.release(grammar.key, 0.0)
+    loader.matcher(grammar.key)
+    matcher = loader.matcher(grammar.key)
+    loader.release(grammar.key, 3 * half)
+    assert loads.empty()  # the other one is used still
+    loader.release(grammar.key, 0.0)
+    assert loads.get(timeout=20) is grammar
+    assert matcher.advance([VOCAB_SIZE - 1]) == 0  # the old copy works on
+    for slow_s in (half, half, half / 2):
+        loader.matcher(grammar.key)
+        loader.release(grammar.key, slow_s)
+    assert loads.get(timeout=20) is grammar and loads.empty()
+    loader.matcher(grammar.key)
+    loader.order(DropGrammar(grammar.key))
+    loader.release(grammar.key, 3 * half)
+    assert loads.empty()

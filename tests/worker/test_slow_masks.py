@@ -113,7 +113,7 @@ def test_the_others_get_a_token_in_every_step(
     came = numbers_of(engine, 14)
     assert [1 in step for step in came[:3]] == [True] * 3
     assert came[3:] == [{0, 2}] * 11
-    assert engine.scheduler.counters.deferred_rows >= 10
+    assert engine.scheduler.state.counters.deferred_rows >= 10
     gate.opened.set()
     rest = finish(engine)
     assert rest[1] == expected[1][3:]
@@ -131,10 +131,10 @@ def test_a_step_with_nothing_else_waits(
     gate = Gate(monkeypatch, schema_grammar, first=5)
     opener = threading.Timer(0.1, gate.opened.set)
     opener.start()
-    steps = engine.scheduler.counters.steps
+    steps = engine.scheduler.state.counters.steps
     assert answers(engine, schema_grammar, 1) == [expected]
-    assert engine.scheduler.counters.deferred_rows == 0
-    assert engine.scheduler.counters.steps - steps <= len(expected) + 2
+    assert engine.scheduler.state.counters.deferred_rows == 0
+    assert engine.scheduler.state.counters.steps - steps <= len(expected) + 2
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=["plain", "overlap"])
@@ -147,7 +147,7 @@ def test_a_step_with_nothing_else_does_not_wait_for_long(
     gate = Gate(monkeypatch, schema_grammar, first=5)
     threading.Timer(0.3, gate.opened.set).start()
     assert answers(engine, schema_grammar, 1) == [expected]
-    assert engine.scheduler.counters.deferred_rows >= 1
+    assert engine.scheduler.state.counters.deferred_rows >= 1
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=["plain", "overlap"])
@@ -192,8 +192,8 @@ def test_slow_masks_change_no_answer(
     monkeypatch.setattr(LlguidanceMatcher, "fill_mask", sometimes_slow)
     engine = InProcessEngine(model_dir, device=device, page_size=page_size, max_total_tokens=132)
     assert answers(engine, schema_grammar, max_tokens=60) == expected
-    assert engine.scheduler.counters.deferred_rows > 0
-    assert engine.scheduler.counters.retractions > 0
+    assert engine.scheduler.state.counters.deferred_rows > 0
+    assert engine.scheduler.state.counters.retractions > 0
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=["plain", "overlap"])

@@ -114,7 +114,9 @@ def cache_routes(state: ServerState) -> APIRouter:
         if caller.tenant.name and not caller.is_admin:
             own = await state.client.call(TenantStatsCall(caller.tenant))
             return json_response(msgspec.to_builtins(own))
-        stats = CacheStats.of(await state.client.call(StatsCall()), state.info.page_size)
+        stats = CacheStats.from_scheduler(
+            await state.client.call(StatsCall()), state.info.page_size
+        )
         return json_response(msgspec.to_builtins(stats))
 
     @router.get("/v1/cache/explain/{request_id}")

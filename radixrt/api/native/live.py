@@ -100,7 +100,7 @@ async def _reading(state: ServerState, caller: Caller, view: dict[str, Any]) -> 
     }
     if caller.sees_engine(state.keys.are_declared):
         stats = await state.client.call(StatsCall())
-        cache = CacheStats.of(stats, state.info.page_size)
+        cache = CacheStats.from_scheduler(stats, state.info.page_size)
         state.metrics.recent.take(stats)
         engine = EngineReading(
             stats=stats,

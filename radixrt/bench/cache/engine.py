@@ -45,7 +45,7 @@ class SimulatedEngine:
         self._plan: StepPlan | None = None
         self._step_s = 0.0
         if is_routed:
-            tree = self.scheduler.kv.tree
+            tree = self.scheduler.state.kv.tree
             tree.observer = EventRecorder(limits.num_pages, limits.page_size, with_token_ids=False)
             self._stream = EventStream(tree.observer, max_batches=1)
 
@@ -93,7 +93,7 @@ class SimulatedEngine:
         """Lengths of the answers to the sequences just admitted, by slot."""
         lengths = {}
         for admit in plan.admit:
-            sequence = self.scheduler.slots.sequences[admit.slot]
+            sequence = self.scheduler.state.slots.sequences[admit.slot]
             assert sequence is not None
             self._admitted.append(sequence.seq_id)
             lengths[admit.slot] = self._symbols_left(sequence.seq_id, sequence.num_output)

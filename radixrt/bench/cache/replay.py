@@ -139,8 +139,8 @@ class _Run:
                 if engine.start_step() or engine in ended:
                     self._rule.report(number, engine)
                 self._order += engine.take_admitted()
-        counters = [engine.scheduler.counters for engine in self._engines]
-        evicted = sum(engine.scheduler.kv.evicted_pages for engine in self._engines)
+        counters = [engine.scheduler.state.counters for engine in self._engines]
+        evicted = sum(engine.scheduler.state.kv.evicted_pages for engine in self._engines)
         return Replay(
             setup=self._setup,
             order=list(dict.fromkeys(self._order)),

@@ -1,14 +1,16 @@
-"""Counts the service that each tenant has got, for the virtual token counter (VTC; Sheng et al., "Fairness in Serving Large
-Language Models", OSDI 2024).
+"""Counts the service that each tenant has got, for the virtual token counter (VTC; Sheng et al.,
+"Fairness in Serving Large Language Models", OSDI 2024).
 
-The tenant with the smallest counter is served next. Counters grow by the tokens that are computed, over the tenant's
-weight. A tenant that begins to wait is lifted to the smallest counter of those that wait, so that idle time earns nothing.
+The tenant with the smallest counter is served next. Counters grow by the tokens that are computed,
+over the tenant's weight. A tenant that begins to wait is lifted to the smallest counter of those
+that wait, so that idle time earns nothing.
 """
 
 from radixrt.messages.requests import NO_TENANT, Tenant
 
 INPUT_COST, OUTPUT_COST = 1, 2
-"""Of a token, as in the paper. Prompt tokens from the cache cost nothing: nobody waits for them."""
+"""Costs of a token, as in the paper. Prompt tokens from the cache cost nothing: nobody waits for
+them."""
 
 
 class Account:
@@ -28,11 +30,11 @@ class Account:
         self.name = tenant.name
         self.weight = tenant.weight
         self.prompt_tokens = 0
-        """Of admitted sequences."""
+        """Prompt tokens of admitted sequences."""
         self.cached_tokens = 0
-        """Of the prompt tokens, found in the tree."""
+        """Prompt tokens that were found in the tree."""
         self.cache_write_tokens = 0
-        """Of the prompt tokens, computed and put into the tree."""
+        """Prompt tokens that were computed and put into the tree."""
         self.output_tokens = 0
         self.running = 0
         """Sequences in slots."""
@@ -50,7 +52,7 @@ class Account:
         self._offset += max(0.0, least - self.counter)
 
     def set_weight(self, weight: float) -> None:
-        """From now on; the counter stays."""
+        """Change the weight from now on; the counter stays."""
         before, self.weight = self.counter, weight
         self._offset += before - self.counter
 
@@ -61,7 +63,7 @@ class Accounts:
     def __init__(self) -> None:
         self._by_name: dict[str, Account] = {}
 
-    def of(self, tenant: Tenant) -> Account:
+    def for_tenant(self, tenant: Tenant) -> Account:
         account = self._by_name.get(tenant.name)
         if account is None:
             account = self._by_name[tenant.name] = Account(tenant)
@@ -74,6 +76,7 @@ class Accounts:
         return max(self._by_name.values(), key=lambda account: account.running / account.weight)
 
     def share_of(self, account: Account) -> float:
-        """Share of the engine that a tenant may claim from those that run or are itself: its weight in theirs."""
+        """Share of the engine that a tenant may claim from those that run or are itself: its weight
+        in theirs."""
         active = [a for a in self._by_name.values() if a.running or a is account]
         return account.weight / sum(a.weight for a in active)

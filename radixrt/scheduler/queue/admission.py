@@ -1,21 +1,22 @@
 """Admits a sequence if a forecast of the pages in use leaves memory for it.
 
-A running answer takes pages until it ends, and then returns them. The chance that it still runs after t steps is
-estimated from the lengths of the last answers that ended. This gives mean and variance of the pages in use after t
-steps, and a sequence is admitted if the peak over all t stays below the size of the pool. The sum of the expected
-lengths, as if all answers ended together, would leave much memory unused.
+A running answer takes pages until it ends, and then returns them. The chance that it still runs
+after t steps is estimated from the lengths of the last answers that ended. This gives mean and
+variance of the pages in use after t steps, and a sequence is admitted if the peak over all t stays
+below the size of the pool. The sum of the expected lengths, as if all answers ended together, would
+leave much memory unused.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.scheduler.radix.tree import Match
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.state import SchedulerState
 
 SPREAD = 2.0
-"""Standard deviations above the mean that must fit into the pool. Of 0 to 2, 2 retracts by far the fewest sequences, and
-takes no more time for all of them."""
+"""Standard deviations above the mean that must fit into the pool. Of 0 to 2, 2 retracts by far the
+fewest sequences, and takes no more time for all of them."""
 
 FORECASTS = 16
 """Steps from now at which the pages in use are forecast, as a geometric series."""
@@ -25,9 +26,7 @@ class Admission:
     """Compares a sequence's need with the free pages and the forecast for the running sequences."""
 
     def __init__(self, state: SchedulerState) -> None:
-        self._slots = state.slots
-        self._kv = state.kv
-        self._outputs = state.outputs
+        self._state = state
         self.full_at: int | None = None
         """The number of sequences that ran when the last plan could admit no more of those that
         wait; None: nothing stopped it."""
@@ -50,24 +49,24 @@ class Admission:
 
     def note_full(self) -> None:
         """No further sequence can run beside those that do."""
-        self.full_at = self._slots.num_used
+        self.full_at = self._state.slots.num_used
 
     def has_room_for(self, sequence: Sequence, match: Match | None) -> bool:
         """Whether the pages suffice for this sequence and the forecast for the running ones.
 
-        Pages for the prompts must be free, for any forecast for the answers. So an admitted sequence is computed in
-        the same step, and work always goes on.
+        Pages for the prompts must be free, for any forecast for the answers. So an admitted
+        sequence is computed in the same step, and work always goes on.
         """
-        slots, self._candidate = self._slots, None
+        slots, self._candidate = self._state.slots, None
         if slots.num_used == 0:
             return True
         used = np.flatnonzero(slots.in_use)
         cached = 0 if match is None else match.num_pages
-        available = self._kv.num_available - self._kv.num_pages_locked_by(match)
-        longest = self._kv.pages_for(sequence.num_prompt + sequence.max_output) - cached
+        available = self._state.kv.num_available - self._state.kv.num_pages_locked_by(match)
+        longest = self._state.kv.pages_for(sequence.num_prompt + sequence.max_output) - cached
         if longest + slots.num_pages_to_come(used) <= available:
             return True  # even if every answer becomes as long as allowed
-        prompt_pages = self._kv.pages_for(sequence.num_tokens) - cached
+        prompt_pages = self._state.kv.pages_for(sequence.num_tokens) - cached
         available -= prompt_pages + slots.num_pages_to_prefill(used)
         if available < 0:
             return False
@@ -106,7 +105,7 @@ class Admission:
         Returns:
             Mean and variance after each number of steps, [2, s].
         """
-        chance = self._outputs.chance_to_continue(num_output, max_output, self._steps)
+        chance = self._state.outputs.chance_to_continue(num_output, max_output, self._steps)
         swing = self._growth + returned[:, None]
         mean = (swing * chance).sum(axis=0) - returned.sum()
         variance = (swing * swing * chance * (1 - chance)).sum(axis=0)

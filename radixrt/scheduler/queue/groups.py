@@ -1,8 +1,9 @@
 """Groups of sequences that are accepted or refused as a whole: the answers of one HTTP request.
 
-The sequences of a batch come one after the other, and of a long batch the next comes when one has ended. The first decides for all
-of them, so that no batch fails in its middle because its last prompts would wait too long. A group whose wait was forecast wrongly is
-refused as long as none of its prompts has begun.
+The sequences of a batch come one after the other, and of a long batch the next comes when one has
+ended. The first decides for all of them, so that no batch fails in its middle because its last
+prompts would wait too long. A group whose wait was forecast wrongly is refused as long as none of
+its prompts has begun.
 """
 
 from collections import OrderedDict
@@ -65,7 +66,8 @@ class Groups:
         return group
 
     def leave(self, group: Group) -> None:
-        """A sequence has ended. If none is left, those to come may have been dropped before they were sent."""
+        """A sequence has ended. If none is left, those to come may have been dropped before they
+        were sent."""
         group.num_alive -= 1
         if group.num_alive:
             return

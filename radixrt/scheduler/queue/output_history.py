@@ -9,8 +9,8 @@ HISTORY = 512
 """Number of last answers in the estimate. Older ones are forgotten, because requests change."""
 
 PRIOR_WEIGHT = 2
-"""Weight of the prior, in answers whose length is uniform below their max_tokens. It decides at the start, and for an
-answer that is longer than all in the history."""
+"""Weight of the prior, in answers whose length is uniform below their max_tokens. It decides at the
+start, and for an answer that is longer than all in the history."""
 
 
 class OutputHistory:
@@ -33,14 +33,16 @@ class OutputHistory:
         return sum(self._lengths) / len(self._lengths) if self._lengths else None
 
     def mean_rest(self) -> float:
-        """Mean tokens still to come of an answer met at a random moment; long answers are met more often."""
+        """Mean tokens still to come of an answer met at a random moment; long answers are met more
+        often."""
         total = sum(self._lengths)
         return sum(n * n for n in self._lengths) / (2 * total) if total else 0.0
 
     def expected_rest(
         self, num_output: NDArray[np.int64], max_output: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Tokens that answers of ``num_output`` tokens, at most ``max_output``, are expected to get still.
+        """Tokens that answers of ``num_output`` tokens, at most ``max_output``, are expected to get
+        still.
 
         An answer longer than all in the history is expected to double.
 
@@ -61,7 +63,8 @@ class OutputHistory:
     def chance_to_continue(
         self, num_output: NDArray[np.int64], max_output: NDArray[np.int64], steps: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Probability that answers of ``num_output`` tokens, at most ``max_output``, get more than ``steps`` further tokens.
+        """Probability that answers of ``num_output`` tokens, at most ``max_output``, get more than
+        ``steps`` further tokens.
 
         Args:
             num_output: [n].

@@ -1,9 +1,10 @@
 """The orders of the waiting queue: the values of ``--schedule-policy``.
 
-Measured on recorded traffic (docs/internals/queue_order.md), the order has the largest effect on the hit rate: longest prefix match
-gains some thirty points over first come first served where the server is overloaded. Pure longest prefix match starves
-requests without a cached prefix. A bound on their wait in seconds becomes first come first served under high load. A
-mixing ratio, where every n-th pick is the oldest, keeps the gain and bounds the longest wait.
+Measured on recorded traffic (docs/internals/queue_order.md), the order has the largest effect on
+the hit rate: longest prefix match gains some thirty points over first come first served where the
+server is overloaded. Pure longest prefix match starves requests without a cached prefix. A bound on
+their wait in seconds becomes first come first served under high load. A mixing ratio, where every
+n-th pick is the oldest, keeps the gain and bounds the longest wait.
 """
 
 from dataclasses import dataclass

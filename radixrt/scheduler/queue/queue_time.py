@@ -1,7 +1,7 @@
 """The time limit of the queue: refuses sequences that would wait too long, and those that have.
 
-The limit is --max-queue-seconds, and for a sequence with a deadline also the time until then. A group of sequences is refused as
-long as none of its prompts has begun.
+The limit is --max-queue-seconds, and for a sequence with a deadline also the time until then. A
+group of sequences is refused as long as none of its prompts has begun.
 """
 
 import math
@@ -18,7 +18,8 @@ class QueueTime:
     """The sequences that may have to be refused for their wait.
 
     Args:
-        limit_s: most seconds until the first token, without the time for the own prompt; infinity: no limit.
+        limit_s: most seconds until the first token, without the time for the own prompt; infinity:
+            no limit.
         clock: seconds from any fixed moment.
     """
 
@@ -27,13 +28,15 @@ class QueueTime:
         self._waits = waits
         self._clock = clock
         self._arrivals: OrderedDict[int, Sequence] = OrderedDict()
-        """By id, in the order of their arrival: those that wait, and some that run meanwhile."""
+        """The sequences that wait, and some that run meanwhile, by id, in the order of their
+        arrival."""
 
     def refusal(self, sequence: Sequence, full_at: int | None) -> SequenceRefused | None:
         """Refuse a sequence that would wait too long; notes its forecast.
 
         Args:
-            full_at: number of running sequences at which the last plan could admit no more; None: it could.
+            full_at: number of running sequences at which the last plan could admit no more; None:
+                it could.
         """
         waits = self._waits
         most_s = waits.longest(self._limit_s)
@@ -51,7 +54,8 @@ class QueueTime:
             self._arrivals[sequence.seq_id] = sequence
 
     def overdue(self) -> Iterator[tuple[Sequence, SequenceRefused]]:
-        """The sequences that have waited for too long, with their groups, and their refusals; no forecast is always right."""
+        """The sequences that have waited for too long, with their groups, and their refusals; no
+        forecast is always right."""
         while self.seconds_to_next_overdue() == 0:
             _, first = self._arrivals.popitem(last=False)
             wait_s = self._clock() - first.arrived

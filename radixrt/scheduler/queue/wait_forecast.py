@@ -1,23 +1,29 @@
-"""Forecasts the wait of a request that arrives now, so that it can be refused at once instead of after the wait.
+"""Forecasts the wait of a request that arrives now, so that it can be refused at once instead of
+after the wait.
 
-The wait is the time until the first token, without the time to compute the request's own prompt. The forecast counts the
-work ahead, in seconds of the worker: prompt tokens that are not cached, and the expected rest of each answer, both times the
-cost of a token in the last steps (:class:`radixrt.scheduler.step_times.StepTimes`).
+The wait is the time until the first token, without the time to compute the request's own prompt.
+The forecast counts the work ahead, in seconds of the worker: prompt tokens that are not cached, and
+the expected rest of each answer, both times the cost of a token in the last steps
+(:class:`radixrt.scheduler.step_times.StepTimes`).
 
-- While slots and pages are free, only prompts are ahead. Of a prompt that is partly computed, as much counts as the new
-  request has itself, because short prompts overtake long ones.
-- Otherwise a running answer must end for each waiting request. When the request is admitted, all other slots are taken by
-  answers somewhere in their middle, so their expected rest is not ahead. The rest of an answer met at a random moment is
-  E[n^2] / 2 E[n] tokens, for answers of n tokens (Cox, Renewal Theory, 1962).
+- While slots and pages are free, only prompts are ahead. Of a prompt that is partly computed, as
+  much counts as the new request has itself, because short prompts overtake long ones.
+- Otherwise a running answer must end for each waiting request. When the request is admitted, all
+  other slots are taken by answers somewhere in their middle, so their expected rest is not ahead.
+  The rest of an answer met at a random moment is E[n^2] / 2 E[n] tokens, for answers of n tokens
+  (Cox, Renewal Theory, 1962).
 
-A factor corrects the forecast: the 90th percentile of the ratio of wait and forecast, followed over the requests that have
-got their first token. It is learned from forecasts without the factor, so the delay of a wait makes it not oscillate.
+A factor corrects the forecast: the 90th percentile of the ratio of wait and forecast, followed over
+the requests that have got their first token. It is learned from forecasts without the factor, so
+the delay of a wait makes it not oscillate.
 
-A flood also makes the answers slower, because each step has more rows and more of the prompts. So the longest wait is shorter by the
-time that a mean answer takes longer now than in the steps without a queue, but by half of it at most.
+A flood also makes the answers slower, because each step has more rows and more of the prompts. So
+the longest wait is shorter by the time that a mean answer takes longer now than in the steps
+without a queue, but by half of it at most.
 
-Before the costs and the lengths of some answers are known, the forecast is 0: nothing is refused on a guess. Mooncake (Qin
-et al., FAST 2025) refuses early as well, by a prediction of the load on prefill and decode instances.
+Before the costs and the lengths of some answers are known, the forecast is 0: nothing is refused on
+a guess. Mooncake (Qin et al., FAST 2025) refuses early as well, by a prediction of the load on
+prefill and decode instances.
 """
 
 import math
@@ -25,23 +31,23 @@ import math
 import numpy as np
 
 from radixrt.scheduler.queue.groups import Groups
-from radixrt.scheduler.queue.output_history import OutputHistory
-from radixrt.scheduler.queue.waiting_queue import WaitingQueue
-from radixrt.scheduler.slot_table import SlotTable
-from radixrt.scheduler.step_times import RecentRatio, StepShape, StepTimes
+from radixrt.scheduler.state import SchedulerState
+from radixrt.scheduler.step_times import RecentRatio, StepShape
 
 MIN_ANSWERS = 8
 """Answers that must have ended before lengths of answers count."""
 
 PERCENTILE, STEP = 0.9, 0.1
-"""Of the ratio of wait and forecast: what is followed, and the largest change of its logarithm by one request."""
+"""The percentile of the ratio of wait and forecast that is followed, and the largest change of its
+logarithm by one request."""
 
 MAX_CORRECTION = 4.0
 UNQUEUED_KEPT = 0.995
 """Weight of a step for each step after it, in the mean time of steps without a queue."""
 
 MAX_SLOWER = 0.5
-"""Share of the longest wait that answers may lose by becoming slower. The rest is for the wait in any case."""
+"""Share of the longest wait that answers may lose by becoming slower. The rest is for the wait in
+any case."""
 
 SHORTEST_WAIT_S = 0.5
 """Shorter waits say nothing about the forecast: they are of the order of some steps."""
@@ -50,19 +56,9 @@ SHORTEST_WAIT_S = 0.5
 class WaitForecast:
     """Reads the queue and the slots; learns from the waits of requests."""
 
-    def __init__(
-        self,
-        slots: SlotTable,
-        waiting: WaitingQueue,
-        groups: Groups,
-        outputs: OutputHistory,
-        times: StepTimes,
-    ) -> None:
-        self._slots = slots
-        self._waiting = waiting
+    def __init__(self, state: SchedulerState, groups: Groups) -> None:
+        self._state = state
         self._groups = groups
-        self._outputs = outputs
-        self._times = times
         self._correction = 1.0
         self._step_s, self._unqueued_step_s = RecentRatio(), RecentRatio(UNQUEUED_KEPT)
 
@@ -70,29 +66,31 @@ class WaitForecast:
         """The wait of a request whose prompt has ``num_tokens`` tokens, without the correction.
 
         Args:
-            full_at: number of running sequences at which the last plan could admit no more; None: it could.
+            full_at: number of running sequences at which the last plan could admit no more; None:
+                it could.
         """
-        slots = self._slots
-        if not self._times.is_known:
+        slots = self._state.slots
+        if not self._state.times.is_known:
             return 0.0
         wait = self._prompts_ahead(num_tokens)
         is_full = full_at is not None or self._num_waiting >= slots.num_free
-        if is_full and len(self._outputs) >= MIN_ANSWERS:
+        if is_full and len(self._state.outputs) >= MIN_ANSWERS:
             wait = max(wait, self._work_ahead(full_at or len(slots.sequences)))
         return wait
 
     @property
     def _num_waiting(self) -> int:
-        """With the sequences of groups that are still to come."""
-        return len(self._waiting) + self._groups.num_to_come
+        """Waiting sequences, with those of groups that are still to come."""
+        return len(self._state.waiting) + self._groups.num_to_come
 
     def corrected(self, forecast_s: float) -> float:
         """A forecast times the learned factor."""
         return forecast_s * self._correction
 
     def longest(self, most_s: float) -> float:
-        """The longest wait for which an answer ends at most ``most_s`` seconds later than without a queue."""
-        mean_output = self._outputs.mean()
+        """The longest wait for which an answer ends at most ``most_s`` seconds later than without a
+        queue."""
+        mean_output = self._state.outputs.mean()
         if mean_output is None or not self._unqueued_step_s.value:
             return most_s
         slower_s = mean_output * (self._step_s.value - self._unqueued_step_s.value)
@@ -106,7 +104,8 @@ class WaitForecast:
                 self._unqueued_step_s.observe(step_s, 1)
 
     def observe(self, forecast_s: float, wait_s: float) -> None:
-        """Learn from a request: its forecast without the correction, and its wait or a lower bound of it."""
+        """Learn from a request: its forecast without the correction, and its wait or a lower bound
+        of it."""
         if forecast_s <= 0 or max(forecast_s, wait_s) < SHORTEST_WAIT_S:
             return
         longer = wait_s > forecast_s * self._correction
@@ -115,27 +114,29 @@ class WaitForecast:
         self._correction = min(max(correction, 1 / MAX_CORRECTION), MAX_CORRECTION)
 
     def _prompts_ahead(self, num_tokens: int) -> float:
-        slots = self._slots
+        slots = self._state.slots
         running = np.flatnonzero(slots.in_use)
         rest = np.maximum(slots.known[running] - slots.planned[running], 0)
-        tokens = self._waiting.prompt_tokens + int(np.minimum(rest, num_tokens).sum())
+        tokens = self._state.waiting.prompt_tokens + int(np.minimum(rest, num_tokens).sum())
         decode = StepShape(int(slots.is_decoding.sum()), 0)
-        beside = self._times.seconds(decode)
-        for_prompts = self._times.prefill_seconds(decode)
-        return tokens * self._times.seconds_per_prompt_token * (1 + beside / for_prompts)
+        beside = self._state.times.seconds(decode)
+        for_prompts = self._state.times.prefill_seconds(decode)
+        return tokens * self._state.times.seconds_per_prompt_token * (1 + beside / for_prompts)
 
     def _work_ahead(self, capacity: int) -> float:
-        """Work until a slot is free, if all work now is shared by ``capacity`` running sequences."""
-        slots, outputs = self._slots, self._outputs
+        """Work until a slot is free, if all work now is shared by ``capacity`` running
+        sequences."""
+        slots, outputs = self._state.slots, self._state.outputs
         running = np.flatnonzero(slots.in_use)
         prompt_tokens = np.maximum(slots.known[running] - slots.planned[running], 0).sum()
         num_output, max_output = slots.num_output(running), slots.max_output(running)
         output_tokens = outputs.expected_rest(num_output, max_output).sum()
         output_tokens -= (capacity - 1) * outputs.mean_rest()
-        most_output = self._waiting.most_output + self._groups.output_to_come
+        most_output = self._state.waiting.most_output + self._groups.output_to_come
         waiting = min(self._num_waiting * (outputs.mean() or 0.0), most_output)
         return max(
             0.0,
-            (self._waiting.prompt_tokens + prompt_tokens) * self._times.seconds_per_prompt_token
-            + (waiting + output_tokens) * self._times.seconds_per_output_token,
+            (self._state.waiting.prompt_tokens + prompt_tokens)
+            * self._state.times.seconds_per_prompt_token
+            + (waiting + output_tokens) * self._state.times.seconds_per_output_token,
         )

@@ -1,12 +1,12 @@
 """The waiting queue: the order in which sequences are admitted.
 
-Tenants take turns by the tokens that they have got (:mod:`radixrt.scheduler.queue.accounts`); the order of the queue holds
-among the sequences of one tenant.
+Tenants take turns by the tokens that they have got (:mod:`radixrt.scheduler.queue.accounts`); the
+order of the queue holds among the sequences of one tenant.
 
-The cached prefix of a sequence is looked up when it arrives. Afterwards the order stays true without a lookup of every
-sequence in every step: insertions into the tree say whose prefix may have grown
-(:mod:`radixrt.scheduler.radix.prefix_watch`), and the sequence about to be picked is looked up once more, because
-eviction can only have made its prefix shorter, and so its place worse.
+The cached prefix of a sequence is looked up when it arrives. Afterwards the order stays true
+without a lookup of every sequence in every step: insertions into the tree say whose prefix may have
+grown (:mod:`radixrt.scheduler.radix.prefix_watch`), and the sequence about to be picked is looked
+up once more, because eviction can only have made its prefix shorter, and so its place worse.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,18 @@ from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.queue.accounts import Account, Accounts
 from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.radix.kv_cache import KVCache
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.radix.prefix_watch import MissingPage
-from radixrt.scheduler.radix.tree import Match
 from radixrt.scheduler.sequence import Sequence
 
 LOOKUPS_PER_STEP = 8
 TOKENS_PER_STEP = 1 << 17
-"""Prompt tokens compared in these lookups. Both bound the time of a step; the other lookups wait for the next step."""
+"""Prompt tokens compared in these lookups. Both bound the time of a step; the other lookups wait
+for the next step."""
 
 NEXT_IN_LINE, LOOKUPS_IN_LINE = 16, 2
-"""Of the first 16 in order of arrival, 2 are looked up in each step, where the eviction policy follows the queue."""
+"""Where the eviction policy follows the queue, 2 of the first 16 in order of arrival are looked up
+in each step."""
 
 LOOKUPS_PER_PICK = 8
 """If that many in a row turn out to have lost their prefix, the best known one is picked."""
@@ -53,7 +55,8 @@ class _Line:
 
 
 class WaitingQueue:
-    """Sequences that wait for a slot, in a queue order; retracted ones come before others of their rank and tenant."""
+    """Sequences that wait for a slot, in a queue order; retracted ones come before others of their
+    rank and tenant."""
 
     def __init__(self, order: QueueOrder, kv: KVCache) -> None:
         self.order = order
@@ -64,9 +67,9 @@ class WaitingQueue:
         """Tokens that their answers have at most, all together."""
         self._waiting: dict[int, _Waiting] = {}
         self._lines: dict[str, _Line] = {}
-        """By the tenant's name."""
+        """The lines by the tenant's name."""
         self._busy: dict[str, _Line] = {}
-        """Of these, those in which sequences wait."""
+        """The lines in which sequences wait."""
         self._served = 0.0
         """The counter of the tenant that was served last."""
         self._watch = kv.prefix_watch
@@ -78,7 +81,8 @@ class WaitingQueue:
 
     @property
     def prompt_tokens(self) -> float:
-        """Prompt tokens that the waiting sequences add to the work: those neither cached nor shared among them."""
+        """Prompt tokens that the waiting sequences add to the work: those neither cached nor shared
+        among them."""
         return self._to_compute.total
 
     def add(self, sequence: Sequence, *, retracted: bool = False) -> None:
@@ -95,7 +99,7 @@ class WaitingQueue:
 
     def _join_line(self, sequence: Sequence) -> _Line:
         """The line of a sequence's tenant, which begins to wait if it did not."""
-        account = sequence.account = self.accounts.of(sequence.options.tenant)
+        account = sequence.account = self.accounts.for_tenant(sequence.options.tenant)
         if account.name in self._busy:
             return self._busy[account.name]
         others = [line.account.counter for line in self._busy.values()]
@@ -134,8 +138,9 @@ class WaitingQueue:
             self._refresh_expected()
 
     def _refresh_expected(self) -> None:
-        """Look up sequences whose prefix was evicted, and a few of the oldest in turn: eviction spares their prefixes,
-        and the nodes where those end change when edges are split or joined."""
+        """Look up sequences whose prefix was evicted, and a few of the oldest in turn: eviction
+        spares their prefixes, and the nodes where those end change when edges are split or
+        joined."""
         if not self._next_in_line:
             self._next_in_line = [*islice(self._waiting, NEXT_IN_LINE)]
         again = self._kv.policy.take_shortened(LOOKUPS_IN_LINE)
@@ -161,15 +166,17 @@ class WaitingQueue:
         return waiting.sequence, match
 
     def shortest(self) -> tuple[Sequence, Match | None]:
-        """Of the most urgent sequences of the tenant whose turn it is, that with the fewest tokens to compute, and its cached prefix."""
+        """The sequence with the fewest tokens to compute among the most urgent ones of the tenant
+        whose turn it is, and its cached prefix."""
         waiting = self._waiting[self._next_line().shortest.first()]
         match = self._kv.find_prefix(waiting.sequence)
         self._place(waiting, match)
         return waiting.sequence, match
 
     def has_place_for(self, tenant: Tenant, most: int) -> bool:
-        """Whether a tenant may queue although ``most`` sequences wait: it has less than an even part of them, so those of others fill
-        the queue. No queue gets much longer by it: the parts of t tenants are 1/2, 1/3, … 1/t."""
+        """Whether a tenant may queue although ``most`` sequences wait: it has less than an even
+        part of them, so those of others fill the queue. No queue gets much longer by it: the parts
+        of t tenants are 1/2, 1/3, … 1/t."""
         line = self._busy.get(tenant.name)
         own = 0 if line is None else len(line.oldest)
         others = len(self._busy) - (line is not None)
@@ -230,20 +237,22 @@ class WaitingQueue:
         self._to_compute.count(group, sign, self._tokens_to_compute(waiting))
 
     def _key(self, waiting: _Waiting) -> tuple[int, bool, int]:
-        """The order before age. Retracted sequences keep the order of their arrival: they have been picked before."""
+        """The order before age. Retracted sequences keep the order of their arrival: they have been
+        picked before."""
         sequence, order = waiting.sequence, self.order
         cost = order.cost(sequence, waiting.num_cached * self._kv.page_size)
         return order.rank(sequence), not waiting.retracted, 0 if waiting.retracted else cost
 
 
 class _PromptTokens:
-    """Sums the tokens to compute of prompts. Sequences that lack the same page count together as one, of mean length: the
-    first computes most of it for the others."""
+    """Sums the tokens to compute of prompts. Sequences that lack the same page count together as
+    one, of mean length: the first computes most of it for the others."""
 
     def __init__(self) -> None:
         self.total = 0.0
         self._groups: dict[MissingPage | int, tuple[int, int]] = {}
-        """Number and tokens of the sequences, by the page that they lack, or the id of one that lacks none."""
+        """Number and tokens of the sequences, by the page that they lack, or the id of one that
+        lacks none."""
 
     def count(self, group: MissingPage | int, sign: int, tokens: int) -> None:
         number, summed = self._groups.pop(group, (0, 0))

@@ -1,14 +1,16 @@
 """Finds the tokens that followed a prefix the last time.
 
-The radix tree holds prompts with their answers, so it knows how a prompt went on: for requests that are sent again, forks, agents
-that repeat themselves. Nothing else needs to be stored for that. A root has one cache salt, so no text of another is found.
+The radix tree holds prompts with their answers, so it knows how a prompt went on: for requests that
+are sent again, forks, agents that repeat themselves. Nothing else needs to be stored for that. A
+root has one cache salt, so no text of another is found.
 """
 
 from itertools import islice
 
 from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed
-from radixrt.scheduler.radix.tree import Match, RadixTree
+from radixrt.scheduler.radix.tree import RadixTree
 
 MAX_CHILDREN = 64
 """Children of a node that are looked at: the newest."""
@@ -45,7 +47,8 @@ def continuation(tree: RadixTree, match: Match, rest: TokenIds, limit: int) -> T
 
 
 def _followed(tree: RadixTree, match: Match, known: bytes, most: int) -> list[bytes]:
-    """What has followed a match: at most one branch, and the tokens of the last request that ended there."""
+    """What has followed a match: at most one branch, and the tokens of the last request that ended
+    there."""
     node, page_bytes = match.node, tree.page_size * ID_BYTES
     start = match.pages_in_edge * page_bytes
     if start < len(node.edge):
@@ -73,7 +76,7 @@ def _along(node: Node, edge: Packed, most: int) -> bytes:
 
 
 def _last_used(node: Node, beginning: bytes) -> Node | None:
-    """Of the newest children whose first page begins with these bytes, the one used last."""
+    """The child used last, of the newest ones whose first page begins with these bytes."""
     keys = islice(node.newest_keys(), MAX_CHILDREN)
     children = [node.children[key] for key in keys if key.startswith(beginning)]
     return max(children, key=lambda child: child.last_used, default=None)

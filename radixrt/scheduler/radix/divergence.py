@@ -1,7 +1,7 @@
 """Notes where prompts leave the radix tree, for explanations of cache misses.
 
-The facts are noted when a sequence is admitted, because the tree changes later. For sequences whose client has not asked, the search
-is short, so that it costs some microseconds.
+The facts are noted when a sequence is admitted, because the tree changes later. For sequences whose
+client has not asked, the search is short, so that it costs some microseconds.
 """
 
 from collections import OrderedDict
@@ -12,15 +12,17 @@ import numpy as np
 from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheFacts, Eviction
 from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.ghosts import Before
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.radix.node import ID_BYTES, Node, SequenceEnd, common_length
-from radixrt.scheduler.radix.tree import Match, RadixTree
+from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 
 MAX_REMEMBERED = 1000
 """Sequences whose facts can be asked for afterwards; up to some 600 bytes each."""
 
 MAX_COMPARED = 64
-"""Children of a node, and other salts, that are looked at for a sequence whose client has not asked."""
+"""Children of a node, and other salts, that are looked at for a sequence whose client has not
+asked."""
 
 MAX_COMPARED_IF_ASKED = 4096
 
@@ -86,8 +88,8 @@ def _before(tree: RadixTree, match: Match) -> Before:
 def _nearest(
     tree: RadixTree, match: Match, rest: bytes, most: int
 ) -> tuple[int, bytes, SequenceEnd | None]:
-    """The cached continuation of a match with which the rest of the prompt agrees longest: the number of bytes that agree, the
-    continuation, and the request that used it last.
+    """The cached continuation of a match with which the rest of the prompt agrees longest: the
+    number of bytes that agree, the continuation, and the request that used it last.
 
     Args:
         rest: the packed tokens of the prompt behind the match.
@@ -112,7 +114,8 @@ def _nearest(
 
 
 def _nearest_child(node: Node, page: bytes, most: int) -> Node | None:
-    """Of the newest children, the one whose first page agrees longest with the packed tokens, and then at the most places."""
+    """The child, of the newest ones, whose first page agrees longest with the packed tokens, and
+    then at the most places."""
     keys = list(islice(node.newest_keys(), most))
     if not keys:
         return None
@@ -127,8 +130,8 @@ def _nearest_child(node: Node, page: bytes, most: int) -> Node | None:
 
 
 def _continuation(node: Node, start: int, page_bytes: int) -> bytes:
-    """The packed tokens of an edge from a byte on and those below it, along the newest nodes: as many as are compared, and those
-    after the last full page."""
+    """The packed tokens of an edge from a byte on and those below it, along the newest nodes: as
+    many as are compared, and those after the last full page."""
     most = page_bytes + SHOWN_TOKENS * ID_BYTES
     continuation = bytes(node.edge[start : start + most])
     for _ in range(_DEEPEST):
@@ -151,7 +154,8 @@ def _end(node: Node) -> SequenceEnd | None:
 
 
 def _under_other_salt(tree: RadixTree, sequence: Sequence, start: int, most: int) -> int:
-    """Leading tokens of a prompt that are cached under another salt of its key, if they are more than ``start``; else 0."""
+    """Leading tokens of a prompt that are cached under another salt of its key, if they are more
+    than ``start``; else 0."""
     tokens = sequence.cacheable_tokens()
     first_page = tokens[: tree.page_size].tobytes()
     namespace, _ = split_salt(sequence.salt)

@@ -1,8 +1,9 @@
 """Remembers evicted pages: when each was evicted, and by which rule.
 
-An evicted page is named by the page before it, which is still in the tree, and a hash of its tokens. A page is in the tree at most
-once, so its id stands for the whole prefix that ends with it. When that page leaves the tree too, no lookup can reach what is
-remembered below it, and it is forgotten: of an evicted conversation one entry remains.
+An evicted page is named by the page before it, which is still in the tree, and a hash of its
+tokens. A page is in the tree at most once, so its id stands for the whole prefix that ends with it.
+When that page leaves the tree too, no lookup can reach what is remembered below it, and it is
+forgotten: of an evicted conversation one entry remains.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from typing import NamedTuple
 MAX_GHOSTS = 16384
 """Some 300 bytes each."""
 GHOSTS_A_PAGE = 2
-"""For each page of the pool, if that is fewer: a small pool forgets its past soon."""
+"""Ghosts for each page of the pool, if that is fewer: a small pool forgets its past soon."""
 
 Before = int | str
 """The id of the page before; of the first page of a prompt, the cache salt."""
@@ -21,7 +22,7 @@ class Ghost(NamedTuple):
     """An eviction."""
 
     time: float
-    """In seconds on the tree's clock."""
+    """Seconds on the tree's clock."""
     rule: str
 
 
@@ -31,7 +32,7 @@ class GhostList:
     def __init__(self, most: int = MAX_GHOSTS) -> None:
         self._most = most
         self._below: dict[Before, dict[int, Ghost]] = {}
-        """By the page before: ghosts by the hashes of their tokens, the oldest first."""
+        """Ghosts by the page before, and then by the hashes of their tokens, the oldest first."""
         self._count = 0
 
     def __len__(self) -> int:

@@ -22,14 +22,16 @@ class Hint(msgspec.Struct, frozen=True, gc=False):
     next_use: float | None = None
     """Time at which a client expects to continue from the end of this node."""
     priority: int = 0
-    """Of the request that used the node last, for policies that order by it; the smallest is the most urgent."""
+    """The priority of the request that used the node last, for policies that order by it; the
+    smallest is the most urgent."""
 
     @property
     def says_something(self) -> bool:
         return self != NO_HINT
 
-    def at(self, now: float) -> "Hint | None":
-        """The part that still holds at ``now``: not an expired level, not a next use that is due."""
+    def valid_at(self, now: float) -> "Hint | None":
+        """The part that still holds at ``now``: not an expired level, not a next use that is
+        due."""
         hint = self
         if hint.expires is not None and hint.expires <= now:
             hint = Hint(DEFAULT, None, hint.next_use, hint.priority)
@@ -38,7 +40,7 @@ class Hint(msgspec.Struct, frozen=True, gc=False):
         return hint if hint.says_something else None
 
     def next_change(self) -> float | None:
-        """Time at which :meth:`at` changes; None: never."""
+        """Time at which :meth:`valid_at` changes; None: never."""
         return min((t for t in (self.expires, self.next_use) if t is not None), default=None)
 
     def with_next_use(self, next_use: float | None) -> "Hint":

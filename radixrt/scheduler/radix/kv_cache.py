@@ -1,7 +1,8 @@
 """Gives the pages of the KV pool to sequences and takes them back.
 
-Every page is free, in the radix tree, or owned by exactly one running sequence. Freed pages may be allocated again in
-the very next plan although a step in flight still writes to them: steps run in order, so the new owner writes later.
+Every page is free, in the radix tree, or owned by exactly one running sequence. Freed pages may be
+allocated again in the very next plan although a step in flight still writes to them: steps run in
+order, so the new owner writes later.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,13 @@ from radixrt.scheduler.radix.eviction.registry import make_policy
 from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
 from radixrt.scheduler.radix.hint import HIGH, NONE
 from radixrt.scheduler.radix.leases import Leases
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.radix.node import Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.radix.request_hints import apply_hints
 from radixrt.scheduler.radix.sessions import Sessions
-from radixrt.scheduler.radix.tree import Match, RadixTree
+from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
 
@@ -87,7 +89,8 @@ class KVCache:
         return len(pages)
 
     def flush(self) -> int:
-        """Evict all pages that no running sequence uses and no lease holds; returns their number."""
+        """Evict all pages that no running sequence uses and no lease holds; returns their
+        number."""
         return self._evict(self.tree.num_evictable_pages, lambda leaf, is_above_share: "flush")
 
     # ------------------------------------------------------------ a sequence's life
@@ -118,7 +121,8 @@ class KVCache:
             self.policy.expect(sequence.seq_id, sequence.arrived, node)
 
     def missing_page(self, sequence: Sequence, num_cached: int) -> MissingPage | None:
-        """The page that must be inserted before :meth:`find_prefix` can find more than ``num_cached`` pages.
+        """The page that must be inserted before :meth:`find_prefix` can find more than
+        ``num_cached`` pages.
 
         None: there is no such page.
         """
@@ -135,10 +139,11 @@ class KVCache:
 
     def num_pages_locked_by(self, match: Match | None) -> int:
         """Evictable pages that a lock on this prefix would lock."""
-        return 0 if match is None else self.tree.num_unlocked_pages(match)
+        return 0 if match is None else match.num_unlocked_pages
 
     def draft_sources(self, sequence: Sequence, match: Match | None) -> DraftSources:
-        """Texts from which tokens of a sequence may be drafted that is admitted now on top of a cached prefix."""
+        """Texts from which tokens of a sequence may be drafted that is admitted now on top of a
+        cached prefix."""
         followed = NO_TOKENS
         if match is not None and self._reads_tree(sequence):
             rest = sequence.known_tokens()[match.num_pages * self.page_size :]
@@ -167,7 +172,7 @@ class KVCache:
         if match is None:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
         else:
-            pages, sequence.node = self.tree.pages_of(match), self.tree.lock_match(match)
+            pages, sequence.node = match.pages, self.tree.lock_match(match)
         self._slots.put(sequence, pages)
 
     def has_longer_prefix(self, sequence: Sequence) -> bool:
@@ -179,7 +184,8 @@ class KVCache:
     def adopt_longer_prefix(self, sequence: Sequence) -> int:
         """Switch to pages that other sequences have planned meanwhile, if they reach further.
 
-        So two sequences over one long document compute alternate chunks of it, and none of it twice.
+        So two sequences over one long document compute alternate chunks of it, and none of it
+        twice.
 
         Returns:
             Number of tokens that this sequence need not compute.
@@ -192,7 +198,7 @@ class KVCache:
         gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
         if match is None or gain <= 0:
             return 0
-        pages, node = self.tree.pages_of(match), self.tree.lock_match(match)
+        pages, node = match.pages, self.tree.lock_match(match)
         self.tree.unlock(sequence.node)
         sequence.node = node
         self.allocator.free(slots.own_pages(slot))
@@ -225,7 +231,8 @@ class KVCache:
         return growing, pages
 
     def publish_prefill(self, sequence: Sequence) -> None:
-        """Insert the full pages that are planned so far into the tree, for all sequences planned later."""
+        """Insert the full pages that are planned so far into the tree, for all sequences planned
+        later."""
         if not self._reads_tree(sequence):
             return
         slot = sequence.slot
@@ -277,7 +284,8 @@ class KVCache:
         node.end = SequenceEnd(sequence.seq_id, sequence.options.tenant.name, tail)
 
     def _apply_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
-        """Apply a sequence's hints to the ``num_pages`` pages up to ``end``, on which it holds its lock."""
+        """Apply a sequence's hints to the ``num_pages`` pages up to ``end``, on which it holds its
+        lock."""
         hints = sequence.options.cache_hints
         priority = sequence.options.priority if self.policy.orders_by_priority else 0
         apply_hints(self.tree, end, num_pages, hints, self._clock(), priority)
@@ -285,7 +293,8 @@ class KVCache:
             self.sessions.note(hints.session, sequence.salt, end)
 
     def discard(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot and drop its KV, except for pages that other running sequences use."""
+        """Take a sequence out of its slot and drop its KV, except for pages that other running
+        sequences use."""
         slots, node = self._slots, sequence.node
         assert node is not None
         self.allocator.free(slots.own_pages(sequence.slot))
@@ -295,7 +304,8 @@ class KVCache:
         slots.remove(sequence)
 
     def _inserted(self, sequence: Sequence, start: int, end: int) -> None:
-        """Tell the prefix watch that the tree has got the pages ``start`` to ``end`` of a sequence."""
+        """Tell the prefix watch that the tree has got the pages ``start`` to ``end`` of a
+        sequence."""
         if start < end and self.prefix_watch:
             tokens = sequence.tokens[start * self.page_size : end * self.page_size]
             page_bytes = self.page_size * tokens.itemsize

@@ -1,8 +1,9 @@
 """Leases: prefixes that clients have pinned in the cache for a time.
 
-A lease locks a prefix of the tree like a running sequence does, so eviction and ``flush_cache`` spare it. Leases take
-memory from other requests, so their time is bounded, and so is the share of the pool under leases (a page under several
-leases counts once). If the only running sequence lacks pages, the lease that expires first is broken.
+A lease locks a prefix of the tree like a running sequence does, so eviction and ``flush_cache``
+spare it. Leases take memory from other requests, so their time is bounded, and so is the share of
+the pool under leases (a page under several leases counts once). If the only running sequence lacks
+pages, the lease that expires first is broken.
 """
 
 import math
@@ -16,8 +17,9 @@ from radixrt.kv.cache_hint import check_pin_seconds
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
 from radixrt.scheduler.lazy_heap import LazyHeap
+from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.radix.node import Node
-from radixrt.scheduler.radix.tree import Match, RadixTree
+from radixrt.scheduler.radix.tree import RadixTree
 
 MAX_LEASES = 65_536
 
@@ -31,7 +33,7 @@ class Lease:
     tenant: str
     """Name of the only tenant that may do so."""
     namespace: str
-    """Of its prefix."""
+    """The namespace of its prefix."""
     node: Node
     """The node at whose end the prefix ends."""
     num_pages: int
@@ -169,7 +171,7 @@ class Leases:
     def _check_share(self, match: Match, namespace: str, tenant: Tenant) -> None:
         """Hold a tenant to its own share of the pool."""
         most = int(tenant.max_pinned_fraction * self._pool_pages)
-        pinned, added = self._pages[namespace], self._tree.num_unpinned_pages(match)
+        pinned, added = self._pages[namespace], match.num_unpinned_pages
         if pinned + added > most:
             size = self._tree.page_size
             raise RequestError(
@@ -187,7 +189,7 @@ class Leases:
                 "tokens may be pinned on this server (--max-pinned-fraction); pin a shorter prefix.",
                 param="prompt",
             )
-        added = tree.num_unpinned_pages(match)
+        added = match.num_unpinned_pages
         if tree.num_pinned_pages + added > self._max_pages or len(self) >= MAX_LEASES:
             # of the leases of other tenants no numbers are told
             pinned = f"{tree.num_pinned_pages * size} tokens are pinned by {len(self)} leases"

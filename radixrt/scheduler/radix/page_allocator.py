@@ -9,7 +9,8 @@ NO_PAGES: Pages = np.empty(0, dtype=np.int32)
 
 
 class PageAllocator:
-    """A stack of free page ids. Pages freed last are allocated first, while they may still be in the processor's cache.
+    """A stack of free page ids. Pages freed last are allocated first, while they may still be in
+    the processor's cache.
 
     >>> allocator = PageAllocator(num_pages=4)
     >>> pages = allocator.allocate(3)

@@ -1,18 +1,20 @@
 """Finds the waiting sequences whose cached prefix may have become longer.
 
-A waiting sequence's prefix ends where the tree lacks its next page. The prefix can only grow when exactly that page is
-inserted. So sequences are indexed by the page they lack, and an insertion looks up its pages, however many sequences
-wait. The sequences it finds are set aside, to be looked up again a few at a time.
+A waiting sequence's prefix ends where the tree lacks its next page. The prefix can only grow when
+exactly that page is inserted. So sequences are indexed by the page they lack, and an insertion
+looks up its pages, however many sequences wait. The sequences it finds are set aside, to be looked
+up again a few at a time.
 
-An eviction may have shortened a prefix since its lookup. The insertion that makes it longer than ever then begins before
-the page noted as lacking, so not only the first page of an insertion counts.
+An eviction may have shortened a prefix since its lookup. The insertion that makes it longer than
+ever then begins before the page noted as lacking, so not only the first page of an insertion
+counts.
 """
 
 from collections import deque
 
 MissingPage = tuple[str, int, bytes]
-"""Cache salt, number of pages before it, and its packed token ids. Equal pages at one depth below different prefixes are
-not told apart; the cost is an unnecessary lookup."""
+"""Cache salt, number of pages before it, and its packed token ids. Equal pages at one depth below
+different prefixes are not told apart; the cost is an unnecessary lookup."""
 
 
 class PrefixWatch:
@@ -20,7 +22,8 @@ class PrefixWatch:
 
     def __init__(self) -> None:
         self._lacking: dict[int, dict[tuple[str, bytes], set[int]]] = {}
-        """By the number of pages before the lacking page, and then by salt and page."""
+        """The sequences that lack a page, by the number of pages before it, and then by salt and
+        page."""
         self._outdated: deque[set[int]] = deque()
 
     def __bool__(self) -> bool:

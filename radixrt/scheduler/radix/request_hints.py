@@ -2,12 +2,14 @@
 
 Several requests may use a node and hint differently:
 
-- A retention level applies to the leading tokens that it names, for all their users; the edge is split where they end. "high" holds
-  until it expires, against every other level; of two "high" the one that expires later holds. Otherwise the latest request
-  decides, and a request without hints means "default".
-- "none" is for nodes that the request alone has used; a prefix that others continue keeps its level.
-- The next use is noted at the node where the request ended. Its parent inherits it when the node is evicted
-  (:meth:`radixrt.scheduler.radix.tree.RadixTree.evict`).
+- A retention level applies to the leading tokens that it names, for all their users; the edge is
+  split where they end. "high" holds until it expires, against every other level; of two "high" the
+  one that expires later holds. Otherwise the latest request decides, and a request without hints
+  means "default".
+- "none" is for nodes that the request alone has used; a prefix that others continue keeps its
+  level.
+- The next use is noted at the node where the request ended. Its parent inherits it when the node is
+  evicted (:meth:`radixrt.scheduler.radix.tree.RadixTree.evict`).
 """
 
 from radixrt.messages.requests import CacheHints
@@ -67,7 +69,7 @@ def _strongest(hints: list[Hint], priority: int) -> Hint:
 
 def _combined(old: Hint | None, new: Hint, now: float) -> Hint | None:
     """A node's hint after a request with the hint ``new`` for it."""
-    old = NO_HINT if old is None else old.at(now) or NO_HINT
+    old = NO_HINT if old is None else old.valid_at(now) or NO_HINT
     if old.level == HIGH and (new.level != HIGH or _expiry(old) > _expiry(new)):
         new = Hint(HIGH, old.expires, None, new.priority)
     return new if new.says_something else None

@@ -1,6 +1,7 @@
 """Sessions: the nodes that a client's session has used, so that they can be released together.
 
-A client that names its session in its requests need not say which tokens were its own when the session ends.
+A client that names its session in its requests need not say which tokens were its own when the
+session ends.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -13,11 +14,12 @@ MAX_SESSIONS = 65_536
 """Beyond it, the least recently used session is forgotten, and its KV is evicted like any other."""
 
 ENDS_PER_SESSION = 16
-"""A session whose requests continue each other has few ends; of a session with many branches the latest are kept."""
+"""A session whose requests continue each other has few ends; of a session with many branches the
+latest are kept."""
 
 LOOKED_AT = 2
-"""Sessions of which each note looks whether their KV has left the cache. More than one, so that they are found as fast as new
-ones come."""
+"""Sessions of which each note looks whether their KV has left the cache. More than one, so that
+they are found as fast as new ones come."""
 
 Session = tuple[str, str]
 """Cache salt and name."""
@@ -57,7 +59,8 @@ class Sessions:
     def release(self, name: str, salt: str) -> int:
         """Set the level of all nodes that only this session has used to "none".
 
-        Nodes that are locked or leased, at which another session ended, or that others continue keep their level.
+        Nodes that are locked or leased, at which another session ended, or that others continue
+        keep their level.
 
         Returns:
             Number of pages that are evicted first from now on; 0 for an unknown session.

@@ -1,7 +1,9 @@
-"""Shares of the cache: the pages of each key's namespace in the radix tree, and the namespaces that have more than their share.
+"""Shares of the cache: the pages of each key's namespace in the radix tree, and the namespaces that
+have more than their share.
 
-A share is no reservation and no hard bound. Free memory is anybody's. When pages have to be evicted, the namespace furthest above its
-share loses its least recently used ones first, until it is back at its share. Hints and waiting requests do not protect them.
+A share is no reservation and no hard bound. Free memory is anybody's. When pages have to be
+evicted, the namespace furthest above its share loses its least recently used ones first, until it
+is back at its share. Hints and waiting requests do not protect them.
 """
 
 import heapq
@@ -17,11 +19,11 @@ class Share:
 
     def __init__(self) -> None:
         self.num_pages = 0
-        """In the tree, locked ones included."""
+        """Pages in the tree, locked ones included."""
         self.max_pages: int | None = None
         """None: no bound."""
         self.leaves: LeafHeap | None = None
-        """Those that may be evicted; None if there never was a bound."""
+        """The leaves that may be evicted; None if there never was a bound."""
 
     @property
     def num_excess(self) -> int:
@@ -37,24 +39,25 @@ class Shares:
         self._above: LazyHeap[str] = LazyHeap()
         """Namespaces above their shares, the furthest first."""
 
-    def of(self, namespace: str) -> Share:
+    def for_namespace(self, namespace: str) -> Share:
         if namespace not in self._shares:
             self._shares[namespace] = Share()
         return self._shares[namespace]
 
     def all(self) -> dict[str, Share]:
-        """By namespace."""
+        """All shares, by namespace."""
         return self._shares
 
     def count(self, namespace: str, num_pages: int) -> None:
         """Pages of a namespace have entered the tree; a negative number: have left it."""
         if namespace:
-            self.of(namespace).num_pages += num_pages
+            self.for_namespace(namespace).num_pages += num_pages
             self.place(namespace)
 
     def limit(self, namespace: str, max_pages: int | None) -> bool:
-        """Set the share of a namespace. True: its leaves have to be offered, because it never had one."""
-        share = self.of(namespace)
+        """Set the share of a namespace. True: its leaves have to be offered, because it never had
+        one."""
+        share = self.for_namespace(namespace)
         if share.max_pages == max_pages:
             return False
         share.max_pages = max_pages
@@ -78,7 +81,8 @@ class Shares:
             leaves.push(leaf.stamp, leaf)
 
     def take(self, count: int) -> Iterator[tuple[Node, int]]:
-        """Take the leaves from which up to ``count`` pages above the shares are evicted, each with the most pages to evict from it.
+        """Take the leaves from which up to ``count`` pages above the shares are evicted, each with
+        the most pages to evict from it.
 
         The caller evicts and counts them (:meth:`count`) before it takes the next leaf.
         """
@@ -100,7 +104,8 @@ class Shares:
 
 
 class _LeavesByUse(LeafHeap):
-    """Least recently used first. A leaf whose stamp was changed by a hint gets its new place when its entry comes to the top."""
+    """Least recently used first. A leaf whose stamp was changed by a hint gets its new place when
+    its entry comes to the top."""
 
     def peek(self) -> Node | None:
         while self._heap:

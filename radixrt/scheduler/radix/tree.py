@@ -1,20 +1,21 @@
 """The radix tree over token ids that holds the KV cache.
 
-An edge carries token ids and the ids of the pages that hold their K and V. Both are aligned to whole pages, so two
-prompts share a prefix up to the last full page they have in common. The idea is RadixAttention's (Zheng et al.,
-"SGLang", 2024, section 3). Three things differ: tokens enter the tree when the step that computes them is *planned*,
-eviction trims leaves page by page from a priority queue, and chains of nodes without branches are joined again.
+An edge carries token ids and the ids of the pages that hold their K and V. Both are aligned to
+whole pages, so two prompts share a prefix up to the last full page they have in common. The idea is
+RadixAttention's (Zheng et al., "SGLang", 2024, section 3). Three things differ: tokens enter the
+tree when the step that computes them is *planned*, eviction trims leaves page by page from a
+priority queue, and chains of nodes without branches are joined again.
 
 Each cache salt has its own root, so different salts never share a page.
 
-Costs in pages: lookup O(prefix found) and one copy of the prompt's ids, lock O(depth of the node), insertion O(pages
-inserted), eviction O(pages evicted + log leaves); amortised, because edges are split and joined.
+Costs in pages: lookup O(prefix found) and one copy of the prompt's ids, lock O(depth of the node),
+insertion O(pages inserted), eviction O(pages evicted + log leaves); amortised, because edges are
+split and joined.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.requests import split_salt
@@ -22,31 +23,24 @@ from radixrt.scheduler.radix.eviction.by_key import least_recently_used
 from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
 from radixrt.scheduler.radix.ghosts import MAX_GHOSTS, Before, Ghost, GhostList
 from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
-from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length, part_of
+from radixrt.scheduler.radix.match import Match
+from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.radix.shares import Shares
 
 _JOIN_RATIO = 2
-"""Chains are joined unless the upper edge is longer than the lower one by more than this factor. So the depth of a chain
-is at most the logarithm of its length, and each page is copied about as often."""
-
-
-class Match(NamedTuple):
-    """The longest prefix found: it ends inside (or at the end of) the edge above ``node``."""
-
-    node: Node
-    num_pages: int
-    """Pages of the whole prefix."""
-    pages_in_edge: int
-    """How many pages of ``node``'s own edge belong to the prefix."""
+"""Chains are joined unless the upper edge is longer than the lower one by more than this factor.
+So the depth of a chain is at most the logarithm of its length, and each page is copied about as
+often."""
 
 
 class TreeObserver(Protocol):
-    """Set as ``RadixTree.observer``. It is called during changes, so it must be fast and must not change the tree. It may
-    keep the arrays, which never change.
+    """Set as ``RadixTree.observer``. It is called during changes, so it must be fast and must not
+    change the tree. It may keep the arrays, which never change.
 
-    A page is in the tree at most once, so its id identifies the whole prefix that ends with it. An observer that keeps a
-    block hash for each page needs only these two calls. Splits and joins change no prefix and are not reported.
+    A page is in the tree at most once, so its id identifies the whole prefix that ends with it. An
+    observer that keeps a block hash for each page needs only these two calls. Splits and joins
+    change no prefix and are not reported.
     """
 
     def stored(
@@ -73,16 +67,13 @@ class RadixTree:
     >>> root = tree.lock_root()
     >>> leaf, _ = tree.insert(root, np.array([1, 2, 3, 4], np.int32), np.array([7, 8], np.int32))
     >>> match = tree.match(np.array([1, 2, 3, 9], np.int32))
-    >>> match.num_pages, tree.pages_of(match).tolist()
+    >>> match.num_pages, match.pages.tolist()
     (1, [7])
 
     Args:
         policy: order of eviction; default: least recently used.
         clock: seconds from any fixed moment, for the stamps on the nodes.
         most_ghosts: evicted pages that are remembered.
-
-    Attributes:
-        ghosts: the pages that were evicted last.
     """
 
     def __init__(
@@ -96,7 +87,7 @@ class RadixTree:
         self.policy: EvictionPolicy = policy or least_recently_used()
         self.observer: TreeObserver | None = None
         """Called for every page that enters or leaves the tree."""
-        self.ghosts = GhostList(most_ghosts)
+        self.ghosts = GhostList(most_ghosts)  # the pages that were evicted last
         self.shares = Shares()
         self._page_bytes = page_size * ID_BYTES
         self._roots: dict[str, Node] = {}
@@ -106,9 +97,9 @@ class RadixTree:
         self.num_pages = 0
         """Pages in the tree."""
         self.num_locked_pages = 0
-        """Of those, on a path from a root to a locked node."""
+        """Pages on a path from a root to a locked node."""
         self.num_pinned_pages = 0
-        """Of those, on a path from a root to a pinned node."""
+        """Pages on a path from a root to a pinned node."""
         self.num_nodes = 0
         self.generation = 0
         """Grows whenever a lookup may give another answer than before."""
@@ -142,12 +133,6 @@ class RadixTree:
             start += len(node.edge)
         return Match(node, start // page_bytes, node.num_pages)
 
-    def pages_of(self, match: Match) -> Pages:
-        """Page ids of a matched prefix, from its start: [match.num_pages], read-only."""
-        edges = [node.page_ids for node in match.node.path()]
-        edges[0] = edges[0][: match.pages_in_edge * ID_BYTES]
-        return unpack_ids(b"".join(edges[::-1]))
-
     # ------------------------------------------------------------ locks
 
     def lock_match(self, match: Match) -> Node:
@@ -169,24 +154,26 @@ class RadixTree:
 
     def lock(self, node: Node) -> None:
         """Keep a prefix from eviction until :meth:`unlock`."""
-        self._touch(node)
+        node.stamp = self._new_stamp()
         self._lock_path(node)
 
     def move_lock(self, old: Node, new: Node) -> None:
         """Replace a lock on ``old`` by one on ``new``, which lies below it."""
-        self._touch(new)
+        new.stamp = self._new_stamp()
         self._lock_path(new, old)
         self._join_upwards(new)
 
     def pin(self, node: Node) -> None:
-        """Turn a lock on ``node``, which the caller holds, into a lease's; :meth:`unpin` ends it."""
+        """Turn a lock on ``node``, which the caller holds, into a lease's; :meth:`unpin` ends
+        it."""
         for above in node.path():
             if above.lease_count == 0:
                 self.num_pinned_pages += above.num_pages
             above.lease_count += 1
 
     def unpin(self, node: Node) -> None:
-        """End a lease and its lock. The prefix was not used now, so it keeps the time of its last use."""
+        """End a lease and its lock. The prefix was not used now, so it keeps the time of its last
+        use."""
         for above in node.path():
             assert above.lease_count > 0, "a node was unpinned more often than pinned"
             above.lease_count -= 1
@@ -194,14 +181,6 @@ class RadixTree:
                 self.num_pinned_pages -= above.num_pages
         self._unlock_path(node)
         self._offer_for_eviction(node)
-
-    def num_unpinned_pages(self, match: Match) -> int:
-        """Pages of a prefix that are under no lease yet."""
-        return _num_pages(match, lambda node: node.lease_count == 0)
-
-    def num_unlocked_pages(self, match: Match) -> int:
-        """Pages of a prefix that are evictable until it is locked."""
-        return _num_pages(match, lambda node: node.lock_count == 0)
 
     def _lock_path(self, node: Node, end: Node | None = None) -> None:
         above: Node | None = node  # not node.path(): every request walks here
@@ -215,7 +194,7 @@ class RadixTree:
 
     def unlock(self, node: Node) -> None:
         """Remove one lock: a request that used this prefix has ended, or found a longer one."""
-        self._touch(node)
+        node.stamp = self._new_stamp()
         self._unlock_path(node)
         self._join_upwards(node)
         self._offer_for_eviction(node)
@@ -231,9 +210,6 @@ class RadixTree:
                 above.last_used = node.stamp
             above = above.parent
 
-    def _touch(self, node: Node) -> None:
-        node.stamp = self._new_stamp()
-
     def _new_stamp(self) -> int:
         """Nanoseconds on the clock, or the last stamp plus 1: no two stamps are equal."""
         self._last_stamp = max(self._last_stamp + 1, int(self.clock() * 1e9))
@@ -244,16 +220,16 @@ class RadixTree:
     def insert(self, node: Node, tokens: TokenIds, pages: Pages) -> tuple[Node, int]:
         """Insert ``tokens`` and their pages below ``node``, which the caller has locked.
 
-        The caller moves its lock to the returned node (:meth:`move_lock`). New pages can be evicted once that lock is
-        removed.
+        The caller moves its lock to the returned node (:meth:`move_lock`). New pages can be evicted
+        once that lock is removed.
 
         Args:
             tokens: whole pages: [len(pages) * page_size], int32.
             pages: page ids: [num_pages], int32.
 
         Returns:
-            The node at whose end ``tokens`` now end, and the number of leading pages that the tree had already. Of those
-            the tree keeps its own, and the caller keeps its own too.
+            The node at whose end ``tokens`` now end, and the number of leading pages that the tree
+            had already. Of those the tree keeps its own, and the caller keeps its own too.
         """
         packed, page_ids = tokens.tobytes(), pages.tobytes()
         assert len(packed) == len(pages) * self._page_bytes, "tokens and pages disagree"
@@ -268,8 +244,8 @@ class RadixTree:
 
     def _grow_leaf(self, parent: Node, edge: bytes, page_ids: bytes) -> Node:
         leaf = Node(parent, edge, page_ids, namespace=parent.namespace)
-        parent.add_child(self._key(leaf), leaf)
-        self._count_below(parent, leaf.num_pages, 1)
+        parent.add_child(leaf)
+        parent.count_below(leaf.num_pages, 1)
         self.num_pages += leaf.num_pages
         self.shares.count(leaf.namespace, leaf.num_pages)
         self.num_nodes += 1
@@ -280,22 +256,9 @@ class RadixTree:
             self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
         return leaf
 
-    @staticmethod
-    def _count_below(node: Node, pages: int, nodes: int) -> None:
-        """Add to the sums of ``node`` and all above it."""
-        above: Node | None = node
-        while above is not None:
-            above.pages_below += pages
-            above.nodes_below += nodes
-            above = above.parent
-
     def holds_first_page(self, node: Node, tokens: TokenIds) -> bool:
         """Whether the first page of ``tokens`` hangs below ``node`` already."""
         return tokens[: self.page_size].tobytes() in node.children
-
-    def _key(self, node: Node) -> bytes:
-        """Key of a node in its parent's dictionary: the tokens of its first page."""
-        return bytes(node.edge[: self._page_bytes])
 
     # ------------------------------------------------------------ splitting and joining edges
 
@@ -306,32 +269,25 @@ class RadixTree:
         """
         parent = node.parent
         assert parent is not None and 0 < num_pages < node.num_pages
-        upper = Node(parent, *self._cut(node, 0, num_pages))
+        upper = Node(parent, *node.cut(0, num_pages))
         upper.lock_count, upper.lease_count = node.lock_count, node.lease_count
         upper.inherit(node)
-        parent.add_child(self._key(upper), upper)
-        node.edge, node.page_ids = self._cut(node, num_pages, node.num_pages)
-        upper.add_child(self._key(node), node)
+        parent.add_child(upper)
+        node.edge, node.page_ids = node.cut(num_pages, node.num_pages)
+        upper.add_child(node)
         upper.pages_below = node.num_pages + node.pages_below
         upper.nodes_below = node.nodes_below
-        self._count_below(upper, 0, 1)
+        upper.count_below(0, 1)
         self.num_nodes += 1
         return upper
-
-    def _cut(self, node: Node, start: int, stop: int) -> tuple[Packed, Packed]:
-        """Tokens and pages of the pages ``start`` to ``stop`` of an edge."""
-        return (
-            part_of(node.edge, start * self._page_bytes, stop * self._page_bytes),
-            part_of(node.page_ids, start * ID_BYTES, stop * ID_BYTES),
-        )
 
     def _join_upwards(self, node: Node) -> None:
         """Join ``node``, just used, with the chain of nodes above it.
 
-        Chunked prefills make such chains, and so does every turn of a chat. An upper node is joined only if it has no
-        other child, no lock ends at it (the counts are equal) and its retention is the same. ``node`` was used last, so
-        policies that order by use evict the same pages as before. The upper node's next use is dropped: it has just been
-        used.
+        Chunked prefills make such chains, and so does every turn of a chat. An upper node is joined
+        only if it has no other child, no lock ends at it (the counts are equal) and its retention
+        is the same. ``node`` was used last, so policies that order by use evict the same pages as
+        before. The upper node's next use is dropped: it has just been used.
         """
         chain, length, upper = [node], len(node.edge), node.parent
         while (
@@ -353,8 +309,8 @@ class RadixTree:
         node.page_ids = b"".join([link.page_ids for link in chain])
         for link in chain[:-1]:
             link.detach()
-        upper.add_child(self._key(node), node)
-        self._count_below(upper, 0, 1 - len(chain))
+        upper.add_child(node)
+        upper.count_below(0, 1 - len(chain))
         self.num_nodes -= len(chain) - 1
 
     # ------------------------------------------------------------ eviction
@@ -366,11 +322,11 @@ class RadixTree:
         """
         node.hint = hint
         if node.is_evictable:
-            self._touch(node)
+            node.stamp = self._new_stamp()
             self._offer(node)
 
     def limit_share(self, namespace: str, max_pages: int | None) -> None:
-        """Set the share of a namespace (:mod:`radixrt.scheduler.radix.shares`); None: no bound."""
+        """Set the share of a namespace; None: no bound."""
         if self.shares.limit(namespace, max_pages):
             for node in self.nodes(namespace):
                 if node.is_evictable:
@@ -389,10 +345,11 @@ class RadixTree:
     def evict(
         self, count: int, rule: Callable[[Node, bool], str] = lambda leaf, is_above_share: ""
     ) -> Pages:
-        """Drop up to ``count`` unlocked pages, from the tails of the leaves: first those above a share, then in the policy's order.
+        """Drop up to ``count`` unlocked pages, from the tails of the leaves: first those above a
+        share, then in the policy's order.
 
         Args:
-            rule: names the rule by which a leaf is evicted, for the ghost list. Its second argument: its namespace is above its share.
+            rule: names the rule that evicts a leaf, given whether its namespace is above its share.
 
         Returns:
             Page ids that are free now.
@@ -411,14 +368,14 @@ class RadixTree:
         count = min(leaf.num_pages, most)
         kept = leaf.num_pages - count
         freed.append(leaf.page_ids[kept * ID_BYTES :])
-        page = bytes(leaf.edge[kept * self._page_bytes : (kept + 1) * self._page_bytes])
+        page = bytes(leaf.cut(kept, kept + 1)[0])
         self.ghosts.add(self._before(leaf, kept), page, Ghost(self.clock(), rule))
         self.shares.count(leaf.namespace, -count)
         if kept:
             assert leaf.parent is not None
-            self._count_below(leaf.parent, -count, 0)
+            leaf.parent.count_below(-count, 0)
             leaf.end = None if leaf.end is None else leaf.end._replace(tail=b"")
-            leaf.edge, leaf.page_ids = self._cut(leaf, 0, kept)
+            leaf.edge, leaf.page_ids = leaf.cut(0, kept)
             self._offer(leaf)
         else:
             self._remove_leaf(leaf)
@@ -449,21 +406,18 @@ class RadixTree:
     def _remove_leaf(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        parent.remove_child(self._key(leaf))
-        self._count_below(parent, -leaf.num_pages, -1)
+        parent.remove_child(leaf)
+        parent.count_below(-leaf.num_pages, -1)
         leaf.detach()
         self.num_nodes -= 1
         if leaf.stamp > parent.stamp:  # a request that used the leaf used its prefix
             parent.stamp = leaf.stamp
         if leaf.hint is not None or parent.hint is not None:
-            self._inherit_next_use(parent, leaf)
+            # a request that continues from the leaf needs its parent at the same time
+            next_use = earliest_next_use(parent.hint, leaf.hint, self.clock())
+            hint = (parent.hint or Hint()).with_next_use(next_use)
+            parent.hint = hint if hint.says_something else None
         self._offer_for_eviction(parent)
-
-    def _inherit_next_use(self, parent: Node, leaf: Node) -> None:
-        """A request that continues from the leaf needs its parent at the same time."""
-        next_use = earliest_next_use(parent.hint, leaf.hint, self.clock())
-        hint = (parent.hint or Hint()).with_next_use(next_use)
-        parent.hint = hint if hint.says_something else None
 
     def _account_removed(self, freed: list[Packed]) -> Pages:
         if not freed:
@@ -494,10 +448,3 @@ class RadixTree:
     def roots(self) -> dict[str, Node]:
         """The root of each namespace in use."""
         return self._roots
-
-
-def _num_pages(match: Match, counts: Callable[[Node], bool]) -> int:
-    """Pages of a prefix on the nodes that count, which are the last ones: a lock or lease holds all nodes above its own."""
-    counted = list(takewhile(counts, match.node.path()))
-    beyond = match.node.num_pages - match.pages_in_edge if counted else 0
-    return sum(node.num_pages for node in counted) - beyond

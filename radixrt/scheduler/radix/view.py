@@ -1,8 +1,9 @@
 """Shows the radix tree: the nodes with the most pages in and below them.
 
-Each node counts what is below it, so a view visits only the nodes that it shows and their children. A node may have a hundred
-thousand children, so the search is a generator that stops every few milliseconds and continues after the next step. The tree changes
-meanwhile: the numbers of a view under load are of slightly different times.
+Each node counts what is below it, so a view visits only the nodes that it shows and their children.
+A node may have a hundred thousand children, so the search is a generator that stops every few
+milliseconds and continues after the next step. The tree changes meanwhile: the numbers of a view
+under load are of slightly different times.
 """
 
 import heapq
@@ -27,13 +28,14 @@ NODES_PER_LOOK = 2048
 """Nodes visited between two looks at the clock: some 0.2 ms."""
 
 FIRST_TOKENS = 32
-"""Of an edge, shown in the view."""
+"""Tokens of an edge that the view shows."""
 
 SMALLEST_SHARE = 1 / 1000
 """Share of the shown pages that makes a node large enough to be shown."""
 
 FEWEST_CHILDREN = 20
-"""Shown of a node without so many large ones: the largest, or of thousands the largest of a sample."""
+"""Shown of a node without so many large ones: the largest, or of thousands the largest of a
+sample."""
 
 MAX_AWAITED = 1000
 """Nodes with waiting sequences that a view looks at."""
@@ -50,7 +52,8 @@ Slices = Generator[None, None, CacheTree]
 class KnownNodes:
     """The nodes of the last views, by the ids of their last pages.
 
-    A page is in the tree at most once. A node keeps its end, and so its id, when edges are split and joined.
+    A page is in the tree at most once. A node keeps its end, and so its id, when edges are split
+    and joined.
     """
 
     def __init__(self) -> None:
@@ -90,7 +93,8 @@ class TreeView:
         self._clock = clock
         self._known = known or KnownNodes()
         self._largest: list[tuple[int, int, Node, int, list[CacheTreeNode]]] = []
-        """Heap of the nodes to show next: minus their pages, ticket, node, level, children of the parent."""
+        """Heap of the nodes to show next: minus their pages, ticket, node, level, children of the
+        parent."""
         self._tickets = count()  # breaks ties, so that nodes are never compared
         self._waiting: Mapping[Node, int] = Counter()
         self._least_bytes = 0.0
@@ -174,7 +178,8 @@ class TreeView:
     def _offer_children(
         self, parent: Node, level: int, shown: list[CacheTreeNode]
     ) -> Generator[None, None, None]:
-        """Note the children of a node that are large enough to be shown, or the largest of small ones."""
+        """Note the children of a node that are large enough to be shown, or the largest of small
+        ones."""
         if level > self._call.depth:
             return
         children, least = list(parent.children.values()), self._least_bytes
@@ -230,7 +235,7 @@ class TreeView:
             children: filled in later.
         """
         size, now = self._tree.page_size, self._clock()
-        hint = None if node.hint is None else node.hint.at(now)
+        hint = None if node.hint is None else node.hint.valid_at(now)
         return CacheTreeNode(
             node=self._known.add(node),
             first_token_ids=pack_ids(node.tokens[:FIRST_TOKENS]),
@@ -257,5 +262,5 @@ def idle_seconds(node: Node, now: float) -> float:
 
 
 def _num_pages(node: Node) -> int:
-    """Of a node and all below it."""
+    """Pages of a node and all below it."""
     return node.num_pages + node.pages_below

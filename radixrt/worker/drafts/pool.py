@@ -1,7 +1,8 @@
 """Drafts from the last answers under the same cache salt, whatever their prompts.
 
-Answers of one client share formulas, templates and JSON. A pool never serves another salt, because what is drafted can be
-learned from the time of an answer (arXiv 2411.01076 extracts the contents of shared stores).
+Answers of one client share formulas, templates and JSON. A pool never serves another salt, because
+what is drafted can be learned from the time of an answer (arXiv 2411.01076 extracts the contents of
+shared stores).
 """
 
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from radixrt.worker.drafts.drafter import Draft
 from radixrt.worker.drafts.suffix_index import SEPARATOR, SuffixIndex, ending_of
 
 MAX_TOKENS = 8192
-"""Of the answers of one salt; of more, the older half is dropped."""
+"""Tokens of the answers of one salt; of more, the older half is dropped."""
 
 MAX_SALTS = 32
 """Salts that have a pool: those used last. All pools together take at most some 55 MB."""

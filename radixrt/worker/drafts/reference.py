@@ -1,7 +1,9 @@
-"""Drafts from a text that the answer is expected to follow: the tree's continuation, or the client's prediction.
+"""Drafts from a text that the answer is expected to follow: the tree's continuation, or the
+client's prediction.
 
-The answer is followed along the reference token by token. Where it departs, its last tokens are looked up in the
-reference, so that a reference with other passages serves again behind each of them.
+The answer is followed along the reference token by token. Where it departs, its last tokens are
+looked up in the reference, so that a reference with other passages serves again behind each of
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +22,8 @@ class ReferenceDrafter:
 
     Args:
         pick: the packed reference of a sequence.
-        begins_answer: the reference begins where the answer does, and not behind the tokens known at admission.
+        begins_answer: the reference begins where the answer does, and not behind the tokens known
+            at admission.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class _Followed:
         self._seen = seen
         """Tokens of the text that were looked at."""
         self._place: int | None = 0
-        """Of the reference's token that is expected next; None: the text has departed."""
+        """Place of the reference's token that is expected next; None: the text has departed."""
         self._agreed = 0
         """Tokens by which the text has followed since it departed last."""
 

@@ -1,7 +1,8 @@
-"""Drafts tokens for the slots of a step: asks the drafters, and chooses the draft and its length by price.
+"""Drafts tokens for the slots of a step: asks the drafters, and compares chances with the price.
 
-A further drafter is a class with :meth:`radixrt.worker.drafts.drafter.Drafter.propose`, an entry of :meth:`Speculator.__init__`
-and a name in ``DRAFTERS``. One with a model of its own keeps its KV as one more layer of the same pages.
+A further drafter is a class with :meth:`radixrt.worker.drafts.drafter.Drafter.propose`, an entry of
+:meth:`Speculator.__init__` and a name in ``DRAFTERS``. One with a model of its own keeps its KV as
+one more layer of the same pages. The time that it takes counts (:mod:`radixrt.worker.drafts.price`).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +15,7 @@ from numpy.typing import NDArray
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, VerifiedDraft
 from radixrt.worker.drafts.chances import Chance, Chances, Source
-from radixrt.worker.drafts.drafter import Drafter
-from radixrt.worker.drafts.grammar import GrammarDrafter
+from radixrt.worker.drafts.drafter import Drafter, GrammarDrafter
 from radixrt.worker.drafts.ngram import NgramDrafter
 from radixrt.worker.drafts.pool import PoolDrafter
 from radixrt.worker.drafts.reference import ReferenceDrafter
@@ -24,13 +24,11 @@ EXPECTED = ("grammar", "tree", "prediction")
 """Drafters whose texts the answers are expected to follow."""
 
 MAX_STRETCHES = 4
-"""Of a draft. Each takes some 10 µs to find."""
+"""Stretches of a draft. Each takes some 10 µs to find."""
 
-_BEHIND = 1.0
-"""Tokens that are expected to be accepted behind a stretch whose tokens all are."""
-
-REST_AFTER_HOLD = 16
-"""Steps without drafts after a step in which the mask of a slot was not ready: each draft needs a further mask."""
+REST_AFTER_DEFERRAL = 16
+"""Steps without drafts after a step in which the mask of a slot was not ready: each draft needs a
+further mask."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +55,7 @@ class _Stretch(NamedTuple):
     token_ids: list[int]
     """As proposed."""
     num_tokens: int
-    """Of them, those that pay."""
+    """Leading tokens that pay."""
     chance: Chance
 
 
@@ -104,7 +102,6 @@ class Speculator:
         self._slots[slot] = _Speculating(
             text, num_prompt + sampling.max_tokens, frozenset((*ends, *sampling.stop_token_ids))
         )
-        self._chances.admit(slot)
         for drafter in self._drafters:
             drafter.admit(slot, text, num_prompt, admit.drafts)
 
@@ -115,14 +112,15 @@ class Speculator:
                 drafter.release(slot)
 
     def slots_of(self, slots: NDArray[np.int64]) -> list[int]:
-        """Those of ``slots`` [n] whose tokens are drafted."""
+        """The ones of ``slots`` [n] whose tokens are drafted."""
         return [slot for slot in slots.tolist() if slot in self._slots] if self._slots else []
 
     def last_token(self, slot: int) -> int:
         return self._slots[slot].text[-1]
 
     def extend(self, slots: NDArray[np.int64], token_ids: TokenIds) -> None:
-        """Note the new tokens [rows] of answers in ``slots`` [rows], which are final. Marks of failure are left out."""
+        """Note the new tokens [rows] of answers in ``slots`` [rows], which are final. Marks of
+        failure are left out."""
         if self._slots:
             for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
                 if token >= 0 and (one := self._slots.get(slot)) is not None:
@@ -132,7 +130,7 @@ class Speculator:
         """Note slots whose masks were not ready."""
         for slot in slots:
             if (one := self._slots.get(slot)) is not None:
-                one.rest = REST_AFTER_HOLD
+                one.rest = REST_AFTER_DEFERRAL
 
     def propose(self, slot: int, room: int, price: float) -> list[int]:
         """The draft of a slot for the next step; often none.
@@ -145,7 +143,7 @@ class Speculator:
         one = self._slots.get(slot)
         if one is None or one.text[-1] in one.ends:  # the scheduler has not seen the end yet
             return []
-        self._judge(slot, one)
+        self._judge(one)
         if one.rest:
             one.rest -= 1
             return []
@@ -175,8 +173,9 @@ class Speculator:
             survival *= stretch.chance.survival(stretch.num_tokens)
         return tokens
 
-    def _judge(self, slot: int, one: _Speculating) -> None:
-        """Learn from what the answer has in place of the last draft, also of the tokens of it that did not pay."""
+    def _judge(self, one: _Speculating) -> None:
+        """Learn from what the answer has in place of the last draft, also of the tokens of it that
+        did not pay."""
         new = one.text[one.judged_from :]
         for stretch in one.drafted:
             num_tried = min(len(stretch.token_ids), len(new))
@@ -185,7 +184,7 @@ class Speculator:
             num_right = next(
                 (i for i in range(num_tried) if stretch.token_ids[i] != new[i]), num_tried
             )
-            self._chances.learn(slot, stretch.source, num_tried, num_right)
+            self._chances.learn(stretch.source, num_tried, num_right)
             if num_right < stretch.num_tokens:
                 break
             new = new[stretch.num_tokens :]
@@ -199,11 +198,9 @@ class Speculator:
             if draft is None:
                 continue
             source = index, draft.kind
-            chance = self._chances.of(slot, source)
+            chance = self._chances.estimate(source)
             length = chance.paying_length(price, len(draft.token_ids))
             accepted = chance.expected_accepted(length)
-            if length == len(draft.token_ids) < budget:
-                accepted += chance.survival(length) * _BEHIND
             if accepted > most:
                 best, most = _Stretch(source, draft.token_ids, length, chance), accepted
         return best

@@ -1,8 +1,10 @@
-"""Finds the places of a text that agree longest with the end of another, by an index of its pairs of tokens.
+"""Finds the places of a text that agree longest with the end of another, by an index of its pairs
+of tokens.
 
-It is the match search of LZ77 compressors: a table gives the last place of each pair, a chain leads to the places before
-it, and of the last few the longest match is taken. Where no pair agrees, a second table gives the place of a single token. Taking a token
-costs two entries, whatever the length of the text.
+It is the match search of LZ77 compressors: a table gives the last place of each pair, a chain leads
+to the places before it, and of the last few the longest match is taken. Where no pair agrees, a
+second table gives the place of a single token. Taking a token costs two entries, whatever the
+length of the text.
 """
 
 from collections.abc import Sequence
@@ -18,23 +20,26 @@ SEPARATOR = -1
 """Stands between two texts. No match goes beyond it."""
 
 ONCE, AGAIN, DIFFERENTLY = range(3)
-"""Of a token: it occurred once before, or was followed by the same token the last two times, or by another one."""
+"""How a token was followed: it occurred once before, or was followed by the same token the last two
+times, or by another one."""
 
 _NOWHERE = 0
 """A place without a pair before it."""
 
 
 class SuffixMatch(NamedTuple):
-    """A place of the text, and the number of tokens before it that agree with the end of the other text."""
+    """A place of the text, and the number of tokens before it that agree with the end of the other
+    text."""
 
     place: int
     length: int
     followed: int = ONCE
-    """Of a single token: whether the same token followed it before."""
+    """Whether the same token followed before, if a single token agrees."""
 
     @property
     def kind(self) -> int:
-        """Matches of a kind are right about as often: the magnitude of the length; of a single token, how it was followed."""
+        """Matches of a kind are right about as often: the magnitude of the length; of a single
+        token, how it was followed."""
         return self.followed if self.length == 1 else self.length.bit_length() + DIFFERENTLY
 
 
@@ -59,15 +64,17 @@ class SuffixIndex:
     def __init__(self, text: list[int], start: int = 0) -> None:
         self.text = text
         self._last: dict[int, int] = {}
-        """By pair: the place behind its last occurrence."""
+        """The place behind the last occurrence of a pair, by pair."""
         self._previous = [_NOWHERE] * start
-        """By place: the place behind the occurrence before it of the same pair, or _NOWHERE."""
+        """The place behind the occurrence before of the same pair, or _NOWHERE, by place."""
         self._single: dict[int, int] = {}
-        """By token: the place behind its last occurrence times 4, plus how it was followed."""
+        """The place behind the last occurrence of a token times 4, plus how it was followed, by
+        token."""
 
     def find(self, ending: Sequence[int]) -> SuffixMatch | None:
-        """The place where the text goes on after the end of ``ending``: of the last places whose pair agrees, the one that
-        agrees longest, and the last of these. If no pair agrees, the last place behind the last token. None: it does not occur."""
+        """The place where the text goes on after the end of ``ending``: of the last places whose
+        pair agrees, the one that agrees longest, and the last of these. If no pair agrees, the last
+        place behind the last token. None: it does not occur."""
         self.catch_up()
         if len(ending) < 2:
             return None
@@ -85,7 +92,8 @@ class SuffixIndex:
         return best
 
     def _agreeing(self, place: int, ending: Sequence[int], more_than: int) -> int:
-        """Number of tokens before a place that agree with the end; 0 if they are not more than ``more_than``."""
+        """Number of tokens before a place that agree with the end; 0 if they are not more than
+        ``more_than``."""
         text = self.text
         most = min(place, len(ending), LONGEST_MATCH)
         if more_than >= most or text[place - 1 - more_than] != ending[-1 - more_than]:
@@ -96,7 +104,8 @@ class SuffixIndex:
         return length
 
     def catch_up(self) -> None:
-        """Index the tokens that the text has got; :meth:`find` does it too. The pair at its end has no place behind it yet."""
+        """Index the tokens that the text has got; :meth:`find` does it too. The pair at its end has
+        no place behind it yet."""
         text, previous, last, single = self.text, self._previous, self._last, self._single
         for place in range(len(previous), len(text)):
             if place < 2:
@@ -113,7 +122,8 @@ class SuffixIndex:
 
 
 def ending_of(text: Sequence[int], ahead: Sequence[int]) -> Sequence[int]:
-    """The end of a text with draft tokens behind it, as far as :meth:`SuffixIndex.find` reads it."""
+    """The end of a text with draft tokens behind it, as far as :meth:`SuffixIndex.find` reads
+    it."""
     return [*text[-LONGEST_MATCH:], *ahead] if ahead else text
 
 

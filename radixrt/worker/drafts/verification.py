@@ -1,15 +1,16 @@
 """Finds the draft tokens that the sampler has drawn too.
 
-A draft is verified by drawing at each of its rows as if the tokens before it were final. The noise of a draw depends on seed,
-position and token alone, so the token drawn at a row is the one that would have been drawn there without a draft. As long
-as it is the draft's next token, the row behind it stands on the right tokens, and its token is final too.
+A draft is verified by drawing at each of its rows as if the tokens before it were final. The noise
+of a draw depends on seed, position and token alone, so the token drawn at a row is the one that
+would have been drawn there without a draft. As long as it is the draft's next token, the row behind
+it stands on the right tokens, and its token is final too.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 NO_DRAFT = -1
-"""In place of a draft token: none follows."""
+"""Stands in place of a draft token where none follows."""
 
 
 def first_rows(drafted: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -24,9 +25,11 @@ def first_rows(drafted: NDArray[np.int64]) -> NDArray[np.bool_]:
 def rows_to_keep(
     token_ids: NDArray[np.int64], drafted: NDArray[np.int64], unfilled: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The rows whose tokens are final, in order: of each slot, the first and those behind accepted drafts.
+    """The rows whose tokens are final, in order: of each slot, the first and those behind accepted
+    drafts.
 
-    Of the drafts 5, 6, 7 the sampler has drawn 5 and 6, and then another token; a second slot has none:
+    Of the drafts 5, 6, 7 the sampler has drawn 5 and 6, and then another token; a second slot has
+    none:
 
     >>> nothing = np.empty(0, np.int64)
     >>> rows_to_keep(np.array([5, 6, 9, 7, 3]), np.array([5, 6, 7, -1, -1]), nothing).tolist()

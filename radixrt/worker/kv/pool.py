@@ -11,14 +11,15 @@ from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
 CPU_POOL_SHARE = 0.5
-"""Share of the available memory that the pool takes by default on a CPU, where other programs need memory too."""
+"""Share of the available memory that the pool takes by default on a CPU, where other programs need
+memory too."""
 CPU_POOL_LIMIT = 8 * GIB
 """The same in bytes. A larger pool must be asked for."""
 
 
 class KVPool:
-    """The KV cache of every layer: for each tensor of its :class:`KVSpec` one of [num_pages + 1, page_size, *shape]. Keys
-    and values are in FlashInfer's NHD layout.
+    """The KV cache of every layer: for each tensor of its :class:`KVSpec` one of [num_pages + 1,
+    page_size, *shape]. Keys and values are in FlashInfer's NHD layout.
 
     The last page is the spare one: no sequence is given it, and padding writes there.
     """
@@ -27,7 +28,8 @@ class KVPool:
         """
         Args:
             setup: the layers' KV caches, and their page size and device.
-            one_for_all: layers of one spec share their tensors, which then hold nothing of use: for a trial run.
+            one_for_all: layers of one spec share their tensors, which then hold nothing of use: for
+                a trial run.
         """
         self.num_pages = num_pages
         self.page_size = setup.page_size
@@ -73,7 +75,8 @@ def pool_pages(
 
     Args:
         mem_fraction: share of the memory that weights (already there) and pool may fill.
-        max_total_tokens: tokens that the user asks for; None: as many as fit, up to ``max_useful_tokens``.
+        max_total_tokens: tokens that the user asks for; None: as many as fit, up to
+            ``max_useful_tokens``.
         max_useful_tokens: tokens beyond which no request would ever use the pool.
 
     Raises:

@@ -29,7 +29,7 @@ class RaggedStep:
     ]  # [num_tokens] page * page_size + offset, where each token's K and V go
 
     @staticmethod
-    def of(
+    def for_slots(
         block_tables: NDArray[np.int32],
         page_size: int,
         slots: NDArray[np.int64],
@@ -41,7 +41,7 @@ class RaggedStep:
         Slot 1 decodes position 2, and slot 0 computes three tokens from position 4 on:
 
         >>> tables = np.array([[7, 3], [5, 0]], dtype=np.int32)
-        >>> step = RaggedStep.of(tables, 4, np.array([1, 0]), lengths=np.array([1, 3]), starts=np.array([2, 4]))
+        >>> step = RaggedStep.for_slots(tables, 4, np.array([1, 0]), lengths=np.array([1, 3]), starts=np.array([2, 4]))
         >>> step.positions.tolist(), step.kv_locations.tolist()
         ([2, 4, 5, 6], [22, 12, 13, 14])
         >>> step.qo_indptr.tolist(), step.kv_indptr.tolist(), step.kv_indices.tolist(), step.last_page_len.tolist()
@@ -74,8 +74,8 @@ class RaggedStep:
         )
 
     def padded(self, rows: int, spare_page: int) -> "RaggedStep":
-        """This pure decode step with padding up to ``rows`` rows: each is one token on the spare page, which belongs to no
-        sequence."""
+        """This pure decode step with padding up to ``rows`` rows: each is one token on the spare
+        page, which belongs to no sequence."""
         more = rows - len(self.last_page_len)
         tokens, pages = self.qo_indptr[-1], self.kv_indptr[-1]
         counts = np.arange(1, more + 1, dtype=np.int32)

@@ -1,7 +1,9 @@
-"""Groups decoding sequences whose block tables begin with the same pages, and orders the batch by these groups.
+"""Groups decoding sequences whose block tables begin with the same pages, and orders the batch by
+these groups.
 
-Block tables that begin with the same pages hold the same prefix of the radix tree. Attention reads such pages once for all
-members of a group (Juravsky et al., 2024, "Hydragen"; FlashInfer calls it a cascade).
+Block tables that begin with the same pages hold the same prefix of the radix tree. Attention reads
+such pages once for all members of a group (Juravsky et al., 2024, "Hydragen"; FlashInfer calls it a
+cascade).
 """
 
 from dataclasses import dataclass
@@ -12,18 +14,21 @@ from numpy.typing import NDArray
 from radixrt.attention.metadata import PrefixGroups
 
 GroupedSlots = tuple[NDArray[np.int64], PrefixGroups]
-"""Slots [sequences] in an order in which the members of each group are neighbours, and the groups."""
+"""Slots [sequences] in an order in which the members of each group are neighbours, and the
+groups."""
 
 
 class PrefixFinder:
-    """Groups the decoding slots; it computes the groups again only when the slots or a block table changed."""
+    """Groups the decoding slots; it computes the groups again only when the slots or a block table
+    changed."""
 
     def __init__(self) -> None:
         self._slots: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._groups: GroupedSlots | None = None
 
     def forget(self) -> None:
-        """Called when a block table was replaced. Pages appended to a table are its own and change no group."""
+        """Called when a block table was replaced. Pages appended to a table are its own and change
+        no group."""
         self._groups = None
 
     def group(
@@ -37,7 +42,8 @@ class PrefixFinder:
         Args:
             slots: [sequences] decoding slots, in ascending order.
             block_tables: [max_slots, max_pages] page ids.
-            whole_pages: [sequences] pages that lie wholly before the position that this step computes.
+            whole_pages: [sequences] pages that lie wholly before the position that this step
+                computes.
         """
         if self._groups is None or not np.array_equal(slots, self._slots):
             self._slots, self._groups = slots, find_groups(slots, block_tables, whole_pages)
@@ -47,7 +53,8 @@ class PrefixFinder:
 def find_groups(
     slots: NDArray[np.int64], block_tables: NDArray[np.int32], whole_pages: NDArray[np.int64]
 ) -> GroupedSlots:
-    """A grouping that saves nearly as many page reads as possible; arguments as :meth:`PrefixFinder.group`.
+    """A grouping that saves nearly as many page reads as possible; arguments as
+    :meth:`PrefixFinder.group`.
 
     >>> tables = np.array([[1, 2, 3], [9, 0, 0], [1, 2, 4]], dtype=np.int32)
     >>> slots, groups = find_groups(np.arange(3), tables, np.array([3, 1, 3]))
@@ -87,7 +94,8 @@ def _by_first_page(
 
 
 def _common_prefixes(tables: NDArray[np.int32]) -> list[int]:
-    """[rows - 1] pages with which each row of ``tables`` [rows, pages] and the next one begin; -1 is no page."""
+    """[rows - 1] pages with which each row of ``tables`` [rows, pages] and the next one begin; -1
+    is no page."""
     differs = (tables[:-1] != tables[1:]) | (tables[:-1] < 0)
     ended = np.ones((len(differs), 1), dtype=bool)
     return np.concatenate((differs, ended), axis=1).argmax(axis=1).tolist()
@@ -97,7 +105,7 @@ def _common_prefixes(tables: NDArray[np.int32]) -> list[int]:
 class _Group:
     members: list[int]
     pages: int
-    """With which all members begin."""
+    """Pages with which all members begin."""
 
     @property
     def saved(self) -> int:
@@ -105,7 +113,8 @@ class _Group:
         return (len(self.members) - 1) * self.pages
 
     def gain_at(self, pages: int) -> int:
-        """Page reads saved more if the members join a group that shares ``pages``; a group of one always gains."""
+        """Page reads saved more if the members join a group that shares ``pages``; a group of one
+        always gains."""
         return len(self.members) * pages - self.saved
 
 
@@ -117,7 +126,8 @@ class _Subtree:
     groups: list[_Group]
 
     def settle(self) -> "_Subtree":
-        """Join the groups that gain by it, if together they gain more than the one further read of the common pages."""
+        """Join the groups that gain by it, if together they gain more than the one further read of
+        the common pages."""
         joining = [group for group in self.groups if group.gain_at(self.pages) > 0]
         if sum(group.gain_at(self.pages) for group in joining) > self.pages:
             members = [member for group in joining for member in group.members]
@@ -129,8 +139,9 @@ class _Subtree:
 def _partition(common: list[int]) -> list[_Group]:
     """Group sequences in lexicographic order, whose neighbours have ``common`` pages in common.
 
-    The sequences are the leaves of a tree of prefixes. From the leaves up, :meth:`_Subtree.settle` decides in each subtree
-    between small groups that share many pages and large groups that share few.
+    The sequences are the leaves of a tree of prefixes. From the leaves up, :meth:`_Subtree.settle`
+    decides in each subtree between small groups that share many pages and large groups that share
+    few.
     """
     open_subtrees: list[_Subtree] = []
     for index, shared_with_next in enumerate([*common, 0]):

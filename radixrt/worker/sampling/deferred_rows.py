@@ -1,4 +1,5 @@
-"""Keeps the logits of rows whose masks are not ready, so that a later step samples their tokens without a forward pass."""
+"""Keeps the logits of rows whose masks are not ready, so that a later step samples their tokens
+without a forward pass."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ class DeferredRows:
         return self._rows is not None and slot in self._rows.slots
 
     def retire(self, slot: int) -> bool:
-        """The sequence of a slot needs no more than the token that it waits for; False if it waits for none."""
+        """The sequence of a slot needs no more than the token that it waits for; False if it waits
+        for none."""
         if slot not in self:
             return False
         self._retired.add(slot)
@@ -86,7 +88,8 @@ class DeferredRows:
         )
 
     def keep(self, rows: SamplingRows, ready: NDArray[np.bool_] | None) -> SamplingRows:
-        """Let the joined rows of a step that are not ready wait, without their drafts; returns those that are sampled now.
+        """Let the joined rows of a step that are not ready wait, without their drafts; returns
+        those that are sampled now.
 
         Args:
             rows: as :meth:`join` returned them.
@@ -99,7 +102,8 @@ class DeferredRows:
         return rows.take(np.flatnonzero(ready), self._device)
 
     def take_retired(self, slots: NDArray[np.int64]) -> list[int]:
-        """Those of ``slots``, which are sampled now, whose sequences need no more; they are forgotten."""
+        """Forget and return the ones of ``slots``, which are sampled now, whose sequences need no
+        more."""
         gone = self._retired.intersection(slots.tolist()) if self._retired else set()
         self._retired -= gone
         return list(gone)

@@ -1,8 +1,8 @@
 """Forbids the token paths on which an answer has failed before.
 
-An answer that a check found invalid is taken back and goes on from an earlier point with the failed path
-excluded. Forbidding the last token of that path has no effect where the grammar leaves no other token, so
-each path is cut back to its last token that has an alternative.
+An answer that a check found invalid is taken back and goes on from an earlier point with the failed
+path excluded. Forbidding the last token of that path has no effect where the grammar leaves no
+other token, so each path is cut back to its last token that has an alternative.
 """
 
 import copy
@@ -17,6 +17,9 @@ LONGEST_SEARCH = 64
 """Tokens at the end of a path that are searched for an alternative; each costs one mask."""
 
 Path = tuple[int, ...]
+
+ALL_TOKENS = -1
+"""A word of the bitmask with every bit set."""
 
 
 class ForbiddenPaths:

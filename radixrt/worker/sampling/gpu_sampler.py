@@ -1,12 +1,13 @@
-"""Draws a step's tokens by Triton kernels, as :mod:`radixrt.worker.sampling.sampler` defines them, without a sort and
-without waiting for the device."""
+"""Draws a step's tokens by Triton kernels, as :mod:`radixrt.worker.sampling.sampler` defines them,
+without a sort and without waiting for the device."""
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device.device import Device
-from radixrt.worker.sampling.matchers import ALL_TOKENS, TokenMask
+from radixrt.worker.sampling.forbidden_paths import ALL_TOKENS
+from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.state import SamplingBatch, TokenCounts
 
 
@@ -46,8 +47,8 @@ def _with_a_free_row(mask: TokenMask, rows: int) -> tuple[NDArray[np.int32], NDA
     """Convert a mask to the kernel's form.
 
     Returns:
-        ``mask_rows`` [rows]: index of each row's bits, -1 without a mask. ``bits`` [1 + n, words]: row 0 allows all
-        tokens, and the rows of the mask follow.
+        ``mask_rows`` [rows]: index of each row's bits, -1 without a mask. ``bits`` [1 + n, words]:
+        row 0 allows all tokens, and the rows of the mask follow.
     """
     mask_rows = np.full(rows, -1, dtype=np.int32)
     mask_rows[mask.rows] = np.arange(len(mask.rows), dtype=np.int32)

@@ -1,4 +1,5 @@
-"""Loads compiled grammars in threads beside the steps, and hands out matchers of the loaded ones."""
+"""Loads compiled grammars in threads beside the steps, and hands out matchers of the loaded
+ones."""
 
 import logging
 import threading
@@ -19,6 +20,25 @@ from radixrt.worker.sampling.tag_masks import TagMasks
 log = logging.getLogger(__name__)
 
 LOADING_THREADS = 4
+
+RENEW_AFTER_S = 0.5
+"""CPU time of slow masks after which an unused grammar is loaded again. A mask is slow where it
+builds states of the lexer, which all copies of a matcher share and which take some 10 MB a second:
+256 grammars that are kept for later requests would hold 10 GB."""
+
+
+class _Loaded:
+    """A grammar that can be used."""
+
+    __slots__ = ("grammar", "matcher", "num_users", "slow_s")
+
+    def __init__(self, grammar: Grammar, matcher: Matcher) -> None:
+        self.grammar = grammar
+        self.matcher = matcher
+        """In its initial state; it is forked for each use."""
+        self.num_users = 0
+        self.slow_s = 0.0
+        """CPU time of slow masks since it was loaded, in seconds."""
 
 
 class GrammarLoader:
@@ -44,9 +64,10 @@ class GrammarLoader:
         self._report = report
         self._one_at_a_time = threading.Lock()
         self._facts: TokenizerFacts | None = None
-        self._loaded: dict[GrammarKey, Matcher] = {}
+        self._loaded: dict[GrammarKey, _Loaded] = {}
         self._begun: dict[GrammarKey, float] = {}
-        """Grammars that are being loaded, with the time of ``time.monotonic()`` at which that began."""
+        """Grammars that are being loaded, with the time of ``time.monotonic()`` at which that
+        began."""
         self._reads_tags = threading.Lock()
         self._tag_masks: TagMasks | None = None
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "load-grammar")
@@ -61,12 +82,30 @@ class GrammarLoader:
                 self._loaded.pop(message.key, None)
 
     def matcher(self, key: GrammarKey) -> Matcher:
-        """A new matcher of a loaded grammar, in its initial state."""
-        return self._loaded[key].fork()
+        """A new matcher of a loaded grammar, in its initial state. :meth:`release` follows."""
+        loaded = self._loaded[key]
+        loaded.num_users += 1
+        return loaded.matcher.fork()
+
+    def release(self, key: GrammarKey, slow_s: float) -> None:
+        """Note that a matcher of a grammar is not used any more.
+
+        Args:
+            slow_s: CPU time of its slow masks, in seconds.
+        """
+        if (loaded := self._loaded.get(key)) is None:  # dropped meanwhile
+            return
+        loaded.num_users -= 1
+        loaded.slow_s += slow_s
+        if not loaded.num_users and loaded.slow_s > RENEW_AFTER_S:
+            loaded.slow_s = 0.0
+            renewing = self._threads.submit(self._renew, loaded)
+            supervise(renewing, "The renewal of a grammar", may_return=True)
 
     @property
     def tag_masks(self) -> TagMasks:
-        """The masks of the tokens before a grammar begins. They are ready once a grammar has been loaded."""
+        """The masks of the tokens before a grammar begins. They are ready once a grammar has been
+        loaded."""
         with self._reads_tags:
             if self._tag_masks is None:
                 self._tag_masks = TagMasks(
@@ -83,7 +122,8 @@ class GrammarLoader:
         error = None
         self._begun[grammar.key] = time.monotonic()
         try:
-            self._loaded[grammar.key] = load_grammar(grammar, self._read_facts())
+            matcher = load_grammar(grammar, self._read_facts())
+            self._loaded[grammar.key] = _Loaded(grammar, matcher)
             self.tag_masks  # noqa: B018 (made here, and not in a step)
         except RadixrtError as refused:
             error = str(refused)
@@ -93,6 +133,13 @@ class GrammarLoader:
         self._begun.pop(grammar.key, None)
         with self._one_at_a_time:
             self._report(GrammarLoaded(key=grammar.key, error=error))
+
+    def _renew(self, loaded: _Loaded) -> None:
+        """Load a grammar again, so that the states of its lexer are freed."""
+        try:
+            loaded.matcher = load_grammar(loaded.grammar, self._read_facts())
+        except BaseException:  # a panic of a library in Rust is no Exception
+            log.exception("A grammar could not be loaded again; it keeps its memory.")
 
     def _read_facts(self) -> TokenizerFacts:
         with self._one_at_a_time:

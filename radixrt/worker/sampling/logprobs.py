@@ -19,8 +19,9 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
         num_top: number of the likeliest tokens to add.
 
     Returns:
-        Token ids, int64 [n, 1 + num_top], and their log-probabilities, float32 alike: first the given
-        token, then the likeliest in descending order (the given one again, if it is among them).
+        Token ids, int64 [n, 1 + num_top], and their log-probabilities, float32 alike: first the
+        given token, then the likeliest in descending order (the given one again, if it is among
+        them).
     """
     num_top = min(num_top, logits.shape[-1])
     top = logits.topk(num_top, dim=-1)
@@ -42,7 +43,8 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
 def logprob_rows(
     token_ids: Tensor, logprobs: Tensor, slots: Sequence[int], num_top: Sequence[int]
 ) -> list[SlotLogprobs]:
-    """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked for."""
+    """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked
+    for."""
     columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), strict=True)
     return [
         SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
@@ -53,6 +55,7 @@ def logprob_rows(
 def prompt_logprob_rows(
     token_ids: Tensor, logprobs: Tensor, slot: int, num_top: int
 ) -> list[SlotLogprobs]:
-    """The result of :func:`raw_logprobs` for consecutive positions of one sequence's prompt, one message each."""
+    """The result of :func:`raw_logprobs` for consecutive positions of one sequence's prompt, one
+    message each."""
     count = len(token_ids)
     return logprob_rows(token_ids, logprobs, [slot] * count, [num_top] * count)

@@ -1,7 +1,8 @@
 """Fills the bitmask rows of matchers in threads, so that a slow one delays no other.
 
-A mask takes some 40 µs. It may take 80 ms where a library builds the states of its lexer only then. Nobody knows before
-which it will be, so all of them are filled in threads; the libraries release Python's lock meanwhile.
+A mask takes some 40 µs. It may take 80 ms where a library builds the states of its lexer only then.
+Nobody knows before which it will be, so all of them are filled in threads; the libraries release
+Python's lock meanwhile.
 """
 
 import logging
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from radixrt.base.liveness.supervision import start_thread
-from radixrt.constrained.bitmask import BitmaskRow, allows
+from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
 
@@ -34,11 +35,13 @@ _IDLE_S = 10.0
 
 
 class MaskJob:
-    """One row to be filled, and one behind each token of a draft. Neither the matcher nor the rows may be used until it is done.
+    """One row to be filled, and one behind each token of a draft. Neither the matcher nor the rows
+    may be used until it is done.
 
     Args:
         draft: tokens that may follow.
-        catch_up: lets the matcher take what it has not taken yet, and returns whether that is allowed; None: it has taken all.
+        catch_up: lets the matcher take what it has not taken yet, and returns whether that is
+            allowed; None: it has taken all.
     """
 
     __slots__ = ("catch_up", "cpu_s", "draft", "draft_rows", "expected_slow", "failed", "forced", "is_done", "matcher", "row")  # fmt: skip
@@ -59,7 +62,7 @@ class MaskJob:
         self.forced: list[int] = []
         """The tokens that must come next; only found if there was something to catch up."""
         self.draft_rows: list[BitmaskRow] = []
-        """Those that could be filled, from the first token of the draft on."""
+        """The rows behind the draft that could be filled, from its first token on."""
         self.expected_slow = expected_slow
         self.is_done = False
         self.failed = False
@@ -86,10 +89,10 @@ class MaskJob:
 
     def _fill_draft_rows(self) -> None:
         """Let the matcher take the draft, fill a row behind each token, and give them back."""
-        num_taken, row = 0, self.row
+        num_taken = 0
         try:
             for token in self.draft:
-                if not allows(row, token) or self.matcher.advance([token]) == 0:
+                if self.matcher.advance([token]) == 0:
                     break
                 num_taken += 1
                 row = np.empty_like(self.row)
@@ -110,7 +113,8 @@ class MaskFiller:
         self._queue: deque[MaskJob] = deque()
         self.num_threads = 0
         self._idle: list[threading.Lock] = []
-        """One for each thread without a row, which waits for its release; the last to have become idle comes last."""
+        """One for each thread without a row, which waits for its release; the last to have become
+        idle comes last."""
         self._waking = 0
         """Threads that were released or started, and have not looked for a row since."""
         self._to_come = 0
@@ -148,7 +152,8 @@ class MaskFiller:
                     self._engage(1)
 
     def _engage(self, count: int) -> None:
-        """Let this number of threads look for rows that did not do so already: idle ones, else new ones."""
+        """Let this number of threads look for rows that did not do so already: idle ones, else new
+        ones."""
         for _ in range(count - self._waking):
             if self._idle:
                 self._idle.pop().release()
@@ -167,8 +172,8 @@ class MaskFiller:
             job.run()
 
     def _next(self, done: MaskJob | None, idle: threading.Lock) -> MaskJob | None:
-        """The next row after one that is done; None if there was none for a while. The thread is idle as soon as its row counts
-        as done, so that the next step does not start another."""
+        """The next row after one that is done; None if there was none for a while. The thread is
+        idle as soon as its row counts as done, so that the next step does not start another."""
         with self._lock:
             if done is None:
                 self._waking -= 1

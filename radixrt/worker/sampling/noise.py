@@ -1,12 +1,13 @@
 """Computes the random noise of sampling as a hash of (seed, position, token id).
 
-So there is no generator state to keep, to restore after a retraction, or to keep apart between the sequences of a batch:
-the same three numbers give the same noise in any slot, at any batch size, for any subset of the vocabulary.
+So there is no generator state to keep, to restore after a retraction, or to keep apart between the
+sequences of a batch: the same three numbers give the same noise in any slot, at any batch size, for
+any subset of the vocabulary.
 
-The noise has the Gumbel distribution, because the argmax of log-probabilities plus Gumbel noise is a
-sample from them (the Gumbel-max trick, Maddison et al. 2014). Against inverting the cumulative
-distribution with one uniform number per token, this costs a hash per candidate, and is worth it:
-a rounding error somewhere in the logits moves the choice only between tokens that were nearly tied.
+The noise has the Gumbel distribution, because the argmax of log-probabilities plus Gumbel noise is
+a sample from them (the Gumbel-max trick, Maddison et al. 2014). Against inverting the cumulative
+distribution with one uniform number per token, this costs a hash per candidate, and is worth it: a
+rounding error somewhere in the logits moves the choice only between tokens that were nearly tied.
 """
 
 import torch
@@ -17,12 +18,14 @@ _INT64 = 2**64
 
 
 def _signed(value: int, modulus: int) -> int:
-    """An unsigned constant as the signed integer with the same bits; tensors have no unsigned ones."""
+    """An unsigned constant as the signed integer with the same bits; tensors have no unsigned
+    ones."""
     return value - modulus if value >= modulus // 2 else value
 
 
 # Multipliers of splitmix64 (Steele et al. 2014) and of the 32-bit mixer with the lowest known bias
-# (Wellons' hash prospector, "lowbias32"); the additive constants are 2**64 and 2**32 over the golden ratio.
+# (Wellons' hash prospector, "lowbias32"); the additive constants are 2**64 and 2**32 over the
+# golden ratio.
 _GOLDEN_64 = _signed(0x9E3779B97F4A7C15, _INT64)
 _MIX_64 = (_signed(0xBF58476D1CE4E5B9, _INT64), _signed(0x94D049BB133111EB, _INT64))
 _GOLDEN_32 = _signed(0x9E3779B9, _INT32)
@@ -30,7 +33,8 @@ _MIX_32 = (0x7FEB352D, _signed(0x846CA68B, _INT32))
 
 
 def seed_keys(seeds: Tensor) -> Tensor:
-    """The part of the hash that depends on the seed alone: int64 [rows] -> int64 [rows]. It is computed once per sequence."""
+    """The part of the hash that depends on the seed alone: int64 [rows] -> int64 [rows]. It is
+    computed once per sequence."""
     return _mix_64(seeds + _GOLDEN_64)
 
 
@@ -58,7 +62,8 @@ def gumbel_noise(keys: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     bits ^= _shift_right(bits, 16, width=32)
     bits *= _MIX_32[0]
     bits ^= _shift_right(bits, 15, width=32)
-    # A second key inside the mixer: else two rows would see the same noise, only at shifted token ids.
+    # A second key inside the mixer: else two rows would see the same noise, only at shifted token
+    # ids.
     bits += halves[:, 1:]
     bits *= _MIX_32[1]
     bits ^= _shift_right(bits, 16, width=32)

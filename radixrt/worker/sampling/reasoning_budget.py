@@ -1,4 +1,5 @@
-"""Ends the reasoning of a sequence when it has used its tokens, by forcing the tokens that close it."""
+"""Ends the reasoning of a sequence when it has used its tokens, by forcing the tokens that close
+it."""
 
 import copy
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from radixrt.base.tags import SymbolsOf, TagFinder, tag_symbols
 from radixrt.messages.ids import TokenIds
 
 _BEFORE_OPENING = 4
-"""Tokens of white space, at most, that an answer may have before it opens its reasoning; a tag that is begun is waited for."""
+"""Tokens of white space, at most, that an answer may have before it opens its reasoning; a tag that
+is begun is waited for."""
 
 
 class ReasoningBudget:

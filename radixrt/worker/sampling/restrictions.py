@@ -1,4 +1,5 @@
-"""Restricts a sequence to ``allowed_token_ids`` and keeps it from completing a token sequence of ``bad_words``."""
+"""Restricts a sequence to ``allowed_token_ids`` and keeps it from completing a token sequence of
+``bad_words``."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,14 +8,12 @@ import numpy as np
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.messages.ids import TokenIds
-from radixrt.worker.sampling.forbidden_paths import forbid
-
-_ALL = -1
-"""A word of the bitmask with every bit set."""
+from radixrt.worker.sampling.forbidden_paths import ALL_TOKENS, forbid
 
 
 class TokenRestriction:
-    """The restriction of one sequence, followed along its answer. The tokens of the prompt do not count."""
+    """The restriction of one sequence, followed along its answer. The tokens of the prompt do not
+    count."""
 
     def __init__(
         self,
@@ -28,11 +27,12 @@ class TokenRestriction:
             sampling: with ``allowed_token_ids`` or ``bad_words_token_ids``.
             output: the tokens generated before a retraction.
             num_words: of a row of the bitmask.
-            end_token_ids: allowed beside ``allowed_token_ids``: of a sequence whose grammar rules its end.
+            end_token_ids: allowed beside ``allowed_token_ids``: of a sequence whose grammar rules
+                its end.
         """
         self.failed = False
         """No token is left."""
-        self._always = np.full(num_words, _ALL, dtype=np.int32)
+        self._always = np.full(num_words, ALL_TOKENS, dtype=np.int32)
         """The tokens that are allowed at any point, as a row of the bitmask."""
         if sampling.allowed_token_ids is not None:
             self._always = _row_of({*sampling.allowed_token_ids, *end_token_ids}, num_words)

@@ -1,8 +1,9 @@
 """Draws one token a row from a step's logits: one a sequence, and one behind each draft token.
 
-The order is the field's: penalties, then biases, then the grammars' mask, then temperature, then top-k, top-p and min-p,
-then one draw by the Gumbel-max trick with the noise of :mod:`radixrt.worker.sampling.noise`. The PyTorch form here works
-row by row; it is the reference of the CPU's and the GPU's kernels, and serves where they are missing.
+The order is the field's: penalties, then biases, then the grammars' mask, then temperature, then
+top-k, top-p and min-p, then one draw by the Gumbel-max trick with the noise of
+:mod:`radixrt.worker.sampling.noise`. The PyTorch form here works row by row; it is the reference of
+the CPU's and the GPU's kernels, and serves where they are missing.
 """
 
 import math
@@ -35,9 +36,9 @@ from radixrt_kernels import available
 Draw = Callable[
     [SamplingBatch, TokenCounts, Tensor, Tensor, TokenMask | None, Device], tuple[Tensor, Tensor]
 ]
-"""Of a batch's settings, token counts, logits [rows, vocab] float32 (which may be overwritten), positions [rows] int64, mask
-and device: token ids [rows] int64, and each row's largest logit as the model gave it [rows] float32, NaN or infinite where
-some logit is."""
+"""Of a batch's settings, token counts, logits [rows, vocab] float32 (which may be overwritten),
+positions [rows] int64, mask and device: token ids [rows] int64, and each row's largest logit as the
+model gave it [rows] float32, NaN or infinite where some logit is."""
 
 
 def fastest_draw(device: torch.device) -> Draw:
@@ -49,7 +50,8 @@ def fastest_draw(device: torch.device) -> Draw:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One token for each row, still on the device. Rows behind drafts that were not drawn are not among them."""
+    """One token for each row, still on the device. Rows behind drafts that were not drawn are not
+    among them."""
 
     token_ids: Tensor  # [rows] int64
     asked: LogprobRows | None
@@ -58,7 +60,8 @@ class SampledTokens:
     """[rows] of the rows that were to be sampled; None: all."""
     peaks: Tensor  # [rows] float32, each row's largest logit as the model gave it
     logprobs: tuple[Tensor, Tensor] | None
-    """Token ids and log-probabilities of the rows that ask for them, as ``raw_logprobs`` returns them."""
+    """Token ids and log-probabilities of the rows that ask for them, as ``raw_logprobs`` returns
+    them."""
 
     def tensors(self) -> list[Tensor]:
         """The tensors that :meth:`read` needs on the host."""
@@ -90,8 +93,9 @@ def sample(
 ) -> SampledTokens:
     """Draw the next token of each row, and count it where penalties need it.
 
-    With drafts, only the rows are kept whose tokens are final (:mod:`radixrt.worker.drafts.verification`). The host reads the
-    tokens for that, so it waits for the device.
+    With drafts, only the rows are kept whose tokens are final
+    (:mod:`radixrt.worker.drafts.verification`). The host reads the tokens for that, so it waits for
+    the device.
 
     Args:
         state: settings of the slots.
@@ -100,7 +104,8 @@ def sample(
         positions: int64 [rows], the position in its sequence that each sampled token will have.
         mask: tokens that constrained rows may sample.
         draw: default: PyTorch's.
-        drafted: [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no drafts.
+        drafted: [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no
+            drafts.
     """
     batch = state.batch(slots)
     if drafted is not None:
@@ -196,10 +201,12 @@ def _keep_allowed(logits: Tensor, mask: TokenMask, device: Device) -> None:
 
 
 def _draw(logits: Tensor, settings: np.void, position: Tensor) -> Tensor:
-    """Draw one token from ``logits`` [vocab] under temperature, top-k, then top-p among the rest, then min-p.
+    """Draw one token from ``logits`` [vocab] under temperature, top-k, then top-p among the rest,
+    then min-p.
 
-    Each keeps the tokens whose value reaches a threshold, and so all that tie with the last one kept. The set therefore
-    depends on the logits alone, and not on the order in which a sort left equal ones (bfloat16 has many).
+    Each keeps the tokens whose value reaches a threshold, and so all that tie with the last one
+    kept. The set therefore depends on the logits alone, and not on the order in which a sort left
+    equal ones (bfloat16 has many).
 
     Args:
         settings: one of ``DRAW_SETTINGS``.

@@ -1,9 +1,10 @@
 """Keeps the sampling settings of every slot of the running batch.
 
-:class:`SamplingState` keeps the settings in numpy columns on the host, and token counts on the device for the slots with
-penalties. :meth:`SamplingState.batch` turns the slots of a step into a :class:`SamplingBatch`: index and parameter tensors
-of the rows that have a setting. It is built when the batch changes and reused while it does not, so a decode step of the
-same sequences costs no Python per sequence.
+:class:`SamplingState` keeps the settings in numpy columns on the host, and token counts on the
+device for the slots with penalties. :meth:`SamplingState.batch` turns the slots of a step into a
+:class:`SamplingBatch`: index and parameter tensors of the rows that have a setting. It is built
+when the batch changes and reused while it does not, so a decode step of the same sequences costs no
+Python per sequence.
 """
 
 import dataclasses
@@ -24,11 +25,12 @@ from radixrt.worker.drafts.verification import tokens_before
 from radixrt.worker.sampling.noise import seed_keys
 
 MIN_TEMPERATURE = 1e-5
-"""Smallest temperature of a sampled request: float32 logits divided by less lose their differences."""
+"""Smallest temperature of a sampled request: float32 logits divided by less lose their
+differences."""
 
 FORBIDDEN = -1e30
-"""Bias of a token that must not be sampled. Finite, so that a request which forbids its whole vocabulary still has a
-distribution and does not fail the batch."""
+"""Bias of a token that must not be sampled. Finite, so that a request which forbids its whole
+vocabulary still has a distribution and does not fail the batch."""
 
 NO_LIMIT = 2.0
 """top_p of a slot without one: above any cumulative probability, however it was rounded."""
@@ -42,7 +44,8 @@ DRAW_SETTINGS = np.dtype(
         ("seed_key", "i8"),  # of radixrt.worker.sampling.noise
     ]
 )
-"""The settings of a draw, in the layout that ``radixrt_kernels.triton.sampling`` and ``radixrt_kernels.sampler`` read."""
+"""The settings of a draw, in the layout that ``radixrt_kernels.triton.sampling`` and
+``radixrt_kernels.sampler`` read."""
 
 _SETTINGS = np.dtype(
     [
@@ -78,7 +81,8 @@ class TokenBiases:
     until: Tensor  # [n] int64; the bias holds for positions below this
 
     def add_to(self, logits: Tensor, positions: Tensor) -> None:
-        """To float32 logits [rows, vocab], in place; ``positions`` are the rows', int64 [rows]."""
+        """Add the biases to float32 logits [rows, vocab], in place; ``positions`` are the rows',
+        int64 [rows]."""
         active = positions[self.rows] < self.until
         values = torch.where(active, self.values, 0.0)
         logits.index_put_((self.rows, self.token_ids), values, accumulate=True)
@@ -217,8 +221,8 @@ class SamplingState:
     def batch(self, slots: Sequence[int] | NDArray[np.integer]) -> SamplingBatch:
         """The settings of these slots, in this order.
 
-        Returns the last batch again if it has the same slots and none was released since: the settings of a slot change only
-        after a release.
+        Returns the last batch again if it has the same slots and none was released since: the
+        settings of a slot change only after a release.
         """
         slot_array = np.asarray(slots, dtype=np.int64)
         if self._batch is None or not np.array_equal(self._batch.slots, slot_array):
@@ -243,7 +247,8 @@ class SamplingState:
         self.counts.in_output.index_put_(place, one, accumulate=True)
 
     def with_drafts(self, batch: SamplingBatch, drafted: NDArray[np.int64]) -> SamplingBatch:
-        """The batch, whose penalties count the drafts before each row; ``drafted`` [rows] is the draft behind each."""
+        """The batch, whose penalties count the drafts before each row; ``drafted`` [rows] is the
+        draft behind each."""
         if batch.penalised is None:
             return batch
         before = tokens_before(batch.penalised.rows.numpy(), drafted)

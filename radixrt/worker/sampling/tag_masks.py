@@ -1,7 +1,9 @@
-"""The tokens that may come before a grammar begins: every tag ends with its token, so that the grammar begins right behind it.
+"""The tokens that may come before a grammar begins: every tag ends with its token, so that the
+grammar begins right behind it.
 
-A token that completes a tag and goes on (``>`` with a line break) is forbidden where it would do so. Which tokens these are depends
-on the matched part of the tag alone, so each part's bitmask is made once.
+A token that completes a tag and goes on (``>`` with a line break) is forbidden where it would do
+so. Which tokens these are depends on the matched part of the tag alone, so each part's bitmask is
+made once.
 """
 
 from collections.abc import Sequence
@@ -60,7 +62,8 @@ class TagMasks:
         return row
 
     def openers(self, start: GrammarStart) -> BitmaskRow:
-        """The tokens that go on with the opening of an answer of which nothing else is known. Read-only."""
+        """The tokens that go on with the opening of an answer of which nothing else is known.
+        Read-only."""
         opening, matched = start.opening, start.num_opened
         if (row := self._openers.get((opening, matched))) is None:
             row = np.zeros(self._num_words, dtype=np.int32)
@@ -70,7 +73,8 @@ class TagMasks:
         return row
 
     def _going_on(self, tag: Symbols, matched: int) -> set[int]:
-        """The tokens that complete a tag and have more, behind the first ``matched`` symbols of it."""
+        """The tokens that complete a tag and have more, behind the first ``matched`` symbols of
+        it."""
         found: set[int] = set()
         text = _text_of(tag)
         position = self._table.data.find(text) if text else -1
@@ -86,7 +90,8 @@ class TagMasks:
         return found - self._control_ids
 
     def _going_along(self, opening: Symbols, matched: int) -> set[int]:
-        """The tokens that are a part of an opening behind its first ``matched`` symbols, or complete it and have more."""
+        """The tokens that are a part of an opening behind its first ``matched`` symbols, or
+        complete it and have more."""
         left = opening[matched:]
         if left[0] < 0:
             return {-1 - left[0]}

@@ -1,9 +1,9 @@
 """Evicts the cached prefixes of waiting requests last.
 
-An eviction policy predicts the prefixes that will be used again. The prefixes of queued requests are certain to be used.
-On recorded agent sessions this policy closes up to a third of the gap between LRU and Belady's optimum on an overloaded
-server (docs/internals/caching.md). Among awaited leaves, the leaf whose first request arrived last is evicted first, because it is
-needed last.
+An eviction policy predicts the prefixes that will be used again. The prefixes of queued requests
+are certain to be used. On recorded agent sessions this policy closes up to a third of the gap
+between LRU and Belady's optimum on an overloaded server (docs/internals/caching.md). Among awaited
+leaves, the leaf whose first request arrived last is evicted first, because it is needed last.
 """
 
 import heapq
@@ -15,14 +15,16 @@ from radixrt.scheduler.radix.hint import HIGH
 from radixrt.scheduler.radix.node import Node
 
 MAX_NOTED = 64
-"""Sequences noted for one leaf. Further ones are noted when they come near the head of the queue."""
+"""Sequences noted for one leaf. Further ones are noted when they come near the head of the
+queue."""
 
 
 class Awaited(EvictionPolicy):
     """Wraps ``base`` and sets aside the leaves that waiting sequences will use.
 
-    A leaf of the retention level "high" is evicted after the awaited leaves of other levels. O(log n) amortised besides the
-    costs of ``base``: a leaf is set aside once for each time that it is offered.
+    A leaf of the retention level "high" is evicted after the awaited leaves of other levels. O(log
+    n) amortised besides the costs of ``base``: a leaf is set aside once for each time that it is
+    offered.
     """
 
     follows_queue = True
@@ -31,16 +33,16 @@ class Awaited(EvictionPolicy):
         self.orders_by_priority = base.orders_by_priority
         self._base = base
         self._prefix_of: dict[int, Node] = {}
-        """By sequence: the node in whose edge its cached prefix ends."""
+        """The node in whose edge the cached prefix of a sequence ends, by sequence."""
         self._waiting_for: dict[Node, dict[int, float]] = {}
-        """By node: sequences and their times of arrival."""
+        """The sequences that wait for a node, with their times of arrival, by node."""
         self._aside: set[Node] = set()
         self._latest: list[tuple[tuple[bool, float], int, Node]] = []
         """Heap of the leaves set aside, the one needed last at the top; with stale entries."""
         self._tickets = count()
         self._shortened: dict[int, None] = {}
-        """Sequences for :meth:`take_shortened`. The queue has to look them up again, or it would not notice when the
-        prefix grows again."""
+        """Sequences for :meth:`take_shortened`. The queue has to look them up again, or it would
+        not notice when the prefix grows again."""
         self._given: tuple[Node, Node] | None = None
         """The awaited leaf that :meth:`pop` has returned last, and its parent."""
 
@@ -132,7 +134,7 @@ class Awaited(EvictionPolicy):
         return _is_high(leaf), -min(self._waiting_for[leaf].values())
 
     def _pop_aside(self) -> Node | None:
-        """Of the leaves set aside, the one needed last."""
+        """The leaf that is needed last of those set aside."""
         while self._latest:
             order, _, leaf = heapq.heappop(self._latest)
             if leaf not in self._aside:

@@ -25,7 +25,8 @@ class ByKey(EvictionPolicy):
 def least_recently_used() -> ByKey:
     """Evicts the least recently used leaf first.
 
-    A prefix is used whenever its continuation is, so interior nodes need no time stamps of their own.
+    A prefix is used whenever its continuation is, so interior nodes need no time stamps of their
+    own.
     """
     return ByKey(lambda leaf: leaf.stamp)
 
@@ -36,7 +37,8 @@ def first_in_first_out() -> ByKey:
 
 
 def least_urgent() -> ByKey:
-    """Evicts the leaf first whose last request had the largest ``priority``; the smallest number is the most urgent."""
+    """Evicts the leaf first whose last request had the largest ``priority``; the smallest number is
+    the most urgent."""
     return ByKey(
         lambda leaf: 0 if leaf.hint is None else -leaf.hint.priority, orders_by_priority=True
     )

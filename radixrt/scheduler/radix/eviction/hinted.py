@@ -1,9 +1,10 @@
 """Evicts by the clients' hints before the order of another policy.
 
-Leaves of a lower retention level are evicted first. Within a level, the leaf that is needed latest is evicted first: a
-leaf with a stated next use is needed then; a leaf without one is taken to be needed after as long a time as it has been
-unused. A leaf whose next use is overdue counts as used when it was due. So the cache evicts like Belady's optimum where
-clients state their next uses, and exactly like the base policy where there are no hints.
+Leaves of a lower retention level are evicted first. Within a level, the leaf that is needed latest
+is evicted first: a leaf with a stated next use is needed then; a leaf without one is taken to be
+needed after as long a time as it has been unused. A leaf whose next use is overdue counts as used
+when it was due. So the cache evicts like Belady's optimum where clients state their next uses, and
+exactly like the base policy where there are no hints.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from radixrt.scheduler.radix.node import Node
 class Hinted(EvictionPolicy):
     """Orders leaves of the level "default" without a stated next use by ``base``.
 
-    O(log n) besides the costs of ``base``. A leaf that moves to another heap leaves an entry behind, which is skipped
-    when it comes to the top.
+    O(log n) besides the costs of ``base``. A leaf that moves to another heap leaves an entry
+    behind, which is skipped when it comes to the top.
     """
 
     def __init__(self, base: EvictionPolicy, clock: Callable[[], float]) -> None:
@@ -32,7 +33,7 @@ class Hinted(EvictionPolicy):
             _LeavesOfLevel(HIGH, least_recently_used()),
         ]
         self._changing = LeafHeap()
-        """By the time at which the leaf's hint changes."""
+        """Leaves by the time at which their hints change."""
 
     def offer(self, leaf: Node) -> None:
         if leaf.hint is not None:
@@ -59,7 +60,7 @@ class Hinted(EvictionPolicy):
         now, due = self._clock(), leaf.hint.next_use
         if due is not None and due <= now:
             leaf.stamp = max(leaf.stamp, int(due * 1e9))
-        leaf.hint = leaf.hint.at(now)
+        leaf.hint = leaf.hint.valid_at(now)
 
 
 class _LeavesOfLevel:

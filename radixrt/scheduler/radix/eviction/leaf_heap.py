@@ -1,7 +1,8 @@
 """A binary heap of leaves with lazy deletion.
 
-An entry is stale once its leaf was used again, locked, given a child or removed, and is skipped when it comes to the
-top. O(log n) amortised: the heap is rebuilt when stale entries outnumber live ones.
+An entry is stale once its leaf was used again, locked, given a child or removed, and is skipped
+when it comes to the top. O(log n) amortised: the heap is rebuilt when stale entries outnumber live
+ones.
 """
 
 import heapq
@@ -16,7 +17,8 @@ class LeafHeap:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Node]] = []
-        """Key, stamp at the time of the push, and leaf; of equal keys the least recently used comes first."""
+        """Key, stamp at the time of the push, and leaf; of equal keys the least recently used comes
+        first."""
         self._rebuild_above = SMALLEST_REBUILD
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """The interface of eviction policies: they order the leaves that may be evicted.
 
-The tree trims the leaf that :meth:`EvictionPolicy.pop` returns from its tail, page by page, and offers the rest again.
-A node has the attributes for the order of eviction: last use, creation, hints. Events inform a policy of further facts,
-such as the waiting queue.
+The tree trims the leaf that :meth:`EvictionPolicy.pop` returns from its tail, page by page, and
+offers the rest again. A node has the attributes for the order of eviction: last use, creation,
+hints. Events inform a policy of further facts, such as the waiting queue.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,8 @@ class EvictionPolicy(Protocol):
 
     @abstractmethod
     def offer(self, leaf: Node) -> None:
-        """``leaf`` may be evicted from now on. It is offered again when its place in the order may have changed."""
+        """``leaf`` may be evicted from now on. It is offered again when its place in the order may
+        have changed."""
 
     @abstractmethod
     def pop(self) -> Node | None:
@@ -47,9 +48,11 @@ class EvictionPolicy(Protocol):
         return
 
     def awaited(self) -> Iterable[tuple[Node, int]]:
-        """Nodes in whose edges the cached prefixes of waiting sequences end, with the number of these sequences."""
+        """Nodes in whose edges the cached prefixes of waiting sequences end, with the number of
+        these sequences."""
         return ()
 
     def take_shortened(self, limit: int) -> list[int]:
-        """Return up to ``limit`` waiting sequences whose cached prefix was shortened by eviction. Each is returned once."""
+        """Return up to ``limit`` waiting sequences whose cached prefix was shortened by eviction.
+        Each is returned once."""
         return []

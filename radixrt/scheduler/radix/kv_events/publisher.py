@@ -1,7 +1,7 @@
 """Publishes KV events on a PUB socket, and answers replay requests on a ROUTER socket.
 
-PUB never waits. For a slow subscriber it queues a bounded number of batches and drops the others. The subscriber sees the
-gap in the sequence numbers and requests a replay.
+PUB never waits. For a slow subscriber it queues a bounded number of batches and drops the others.
+The subscriber sees the gap in the sequence numbers and requests a replay.
 """
 
 import logging
@@ -22,10 +22,10 @@ from radixrt.scheduler.radix.tree import RadixTree
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_BATCHES = 1000
-"""For each slow subscriber."""
+"""Batches that are queued for a slow subscriber."""
 
 MAX_QUEUED_REPLIES = 2
-"""For each client that does not read its replays."""
+"""Replays that are queued for a client that does not read them."""
 
 MAX_REQUEST_BYTES = 1024
 
@@ -128,7 +128,8 @@ class EventPublisher:
 def start_publisher(
     config: ServerConfig, tree: RadixTree, num_pages: int, replica: int = 0
 ) -> EventPublisher | None:
-    """Publish the changes of ``tree``, if ``--kv-events`` is set, or the engine is one of several replicas.
+    """Publish the changes of ``tree``, if ``--kv-events`` is set, or the engine is one of several
+    replicas.
 
     Raises:
         ConfigError: an address cannot be bound.

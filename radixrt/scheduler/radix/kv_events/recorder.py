@@ -1,4 +1,5 @@
-"""Turns the changes of the radix tree into events with block hashes; keeps the hash of every cached page."""
+"""Turns the changes of the radix tree into events with block hashes; keeps the hash of every cached
+page."""
 
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ class _Stored(NamedTuple):
 
 
 class EventRecorder:
-    """The tree's observer. It notes the changes, and computes hashes when the events are taken, while the worker computes
-    its next step.
+    """The tree's observer. It notes the changes, and computes hashes when the events are taken,
+    while the worker computes its next step.
 
     Args:
         num_pages: of the KV pool.

@@ -1,7 +1,7 @@
 """Numbers the batches of events, and replays the last ones to subscribers that missed them.
 
-The last batches are kept as they were sent. A subscriber that lacks older ones, is new or comes from another start of the
-engine gets a snapshot, of 8 bytes per block.
+The last batches are kept as they were sent. A subscriber that lacks older ones, is new or comes
+from another start of the engine gets a snapshot, of 8 bytes per block.
 """
 
 import secrets
@@ -25,7 +25,8 @@ MAX_BATCHES = 10_000
 """Kept for replays."""
 
 MAX_BUFFER_BYTES = 32 << 20
-"""Of all kept batches. A replay is one message, which the scheduler sends between two steps."""
+"""Bytes of all kept batches. A replay is one message, which the scheduler sends between two
+steps."""
 
 
 class EventStream:
@@ -60,7 +61,8 @@ class EventStream:
         return frame
 
     def replay(self, request: ReplayRequest) -> bytes:
-        """The answer to a replay request: a msgpack list of batches. Call it right after :meth:`next_batch`."""
+        """The answer to a replay request: a msgpack list of batches. Call it right after
+        :meth:`next_batch`."""
         frames = self._batches_from(request)
         if frames is None:
             self.num_snapshots += 1

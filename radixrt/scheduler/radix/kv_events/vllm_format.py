@@ -1,9 +1,10 @@
 """Writes KV events in vLLM's wire format, for routers that read that (llm-d, Dynamo).
 
-A message has three frames: a topic, the number of the batch (8 bytes, big-endian, from 0), and msgpack
-``[time, [event, ...], data parallel rank]``. Events are arrays that begin with their tag, as vLLM wrote them until June 2026; readers of the maps
-of later versions read both (llm-d-kv-cache#661). A replay request is a number in 8 bytes. It is answered with a message for each kept batch from
-there on and a last one with number -1. The format has no snapshot.
+A message has three frames: a topic, the number of the batch (8 bytes, big-endian, from 0), and
+msgpack ``[time, [event, ...], data parallel rank]``. Events are arrays that begin with their tag,
+as vLLM wrote them until June 2026; readers of the maps of later versions read both
+(llm-d-kv-cache#661). A replay request is a number in 8 bytes. It is answered with a message for
+each kept batch from there on and a last one with number -1. The format has no snapshot.
 """
 
 import os
@@ -24,7 +25,8 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class VLLMFormat:
-    """Numbers and writes the batches of a stream in vLLM's format, and keeps the last ones for replays.
+    """Numbers and writes the batches of a stream in vLLM's format, and keeps the last ones for
+    replays.
 
     Args:
         topic: the first frame; subscribers filter by its beginning.
@@ -60,15 +62,17 @@ class VLLMFormat:
 
 
 def topic_of(config: ServerConfig) -> str:
-    """``kv@ADDRESS:PORT@MODEL``, as llm-d names its pods; the address is $POD_IP, or else ``--host``."""
+    """``kv@ADDRESS:PORT@MODEL``, as llm-d names its pods; the address is $POD_IP, or else
+    ``--host``."""
     return f"kv@{os.environ.get('POD_IP', config.host)}:{config.port}@{config.model_name}"
 
 
 def vllm_event(event: BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks) -> list[Any]:
     """An event as an array.
 
-    The blocks of a prompt with a cache salt have an extra key, so that nobody takes them for blocks without one. vLLM publishes the salt
-    itself; here it is the hash of the first block, since a salt is a secret.
+    The blocks of a prompt with a cache salt have an extra key, so that nobody takes them for blocks
+    without one. vLLM publishes the salt itself; here it is the hash of the first block, since a
+    salt is a secret.
     """
     match event:
         case BlockStored(token_ids=packed) if packed is not None:

@@ -1,0 +1,229 @@
+"""Learns the price of a draft row: the time that it adds to a step, in times of an output token.
+
+The time of a row is the slope of step times over the number of draft rows, from steps without
+prompts. A step is compared with the last ones of as many sequences, so neither sequences that come
+and go nor their growing context have a part in it. Each magnitude of the batch has a slope of its
+own: one row more may cost nothing while a step waits for weights, and as much as a token where it
+computes.
+
+Until rows have been measured, a row is taken to cost as much as a token, and nothing is drafted. So
+now and then a step is computed at a low price, the next one after twice as many steps each time: a
+*probe*. The assumption counts as much as a few draft rows, so it fades as rows are measured (ridge
+regression towards the line through the origin).
+
+To draft takes time too, whether rows come of it or not: texts are searched, and a drafter with a
+model computes. So the tokens that drafting saves beyond its rows are counted against its own time.
+While it makes answers slower by more than MAX_LOSS, there are only probes.
+"""
+
+from dataclasses import dataclass, field
+
+from radixrt.worker.drafts.chances import Rate
+
+NEVER = 1.0
+"""A row that costs as much as a token: no draft is worth it."""
+
+PROBE_PRICE = 0.4
+"""Drafters that nothing is known about draft one token at this price."""
+
+FIRST_PROBE, MAX_PROBE_INTERVAL = 2, 128
+"""Steps of a magnitude of the batch from one probe to the next."""
+
+MIN_PRICE, MAX_PRICE = 0.02, 0.8
+"""Bounds of the price. Above the second, even a token that is accepted saves too little."""
+
+MAX_LOSS = 0.02
+"""Tokens for each sequence and step by which drafting may make answers slower. A search that finds
+little takes less of most steps, and finds the next copy in time."""
+
+_KEPT = 0.98
+"""Weight of a step with drafts for each one after it."""
+
+_KEPT_OF_TOKENS = 0.95
+"""Weight of a step for each one after it, in what its tokens cost and save."""
+
+_NEWEST = 0.1
+"""Weight of a step in the means."""
+
+_PRIOR = 0.03
+"""Weight of the assumption that all rows cost the same, in steps that differ by as many rows as
+there are sequences."""
+
+_EVEN_STEPS = 16.0
+"""Steps of drafting that neither save nor lose, before any is counted."""
+
+_LONGEST = 4.0
+"""Times of a plain step: a longer step counts as this in the time of a token."""
+
+_MAX_NOISE = 0.3
+"""Part of the mean time of a step: a larger difference to the forecast counts as this. The machine
+pauses now and then."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    """The last steps of some number of sequences. The first one does not count: kernels are loaded,
+    and a tape is made, in it."""
+
+    drafted: float
+    seconds: float
+    steps: int = 1
+
+    @property
+    def is_known(self) -> bool:
+        return self.steps > 2
+
+    def observe(self, more_drafted: float, more_s: float) -> None:
+        """Note a step that differs by so much."""
+        part = max(_NEWEST, 1 / self.steps)
+        self.steps += 1
+        self.drafted += part * more_drafted
+        self.seconds += part * min(more_s, self.seconds)
+
+
+@dataclass(slots=True)
+class _Magnitude:
+    """The time of a row, for batches of one magnitude. Rows are counted in times of the sequences,
+    and seconds in times of a plain step."""
+
+    variance: float = 0.0
+    """Weighted sum of the squared differences in draft rows."""
+    covariance: float = 0.0
+    """Weighted sum of these differences times those in seconds."""
+    plain_ratio: Rate = field(default_factory=lambda: Rate(_KEPT_OF_TOKENS))
+    """Seconds in times of those in which plain steps give as many tokens."""
+    saved: Rate = field(default_factory=lambda: Rate(_KEPT_OF_TOKENS))
+    """Tokens for each sequence that a step with drafting saves."""
+    to_probe: int = FIRST_PROBE
+    """Steps until the next probe."""
+    interval: int = FIRST_PROBE
+    probes: bool = False
+    """A probe has begun, and no step with drafts has been seen since."""
+
+    @property
+    def row(self) -> float:
+        """Time that a draft row adds, in times of a token of a plain step."""
+        return max(0.0, (self.covariance + _PRIOR) / (self.variance + _PRIOR))
+
+    @property
+    def price(self) -> float:
+        """The price of a row. Where drafts are accepted, tokens take less time, so a row costs more
+        of them."""
+        return max(self.row / min(1.0, self.plain_ratio.value(1.0)), MIN_PRICE)
+
+    @property
+    def pays(self) -> bool:
+        """Some draft may save more than it costs."""
+        return self.price <= MAX_PRICE and self.saved.value(0.0, _EVEN_STEPS) > -MAX_LOSS
+
+    def observe(self, more_rows: float, more_seconds: float) -> None:
+        """Note a step that differs by so much from the mean."""
+        forecast = self.row * more_rows
+        least, most = min(0.0, forecast) - _MAX_NOISE, max(0.0, forecast) + _MAX_NOISE
+        more_seconds = min(max(more_seconds, least), most)
+        self.variance = _KEPT * self.variance + more_rows * more_rows
+        self.covariance = _KEPT * self.covariance + more_rows * more_seconds
+
+
+class DraftPrice:
+    """The price, learned from the times of steps."""
+
+    def __init__(self) -> None:
+        self._means: dict[int, _Mean] = {}
+        """The last steps, by the number of sequences."""
+        self._magnitudes: dict[int, _Magnitude] = {}
+        self._prompt_token_s = Rate(_KEPT)
+
+    # ------------------------------------------------------------ learning
+
+    def observe(
+        self, rows: int, drafted: int, new_tokens: int, seconds: float, draft_s: float = 0.0
+    ) -> None:
+        """Learn from a step without prompts.
+
+        Args:
+            rows: decoding sequences.
+            drafted: draft tokens that were verified.
+            new_tokens: tokens that the answers got.
+            seconds: the time of the step; 0 stands for an unknown one.
+            draft_s: the part of it that drafting took; 0: nothing was drafted or looked for.
+        """
+        if not rows:
+            return
+        learned = self._magnitude(rows)
+        learned.to_probe -= 1
+        if drafted:
+            if learned.probes:
+                learned.interval = min(2 * learned.interval, MAX_PROBE_INTERVAL)
+            learned.probes, learned.to_probe = False, learned.interval
+        if seconds <= 0:
+            return
+        if rows not in self._means:
+            self._means[rows] = _Mean(drafted, seconds)
+            return
+        mean = self._means[rows]
+        plain_s = mean.seconds / (1 + learned.row * mean.drafted / rows)
+        if draft_s and learned.price <= MAX_PRICE:
+            saved = max(0.0, new_tokens - rows - learned.row * drafted)  # chances learn of others
+            learned.saved.observe(saved / rows - min(draft_s / plain_s, _MAX_NOISE), 1)
+        more_drafted, more_s = drafted - mean.drafted, seconds - mean.seconds
+        if mean.is_known and abs(more_drafted) >= 0.5:
+            learned.observe(more_drafted / rows, more_s / plain_s)
+        mean.observe(more_drafted, more_s)
+        learned.plain_ratio.observe(min(seconds / plain_s, _LONGEST), new_tokens / rows)
+
+    def observe_prompts(self, rows: int, drafted: int, tokens: int, seconds: float) -> None:
+        """Learn from a step with this number of prompt tokens what one of them takes at most."""
+        answers_s = self._plain_s(rows)
+        if rows and answers_s:
+            answers_s *= 1 + self._magnitude(rows).row * drafted / rows
+        self._prompt_token_s.observe(max(0.0, seconds - answers_s), tokens)
+
+    def retry_soon(self) -> None:
+        """A sequence has come whose answer is perhaps known: forget what drafting has lost."""
+        for learned in self._magnitudes.values():
+            learned.saved = Rate(_KEPT_OF_TOKENS)
+
+    # ------------------------------------------------------------ prices
+
+    def next(self, rows: int) -> float:
+        """The price in the next step, which has these decoding sequences and no prompts: a draft
+        token pays if it is accepted more often."""
+        learned = self._magnitude(rows)
+        price = learned.price
+        if learned.to_probe <= 0 and rows in self._means and self._means[rows].is_known:
+            learned.probes, learned.to_probe = True, 1  # again if nothing is drafted now
+            return min(price, PROBE_PRICE)
+        return price if learned.pays else NEVER
+
+    def beside_prompts(self, rows: int, saving: float) -> float:
+        """The price in a step that prompts fill. A row computes there, so it takes at least as long
+        as a prompt token.
+
+        While more prompts are to come, there are as many such steps as these need, whatever the
+        answers get in them. So an accepted token saves the time of its own row in a later step, and
+        no step. Tokens that come when the prompts are computed save both.
+
+        Args:
+            rows: decoding sequences.
+            saving: see ``StepPlan.draft_saving``.
+        """
+        plain_s, prompt_token_s = self._plain_s(rows), self._prompt_token_s.value(0.0)
+        learned = self._magnitude(rows)
+        if not plain_s or not prompt_token_s or not learned.pays:
+            return NEVER
+        price = max(learned.price, prompt_token_s * rows / plain_s)
+        price = 1 / (saving / price + 1 - saving)
+        return price if price <= MAX_PRICE else NEVER
+
+    def _plain_s(self, rows: int) -> float:
+        """Time of a step without drafts, at least; 0: unknown."""
+        known = min(self._means, key=lambda other: abs(other - rows), default=0)
+        if not known:
+            return 0.0
+        mean = self._means[known]
+        plain_s = mean.seconds / (1 + self._magnitude(known).row * mean.drafted / known)
+        return plain_s * min(1.0, rows / known)
+
+    def _magnitude(self, rows: int) -> _Magnitude:
+        return self._magnitudes.setdefault(rows.bit_length(), _Magnitude())
