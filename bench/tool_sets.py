@@ -1,6 +1,6 @@
 """Measures how long the tools of agents take to compile: ``python -m bench.tool_sets MODEL``.
 
-MODEL is a folder with tokenizer.json and config.json. Each set (tests/constrained/tool_sets.json) is compiled with no schema planned
+MODEL is a folder with tokenizer.json and config.json. Each set (tests/constrained/tool_sets.json) is compiled with no schema known
 before, and with one tool changed in a set that was.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from radixrt.bench.output import print_rows
-from radixrt.constrained.backends.schema_plans import KeptPlans, SchemaPlans
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.backends.tag_schemas import KeptSchemas, TagSchemas
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.constrained.tool_calls import Tool, calls
@@ -56,13 +56,13 @@ def main() -> None:
     )
 
     def constraint_of(tools: dict[str, Any]) -> StructuralTag:
-        made = [Tool.of(name, schema, False, name) for name, schema in tools.items()]
+        made = [Tool.from_schema(name, schema, False, name) for name, schema in tools.items()]
         return calls(made, FORMATS[args.format], required=False, most=None)
 
-    def compiled(tools: dict[str, Any], kept: KeptPlans) -> SchemaPlans:
-        plans = SchemaPlans(kept)
-        compile_constraint(constraint_of(tools), facts, CompileOptions(), plans)
-        return plans
+    def compiled(tools: dict[str, Any], kept: KeptSchemas) -> TagSchemas:
+        schemas = TagSchemas(kept)
+        compile_constraint(constraint_of(tools), facts, CompileOptions(), schemas)
+        return schemas
 
     rows = []
     for name, one in json.loads(SETS.read_text()).items():

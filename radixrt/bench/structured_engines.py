@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.compiler.route import CompileOptions, compile_json_schema
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_json_schema
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.json_schema.enforcement import enforce_json_schema
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
@@ -88,13 +88,13 @@ def any_order(schema: str, facts: TokenizerFacts) -> Held:
         Refused: it would answer with a 400.
     """
     try:
-        plan = plan_json_schema(schema)
-        grammar = llguidance.compile_in_any_order(plan.schema, facts, "flexible")
+        enforced = enforce_json_schema(schema)
+        grammar = llguidance.compile_in_any_order(enforced.schema, facts, "flexible")
     except CannotEnforce as error:
         raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
     except CannotCompile as error:
         raise Refused(str(error)) from error
-    return Held(grammar.backend, load_grammar(grammar, facts), plan.checks)
+    return Held(grammar.backend, load_grammar(grammar, facts), enforced.checks)
 
 
 def alone(schema: str, facts: TokenizerFacts) -> Held:

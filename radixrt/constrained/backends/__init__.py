@@ -1,1 +1,2 @@
-"""One module for each grammar library. Each compiles a constraint to a Grammar and loads a Grammar as a Matcher."""
+"""One module for each grammar library. Each compiles a constraint to a Grammar and loads a Grammar
+as a Matcher."""

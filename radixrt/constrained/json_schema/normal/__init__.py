@@ -1,1 +1,2 @@
-"""The normal form: a user's schema rewritten into few, plain forms that accept exactly the same values."""
+"""The normal form: a user's schema rewritten into few, plain forms that accept exactly the same
+values."""
