@@ -157,8 +157,7 @@ _LOWER = "Lower the bound, or leave it out."
 
 
 def _costly_parts(node: Any, pointer: str) -> Iterator[tuple[float, str, str, str]]:
-    """The parts of a schema that cost most: (size in times of what is usual, pointer, what it is,
-    advice)."""
+    """The costliest parts of a schema: (times what is usual, pointer, what it is, advice)."""
     if isinstance(node, list):
         for index, each in enumerate(node):
             yield from _costly_parts(each, f"{pointer}/{index}")

@@ -13,8 +13,7 @@ class GrammarExhausted(RadixrtError):
 
 
 class CannotEnforce(CannotCompile):
-    """A keyword of a schema that nothing can hold an answer to; the request is refused with a
-    400."""
+    """A keyword that nothing can hold an answer to; the request is refused with a 400."""
 
     def __init__(self, keyword: str, pointer: str, reason: str) -> None:
         what = "The schema" if keyword == "schema" else f"The schema's {keyword!r}"

@@ -8,8 +8,7 @@ from typing import TypeVar
 Symbol = TypeVar("Symbol", bound=Hashable)
 
 Needs = Sequence[Collection[Symbol]]
-"""What a sentence of a symbol needs: of each group, the sentence of one member. A terminal has no
-groups."""
+"""What a sentence of a symbol needs: of each group one member's. A terminal has no groups."""
 
 
 def endless_symbols(

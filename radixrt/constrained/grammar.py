@@ -1,5 +1,4 @@
-"""The result of compiling a constraint: a grammar for the worker, and the checks that the grammar
-leaves."""
+"""The result of compiling a constraint: a grammar for the worker, and the checks it leaves."""
 
 import hashlib
 from typing import Any, Literal
@@ -23,8 +22,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """The library of the matcher: llguidance, or fsm (a token-level finite-state machine made by
     outlines-core)."""
     source: bytes
-    """In the backend's own form: llguidance's grammar text, or the state machine's transition
-    table."""
+    """The backend's own form: llguidance's grammar text, or the machine's transition table."""
 
     key: GrammarKey
     loaded_bytes: int
@@ -72,8 +70,7 @@ class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of a tag, each of which is written by itself, for the search for their
-    values."""
+    """The parameters of a tag, each written by itself, for the search for their values."""
 
     style: ParameterStyle
     texts: tuple[str, ...]
@@ -126,8 +123,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     unenforced: tuple[Unenforced, ...] = ()
     """The keywords that nothing enforces; only of a JSON schema with ``strict`` false."""
     validator: Any = None
-    """The JSON schema against which a finished answer is validated (2020-12, self-contained); None:
-    it is not."""
+    """The JSON schema (2020-12) that validates a finished answer; None: it is not validated."""
 
 
 Path = tuple[str | int, ...]

@@ -37,8 +37,7 @@ class Matcher(abc.ABC):
         return False
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Take tokens; returns how many were taken: all, or those before the first that is not
-        allowed."""
+        """Take tokens; returns how many: all, or those before the first not allowed."""
         if self._ended:
             return 0
         ends = self.facts.eos_token_ids

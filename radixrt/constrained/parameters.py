@@ -51,8 +51,7 @@ class Style:
     quote: str
     """The text before and behind a string."""
     stop: str
-    """Lark expression of the texts that no string may hold: the parser would take them for the
-    string's end."""
+    """Lark expression of what no string may hold: a parser would take it for the end."""
     words: Mapping[bool | None, str]
     """The values that are written as words, as far as they stand outside of lists and objects."""
     names: str
@@ -121,8 +120,7 @@ STYLES: dict[ParameterStyle, Style] = {
 
 
 def declared_parameters(schema: Any) -> list[Parameter]:
-    """The parameters of a tool, in the order of its schema; required ones that it does not declare
-    come last."""
+    """The parameters of a tool, in its schema's order; required ones not declared come last."""
     if not isinstance(schema, dict):
         return []
     properties, required = schema.get("properties"), schema.get("required")

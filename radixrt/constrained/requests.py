@@ -29,8 +29,7 @@ MAX_SOURCE_CHARS = 4 << 20
 MAX_EBNF_CHARS = 256 << 10
 """Longest EBNF grammar; compiling one takes more than linear time and memory."""
 MAX_JSON_MARKS = 100_000
-"""Brackets, commas and colons of a schema that comes as text, those in its strings too: a bound on
-its values."""
+"""Brackets, commas and colons in the text of a schema, its strings too: a bound on its values."""
 PROPERTY_ORDER = "x-property-order"
 """Keyword at the root of a schema: ``any`` or ``schema``, the default."""
 _NO_TYPES = (int, float, bytes, list, tuple, types.FunctionType, types.MethodType)

@@ -1,8 +1,7 @@
 """Reads structural tags in xgrammar's form or in the older one, as a JSON object or its text.
 
 {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [...]}}
-{"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers":
-[...]}
+{"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": []}
 """
 
 import itertools

@@ -15,8 +15,7 @@ from radixrt.base.token_bytes import SavedTokens, TokenBytes
 from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 
 _MARKER = "\x02"
-"""A character that no tokenizer merges with another; text after it is tokenized as in the middle of
-an answer."""
+"""A character that no tokenizer merges; text after it is tokenized as within an answer."""
 
 
 def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
@@ -31,17 +30,14 @@ def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenizerFacts:
-    """A vocabulary as the grammar backends see it. Two are equal only if they are the same
-    object."""
+    """A vocabulary as the backends see it. Two are equal only if they are one object."""
 
     tokens: tuple[bytes, ...]
-    """[vocab_size]; the bytes of each token, the name of a control token; b"" for an id without
-    token."""
+    """[vocab_size]; bytes of each token, name of a control token; b"" for an id without."""
     special_ids: frozenset[int]
     """Control tokens: never part of text."""
     eos_token_ids: tuple[int, ...]
-    """Each of them ends an answer. All are control tokens here, also if the tokenizer does not mark
-    them so."""
+    """Each ends an answer. All are control tokens here, also if not marked so."""
     load_tokenizer: Callable[[], Tokenizer]
 
     @staticmethod

@@ -1,5 +1,4 @@
-"""Builds the constraint of an answer that may call tools, in the syntax of the model's tool-call
-format."""
+"""Builds the constraint of an answer that may call tools, in the model's tool-call format."""
 
 import dataclasses
 import json
@@ -113,8 +112,7 @@ class CallSyntax(ABC):
         return not any(begins_json(opening, content) for opening in self.openings)
 
     def tags_in_text(self, tool: Tool) -> tuple[Tag, ...]:
-        """The ways in which models call the tool in free text; each begins with one of the
-        triggers."""
+        """The ways in which models call the tool in free text; each begins with a trigger."""
         return (self.tag(tool),)
 
 

@@ -45,7 +45,7 @@ def kept_by(schema: Any, *texts: str, num_failures: int = 1, spent: tuple[int, .
 UNIQUE = {"uniqueItems": True}
 
 
-def test_the_likeliest_culprit_is_replaced_first() -> None:
+def test_the_likeliest_cause_is_replaced_first() -> None:
     assert kept_by(UNIQUE, "[", "1", ",", "2", ",", "1", ",", "3", "]") == "[1,2,"
     assert kept_by(UNIQUE, '["', "a", '","', "a", '"]') == '["a","'
     assert kept_by({"contains": {"const": 5}}, "[", "1", ",", "2", "]") == "[1,2"
@@ -178,7 +178,7 @@ def test_paths_survive_a_return_to_an_earlier_point() -> None:
 
 @settings(deadline=None)
 @given(values, st.sampled_from([case for case in CASES]), st.data())
-def test_the_validator_finds_fault_where_jsonschema_does(
+def test_the_validator_finds_errors_where_jsonschema_does(
     value: Any, case: Any, ways: st.DataObject
 ) -> None:
     for schema in (case.schema, *(check.schema for check in case.checks)):
@@ -213,7 +213,7 @@ def test_the_validator_finds_fault_where_jsonschema_does(
         ({"format": "date"}, '"2024-13-01"', SpanError((), "format", "")),
     ],
 )
-def test_errors_name_the_culprits(schema: Any, text: str, error: SpanError) -> None:
+def test_errors_name_their_causes(schema: Any, text: str, error: SpanError) -> None:
     [found] = validate_span(schema, text)
     assert found.message
     assert (found.path, found.keyword) == (error.path, error.keyword)
@@ -270,7 +270,7 @@ def test_numbers_are_no_booleans_among_unique_items() -> None:
     )
 
 
-def test_validation_leaves_no_trace_of_the_search_for_culprits() -> None:
+def test_validation_leaves_no_trace_of_the_search_for_causes() -> None:
     schema = {"not": {"required": ["a", "b"]}}
     text = json.dumps({"a": [1, {"z": "x"}], "b": "y", "c": None})
     assert validate_span(schema, text) == validate_span(schema, text)

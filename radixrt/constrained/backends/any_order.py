@@ -274,8 +274,7 @@ def _declared(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _members(node: dict[str, Any]) -> int:
-    """How many different kinds of properties may stand in an order of their own; 0: the schema is
-    of no object."""
+    """Kinds of properties that may stand in an order of their own; 0 without an object."""
     if node.get("type") != "object":
         return 0
     return len(_declared(node)) + (node.get("additionalProperties", True) is not False)

@@ -42,8 +42,7 @@ def check_lark(text: str) -> None:
 
 
 def endless_rule(text: str) -> str | None:
-    """A rule that can be reached and has no finite sentence, the cause if others need it; None if
-    all have one."""
+    """An endless rule that can be reached, the cause if others need it; None if there is none."""
     reader = _Reader(text)
     reader.grammar("")
 
@@ -58,8 +57,7 @@ def endless_rule(text: str) -> str | None:
 
 
 class _Reader:
-    """Collects what each rule needs. A group in parentheses is a rule of its own, with ``#`` in its
-    name."""
+    """Collects what each rule needs. A group in parentheses is a rule with ``#`` in its name."""
 
     def __init__(self, text: str) -> None:
         self.needs: dict[str, list[list[str]]] = {}

@@ -1,5 +1,4 @@
-"""Writes texts as terminals of a Lark grammar, with control tokens by their ids, and as regular
-expressions."""
+"""Writes texts as terminals of a Lark grammar, and as regular expressions."""
 
 import functools
 import itertools
@@ -91,8 +90,7 @@ class LarkText:
 
 @functools.lru_cache(maxsize=4)
 def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Some models have thousands of control tokens, and a grammar of tool calls hundreds of
-    texts."""
+    """Some models have thousands of control tokens, and a set of tools has hundreds of texts."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 

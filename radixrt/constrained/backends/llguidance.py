@@ -215,8 +215,7 @@ def _tokenizer(facts: TokenizerFacts) -> LLTokenizer:
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "LlguidanceMatcher":
-    """Raises GrammarExhausted if the grammar was compiled for another tokenizer, or by another
-    version."""
+    """Raises GrammarExhausted if it was compiled for another tokenizer, or by another version."""
     return LlguidanceMatcher(grammar, facts, _native(grammar, facts))
 
 
@@ -230,8 +229,7 @@ def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
 _of_thread = threading.local()
 
 _NOT_ALLOWED = "satisfy the grammar"
-"""Part of llguidance's error for a token that is not allowed; for another error the token is tried
-again."""
+"""Part of the error for a token that is not allowed; after another error it is tried again."""
 
 
 def _consume(native: LLMatcher, token_id: int, facts: TokenizerFacts) -> bool:

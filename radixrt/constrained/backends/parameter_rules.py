@@ -73,8 +73,7 @@ class ParameterRules:
             self.start = self._declared(declared_parameters(schema))
 
     def _declared(self, parameters: list[Parameter]) -> str:
-        """The parameters in order. ``first_i`` stands where none is written yet, ``rest_i`` behind
-        one."""
+        """The parameters in order. ``first_i`` stands where none was written, else ``rest_i``."""
         first, rest = (f"{self._prefix}_{word}" for word in ("first", "rest"))
         for index, parameter in enumerate(parameters):
             begin = self._text.literal(
@@ -146,8 +145,7 @@ class ParameterRules:
         return f"({' | '.join(ways)})"
 
     def _enforced(self, parameter: Parameter) -> dict[str, Any]:
-        """The schema of a parameter, normalised, with the keywords alone that llguidance
-        enforces."""
+        """The schema of a parameter for llguidance, with the keywords alone that it enforces."""
 
         def placed(pointer: str) -> str:
             if pointer.startswith(("/$defs/", "/definitions/")):
@@ -187,8 +185,7 @@ class ParameterRules:
 def _without_words(
     schema: dict[str, Any], words: Mapping[bool | None, str]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The schema without the values that are written as words, and these words; None: it has no
-    other values."""
+    """The schema without the values that are words, if any are left, and these words."""
 
     if "const" in schema or "enum" in schema:
         values = schema.get("enum", [schema.get("const")])

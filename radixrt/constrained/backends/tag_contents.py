@@ -28,8 +28,7 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 @dataclasses.dataclass(eq=False)
 class TagContents:
-    """Collects the grammars, the checks of values that they leave, and the keywords that nothing
-    enforces."""
+    """Collects the grammars of contents, the checks that they leave, and unenforced keywords."""
 
     _constraint: StructuralTag | Compound
     _facts: TokenizerFacts

@@ -34,8 +34,7 @@ MAX_TAGS = 4096
 
 
 def check_triggers(constraint: StructuralTag) -> None:
-    """Raises CannotCompile if it isn't certain which tag a trigger begins, or how many tags there
-    may be."""
+    """Raises CannotCompile if it isn't certain which tag begins, or how many there may be."""
     if not constraint.tags or len(constraint.tags) > MAX_TAGS:
         raise CannotCompile(
             f"There are {len(constraint.tags)} tags; give between 1 and {MAX_TAGS}."
@@ -73,8 +72,7 @@ def _certain(tag: Tag) -> str:
 
 
 def _is_told_from_others(tag: Tag, constraint: StructuralTag) -> bool:
-    """Whether the tag is JSON with an empty ``begin``, and every other tag begins as no JSON
-    does."""
+    """Whether the tag is JSON with an empty ``begin``, and no other tag begins as JSON does."""
     if tag.begin or constraint.free_text or not isinstance(tag.content, JsonSchema | AnyJson):
         return False
     openings = [opening for opening, _ in constraint.lists] or [""]

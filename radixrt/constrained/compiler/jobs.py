@@ -19,8 +19,7 @@ LENGTH = struct.Struct("<Q")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of the tokenizer, and the limits of compiling. The first frame that the zygote
-    gets."""
+    """The tokenizer, and the limits of compiling. The first frame that the zygote gets."""
 
     tokenizer_json: str
     """Path of the model's tokenizer.json, beside which the tokens may be saved."""
@@ -139,8 +138,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Anything else: a mistake in radixrt or in a library; also the reason why a helper can't
-    start."""
+    """Any other failure: a mistake in radixrt or a library; also why a helper can't start."""
 
     reason: str
 

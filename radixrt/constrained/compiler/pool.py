@@ -68,8 +68,7 @@ class CompilePool:
         self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes, config.cache_entries)
         self.killed = 0
         self.schemas: ByteLru[bytes, bytes] = ByteLru(SCHEMAS_BYTES, SCHEMAS_ENTRIES)
-        """What is known of the schemas in tags: of a set of tools, only the new ones are
-        normalised."""
+        """What is known of the schemas in tags, so that only new ones are normalised."""
         self._under_way: dict[tuple[str, bytes], asyncio.Task[Compiled]] = {}
         self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
         self._quick = RoundRobin[_Waiting]()
@@ -95,8 +94,7 @@ class CompilePool:
             supervise(keeper, "The keeper of a compiler helper", may_return=True)
 
     def load_tokenizer(self) -> None:
-        """Load ahead what regular expressions and choices need, which takes a second with large
-        vocabularies."""
+        """Load ahead what regular expressions and choices need, which may take a second."""
         self._loads_tokenizer = True
         self._load_tokenizer()
 
@@ -151,8 +149,7 @@ class CompilePool:
                 self._abandon(key, task)
 
     def _abandon(self, key: tuple[str, bytes], task: asyncio.Task[Compiled]) -> None:
-        """No request waits for this grammar any more: its job is not started, or stopped if it
-        takes long."""
+        """No request waits for this grammar any more: drop its job, or stop it if it is slow."""
         if not task.done():
             self._under_way.pop(key, None)
             task.cancel()
@@ -263,8 +260,7 @@ class CompilePool:
             last.reply.set_exception(_too_many(count))
 
     async def _next(self, for_quick_ones: bool) -> _Waiting:
-        """The next job: a slow one first, where they are taken, since quick ones have a helper of
-        their own."""
+        """The next job: a slow one first, where taken, as quick ones have their own helper."""
         async with self._work:
             while True:
                 await self._work.wait_for(
@@ -282,8 +278,7 @@ class CompilePool:
     # ------------------------------------------------------------ helpers
 
     async def _keep(self, for_quick_ones: bool) -> None:
-        """Keep one helper alive and give it jobs; ``for_quick_ones`` stops slow jobs when others
-        wait."""
+        """Keep one helper alive and busy; ``for_quick_ones`` stops slow jobs if others wait."""
         helper: Helper | None = None
         waiting: _Waiting | None = None
         needs_tokenizer = False

@@ -32,8 +32,7 @@ _RECURSION_LIMIT = 10_000
 
 
 def main(parent_pid: int) -> None:
-    """The zygote: load the tokens, then make helpers as the parent asks on standard input, a
-    socket."""
+    """The zygote: load the tokens, then make helpers as the parent asks on standard input."""
     _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     control = socket.socket(fileno=os.dup(0))
@@ -121,8 +120,7 @@ def _report_ends(control: socket.socket) -> None:
 
 
 def _load_tokenizer(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
-    """Load the tokenizer, so that the helpers need not. Where that fails, a job meets the failure
-    itself."""
+    """Load the tokenizer for all helpers. Where that fails, a job meets the failure itself."""
     global _has_tried
     _has_tried = True
     if not facts.has_tokenizer:

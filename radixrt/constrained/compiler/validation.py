@@ -17,8 +17,7 @@ from radixrt.constrained.json_schema.validation import SchemaValidator, parse_ex
 from radixrt.constrained.json_schema.values import first_repeated
 
 _MAX_SEARCHED_PARTS = 32
-"""Containers with more parts are not searched for the cause of an error: each part costs a
-validation."""
+"""Most parts of a container that is searched for a cause: each part costs a validation."""
 _MAX_SEARCHED_CHARACTERS = 16_384
 _MAX_ERRORS = 4
 _MAX_MESSAGE = 300

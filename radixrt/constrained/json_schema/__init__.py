@@ -1,2 +1,1 @@
-"""JSON schemas: their normal form (``normal``), what a grammar enforces of it, and the checks of
-the rest."""
+"""JSON schemas: their normal form (``normal``), what a grammar enforces, and checks of the rest."""

@@ -43,8 +43,7 @@ class EnforcedSchema:
     """A JSON schema, in the parts that enforce it."""
 
     schema: Any
-    """The schema for llguidance. It allows all values of the user's schema, and values that the
-    checks reject."""
+    """The schema for llguidance. It also allows the values that the checks reject."""
     grammar: Any
     """The result of compiling ``schema``."""
     checks: tuple[SpanCheck, ...]
@@ -131,8 +130,7 @@ class _Superset:
         self.dropped: KeywordsByPlace = {}
         self._reasons: dict[Place, str] = {}
         self._reduced: Any = None
-        """The schema, in which each node knows its place in the whole, as ``oneOf`` may become
-        ``anyOf``."""
+        """The schema with the places of nodes in the whole: ``oneOf`` may become ``anyOf``."""
 
     def unenforced(self) -> tuple[Unenforced, ...]:
         """The keywords that were dropped."""

@@ -94,7 +94,6 @@ LENGTHS = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
 
 
 def format_pattern(name: str) -> str | None:
-    """A pattern of exactly the strings of a format, or of nearly all of them; None where there is
-    none."""
+    """A pattern of the strings of a format, or of nearly all of them; None if there is none."""
     expression = _EXACT.get(name)
     return None if expression is None else f"^(?:{expression})$"

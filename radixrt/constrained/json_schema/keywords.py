@@ -1,5 +1,4 @@
-"""The keywords of JSON schema: the type of value that each constrains, and where it holds
-subschemas."""
+"""The keywords of JSON schema: the type of value that each constrains, and its subschemas."""
 
 from typing import Any
 
@@ -8,11 +7,9 @@ ORIGIN = "$origin"
 PLACE = "$place"
 """Private key of a schema that is made smaller: where each subschema was."""
 NOT_IN = "$notIn"
-"""Private key inside the normaliser: the value is none of these. It is written as ``not: {enum:
-...}``."""
+"""Private key of the normaliser: the value is none of these (``not: {enum: ...}``)."""
 NOT_INTEGER = "$notInteger"
-"""Private key inside the normaliser: the number has a fraction. It is written as ``not: {type:
-integer}``."""
+"""Private key of the normaliser: the number has a fraction (``not: {type: integer}``)."""
 
 TYPES = ("null", "boolean", "object", "array", "number", "string")
 """Every JSON value has exactly one of these; an integer is a number."""

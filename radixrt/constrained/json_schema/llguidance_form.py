@@ -53,8 +53,7 @@ def _says_nothing(keyword: str, node: Node) -> bool:
 
 
 def _keep_writable_values(node: Node) -> bool:
-    """Take out values with control characters, which llguidance writes nowhere; False if none is
-    left."""
+    """Take out values with control characters, which can't be written; False if none is left."""
     if "enum" in node:
         node["enum"] = [value for value in node["enum"] if is_writable(value)]
     return bool(node.get("enum", True)) and is_writable(node.get("const"))

@@ -1,5 +1,4 @@
-"""Finds the keywords without which llguidance compiles a schema: the rest is a superset that it can
-enforce."""
+"""Finds the keywords without which llguidance compiles a schema: the rest is a superset."""
 
 import itertools
 import json

@@ -137,6 +137,5 @@ class SchemaValidator:
         )
 
     def first_error(self, text: str) -> ValidationError | None:
-        """Why the text is not valid, or None if it is. Raises ValueError if the text is not
-        JSON."""
+        """Why the text is not valid; None if it is. Raises ValueError if it is not JSON."""
         return next(self.validator.iter_errors(parse_exact(text)), None)

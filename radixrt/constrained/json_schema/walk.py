@@ -41,8 +41,7 @@ def children(node: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
-    """A copy in which ``change`` has replaced each subschema, given it and its path; definitions
-    included."""
+    """A copy with what ``change`` makes of each subschema and its path, definitions included."""
     result = dict(node)
     for word, value in node.items():
         kind = _HOLDS.get(word)

@@ -126,8 +126,7 @@ class FailedSpan:
     text: str
     """The text from the point of return to the end of the value."""
     value_start: int
-    """Character at which the value begins: the first token may also hold the end of the text before
-    it."""
+    """Where the value begins: the first token may also hold the end of the text before."""
     token_ids: list[int]
     """Up to the one that completed the value: of a number, that is the one behind it."""
     token_starts: list[int]
@@ -146,8 +145,7 @@ class FailedSpan:
 
     @property
     def sound_characters(self) -> int | None:
-        """Length of the valid part of the value, up to the likeliest cause; None if something is
-        missing."""
+        """Length of the valid part, up to the likeliest cause; None if something is missing."""
         if any(error.keyword in _LACKING for error in self.errors):
             return None
         places = [self.position.find(_likeliest_cause(error)) for error in self.errors]
@@ -177,13 +175,11 @@ class BacktrackPoint:
     """The decisions to forbid. The answer goes back to the first of them."""
 
     depths: list[int]
-    """Indices of tokens that must not come again after those before them; ascending, never
-    empty."""
+    """Indices of tokens that must not come again after those before them; ascending."""
     end: int
     """End of the part of the failed text that is known to be wrong, or of the text."""
     lead: int = 0
-    """Leading characters of the first token's text that are not known to be wrong, such as a
-    comma."""
+    """Leading characters of the first token that are not known to be wrong: a comma."""
     others: tuple[str, ...] = ()
     """Other texts from there on, lead included, that would be wrong as well."""
 
@@ -209,8 +205,7 @@ def ruler(number: int) -> int:
 
 
 def _windows(failed: FailedSpan) -> Iterator[tuple[list[int], int, int]]:
-    """The decisions of each candidate that are left to make, with its range of text; each place
-    once."""
+    """Each candidate's decisions that are left, with its range of text; each place once."""
     seen = set()
     for start, end in _candidates(failed):
         first, last = failed.depth_of(start), failed.depth_of(max(end - 1, start))
@@ -243,8 +238,7 @@ def _candidates(failed: FailedSpan) -> Iterator[tuple[int, int]]:
 
 
 def _by_causes(whole: ValuePosition, error: SpanError) -> Iterator[tuple[int, int]]:
-    """Other values for the unsuited parts; other properties for the superfluous ones, or none any
-    more."""
+    """Other values for the unsuited parts; other properties, or none, for superfluous ones."""
     value = whole.find(error.path)
     superfluous = _in_reverse(whole.find(path) for path in error.superfluous)
     unsuited = _in_reverse(whole.find(path) for path in error.unsuited)

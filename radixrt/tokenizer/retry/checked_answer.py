@@ -327,8 +327,7 @@ class CheckedAnswer:
         return dataclasses.replace(failed, num_failures=state.num_failures, full=state.full)
 
     def _go_back(self, kept: int) -> None:
-        """Drop all tokens except the first ``kept``, and the state that belongs to the dropped
-        ones."""
+        """Drop all tokens except the first ``kept``, and what is known of the dropped ones."""
         self._tracker.reset(self._checkpoints[kept])
         for known in (self._tokens, self._texts, self._starts, self._checkpoints, self._ends):
             del known[kept:]

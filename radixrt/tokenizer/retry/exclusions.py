@@ -66,8 +66,7 @@ class TokenTexts:
 TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
 """See :meth:`radixrt.tokenizer.retry.exclusions.TokenTexts.along`."""
 MAX_SPELLINGS = 64
-"""Spellings of one text; there are more only of long runs of characters that were forbidden too
-early."""
+"""Spellings of one text; only long runs of characters have more."""
 MAX_PATH_TOKENS = 128
 """Longer paths are not sent to the worker; a value that they would forbid fails its check again."""
 

@@ -95,8 +95,7 @@ class ParameterTracker(Scanner):
             self._values.begin_property(self._name, self.offset)
 
     def _to(self, mark: str, text: str, following: str) -> int:
-        """Read on to the end of a mark, where another state begins; returns how many characters it
-        took."""
+        """Read on to a mark's end, where another state begins; returns the characters taken."""
         if (taken := self._take_to(mark, text)) is None:
             return len(text)
         self._state = following

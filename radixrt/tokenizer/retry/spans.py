@@ -66,13 +66,11 @@ class _Pieces(NamedTuple):
 
 
 Checkpoint = tuple[Any, ...]
-"""All that a scanner knows at one moment; taking one and going back to it cost no more than this
-tuple."""
+"""All that a scanner knows at one moment; taking one and going back cost a small tuple."""
 
 
 class Scanner(abc.ABC):
-    """Follows a growing text, given in pieces that may be cut anywhere. The grammar ensures its
-    form."""
+    """Follows a growing text in pieces cut anywhere. The grammar ensures its form."""
 
     STATE: ClassVar[tuple[str, ...]]
     """The attributes that change."""
@@ -221,8 +219,7 @@ class SpanTracker(Scanner):
         return self._completed
 
     def _in_string(self, text: str, at: int, base: int) -> int:
-        """Read on in a string or name that is open; returns where it stops: at its end or the
-        piece's."""
+        """Read on in an open string or name; returns where it stops: its end or the piece's."""
         begin = at
         while at < len(text):
             if self._is_escaped:
@@ -292,8 +289,7 @@ class SpanTracker(Scanner):
 
 
 def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where the longest match at a place ends; the patterns match everywhere, if only the empty
-    text."""
+    """Where the longest match at a place ends; the patterns match everywhere."""
     match = pattern.match(text, at)
     assert match is not None
     return match.end()

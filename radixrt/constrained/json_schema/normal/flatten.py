@@ -1,5 +1,4 @@
-"""Flattens a conjunction of schemas: opens its references and ``allOf``, and writes negations as
-schemas."""
+"""Flattens a conjunction of schemas: opens references and ``allOf``, and writes negations."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -135,8 +134,7 @@ class Flat:
     """All of these hold for the value, unless ``never``."""
 
     simple: list[Raw] = dataclasses.field(default_factory=list)
-    """Schemas whose keywords are about the value itself; none opens another schema for the same
-    value."""
+    """Schemas whose keywords are about the value itself, and open no other schema for it."""
     choices: list[list[Schema]] = dataclasses.field(default_factory=list)
     """Lists of which at least one schema each holds."""
     exclusives: list[list[Schema]] = dataclasses.field(default_factory=list)
@@ -152,8 +150,7 @@ class Flat:
         return [False] if self.never else [*self.simple, *anyof, *oneof, *self.opaque]
 
     def types(self) -> set[str]:
-        """The types that the value may have; ``integer`` stands for ``number`` where it must be
-        one."""
+        """The types that the value may have; ``integer`` for ``number`` if it must be one."""
         allowed = set(TYPES)
         for raw in self.simple:
             if "type" in raw:
@@ -272,8 +269,7 @@ class Flattener:
         flat.choices.append([_part_of(raw, {"allOf": list(case)}) for case in cases])
 
     def _without_unevaluated(self, flat: Flat, raw: Raw) -> Raw:
-        """Say ``unevaluated...`` as additional properties and items of all that is evaluated, where
-        that is known."""
+        """Say ``unevaluated...`` as additional properties and items, where that is known."""
         rest = {key: value for key, value in raw.items() if not key.startswith("unevaluated")}
         seen = self._opened(rest)
         said: list[Raw | None] = []
@@ -287,8 +283,7 @@ class Flattener:
         return rest
 
     def _opened(self, raw: Raw) -> list[Raw] | None:
-        """The schema and all that it holds the same value to; None: which these are depends on the
-        value."""
+        """The schema and all that it holds the value to; None if that depends on the value."""
         opened: list[Schema] = [raw]
         for part in opened:
             if isinstance(part, bool):

@@ -1,5 +1,4 @@
-"""Decides whether a pattern certainly matches a text, and writes patterns that match all texts
-except some."""
+"""Decides whether a pattern certainly matches a text; writes patterns of all texts but some."""
 
 import functools
 import re

@@ -1,5 +1,4 @@
-"""The nodes of a schema in normal form while it is built, and the schema that a graph of them is
-written as."""
+"""The nodes of a schema in normal form, and the schema that a graph of them is written as."""
 
 import dataclasses
 import re
@@ -71,8 +70,7 @@ class Written(dict[str, Any]):
 
 
 INLINE_SIZE = 6
-"""A schema that several others hold is written once, under ``$defs``, if it has more keywords than
-this."""
+"""A schema with more keywords that several others hold is written once, under ``$defs``."""
 
 
 def write(root: Node, more_defs: dict[str, Any]) -> Any:

@@ -117,8 +117,7 @@ class Normalizer:
         return self._nodes[key]
 
     def _key(self, raw: Schema) -> int:
-        """Equal for equal schemas; made of the keys of the subschemas, so that each is written
-        once."""
+        """Equal for equal schemas; made of the subschemas' keys: each is written once."""
         if isinstance(raw, bool):
             return raw
         if id(raw) not in self._keys:

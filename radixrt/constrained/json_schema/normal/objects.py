@@ -1,5 +1,4 @@
-"""Normalises a conjunction of schemas for objects, and resolves its keywords to the schemas of one
-property."""
+"""Normalises a conjunction of schemas for objects, down to the schemas of each property."""
 
 import dataclasses
 from typing import Any
@@ -13,8 +12,7 @@ from radixrt.constrained.json_schema.normal.scalars import denied_values
 
 @dataclasses.dataclass
 class Shape:
-    """The three keywords that divide an object's properties among themselves, each with its
-    conjunctions."""
+    """The keywords that divide an object's properties among themselves, as conjunctions."""
 
     properties: dict[str, list[Schema]] = dataclasses.field(default_factory=dict)
     patterns: dict[str, list[Schema]] = dataclasses.field(default_factory=dict)
@@ -73,8 +71,7 @@ class Shape:
 
 
 def _covers(one: Shape, other: Shape) -> bool:
-    """Whether the schema of ``other`` for additional properties can stand beside the patterns of
-    ``one``."""
+    """Whether ``other``'s schema of additional properties can stand beside ``one``'s patterns."""
     if not other.additional or other.closed or one.patterns.keys() <= other.patterns.keys():
         return True
     # Names that match a pattern of ``one`` are additional for ``other``, unless it declares them.
@@ -236,8 +233,7 @@ class ObjectForm:
 
 
 def _names_as_shape(node: Node) -> Shape | None:
-    """Which properties there may be if their names satisfy a schema; None where no shape says
-    that."""
+    """The properties whose names satisfy a schema; None where no shape says that."""
     values = node.finite_values()
     if values is not None:
         return Shape({value: [] for value in values}, {}, [False])

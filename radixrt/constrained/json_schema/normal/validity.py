@@ -1,5 +1,4 @@
-"""Tests a value against translated schemas with jsonschema; unknown where jsonschema's reading is
-not certain."""
+"""Tests a value against translated schemas, where jsonschema's reading of them is certain."""
 
 import itertools
 import json
@@ -109,8 +108,7 @@ def _has_inner_format(schema: Any) -> bool:
 
 
 def _pairs(schema: Any, values: list[Any]) -> Iterator[tuple[str, str]]:
-    """Every pattern with every text that it may meet; without a text, at least with the empty
-    one."""
+    """Every pattern with every text that it may meet, at least the empty one."""
     objects = [each for each in values_in(schema) if isinstance(each, dict)]
     patterns = {each["pattern"] for each in objects if isinstance(each.get("pattern"), str)}
     patterns |= {pattern for each in objects for pattern in each.get("patternProperties", ())}
