@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     The exit status is 1 if the router accepted an invalid instance.
     """
     console = console_beside(arguments.json)
-    facts = TokenizerFacts.of_model(
+    facts = TokenizerFacts.from_folder(
         resolve_model_path(arguments.tokenizer or DEMO_MODEL, "--tokenizer")
     )
     rows = list(read_schemas(Path(arguments.schemas)))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.compiler.route import CompileOptions, compile_json_schema
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_json_schema
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.json_schema.enforcement import enforce_json_schema
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
@@ -90,9 +90,9 @@ def router(schema: str, facts: TokenizerFacts) -> Held:
 @_refusing()
 def any_order(schema: str, facts: TokenizerFacts) -> Held:
     """Compile as the server does for a schema with ``"x-property-order": "any"``."""
-    plan = plan_json_schema(schema)
-    grammar = llguidance.compile_in_any_order(plan.schema, facts, "flexible")
-    return Held(grammar.backend, load_grammar(grammar, facts), plan.checks)
+    enforced = enforce_json_schema(schema)
+    grammar = llguidance.compile_in_any_order(enforced.schema, facts, "flexible")
+    return Held(grammar.backend, load_grammar(grammar, facts), enforced.checks)
 
 
 @_refusing()

@@ -1,4 +1,5 @@
-"""Entry point of the zygote of compiler helpers: ``python -m radixrt.constrained PARENT_PID`` (see compiler/process.py)."""
+"""Entry point of the zygote of compiler helpers: ``python -m radixrt.constrained PARENT_PID`` (see
+compiler/process.py)."""
 
 import sys
 

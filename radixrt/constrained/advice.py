@@ -1,4 +1,5 @@
-"""The advice on a constraint: what a grammar enforces exactly, what is checked afterwards, what is slow, and what would help."""
+"""The advice on a constraint: what a grammar enforces exactly, what is checked afterwards, what is
+slow, and what would help."""
 
 import json
 import re
@@ -32,13 +33,13 @@ class SlowStep(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
     """CPU time."""
     pointer: str
-    """Of the likeliest cause in the schema; empty: the whole."""
+    """Place of the likeliest cause in the schema; empty for the whole."""
     message: str
     advice: str
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The verdict on one constraint."""
+    """What is known of one constraint."""
 
     ok: bool
     """Requests with it are taken."""
@@ -93,7 +94,7 @@ REWRITINGS: dict[str, str] = {
         '{"type": "object", "properties": {"red": {"const": true}, "blue": {"const": true}}, "additionalProperties": false}.'
     ),
 }  # fmt: skip
-"""By keyword: the form that a grammar enforces."""
+"""The form that a grammar enforces, for each keyword."""
 
 _SIMPLER = "Write it with fewer keywords in one place: type, properties, items, enum, anyOf, pattern and bounds are exact."
 
@@ -156,7 +157,7 @@ _LOWER = "Lower the bound, or leave it out."
 
 
 def _costly_parts(node: Any, pointer: str) -> Iterator[tuple[float, str, str, str]]:
-    """The parts of a schema that cost most: (size in times of what is usual, pointer, what it is, advice)."""
+    """The costliest parts of a schema: (times what is usual, pointer, what it is, advice)."""
     if isinstance(node, list):
         for index, each in enumerate(node):
             yield from _costly_parts(each, f"{pointer}/{index}")

@@ -1,4 +1,4 @@
-"""The kinds of constraint that a request can ask for, in the form in which they travel before compilation."""
+"""The kinds of constraint that a request can ask for, as they travel before compilation."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ class JsonSchema(_Constraint, frozen=True, kw_only=True):
     schema: str
     """JSON text. The order of its keys is kept: properties are generated in this order."""
     strict: bool = True
-    """False: keywords that can't be enforced are left out, and reported. True: they are an error."""
+    """Keywords that can't be enforced are an error; False: they are left out and reported."""
     any_order: bool = False
     """Objects take their properties in any order, not only in the schema's."""
 
@@ -40,7 +40,7 @@ class Choice(_Constraint, frozen=True, kw_only=True):
 
 
 class Ebnf(_Constraint, frozen=True, kw_only=True):
-    """Text of a context-free grammar in GBNF, the EBNF of llama.cpp and xgrammar; it begins with ``root``."""
+    """Text of a grammar in GBNF, the EBNF of llama.cpp and xgrammar; it begins with ``root``."""
 
     grammar: str
 
@@ -50,7 +50,7 @@ class Lark(_Constraint, frozen=True, kw_only=True):
 
     grammar: str
     in_json_string: bool = False
-    """The text is written between the quotes of a JSON string, with JSON's escapes. Only of a tag's content."""
+    """The text is written between a JSON string's quotes, escaped. Only of a tag's content."""
 
 
 class AnyText(_Constraint, frozen=True, kw_only=True):
@@ -59,28 +59,20 @@ class AnyText(_Constraint, frozen=True, kw_only=True):
     excludes: tuple[str, ...] = ()
     """Texts that must not occur in it."""
     max_tokens: int | None = None
-    """Most tokens. Only without ``excludes``, and where the answer ends or a control token follows."""
+    """Most tokens. Only without ``excludes``, before the end or a control token."""
 
 
 ParameterStyle = Literal[
-    "qwen_xml",
-    "seed_xml",
-    "minimax_xml",
-    "glm45",
-    "glm47",
-    "pythonic",
-    "olmo3",
-    "functiongemma",
-    "gemma4",
-]
+    "qwen_xml", "seed_xml", "minimax_xml", "glm45", "glm47", "pythonic", "olmo3", "functiongemma", "gemma4",
+]  # fmt: skip
 """How a tool-call format writes each parameter by itself."""
 
 
 class Parameters(_Constraint, frozen=True, kw_only=True):
-    """The arguments of a tool call, each parameter written by itself: the content of a structural tag."""
+    """The arguments of a tool call, each written by itself: the content of a structural tag."""
 
     schema: JsonSchema
-    """Of the arguments as one object."""
+    """The schema of the arguments as one object."""
     style: ParameterStyle
 
 
@@ -88,7 +80,7 @@ class Tokens(_Constraint, frozen=True, kw_only=True):
     """One token, whatever its text."""
 
     tokens: tuple[int | str, ...]
-    """By id, or by the text of the vocabulary."""
+    """Token ids, or texts of the vocabulary."""
     excluded: bool = False
     """It is none of these, and does not end the answer; False: it is one of them."""
 
@@ -135,21 +127,22 @@ class StructuralTag(_Constraint, frozen=True, kw_only=True):
     triggers: tuple[str, ...]
     """Each a prefix of the ``begin`` of at least one tag; each ``begin`` has exactly one."""
     free_text: bool = True
-    """Text is allowed before, between and after tags. False: only tags, with ``separator`` between them."""
+    """Text may stand around tags. False: only tags, with ``separator`` between them."""
     separator: str = ""
     min_tags: int = 0
     max_tags: int | None = None
     excludes: tuple[str, ...] = ()
     """Texts that must not occur in the free text."""
     lists: tuple[tuple[str, str], ...] = ()
-    """If not empty: all tags stand together, with ``separator`` between them, behind one of these openings and before its closing;
-    free text may precede them, and is the whole answer if there are no tags. The openings are the triggers. A tag without a
-    ``begin`` stands alone, in place of the list."""
+    """If not empty: all tags stand together, with ``separator`` between them, behind one of these
+    openings and before its closing; free text may precede them, and is the whole answer if there
+    are no tags. The openings are the triggers. A tag without a ``begin`` stands alone, in place of
+    the list."""
     not_text: str = ""
-    """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not begin as this regular
-    expression says."""
+    """Only with ``lists``: they stand at the beginning of the answer alone, and free text must not
+    begin as this regular expression says."""
     before: tuple[Tag, ...] = ()
-    """Any number of these may stand before the other tags. Only without ``free_text`` and ``lists``."""
+    """Any number of these may come first. Only without ``free_text`` and ``lists``."""
 
 
 Compound = Series | Either | Repeated | Tokens

@@ -8,12 +8,12 @@ class CannotCompile(RadixrtError):
 
 
 class GrammarExhausted(RadixrtError):
-    """A matcher ran into a limit of its library in the middle of an answer. The tokens that may come next are unknown,
-    so the answer must end with an error."""
+    """A matcher ran into a limit of its library in the middle of an answer. The tokens that may
+    come next are unknown, so the answer must end with an error."""
 
 
 class CannotEnforce(CannotCompile):
-    """A keyword of a schema that nothing can hold an answer to; the request is refused with a 400."""
+    """A keyword that nothing can hold an answer to; the request is refused with a 400."""
 
     def __init__(self, keyword: str, pointer: str, reason: str) -> None:
         what = "The schema" if keyword == "schema" else f"The schema's {keyword!r}"
@@ -23,3 +23,8 @@ class CannotEnforce(CannotCompile):
         """JSON pointer into the schema that the user sent; empty for the whole."""
         self.reason = reason
         """A sentence with the obstacle, or with the change that helps."""
+
+    @classmethod
+    def whole(cls, reason: str) -> "CannotEnforce":
+        """The error about a whole schema."""
+        return cls("schema", "", reason)

@@ -1,9 +1,11 @@
 """Reads the fields of JSON objects that users give.
 
-Each function raises ``RequestError`` if the value is another than it returns; the error names the place.
+Each function raises ``RequestError`` if the value is another than it returns; the error names the
+place.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from radixrt.base.errors import RequestError
@@ -22,6 +24,12 @@ def as_list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise wrong(where, "must be a list with at least one entry")
     return value
+
+
+def entries(given: Object, name: str, where: str) -> Iterator[tuple[Any, str]]:
+    """The entries of a list that is not empty, each with its place."""
+    for index, entry in enumerate(as_list(given.get(name), f"{where}.{name}")):
+        yield entry, f"{where}.{name}[{index}]"
 
 
 def as_texts(value: Any, where: str) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Finds the rules of a grammar, or the parts of a schema, that have no finite sentence (in the literature: unproductive symbols)."""
+"""Finds the rules of a grammar, or the parts of a schema, that have no finite sentence (in the
+literature: unproductive symbols)."""
 
 import collections
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -7,13 +8,14 @@ from typing import TypeVar
 Symbol = TypeVar("Symbol", bound=Hashable)
 
 Needs = Sequence[Collection[Symbol]]
-"""What a sentence of a symbol needs: of each group, the sentence of one member. A terminal has no groups."""
+"""What a sentence of a symbol needs: of each group one member's. A terminal has no groups."""
 
 
 def endless_symbols(
     starts: Iterable[Symbol], needs: Callable[[Symbol], Needs[Symbol]]
 ) -> list[Symbol]:
-    """The symbols that can be reached from these and have no finite sentence. ``needs`` is asked once for each symbol.
+    """The symbols that can be reached from these and have no finite sentence. ``needs`` is asked
+    once for each symbol.
 
     The time is linear in the size of the grammar.
 

@@ -1,4 +1,4 @@
-"""The result of compiling a constraint: a grammar for the worker, and the checks that the grammar leaves."""
+"""The result of compiling a constraint: a grammar for the worker, and the checks it leaves."""
 
 import hashlib
 from typing import Any, Literal
@@ -15,19 +15,21 @@ GrammarKey = bytes
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """A compiled constraint, in the form that a worker loads within milliseconds. Made by :meth:`compiled`."""
+    """A compiled constraint, in the form that a worker loads within milliseconds. Made by
+    :meth:`compiled`."""
 
     backend: Backend
-    """The library of the matcher: llguidance, or fsm (a token-level finite-state machine made by outlines-core)."""
+    """The library of the matcher: llguidance, or fsm (a token-level finite-state machine made by
+    outlines-core)."""
     source: bytes
-    """In the backend's own form: llguidance's grammar text, or the state machine's transition table."""
+    """The backend's own form: llguidance's grammar text, or the machine's transition table."""
 
     key: GrammarKey
     loaded_bytes: int
     """Memory that it takes in a worker, as far as the backend tells."""
     is_ambiguous: bool = False
-    """A user wrote its rules, so one text may have many derivations and each call of the library may take seconds: only threads
-    that hold neither Python's lock nor a step may make them."""
+    """A user wrote its rules, so one text may have many derivations and each call of the library
+    may take seconds: only threads that hold neither Python's lock nor a step may make them."""
 
     @classmethod
     def compiled(
@@ -55,12 +57,12 @@ class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
     """A sub-value to be validated as soon as it is complete."""
 
     path: tuple[str | None, ...]
-    """Path of such values, one step per level: a property name, or None for any array element or any other property.
-    The empty path is the whole value."""
+    """Path of such values, one step per level: a property name, or None for any array element or
+    any other property. The empty path is the whole value."""
     schema: Any
     """A self-contained JSON schema (2020-12) that the value must satisfy."""
     pointer: str
-    """Of the subschema that the user sent."""
+    """JSON pointer of the subschema that the user sent."""
     keywords: tuple[str, ...]
     """Keywords that the grammar leaves to this check."""
     tag: str = ""
@@ -68,13 +70,13 @@ class SpanCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of a tag, each of which is written by itself, for the search for their values."""
+    """The parameters of a tag, each written by itself, for the search for their values."""
 
     style: ParameterStyle
     texts: tuple[str, ...]
     """Names of those that stand without quotes; "" of all, if the tool declares none."""
     end: str
-    """Of the call."""
+    """End of the call."""
 
 
 class CheckedTag(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,29 +84,33 @@ class CheckedTag(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: str
     end: str
-    """Empty with ``parameters``, which have their own."""
+    """End of the tag; empty with ``parameters``, which have their own."""
     is_json: bool
     """The content is JSON, or parameters; otherwise any text without the end in it."""
     checks: tuple[SpanCheck, ...]
-    """Of the content."""
+    """Checks of the content."""
     parameters: CheckedParameters | None = None
 
 
 class CheckedTags(msgspec.Struct, frozen=True, kw_only=True):
-    """The tags of an answer that has checks in some of them; see :class:`radixrt.constrained.constraint.StructuralTag`."""
+    """The tags of an answer that has checks in some of them; see
+    :class:`radixrt.constrained.constraint.StructuralTag`."""
 
     tags: tuple[CheckedTag, ...]
     triggers: tuple[str, ...]
     free_text: bool
     separator: str
     lists: tuple[tuple[str, str], ...] = ()
-    """All tags stand in one list, between one of these openings and its closing; a tag without a beginning in place of the list."""
+    """All tags stand in one list, between one of these openings and its closing; a tag without a
+    beginning in place of the list."""
     begins_answer: bool = False
-    """The list stands at the beginning of the answer; an answer that does not begin with its opening and a tag is free text."""
+    """The list stands at the beginning of the answer; an answer that does not begin with its
+    opening and a tag is free text."""
 
 
 Checks = tuple[SpanCheck, ...] | CheckedTags
-"""Of an answer that is one JSON value, or of the contents of its tags; empty where the grammar enforces everything."""
+"""The checks of an answer that is one JSON value, or of the contents of its tags; empty where the
+grammar enforces everything."""
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +121,26 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[Unenforced, ...] = ()
     """The keywords that the checks enforce."""
     unenforced: tuple[Unenforced, ...] = ()
-    """Only of a JSON schema with ``strict`` false."""
+    """The keywords that nothing enforces; only of a JSON schema with ``strict`` false."""
     validator: Any = None
-    """The JSON schema against which a finished answer is validated (2020-12, self-contained); None: it is not."""
+    """The JSON schema (2020-12) that validates a finished answer; None: it is not validated."""
+
+
+Path = tuple[str | int, ...]
+"""Property names and indices, from the value that was validated."""
+
+
+class SpanError(msgspec.Struct, frozen=True, array_like=True):
+    """One way in which a value breaks its schema."""
+
+    path: Path
+    """Path to the sub-value that breaks it, as deep as is known."""
+    keyword: str
+    message: str
+    unsuited: tuple[Path, ...] = ()
+    """Parts of it with another of which in their place this error would not be: the repeated item
+    of ``uniqueItems``, the number that a branch of ``oneOf`` forbids."""
+    superfluous: tuple[Path, ...] = ()
+    """Parts of it without which this error would not be: the property that makes a second branch of
+    ``oneOf`` match, or on which others depend. These and ``unsuited`` only guide the search, and
+    may be empty."""

@@ -7,11 +7,8 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 
 def load_grammar(grammar: Grammar, facts: TokenizerFacts) -> Matcher:
-    """A matcher before the first token; fork it for each sequence.
-
-    Raises:
-        GrammarExhausted: the grammar was compiled for another tokenizer, or by another version of its library.
-    """
+    """A matcher before the first token; fork it for each sequence. Raises GrammarExhausted if the
+    grammar was compiled for another tokenizer, or by another version of its library."""
     if grammar.backend == "fsm":
         return fsm.load(grammar, facts)
     return llguidance.load(grammar, facts)

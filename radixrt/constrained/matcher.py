@@ -10,15 +10,17 @@ from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 MAX_FORCED = 256
-"""Most tokens that a matcher forces at a time. A grammar can force more than any answer has, or tokens without end; the worker
-finds them inside a step, and every sequence waits. (The finite-state machine has no more states than this.)"""
+"""Most tokens that a matcher forces at a time. A grammar can force more than any answer has, or
+tokens without end; the worker finds them inside a step, and every sequence waits. (The finite-state
+machine has no more states than this.)"""
 
 
 class Matcher(abc.ABC):
-    """The state of a sequence in its grammar. Not thread-safe; different matchers may be used in parallel.
+    """The state of a sequence in its grammar. Not thread-safe; different matchers may be used in
+    parallel.
 
-    End tokens are those of the tokenizer facts: they are allowed exactly where the grammar may end, and
-    taking one ends it. They are handled here, not by the libraries.
+    End tokens are those of the tokenizer facts: they are allowed exactly where the grammar may end,
+    and taking one ends it. They are handled here, not by the libraries.
     """
 
     __slots__ = ("_ended", "_taken", "facts")
@@ -26,7 +28,7 @@ class Matcher(abc.ABC):
     def __init__(self, facts: TokenizerFacts) -> None:
         self.facts = facts
         self._taken: list[int] = []
-        """Without the end token."""
+        """The tokens taken, without the end token."""
         self._ended = False
 
     @property
@@ -35,7 +37,7 @@ class Matcher(abc.ABC):
         return False
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Take tokens; returns how many were taken: all, or those before the first that is not allowed."""
+        """Take tokens; returns how many: all, or those before the first not allowed."""
         if self._ended:
             return 0
         ends = self.facts.eos_token_ids
@@ -69,7 +71,8 @@ class Matcher(abc.ABC):
             self._fill(row)
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as many as are certain, at most MAX_FORCED; without end tokens, often none.
+        """The tokens that must come next, as many as are certain, at most MAX_FORCED; without end
+        tokens, often none.
 
         They are those that decoding step by step with :meth:`fill_mask` would be left with.
         """
@@ -89,7 +92,7 @@ class Matcher(abc.ABC):
         copy._taken, copy._ended = self._taken.copy(), self._ended
         return copy
 
-    # ------------------------------------------------------------ methods of each library, before the end
+    # ------------------------------------------------------------ methods of each library
 
     @abc.abstractmethod
     def _take(self, token_ids: list[int]) -> int:

@@ -1,7 +1,8 @@
-"""Takes the schema of a tool's arguments apart into its parameters, for formats that write each parameter by itself.
+"""Takes the schema of a tool's arguments apart into its parameters, for formats that write each
+parameter by itself.
 
-Most such formats write a string without JSON's quotes, so constraint and parser must agree on which parameters are strings: both ask
-:func:`declared_parameters`.
+Most such formats write a string without JSON's quotes, so constraint and parser must agree on which
+parameters are strings: both ask :func:`declared_parameters`.
 """
 
 import dataclasses
@@ -43,14 +44,14 @@ class Style:
     """How a format writes a parameter."""
 
     opening: tuple[str, str]
-    """Before and behind the parameter's name."""
+    """The texts before and behind the parameter's name."""
     closing: str
-    """Behind a value."""
+    """The text behind a value."""
     separator: str
     quote: str
-    """Before and behind a string."""
+    """The text before and behind a string."""
     stop: str
-    """Lark expression of the texts that no string may hold: the parser would take them for the string's end."""
+    """Lark expression of what no string may hold: a parser would take it for the end."""
     words: Mapping[bool | None, str]
     """The values that are written as words, as far as they stand outside of lists and objects."""
     names: str
@@ -119,7 +120,7 @@ STYLES: dict[ParameterStyle, Style] = {
 
 
 def declared_parameters(schema: Any) -> list[Parameter]:
-    """The parameters of a tool, in the order of its schema; required ones that it does not declare come last."""
+    """The parameters of a tool, in its schema's order; required ones not declared come last."""
     if not isinstance(schema, dict):
         return []
     properties, required = schema.get("properties"), schema.get("required")

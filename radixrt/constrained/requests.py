@@ -25,28 +25,26 @@ from radixrt.constrained.constraint import (
 MAX_SCHEMA_DEPTH = 256
 """Lists and objects within one another; the deepest of 5,747 schemas of real software has 63."""
 MAX_SOURCE_CHARS = 4 << 20
-"""Of a schema, pattern, grammar or list of choices."""
+"""Longest schema, pattern, grammar or list of choices."""
 MAX_EBNF_CHARS = 256 << 10
-"""Of an EBNF grammar, whose compilation takes more than linear time and memory."""
+"""Longest EBNF grammar; compiling one takes more than linear time and memory."""
 MAX_JSON_MARKS = 100_000
-"""Brackets, commas and colons of a schema that comes as text, those in its strings too: a bound on its values."""
+"""Brackets, commas and colons in the text of a schema, its strings too: a bound on its values."""
 PROPERTY_ORDER = "x-property-order"
 """Keyword at the root of a schema: ``any`` or ``schema``, the default."""
 _NO_TYPES = (int, float, bytes, list, tuple, types.FunctionType, types.MethodType)
 _EBNF_RULE = re.compile(r"^[^\S\n]*+[\w.-]++\s*+::=", re.MULTILINE)
-"""Without backtracking: a text of empty lines takes no longer than others."""
+"""The pattern does not backtrack: a text of empty lines takes no longer than others."""
 
 
 def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
-    """
+    """The constraint of a schema. Raises RequestError if it is no JSON schema.
+
     Args:
-        schema: a dict, a bool, JSON text, or a Python type: a pydantic model, a dataclass, a ``TypedDict``, an
-            ``Enum``, ``list[int]``, ...
+        schema: a dict, a bool, JSON text, or a Python type: a pydantic model, a dataclass, a
+            ``TypedDict``, an ``Enum``, ``list[int]``, ...
         param: name of the field, for errors.
         strict: False allows keywords that cannot be enforced.
-
-    Raises:
-        RequestError: it is no JSON schema.
     """
     if isinstance(schema, str):
         schema = parse_json(schema, param)
@@ -64,11 +62,8 @@ def json_schema(schema: Any, param: str, strict: bool = True) -> JsonSchema:
 
 
 def takes_any_order(order: Any, param: str) -> bool:
-    """Whether objects take their properties in any order.
-
-    Raises:
-        RequestError: the value is neither ``any`` nor ``schema``.
-    """
+    """Whether objects take their properties in any order. Raises RequestError if the value is
+    neither ``any`` nor ``schema``."""
     if order not in ("any", "schema"):
         raise RequestError(f'{param} must be "any" or "schema".', param=param)
     return bool(order == "any")
@@ -79,16 +74,12 @@ def any_json(object_only: bool = True) -> AnyJson:
 
 
 def regex(pattern: Any, param: str) -> Regex:
-    """Raises:
-    RequestError: it is no text, or an empty one.
-    """
+    """Raises RequestError if it is no text, or an empty one."""
     return Regex(pattern=_text(pattern, param))
 
 
 def choice(options: Any, param: str) -> Choice:
-    """Raises:
-    RequestError: it is no list of texts, or an empty one.
-    """
+    """Raises RequestError if it is no list of texts, or an empty one."""
     if isinstance(options, str | bytes) or not isinstance(options, Sequence):
         raise RequestError(f"{param} must be a list of strings to choose from.", param=param)
     if sum(len(option) for option in options if isinstance(option, str)) > MAX_SOURCE_CHARS:
@@ -104,19 +95,14 @@ def choice(options: Any, param: str) -> Choice:
 
 
 def grammar(text: Any, param: str) -> Ebnf | Lark:
-    """EBNF if a line of it begins with ``name ::=``, else Lark.
-
-    Raises:
-        RequestError: it is no text, or an empty one, or too long.
-    """
+    """EBNF if a line of it begins with ``name ::=``, else Lark. Raises RequestError if it is no
+    text, or an empty one, or too long."""
     text = _text(text, param)
     return ebnf(text, param) if _EBNF_RULE.search(text) else Lark(grammar=text)
 
 
 def ebnf(text: Any, param: str) -> Ebnf:
-    """Raises:
-    RequestError: it is no text, or an empty one, or too long.
-    """
+    """Raises RequestError if it is no text, or an empty one, or too long."""
     return Ebnf(grammar=_text(text, param, MAX_EBNF_CHARS))
 
 
@@ -144,7 +130,7 @@ class ConstraintKeywords(TypedDict, total=False):
     """How a Python program asks for a constraint: one of these, and ``strict`` with a schema."""
 
     schema: Any
-    """As :func:`json_schema` takes it."""
+    """A schema as :func:`json_schema` takes it."""
     regex: str
     choices: Sequence[str]
     grammar: str
@@ -155,9 +141,7 @@ class ConstraintKeywords(TypedDict, total=False):
 
 
 def from_keywords(keywords: ConstraintKeywords) -> Constraint | None:
-    """Raises:
-    RequestError: there are several constraints, or one is not well formed.
-    """
+    """Raises RequestError if there are several constraints, or one is not well formed."""
     unknown = sorted(keywords.keys() - ConstraintKeywords.__annotations__.keys())
     if unknown:
         raise RequestError(
@@ -179,9 +163,7 @@ def from_keywords(keywords: ConstraintKeywords) -> Constraint | None:
 
 
 def check_sampling(constraint: Constraint | None, sampling: SamplingParams) -> None:
-    """Raises:
-    RequestError: the sampling settings and the constraint exclude each other.
-    """
+    """Raises RequestError if the sampling settings and the constraint exclude each other."""
     if constraint is not None and sampling.ignore_eos:
         raise RequestError(
             "ignore_eos and structured output exclude each other: a constrained answer ends where its grammar "
@@ -191,9 +173,7 @@ def check_sampling(constraint: Constraint | None, sampling: SamplingParams) -> N
 
 
 def parse_json(text: str, param: str) -> Any:
-    """Raises:
-    RequestError: it is not JSON (NaN is not), or is nested too deeply, or too long.
-    """
+    """Raises RequestError if it is not JSON (NaN is not), or is nested too deeply, or too long."""
     if len(text) > MAX_SOURCE_CHARS:
         raise _too_long(param)
     if sum(map(text.count, "[{,:")) > MAX_JSON_MARKS:
@@ -214,11 +194,8 @@ def parse_json(text: str, param: str) -> Any:
 
 
 def json_text(value: Any, param: str) -> str:
-    """The JSON text of a value; its keys keep their order.
-
-    Raises:
-        RequestError: it is no JSON, or is nested too deeply.
-    """
+    """The JSON text of a value; its keys keep their order. Raises RequestError if it is no JSON, or
+    is nested too deeply."""
     check_depth(value, param, MAX_SCHEMA_DEPTH)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)

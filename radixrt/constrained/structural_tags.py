@@ -1,7 +1,7 @@
 """Reads structural tags in xgrammar's form or in the older one, as a JSON object or its text.
 
 {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [...]}}
-{"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}
+{"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": []}
 """
 
 import itertools
@@ -33,20 +33,18 @@ MAX_TRIGGERS = 64
 MAX_REPEATS = 10_000
 MAX_TOKENS = (1 << 31) - 1
 MAX_NESTING = 100
-"""Of lists and objects, schemas apart. Formats are read and compiled by recursion."""
+"""Levels of lists and objects, schemas apart. Formats are read and compiled by recursion."""
 
 _SCHEMAS = ("json_schema", "schema")
 """Keys whose values have limits of their own."""
 
 
 def structural_tag(value: Any, param: str) -> Constraint:
-    """
-    Args:
-        value: an object or its JSON text.
-        param: name of the field, for errors.
+    """The constraint of an object or its JSON text. Raises RequestError if it is of neither form, or
+    uses an unsupported key; names the place.
 
-    Raises:
-        RequestError: it is of neither form, or uses an unsupported feature; names the place.
+    Args:
+        param: name of the field, for errors.
     """
     if isinstance(value, str):
         value = requests.parse_json(value, param)
@@ -78,11 +76,8 @@ def _inner(value: Any) -> list[Any]:
 
 
 def check_triggers(tag: StructuralTag, param: str) -> StructuralTag:
-    """Return the tag.
-
-    Raises:
-        RequestError: a tag does not begin with exactly one trigger, or a trigger begins no tag.
-    """
+    """Return the tag. Raises RequestError if a tag does not begin with exactly one trigger, or a
+    trigger begins no tag."""
     for name, entries, most in (
         ("tags", tag.tags, MAX_TAGS),
         ("triggers", tag.triggers, MAX_TRIGGERS),
@@ -103,8 +98,7 @@ def check_triggers(tag: StructuralTag, param: str) -> StructuralTag:
 def _older_form(given: fields.Object, param: str) -> StructuralTag:
     fields.refuse_others(given, {"type", "structures", "triggers"}, param)
     tags = []
-    for index, item in enumerate(fields.as_list(given["structures"], f"{param}.structures")):
-        where = f"{param}.structures[{index}]"
+    for item, where in fields.entries(given, "structures", param):
         structure = fields.as_object(item, where)
         fields.refuse_others(structure, {"begin", "schema", "end"}, where)
         tags.append(
@@ -159,10 +153,10 @@ def _triggered_tags(given: fields.Object, where: str) -> StructuralTag:
 def _dispatch(given: fields.Object, where: str) -> StructuralTag:
     """Triggered tags whose beginnings are the triggers, without ends."""
     tags = []
-    for index, rule in enumerate(fields.as_list(given.get("rules"), f"{where}.rules")):
-        pattern, content = _rule(rule, f"{where}.rules[{index}]")
+    for rule, place in fields.entries(given, "rules", where):
+        pattern, content = _rule(rule, place)
         if not isinstance(pattern, str) or not pattern:
-            raise fields.wrong(f"{where}.rules[{index}][0]", "must be a string and not be empty")
+            raise fields.wrong(f"{place}[0]", "must be a string and not be empty")
         tags.append(Tag(begin=pattern, content=content, end=""))
     return check_triggers(
         StructuralTag(
@@ -204,8 +198,7 @@ def _counts(given: fields.Object, where: str) -> tuple[int, int | None]:
 
 
 def _tags(given: fields.Object, where: str) -> tuple[Tag, ...]:
-    items = fields.as_list(given.get("tags"), f"{where}.tags")
-    return tuple(_tag(item, f"{where}.tags[{index}]") for index, item in enumerate(items))
+    return tuple(_tag(item, place) for item, place in fields.entries(given, "tags", where))
 
 
 def _tag(value: Any, where: str) -> Tag:
@@ -298,8 +291,7 @@ def _or(given: fields.Object, where: str) -> Format:
 
 
 def _parts(given: fields.Object, where: str) -> tuple[Format, ...]:
-    items = fields.as_list(given.get("elements"), f"{where}.elements")
-    return tuple(_part(item, f"{where}.elements[{index}]") for index, item in enumerate(items))
+    return tuple(_part(item, place) for item, place in fields.entries(given, "elements", where))
 
 
 def _repeated(least: int, most: int | None) -> Callable[[fields.Object, str], Format]:
@@ -361,8 +353,7 @@ def _max_tokens(given: fields.Object, where: str) -> int | None:
 def _token_triggered_tags(given: fields.Object, where: str) -> Series:
     triggers = _token_list(given.get("trigger_tokens"), f"{where}.trigger_tokens")
     tags: list[Format] = []
-    for index, item in enumerate(fields.as_list(given.get("tags"), f"{where}.tags")):
-        place = f"{where}.tags[{index}]"
+    for item, place in fields.entries(given, "tags", where):
         tag = _checked_tag(item, place)
         begin = fields.as_object(tag.get("begin"), f"{place}.begin").get("token")
         if begin not in triggers:
@@ -374,8 +365,7 @@ def _token_triggered_tags(given: fields.Object, where: str) -> Series:
 def _token_dispatch(given: fields.Object, where: str) -> Series:
     tags: list[Format] = []
     triggers: list[int | str] = []
-    for index, rule in enumerate(fields.as_list(given.get("rules"), f"{where}.rules")):
-        place = f"{where}.rules[{index}]"
+    for rule, place in fields.entries(given, "rules", where):
         token, content = _rule(rule, place)
         triggers += _token_list([token], f"{place}[0]")
         if is_endless(content):
@@ -452,11 +442,11 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[fields.Object, str], Format
     "token_triggered_tags": (("trigger_tokens", "tags", "exclude_tokens", "at_least_one", "stop_after_first"), _token_triggered_tags),
     "token_dispatch": (("rules", "loop", "exclude_tokens"), _token_dispatch),
 }  # fmt: skip
-"""By type: its other keys, and the function that makes a constraint of it."""
+"""The other keys of each type, and the function that makes a constraint of it."""
 
 
 def _rule(value: Any, where: str) -> tuple[Any, Format]:
-    """Of a dispatch: what begins the format, and the format."""
+    """The beginning of a format in a dispatch, and the format."""
     if not isinstance(value, list) or len(value) != 2:
         raise fields.wrong(where, "must be a list of a pattern and a format")
     return value[0], _part(value[1], f"{where}[1]")

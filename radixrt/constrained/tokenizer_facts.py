@@ -1,4 +1,5 @@
-"""The properties of a tokenizer that grammars need: the bytes of each token id, the ids without text, and the end tokens."""
+"""The properties of a tokenizer that grammars need: the bytes of each token id, the ids without
+text, and the end tokens."""
 
 import dataclasses
 import functools
@@ -14,13 +15,11 @@ from radixrt.base.token_bytes import SavedTokens, TokenBytes
 from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 
 _MARKER = "\x02"
-"""A character that no tokenizer merges with another; text after it is tokenized as in the middle of an answer."""
+"""A character that no tokenizer merges; text after it is tokenized as within an answer."""
 
 
 def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
-    """Raises:
-    ConfigError: the file is no tokenizer.
-    """
+    """Raises ConfigError if the file is no tokenizer."""
     try:
         return Tokenizer.from_file(str(tokenizer_json))
     except Exception as error:  # tokenizers raises bare Exception
@@ -31,14 +30,14 @@ def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenizerFacts:
-    """A vocabulary as the grammar backends see it. Two are equal only if they are the same object."""
+    """A vocabulary as the backends see it. Two are equal only if they are one object."""
 
     tokens: tuple[bytes, ...]
-    """[vocab_size]; the bytes of each token, the name of a control token; b"" for an id without token."""
+    """[vocab_size]; bytes of each token, name of a control token; b"" for an id without."""
     special_ids: frozenset[int]
     """Control tokens: never part of text."""
     eos_token_ids: tuple[int, ...]
-    """Each of them ends an answer. All are control tokens here, also if the tokenizer does not mark them so."""
+    """Each ends an answer. All are control tokens here, also if not marked so."""
     load_tokenizer: Callable[[], Tokenizer]
 
     @staticmethod
@@ -49,7 +48,8 @@ class TokenizerFacts:
         eos_token_ids: tuple[int, ...],
         read: Callable[[Path], Tokenizer] = read_tokenizer,
     ) -> "TokenizerFacts":
-        """Read a tokenizer.json, or the tokens that are saved beside it; then the tokenizer is read when it is needed.
+        """Read a tokenizer.json, or the tokens that are saved beside it; then the tokenizer is read
+        when it is needed.
 
         Args:
             vocab_size: of the model: the tokenizer may have fewer tokens or more.
@@ -60,39 +60,29 @@ class TokenizerFacts:
         """
         saved = SavedTokens.load(tokenizer_json)
         if saved is None:
-            return TokenizerFacts.of(
+            return TokenizerFacts.from_tokenizer(
                 read(tokenizer_json), vocab_size=vocab_size, eos_token_ids=eos_token_ids
             )
-        return TokenizerFacts._of_tokens(
-            saved.table.tokens(),
-            saved.special_ids,
-            vocab_size,
-            eos_token_ids,
-            functools.partial(read, tokenizer_json),
-        )
+        load = functools.partial(read, tokenizer_json)
+        tokens = saved.table.tokens()
+        return TokenizerFacts._make(tokens, saved.special_ids, vocab_size, eos_token_ids, load)
 
     @staticmethod
-    def of(
+    def from_tokenizer(
         tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: tuple[int, ...]
     ) -> "TokenizerFacts":
-        """Of a tokenizer that is loaded; its truncation and padding are switched off.
-
-        Raises:
-            ConfigError: no end token lies in the vocabulary.
-        """
-        token_bytes = TokenBytes(tokenizer)
-        facts = TokenizerFacts._of_tokens(
-            [token_bytes.of(i) for i in range(vocab_size)],
-            token_bytes.special_ids,
-            vocab_size,
-            eos_token_ids,
-            lambda: tokenizer,
+        """Take a tokenizer that is loaded; its truncation and padding are switched off. Raises
+        ConfigError if no end token lies in the vocabulary."""
+        source = TokenBytes(tokenizer)
+        tokens, special_ids = [source.of(i) for i in range(vocab_size)], source.special_ids
+        facts = TokenizerFacts._make(
+            tokens, special_ids, vocab_size, eos_token_ids, lambda: tokenizer
         )
         facts.tokenizer  # noqa: B018 (known from now on)
         return facts
 
     @staticmethod
-    def _of_tokens(
+    def _make(
         tokens: Sequence[bytes],
         special_ids: Collection[int],
         vocab_size: int,
@@ -113,8 +103,8 @@ class TokenizerFacts:
         )
 
     @staticmethod
-    def of_model(folder: Path) -> "TokenizerFacts":
-        """Of the model in a folder, with the end tokens of its config.json."""
+    def from_folder(folder: Path) -> "TokenizerFacts":
+        """Load those of the model in a folder, with the end tokens of its config.json."""
         config = json.loads((folder / "config.json").read_text())
         end = config["eos_token_id"]
         return TokenizerFacts.load(
@@ -130,7 +120,8 @@ class TokenizerFacts:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """Without truncation and padding. Its first use may read a file, some of which take a second."""
+        """The tokenizer without truncation and padding. Its first use may read a file, some of
+        which take a second."""
         tokenizer = self.load_tokenizer()
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -138,7 +129,7 @@ class TokenizerFacts:
 
     @property
     def vocab_size(self) -> int:
-        """Of the model: the length of a row of logits."""
+        """The model's: the length of a row of logits."""
         return len(self.tokens)
 
     @functools.cached_property
@@ -161,10 +152,12 @@ class TokenizerFacts:
         return self.tokenizer.token_to_id(name) if found is None else found
 
     def encode(self, text: str) -> list[int]:
-        """Token ids whose bytes are exactly those of ``text``, as it would stand in the middle of an answer.
+        """Token ids whose bytes are exactly those of ``text``, as it would stand in the middle of
+        an answer.
 
-        They are the tokenizer's own wherever it keeps the text as it is (one that changes case, or adds a
-        space in front, does not); else the longest tokens from left to right, as far as there are any.
+        They are the tokenizer's own wherever it keeps the text as it is (one that changes case, or
+        adds a space in front, does not); else the longest tokens from left to right, as far as
+        there are any.
         """
         expected = text.encode()
         ids = self._tokenized(text)
@@ -176,13 +169,13 @@ class TokenizerFacts:
         return self._longest_first(expected)
 
     def _tokenized(self, text: str) -> list[int]:
-        """As a batch, since only that releases Python's lock."""
+        """The tokenizer's ids. They are asked for as a batch, which releases Python's lock."""
         (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
 
     def _text_of(self, ids: list[int]) -> bytes | None:
-        """None where an id is no text."""
+        """The bytes of tokens; None where an id is no text."""
         if any(i >= self.vocab_size or i in self.special_ids for i in ids):
             return None
         return b"".join(self.tokens[i] for i in ids)

@@ -1,4 +1,4 @@
-"""Builds the constraint of an answer that may call tools, in the syntax of the model's tool-call format."""
+"""Builds the constraint of an answer that may call tools, in the model's tool-call format."""
 
 import dataclasses
 import json
@@ -35,17 +35,13 @@ class Tool:
     name: str
     arguments: JsonSchema
     grammar: Lark | None = None
-    """Of a custom tool's input, the string that is the only argument; None: ``arguments`` says all."""
+    """The grammar of a custom tool's input, the string that is the only argument; None:
+    ``arguments`` says all."""
 
     @staticmethod
-    def of(name: str, parameters: Any, strict: bool, param: str) -> "Tool":
-        """
-        Args:
-            parameters: JSON schema of the arguments; None: there are none.
-
-        Raises:
-            RequestError: the parameters are no JSON schema of an object.
-        """
+    def from_schema(name: str, parameters: Any, strict: bool, param: str) -> "Tool":
+        """A tool from the JSON schema of its parameters; None: there are none. Raises RequestError if
+        they are no JSON schema of an object."""
         if parameters is None:
             parameters = {"type": "object", "properties": {}, "additionalProperties": False}
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
@@ -65,7 +61,8 @@ class Tool:
         return Tag(begin=opening, content=self.grammar, end=f'"}}{end}', tool=self.name)
 
     def parameters_tag(self, begin: str, style: ParameterStyle, end: str) -> Tag:
-        """A call each of whose parameters is written by itself; the arguments are as of :meth:`json_tag`."""
+        """A call each of whose parameters is written by itself; the arguments are as of
+        :meth:`json_tag`."""
         if self.grammar is None:
             content = Parameters(schema=self.arguments, style=style)
             return Tag(begin=begin, content=content, end=end, tool=self.name)
@@ -87,18 +84,20 @@ class CallSyntax(ABC):
     triggers: tuple[str, ...] = ()
     """Where free text writes one of these, a call must follow. Not used with ``lists``."""
     separator: str
-    """Between calls."""
+    """The text between calls."""
     lists: tuple[tuple[str, str], ...] = ()
-    """All calls of an answer stand together, behind one of these openings and before its closing. Without: each by itself."""
+    """All calls of an answer stand together, behind one of these openings and before its closing.
+    Without: each by itself."""
     not_text = ""
-    """Lists stand at the beginning of an answer alone; a text that begins as this regular expression says is one."""
+    """Lists stand at the beginning of an answer alone; a text that begins as this regular
+    expression says is one."""
     names: re.Pattern[str] | None = None
     """The names of functions that can be written; None: all."""
     before: tuple[Tag, ...] = ()
-    """Not empty: an answer is a row of messages, of which the last is a call or the content, and these may stand before it: first
-    those of the reasoning, then texts to the user."""
+    """Not empty: an answer is a row of messages, of which the last is a call or the content, and
+    these may stand before it: first those of the reasoning, then texts to the user."""
     num_reasoning = 0
-    """Of ``before``, those of the reasoning."""
+    """How many of ``before`` are of the reasoning."""
 
     @abstractmethod
     def tag(self, tool: Tool) -> Tag:
@@ -113,7 +112,7 @@ class CallSyntax(ABC):
         return not any(begins_json(opening, content) for opening in self.openings)
 
     def tags_in_text(self, tool: Tool) -> tuple[Tag, ...]:
-        """The ways in which models call the tool in free text; each begins with one of the triggers."""
+        """The ways in which models call the tool in free text; each begins with a trigger."""
         return (self.tag(tool),)
 
 
@@ -146,7 +145,8 @@ def calls(
 
     Args:
         written: how the model writes calls.
-        required: the answer is calls alone, at least one; False: text, and calls where the model makes some.
+        required: the answer is calls alone, at least one; False: text, and calls where the model
+            makes some.
         most: most calls; None: any number.
 
     Raises:

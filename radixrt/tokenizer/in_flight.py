@@ -13,8 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from radixrt.base.errors import RequestError, unexpected_error
-from radixrt.constrained.compiler.span_error import SpanError
-from radixrt.constrained.grammar import Grammar, GrammarKey
+from radixrt.constrained.grammar import Grammar, GrammarKey, SpanError
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, RequestFailed
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.sequences import (
@@ -209,7 +208,7 @@ class InFlightAnswers:
         errors: list[SpanError],
     ) -> None:
         """Send more of an answer, or let it go on from an earlier point."""
-        again = self._constraints.verdict(checked, due, errors, self.new_seq_id())
+        again = self._constraints.validated(checked, due, errors, self.new_seq_id())
         if again is not None:
             self._remove(entry)
             _release([entry])

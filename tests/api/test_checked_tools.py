@@ -60,7 +60,7 @@ def right(name: str) -> str:
 def answer_of(name: str, *arguments: str) -> str:
     """The text of calls."""
     written = FORMATS[name]
-    tag = written.tag(Tool.of("save", PARAMETERS, True, "t"))
+    tag = written.tag(Tool.from_schema("save", PARAMETERS, True, "t"))
     opening, closing = written.lists[0] if written.lists else ("", "")
     calls = []
     for text in arguments:

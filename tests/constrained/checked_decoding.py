@@ -5,6 +5,7 @@ The worker's part (mask, exclusions, choice of a token) is done here in the plai
 
 import dataclasses
 import functools
+import json
 import random
 from collections.abc import Callable
 from typing import Any, Literal
@@ -15,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from radixrt.constrained.compiler.validation import validate_span
-from radixrt.constrained.grammar import SpanCheck
+from radixrt.constrained.compiler.validation import validate_text
+from radixrt.constrained.grammar import SpanCheck, SpanError
+from radixrt.tokenizer.retry.backtracking import BacktrackPoint, FailedSpan, choose_backtrack_point
 from radixrt.tokenizer.retry.checked_answer import (
-    AttemptsExhausted,
     CheckedAnswer,
     DueCheck,
+    RetriesExhausted,
     Rewind,
 )
-from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters
-from radixrt.tokenizer.retry.token_texts import TokenTexts
+from radixrt.tokenizer.retry.exclusions import TokenTexts
 from tests import tiny_tokenizers
 
 Mood = Literal["stubborn", "greedy", "sampled", "sampled anew"]
@@ -36,6 +37,11 @@ JSON_TEXT = [
     '[{"a":1,"b":22},{"a":10,"b":"x"}],["red","green"],["blue","green"],[1,2,3],[10,20,30],"apple","banana"',
     '{"kind":"a","x":1},{"kind":"b","y":2},{"id":100,"name":"apple"},{"tags":[]},true,false,null,[[1,2],[3]]',
 ]
+
+
+def validate_span(schema: Any, text: str) -> list[SpanError]:
+    """The errors of a value."""
+    return validate_text(json.dumps(schema, ensure_ascii=False), text)
 
 
 @functools.cache
@@ -129,20 +135,20 @@ def decode(
     mood: Mood,
     seed: int,
     *,
-    part: Callable[[FailedSpan], Parting | None] = part_where_it_matters,
+    choose_point: Callable[[FailedSpan], BacktrackPoint | None] = choose_backtrack_point,
     any_spelling: bool = True,
-    max_attempts: int = 16,
+    max_failures: int = 16,
     max_retries: int = 64,
     max_tokens: int = 200,
     vocabulary_kind: str = "json",
-    verdict_delay: Callable[[], int] = lambda: 0,
+    result_delay: Callable[[], int] = lambda: 0,
     watch: Callable[[CheckedAnswer], None] = lambda answer: None,
     whitespace: bool = False,
 ) -> Outcome:
-    """One answer, from the first token to the last verdict.
+    """One answer, from the first token to the last result of a check.
 
     Args:
-        verdict_delay: in tokens, for each verdict.
+        result_delay: in tokens, for each result.
         watch: called after everything that happens to the answer.
     """
     words = vocabulary(vocabulary_kind)
@@ -153,10 +159,10 @@ def decode(
     model = NoiseModel(words, mood, seed)
     answer = CheckedAnswer(
         case.checks,
-        max_attempts=max_attempts,
+        max_failures=max_failures,
         max_retries=max_retries,
         tokens_along=words.texts.along if any_spelling else None,
-        part=part,
+        choose_point=choose_point,
     )
     tokens: list[int] = []
     matcher, excluded, point, decoded = fresh.deep_copy(), [], 0, 0
@@ -176,12 +182,12 @@ def decode(
             elif len(tokens) == max_tokens:
                 answer.finish(cut_off=True)
         watch(answer)
-        waiting += [(verdict_delay(), due) for due in answer.due()]
+        waiting += [(result_delay(), due) for due in answer.due()]
         ready = [due for delay, due in waiting if delay <= 0]
         waiting = [(delay - 1, due) for delay, due in waiting if delay > 0]
         try:
-            rewind = _tell_verdicts(answer, ready)
-        except AttemptsExhausted:
+            rewind = _tell_results(answer, ready)
+        except RetriesExhausted:
             return Outcome(None, answer.retries, decoded)
         if rewind is not None:
             assert rewind.num_output_kept < len(tokens)
@@ -194,7 +200,7 @@ def decode(
     return Outcome(_text(words, tokens), answer.retries, decoded, cut_off)
 
 
-def _tell_verdicts(answer: CheckedAnswer, ready: list[DueCheck]) -> Rewind | None:
+def _tell_results(answer: CheckedAnswer, ready: list[DueCheck]) -> Rewind | None:
     """The last rewind that came of them is the one that counts."""
     last = None
     for due in ready:
@@ -236,17 +242,19 @@ def _exclude(mask: NDArray[np.bool_], excluded: list[list[int]], since: list[int
 # ---------------------------------------------------------------- policies to compare with
 
 
-def part_at_the_end(failed: FailedSpan) -> Parting:
-    return Parting([len(failed.token_ids) - 1], len(failed.text))
+def point_at_the_end(failed: FailedSpan) -> BacktrackPoint:
+    return BacktrackPoint([len(failed.token_ids) - 1], len(failed.text))
 
 
-def part_at_the_beginning(failed: FailedSpan) -> Parting:
-    return Parting([0], len(failed.text))
+def point_at_the_beginning(failed: FailedSpan) -> BacktrackPoint:
+    return BacktrackPoint([0], len(failed.text))
 
 
-def part_ever_earlier(failed: FailedSpan) -> Parting:
+def point_ever_earlier(failed: FailedSpan) -> BacktrackPoint:
     """At the end, then at half of the value, a quarter, …"""
-    return Parting([(len(failed.token_ids) - 1) >> (failed.attempt - 1)], len(failed.text))
+    return BacktrackPoint(
+        [(len(failed.token_ids) - 1) >> (failed.num_failures - 1)], len(failed.text)
+    )
 
 
 # ---------------------------------------------------------------- schemas

@@ -22,7 +22,7 @@ import numpy as np
 from radixrt.base.config import DEMO_MODEL
 from radixrt.bench.structured_engines import Held, Refused, router
 from radixrt.constrained.errors import GrammarExhausted
-from radixrt.constrained.json_schema.checkable import checkable
+from radixrt.constrained.json_schema.checks import checkable
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.models.checkpoint import resolve_model_path
@@ -297,7 +297,7 @@ def main() -> int:
     parser.add_argument("--schemas", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="The first; each schema has the next.")
     arguments = parser.parse_args()
-    facts = TokenizerFacts.of_model(resolve_model_path(DEMO_MODEL))
+    facts = TokenizerFacts.from_folder(resolve_model_path(DEMO_MODEL))
     counts: Counter[str] = Counter()
     failed = 0
 

@@ -10,9 +10,9 @@ import pytest
 from radixrt.cli.main import main
 from radixrt.constrained.advice import REWRITINGS, Advice, finding, slow_steps
 from radixrt.constrained.compiler.advise import advise
-from radixrt.constrained.compiler.route import CompileOptions
+from radixrt.constrained.compiler.compilation import CompileOptions
 from radixrt.constrained.constraint import JsonSchema, Lark
-from radixrt.constrained.json_schema.auditing.audit import JsonPlan, plan_json_schema
+from radixrt.constrained.json_schema.enforcement import EnforcedSchema, enforce_json_schema
 from tests.constrained.vocabularies import facts_of
 
 OPTIONS = CompileOptions(backend="llguidance")
@@ -95,18 +95,18 @@ def advice_on(schema: Any, **fields: Any) -> Advice:
     return advise(constraint, facts_of("byte_level_json"), OPTIONS)
 
 
-def plan_of(schema: Any) -> JsonPlan:
+def enforced(schema: Any) -> EnforcedSchema:
     around = {**CLOSED, "properties": {"x": schema}, "required": ["x"]}
-    return plan_json_schema(json.dumps(around))
+    return enforce_json_schema(json.dumps(around))
 
 
 @pytest.mark.parametrize("keyword", sorted(REWRITINGS))
 def test_each_rewriting_makes_the_keyword_exact(keyword: str) -> None:
     checked, exact = EXAMPLES[keyword]
-    before = {left.keyword: finding(left, "it is checked") for left in plan_of(checked).checked}
+    before = {left.keyword: finding(left, "it is checked") for left in enforced(checked).checked}
     assert before[keyword].pointer == f"/properties/x/{keyword}"
     assert before[keyword].advice == REWRITINGS[keyword]
-    after = plan_of(exact)
+    after = enforced(exact)
     assert after.checks == after.checked == ()
 
 

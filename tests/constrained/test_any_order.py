@@ -12,9 +12,9 @@ from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import MAX_PROPERTIES
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
-from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
+from radixrt.constrained.json_schema.enforcement import enforce_json_schema
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from tests.constrained.vocabularies import facts_of
@@ -113,14 +113,14 @@ def test_random_values_of_random_schemas_are_judged_as_jsonschema_judges_them() 
         whole = random_schema(rng)
         schema = {**whole, "$defs": {"whole": whole}}
         try:
-            plan = plan_json_schema(json.dumps(schema))
-            grammar = llguidance.compile_in_any_order(plan.schema, FACTS, "flexible")
+            enforced = enforce_json_schema(json.dumps(schema))
+            grammar = llguidance.compile_in_any_order(enforced.schema, FACTS, "flexible")
         except (CannotEnforce, CannotCompile) as error:
             assert "atisfi" in str(error) or "finite" in str(error), (seed, error)
             continue
         matcher = load_grammar(grammar, FACTS)
         judge = jsonschema.Draft202012Validator(schema)
-        exact += not plan.checks
+        exact += not enforced.checks
         for _ in range(25):
             value = random_value(rng, whole, whole)
             indent = rng.choice([None, 2])
@@ -129,10 +129,10 @@ def test_random_values_of_random_schemas_are_judged_as_jsonschema_judges_them() 
             is_valid, taken = judge.is_valid(value), takes(matcher, text)
             if is_valid:
                 valid += 1
-                assert taken or plan.checks or _keeps_an_order(plan.schema), (seed, text)
+                assert taken or enforced.checks or _keeps_an_order(enforced.schema), (seed, text)
             else:
                 invalid += 1
-                assert not taken or plan.checks, (seed, text)
+                assert not taken or enforced.checks, (seed, text)
     assert exact > NUM_SCHEMAS / 2 and valid > 5 * NUM_SCHEMAS and invalid > NUM_SCHEMAS
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.compiler.span_error import SpanError
-from radixrt.constrained.grammar import SpanCheck
-from radixrt.tokenizer.retry.checked_answer import AttemptsExhausted, CheckedAnswer, DueCheck
+from radixrt.constrained.grammar import SpanCheck, SpanError
+from radixrt.tokenizer.retry.checked_answer import CheckedAnswer, DueCheck, RetriesExhausted
 from tests.constrained.checked_decoding import CASES, Case, case, decode, seeds
 
 BY_NAME = {case.name: case for case in CASES}
@@ -61,7 +60,7 @@ def test_an_answer_is_valid_or_there_is_none(case: Case, mood: str) -> None:
             case,
             mood,
             seed,
-            verdict_delay=lambda delays=delays: delays.choice([0, 0, 1, 5, 30]),
+            result_delay=lambda delays=delays: delays.choice([0, 0, 1, 5, 30]),
             watch=client,
             vocabulary_kind=delays.choice(["json", "tiny"]),
             whitespace=delays.random() < 0.3,
@@ -93,19 +92,19 @@ def test_a_model_that_always_prefers_the_same_tokens_escapes(name: str) -> None:
 @pytest.mark.parametrize("mood", MOODS)
 def test_what_nothing_satisfies_ends_with_an_error_that_names_the_schema(mood: str) -> None:
     never = case("", {"type": "array", "items": {"type": "integer"}}, {"not": {"type": "array"}})
-    outcome = decode(never, mood, 1, max_attempts=5)
+    outcome = decode(never, mood, 1, max_failures=5)
     assert outcome.text is None and outcome.retries == 5
 
-    answer = answer_of("[", "1", "]", checks=(check(),), max_attempts=1)
+    answer = answer_of("[", "1", "]", checks=(check(),), max_failures=1)
     assert answer.failed(only(answer.due()).id, WRONG)
     answer.push([101, 102], ["1", "]"])
-    with pytest.raises(AttemptsExhausted, match="satisfies not at / of the schema: no") as raised:
+    with pytest.raises(RetriesExhausted, match="satisfies not at / of the schema: no") as raised:
         answer.failed(only(answer.due()).id, WRONG)
     assert (raised.value.pointer, raised.value.keywords) == ("/", ("not",))
     assert raised.value.errors == WRONG
 
 
-def test_a_grammar_that_leaves_no_other_value_ends_the_attempts_early() -> None:
+def test_a_grammar_that_leaves_no_other_value_ends_the_retries_early() -> None:
     forced = case("", {"const": "only"}, {"not": {"const": "only"}})
     outcome = decode(forced, "greedy", 1)
     assert outcome.text is None and outcome.retries < 16
@@ -146,7 +145,7 @@ def test_tokens_without_text_belong_to_the_character_they_begin() -> None:
     assert answer.num_confirmed_tokens == 1
 
 
-def test_verdicts_on_what_was_dropped_are_ignored() -> None:
+def test_results_of_what_was_dropped_are_ignored() -> None:
     answer = answer_of("[", "1", ",", "2", "]", checks=(check(None), check()))
     first, second, whole = answer.due()
     assert answer.failed(first.id, WRONG) is not None
@@ -249,7 +248,7 @@ def begins_json(text: str) -> bool:
 def test_nothing_that_was_told_is_taken_back(
     pieces: list[str], luck: random.Random, path: tuple[str | None, ...]
 ) -> None:
-    """Random verdicts, late and out of order, on random text in random tokens."""
+    """Random results, late and out of order, on random text in random tokens."""
     answer, client = CheckedAnswer((check(*path), check(None))), Client()
     waiting: list[DueCheck] = []
     for number, piece in enumerate(pieces):
@@ -264,7 +263,7 @@ def test_nothing_that_was_told_is_taken_back(
             if luck.random() < 0.3:
                 try:
                     answer.failed(due.id, WRONG)
-                except AttemptsExhausted:
+                except RetriesExhausted:
                     return
             else:
                 answer.passed(due.id)

@@ -7,12 +7,12 @@ import pytest
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import Lark
 from radixrt.constrained.errors import CannotCompile
 from radixrt.constrained.tool_calls import Tool, calls
 from radixrt.parsers.tool_calls.registry import FORMATS
-from tests.constrained.test_route import takes
+from tests.constrained.test_compilation import takes
 from tests.constrained.vocabularies import facts_of
 
 APPLY_PATCH = r"""start: begin_patch hunk+ end_patch

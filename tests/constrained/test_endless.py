@@ -7,7 +7,7 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import Constraint, Ebnf, JsonSchema, Lark, StructuralTag, Tag
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import MAX_FORCED
@@ -165,7 +165,7 @@ def test_an_attribute_of_lark_without_effect_is_refused() -> None:
     assert compiled(Lark(grammar='start: temperature\ntemperature: "temperature=1"'))
 
 
-def test_lark_in_a_tag_can_not_get_a_schema_around_the_audit() -> None:
+def test_lark_in_a_tag_can_not_get_a_schema_around_the_checks() -> None:
     content = Lark(grammar='start: %json {"type": "string"}')
     tag = Tag(begin="<a>", content=content, end="</a>")
     assert "%json" in refusal(StructuralTag(tags=(tag,), triggers=("<a>",)))

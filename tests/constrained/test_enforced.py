@@ -1,12 +1,15 @@
-"""llguidance enforces what the list of features says, and the formats' patterns are those of their RFCs."""
+"""llguidance enforces what is listed, and the formats' patterns are those of their RFCs."""
 
 import functools
 import re
 
 import pytest
 
-from radixrt.constrained.json_schema.auditing.enforced import EXACT_FORMATS, is_enforced
-from radixrt.constrained.json_schema.auditing.patterns import pattern_features
+from radixrt.constrained.json_schema.enforced import (
+    EXACT_FORMATS,
+    is_enforced,
+    pattern_constructs,
+)
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from tests.constrained.probes import measure
 from tests.constrained.probes.hand_probes import FORMATS, PATTERNS
@@ -17,9 +20,9 @@ outcomes = functools.cache(measure.measure)
 def test_the_installed_library_enforces_what_is_listed() -> None:
     """An upgrade of the library that enforces less fails here."""
     wrong = {
-        feature: outcome.accepted_invalid[:3]
-        for feature, outcome in outcomes().items()
-        if outcome.accepted_invalid and is_enforced(feature)
+        use: outcome.accepted_invalid[:3]
+        for use, outcome in outcomes().items()
+        if outcome.accepted_invalid and is_enforced(use)
     }
     assert wrong == {}
 
@@ -28,9 +31,9 @@ def test_what_the_installed_library_enforces_is_listed() -> None:
     """An upgrade of the library that enforces more fails here, and may be used."""
     patterns = {f"format-pattern/{name}" for name in DEFINED}  # are patterns then
     missing = {
-        feature
-        for feature, outcome in outcomes().items()
-        if outcome.compiled and not outcome.accepted_invalid and not is_enforced(feature)
+        use
+        for use, outcome in outcomes().items()
+        if outcome.compiled and not outcome.accepted_invalid and not is_enforced(use)
     }
     assert missing - patterns == set()
     assert len(outcomes()) > 450 and sum(map(is_enforced, outcomes())) > 250
@@ -43,11 +46,11 @@ def test_the_formats_that_are_not_written_as_patterns_lose_no_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "feature",
+    "use",
     ["any/not", "array/uniqueItems", "object/minProperties:many", "format/date", "integer/minimum:huge"],
 )  # fmt: skip
-def test_known_faults_of_the_library_are_not_listed(feature: str) -> None:
-    assert not is_enforced(feature) and feature in outcomes()
+def test_known_mistakes_of_the_library_are_not_listed(use: str) -> None:
+    assert not is_enforced(use) and use in outcomes()
 
 
 def test_what_was_never_measured_is_not_enforced() -> None:
@@ -62,7 +65,7 @@ def test_format_patterns_agree_with_the_examples_of_their_rfcs(name: str) -> Non
     valid, invalid = FORMATS[name]
     most = LENGTHS.get(name, 1 << 20)
     # The portable part of the syntax: Python's \d would be wider, so none of it may be there.
-    assert not any(word.startswith("escape") for word in pattern_features(pattern))
+    assert not any(word.startswith("escape") for word in pattern_constructs(pattern))
     for text in valid:
         assert re.fullmatch(pattern[1:-1], text) and len(text) <= most, text
     for text in invalid:
@@ -70,4 +73,6 @@ def test_format_patterns_agree_with_the_examples_of_their_rfcs(name: str) -> Non
 
 
 def test_every_construct_of_the_probes_is_named() -> None:
-    assert all(name in pattern_features(p) for name, patterns in PATTERNS.items() for p in patterns)
+    assert all(
+        name in pattern_constructs(p) for name, patterns in PATTERNS.items() for p in patterns
+    )

@@ -14,7 +14,7 @@ from tests.constrained.fuzz_schemas import failures_of, kept_failures
 
 @pytest.fixture(scope="module")
 def facts() -> TokenizerFacts:
-    return TokenizerFacts.of_model(resolve_model_path(DEMO_MODEL))
+    return TokenizerFacts.from_folder(resolve_model_path(DEMO_MODEL))
 
 
 @pytest.mark.parametrize("kept", kept_failures(), ids=lambda kept: str(kept["schema"])[:60])

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema.auditing.audit import plan_normalised
-from radixrt.constrained.json_schema.auditing.features import ENFORCEABLE
+from radixrt.constrained.json_schema.enforced import CONSTRAINING
+from radixrt.constrained.json_schema.enforcement import enforce_normal_form
 from radixrt.constrained.json_schema.keywords import ORIGIN
 from radixrt.constrained.json_schema.normal import document
 from radixrt.constrained.json_schema.normal.normalize import normalize
@@ -121,11 +121,11 @@ def test_a_rewritten_schema_is_equivalent_and_leaves_nothing_to_check(name: str)
         reference(schema),
         jsonschema.Draft202012Validator(without_origins(normalised)),
     )
-    verdicts = [original.is_valid(value) for value in VALUES]
-    assert True in verdicts and False in verdicts
-    assert [result.is_valid(value) for value in VALUES] == verdicts
-    plan = plan_normalised(normalised)
-    assert (plan.checks, plan.unenforced) == ((), ())
+    expected_results = [original.is_valid(value) for value in VALUES]
+    assert True in expected_results and False in expected_results
+    assert [result.is_valid(value) for value in VALUES] == expected_results
+    enforced = enforce_normal_form(normalised)
+    assert (enforced.checks, enforced.unenforced) == ((), ())
 
 
 ITEMS = {"type": "array", "items": {"type": "integer"}}
@@ -295,13 +295,13 @@ def test_the_fast_meta_validator_agrees_with_jsonschema(draft: str) -> None:
     values += [{"a": {}}, {"a": ["b", "b"]}, ["string", "string"], {"type": 1}, [1, 1.0], [True, 1]]
     slow = document._VALIDATORS[draft](document._VALIDATORS[draft].META_SCHEMA)
     words = {
-        word for kinds in (ENFORCEABLE, slow.META_SCHEMA.get("properties", {})) for word in kinds
+        word for kinds in (CONSTRAINING, slow.META_SCHEMA.get("properties", {})) for word in kinds
     }
-    verdicts = set()
+    expected_results = set()
     for word in sorted(words | {"$id", "$anchor", "$defs", "dependencies", "$dynamicRef", "id"}):
         for value in values:
             schema = {"properties": {"a": {word: value}}}
             expected = slow.is_valid(schema)
             assert document._is_valid(schema, draft) == expected, schema
-            verdicts.add(expected)
-    assert verdicts == {True, False}
+            expected_results.add(expected)
+    assert expected_results == {True, False}

@@ -23,10 +23,10 @@ from bench.children import end, start
 from radixrt.base.errors import RequestError
 from radixrt.base.token_bytes import SavedTokens, TokenBytesTable
 from radixrt.constrained.compiler.cache import ByteLru, memory_of
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.compiler.helper import Zygote
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyJson, Choice, Constraint, Ebnf, JsonSchema, Regex
 from radixrt.constrained.grammar import Compiled, Grammar, SpanCheck
 from radixrt.constrained.loader import load_grammar

@@ -257,7 +257,7 @@ def test_a_structural_tag_that_would_have_to_be_guessed_is_refused(value: Any, p
 
 
 def test_a_tool_without_parameters_takes_none() -> None:
-    schema = json.loads(tool_calls.Tool.of("f", None, True, "p").arguments.schema)
+    schema = json.loads(tool_calls.Tool.from_schema("f", None, True, "p").arguments.schema)
     jsonschema.validate({}, schema)
     for wrong in ({"a": 1}, [], None):
         with pytest.raises(jsonschema.ValidationError):
@@ -266,14 +266,14 @@ def test_a_tool_without_parameters_takes_none() -> None:
 
 def test_arguments_are_an_object_though_the_parameters_do_not_say_so() -> None:
     schema = json.loads(
-        tool_calls.Tool.of("f", {"properties": {"a": {}}}, True, "p").arguments.schema
+        tool_calls.Tool.from_schema("f", {"properties": {"a": {}}}, True, "p").arguments.schema
     )
     jsonschema.validate({"a": 1}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(5, schema)
     for wrong in (True, [], {"type": "string"}, {"type": ["object", "null"]}):
         with pytest.raises(RequestError, match='of type "object"'):
-            tool_calls.Tool.of("f", wrong, True, "p")
+            tool_calls.Tool.from_schema("f", wrong, True, "p")
 
 
 def test_the_documented_depth_is_the_one_that_is_enforced() -> None:

@@ -184,17 +184,17 @@ def test_a_tracker_that_went_back_is_as_good_as_new(
 ) -> None:
     text = write(value, ways)
     pieces = pieces_of(text, cuts)
-    tracker, marks, spans = tracker_of(*paths), [], []
+    tracker, checkpoints, spans = tracker_of(*paths), [], []
     at = 0
     while at < len(pieces) or returns:
         if returns and at >= returns[-1] % (len(pieces) + 1):
             to = returns.pop() // 2 % (at + 1)
             if to < at:
-                tracker.reset(marks[to])
-                del marks[to:], spans[to:]
+                tracker.reset(checkpoints[to])
+                del checkpoints[to:], spans[to:]
                 at = to
         elif at < len(pieces):
-            marks.append(tracker.mark())
+            checkpoints.append(tracker.checkpoint())
             spans.append(tracker.push(pieces[at]))
             at += 1
     spans.append(tracker.finish())

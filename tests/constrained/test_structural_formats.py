@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.structural_tags import structural_tag
 from tests.constrained.fuzz_schemas import _walk
-from tests.constrained.test_route import takes
+from tests.constrained.test_compilation import takes
 from tests.constrained.vocabularies import facts_of
 
 FACTS = facts_of("byte_level_json")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyText, JsonSchema, Regex, StructuralTag, Tag
 from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, SpanCheck
 from radixrt.constrained.loader import load_grammar
@@ -73,9 +73,9 @@ def test_values_are_found_in_whatever_pieces_the_text_comes(
     tracker, found, at = TagTracker(tags), [], 0
     while at < len(text):
         size = cuts.draw(st.integers(1, 12))
-        mark = tracker.mark()
+        checkpoint = tracker.checkpoint()
         tracker.push(cuts.draw(st.sampled_from([text[at : at + size], text[at : at + 20]])))
-        tracker.reset(mark)
+        tracker.reset(checkpoint)
         found += tracker.push(text[at : at + size])
         at += size
         assert tracker.offset == min(at, len(text))
@@ -94,7 +94,7 @@ def test_values_are_found_in_a_list_of_calls(
     text += f'{opening}<call>f({{"a": 1}})</call>, <call>g("], <call>f("){closing}'
     found = []
     for at in range(0, len(text), size):
-        tracker.reset(tracker.mark())
+        tracker.reset(tracker.checkpoint())
         found += tracker.push(text[at : at + size])
     found += tracker.finish()
     assert [text[span.start : span.end] for span in found] == ["1", '"], <call>f("']

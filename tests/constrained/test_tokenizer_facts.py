@@ -76,7 +76,9 @@ def test_a_text_that_names_a_control_token_is_not_that_token() -> None:
 
 def test_unigram_pieces_and_bytes() -> None:
     tokenizer = unigram()
-    facts = TokenizerFacts.of(tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(1,))
+    facts = TokenizerFacts.from_tokenizer(
+        tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(1,)
+    )
     for text in ("the quick brown", "Hello world", "the{"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         joined = b"".join(facts.tokens[i] for i in ids).decode()
@@ -100,7 +102,7 @@ def test_a_model_with_more_or_fewer_tokens_than_its_tokenizer(tmp_path: Path) ->
 def test_end_tokens_are_control_tokens_whatever_the_tokenizer_says() -> None:
     tokenizer = byte_level()
     ordinary = tokenizer.token_to_id("<tool_call>")
-    facts = TokenizerFacts.of(
+    facts = TokenizerFacts.from_tokenizer(
         tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(ordinary, 1)
     )
     assert ordinary in facts.special_ids

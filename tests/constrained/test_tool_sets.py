@@ -1,4 +1,4 @@
-"""The tools of real agents compile, each in time, and of a set only the tools that are new are planned.
+"""The tools of real agents compile, each in time, and of a set only the schemas of new tools are normalised.
 
 tool_sets.json has the tools that programs from npm and PyPI sent or listed, by the package, its version and its license: names and JSON
 schemas, without the texts in them (descriptions, titles, examples, defaults).
@@ -15,10 +15,10 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends.lark_text import LarkText
-from radixrt.constrained.backends.schema_plans import SchemaPlans
+from radixrt.constrained.backends.tag_schemas import TagSchemas
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.tool_calls import Tool, calls
@@ -43,7 +43,7 @@ ODD: dict[str, Any] = {
 def constraint_of(
     tools: Mapping[str, Any], style: str = "hermes", *, strict: bool = False
 ) -> StructuralTag:
-    made = [Tool.of(name, schema, strict, name) for name, schema in tools.items()]
+    made = [Tool.from_schema(name, schema, strict, name) for name, schema in tools.items()]
     return calls(made, FORMATS[style], required=False, most=None)
 
 
@@ -97,22 +97,22 @@ def test_odd_parameters_compile() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_of_a_changed_set_only_the_changed_tool_is_planned(style: str) -> None:
+def test_of_a_changed_set_only_the_schemas_of_the_changed_tool_are_normalised(style: str) -> None:
     facts, tools = facts_of(KIND), tools_of("github")
-    first = SchemaPlans({})
+    first = TagSchemas({})
     whole = compile_constraint(constraint_of(tools, style), facts, CompileOptions(), first)
-    again = SchemaPlans(first.made)
+    again = TagSchemas(first.made)
     assert compile_constraint(constraint_of(tools, style), facts, CompileOptions(), again) == whole
-    assert first.num_planned >= 20 and again.num_planned == 0 and not again.made
+    assert first.num_made >= 20 and again.num_made == 0 and not again.made
     changed = tools | {"get_issue": {"type": "object", "properties": {"n": {"enum": [17]}}}}
-    one = SchemaPlans(first.made)
+    one = TagSchemas(first.made)
     compiled = compile_constraint(constraint_of(changed, style), facts, CompileOptions(), one)
-    assert one.num_planned == len(one.made) == 1
+    assert one.num_made == len(one.made) == 1
     fresh = compile_constraint(constraint_of(changed, style), facts, CompileOptions())
     assert compiled == fresh != whole
 
 
-def test_the_pool_keeps_the_plans_of_tools_for_all_its_helpers(tmp_path: Path) -> None:
+def test_the_pool_keeps_the_schemas_of_tools_for_all_its_helpers(tmp_path: Path) -> None:
     KINDS[KIND][0]().save(str(tmp_path / "tokenizer.json"))
     facts = facts_of(KIND)
     config = PoolConfig(
@@ -128,14 +128,14 @@ def test_the_pool_keeps_the_plans_of_tools_for_all_its_helpers(tmp_path: Path) -
             tools = tools_of("git")
             for index in range(4):  # more than there are helpers
                 tools["git_log"] = {"type": "object", "properties": {"n": {"const": index}}}
-                hits, misses = pool.plans.hits, pool.plans.misses
+                hits, misses = pool.schemas.hits, pool.schemas.misses
                 compiled = await pool.compile(constraint_of(tools, strict=True))
                 fresh = compile_constraint(
                     constraint_of(tools, strict=True), facts, CompileOptions()
                 )
                 assert compiled == fresh
                 if index:
-                    found = pool.plans.hits - hits, pool.plans.misses - misses
+                    found = pool.schemas.hits - hits, pool.schemas.misses - misses
                     assert found == (len(tools) - 1, 1)
         finally:
             await pool.close()

@@ -63,7 +63,7 @@ KINDS = {
 def facts_of(kind: str) -> TokenizerFacts:
     make, ends = KINDS[kind]
     tokenizer = make()
-    return TokenizerFacts.of(
+    return TokenizerFacts.from_tokenizer(
         tokenizer,
         vocab_size=tokenizer.get_vocab_size() + PADDING,
         eos_token_ids=tuple(tokenizer.token_to_id(end) for end in ends),

@@ -11,14 +11,14 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import tool_calls
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.grammar import CheckedTags, Compiled
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
 from radixrt.parsers.tool_calls.registry import FORMATS
 from radixrt.tokenizer.retry.tags import TagTracker
-from tests.constrained.test_route import takes
+from tests.constrained.test_compilation import takes
 from tests.parsers.test_formats import TOOLS, parsed_calls, with_marks
 
 FORMS = ("qwen3_coder", "minimax_m2", "glm47", "pythonic", "olmo3", "functiongemma", "gemma4")
@@ -116,8 +116,10 @@ CHECKED: dict[str, Any] = {
 @pytest.mark.parametrize("required", [True, False])
 def test_the_checked_values_of_a_call_are_those_of_its_arguments(form: str, required: bool) -> None:
     rng, facts, num_found = random.Random(form), with_marks(), 0
-    tools = [tool_calls.Tool.of(name, CHECKED, True, "p") for name in ("f", "f_x")]
-    tools.append(tool_calls.Tool.of("any", {"additionalProperties": {"type": "string"}}, True, "p"))
+    tools = [tool_calls.Tool.from_schema(name, CHECKED, True, "p") for name in ("f", "f_x")]
+    tools.append(
+        tool_calls.Tool.from_schema("any", {"additionalProperties": {"type": "string"}}, True, "p")
+    )
     begin = "I look: " if not required and form != "pythonic" else ""
 
     def compiled(required: bool) -> Compiled:
@@ -171,7 +173,10 @@ def test_a_check_that_would_need_more_than_one_json_value_is_refused(form: str) 
         )
     for schema, reason in schemas:
         held = tool_calls.calls(
-            [tool_calls.Tool.of("f", schema, True, "p")], FORMATS[form], required=True, most=1
+            [tool_calls.Tool.from_schema("f", schema, True, "p")],
+            FORMATS[form],
+            required=True,
+            most=1,
         )
         with pytest.raises(RequestError, match=f"In the tool 'f': .*{reason}"):
             compile_constraint(held, with_marks(), CompileOptions())
@@ -181,7 +186,7 @@ def test_a_check_that_would_need_more_than_one_json_value_is_refused(form: str) 
 def test_what_a_constraint_lets_through_satisfies_the_schema_once_it_is_read(form: str) -> None:
     rng, facts, num_read = random.Random(form), with_marks(), 0
     for schema in SCHEMAS:
-        tool = tool_calls.Tool.of("f_x", schema, True, "p")
+        tool = tool_calls.Tool.from_schema("f_x", schema, True, "p")
         held = tool_calls.calls([tool], FORMATS[form], required=True, most=2)
         grammar = compile_constraint(held, facts, CompileOptions()).grammar
         for _ in range(6):
@@ -234,7 +239,7 @@ def test_an_answer_is_one_call_or_json_where_they_can_be_told_apart(
     assert written.is_told_from(content) == (kind not in cannot)
     if kind in cannot:
         return
-    tools = [tool_calls.Tool.of(name, of_a, True, "p") for name in ("f", "g")]
+    tools = [tool_calls.Tool.from_schema(name, of_a, True, "p") for name in ("f", "g")]
     constraint = tool_calls.one_call_or_json(tools, written, content)
     checks = compile_constraint(constraint, facts, CompileOptions()).checks
     assert isinstance(checks, CheckedTags)

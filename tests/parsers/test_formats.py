@@ -16,7 +16,7 @@ from radixrt.constrained.constraint import Lark
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS
-from tests.constrained.test_route import takes
+from tests.constrained.test_compilation import takes
 from tests.constrained.vocabularies import byte_level_json, facts_of
 from tests.parsers.test_tool_calls import join
 
@@ -497,13 +497,15 @@ def with_marks() -> TokenizerFacts:
     tokenizer = byte_level_json()
     tokenizer.add_special_tokens(sorted(CONTROL_MARKS))
     end = tokenizer.token_to_id("<|end|>")
-    return TokenizerFacts.of(tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(end,))
+    return TokenizerFacts.from_tokenizer(
+        tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(end,)
+    )
 
 
 @pytest.mark.parametrize(("form", "output"), CASES)
 def test_the_constraint_takes_what_the_documentation_shows(form: str, output: Output) -> None:
     offered = [
-        tool_calls.Tool.of(name, schema, True, "p")  # strict
+        tool_calls.Tool.from_schema(name, schema, True, "p")  # strict
         for name, schema in TOOLS.items()
     ]
     for facts, required in itertools.product(
@@ -523,7 +525,7 @@ def test_the_constraint_takes_what_the_documentation_shows(form: str, output: Ou
 def test_calls_begin_as_the_format_says(form: str) -> None:
     syntax = FORMATS[form]
     names = ["a", 'quo"te' if syntax.names is None else "quote"]
-    tools = [tool_calls.Tool.of(name, None, True, "p") for name in names]
+    tools = [tool_calls.Tool.from_schema(name, None, True, "p") for name in names]
     held = tool_calls.calls(tools, syntax, required=False, most=None)
     if syntax.before:  # the content is a message too
         assert (held.free_text, held.min_tags, held.max_tags) == (False, 1, 1)
@@ -533,7 +535,7 @@ def test_calls_begin_as_the_format_says(form: str) -> None:
         for tag in held.tags:
             assert sum(tag.begin.startswith(trigger) for trigger in held.triggers) == 1
     if syntax.names is not None:
-        wrong = tool_calls.Tool.of("{a b>", None, True, "p")
+        wrong = tool_calls.Tool.from_schema("{a b>", None, True, "p")
         with pytest.raises(RequestError, match="function name"):
             tool_calls.calls([wrong], syntax, required=True, most=1)
     forced = tool_calls.calls(tools, syntax, required=True, most=1)
@@ -604,7 +606,7 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar_in_each_format(form: 
     ],
 )  # fmt: skip
 def test_a_string_can_not_hold_what_ends_it(form: str, before: str, after: str, stop: str) -> None:
-    tool = tool_calls.Tool.of("get_weather", WEATHER, True, "p")
+    tool = tool_calls.Tool.from_schema("get_weather", WEATHER, True, "p")
     held = tool_calls.calls([tool], FORMATS[form], required=False, most=1)
     facts = facts_of("byte_level_json")
     assert takes(held, facts, f"{before}a b{after}")

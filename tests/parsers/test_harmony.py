@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixrt.constrained import tool_calls
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag
 from radixrt.constrained.grammar import CheckedTags
 from radixrt.constrained.loader import load_grammar
@@ -22,7 +22,7 @@ from radixrt.parsers.harmony import MARKS, HarmonyParser
 from radixrt.parsers.tool_calls.parser import ToolCallParser
 from radixrt.parsers.tool_calls.registry import FORMATS
 from radixrt.tokenizer.retry.tags import TagTracker
-from tests.constrained.test_route import takes
+from tests.constrained.test_compilation import takes
 from tests.constrained.vocabularies import byte_level_json
 from tests.parsers.test_constraints import SCHEMAS, random_answer
 from tests.parsers.test_formats import TOOLS
@@ -195,11 +195,13 @@ def facts() -> TokenizerFacts:
     tokenizer = byte_level_json()
     tokenizer.add_special_tokens([*MARKS])
     ends = tuple(tokenizer.token_to_id(mark) for mark in ("<|return|>", "<|call|>"))
-    return TokenizerFacts.of(tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=ends)
+    return TokenizerFacts.from_tokenizer(
+        tokenizer, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=ends
+    )
 
 
 def offered(tools: dict[str, Any] = TOOLS) -> list[tool_calls.Tool]:
-    return [tool_calls.Tool.of(name, schema, True, "p") for name, schema in tools.items()]
+    return [tool_calls.Tool.from_schema(name, schema, True, "p") for name, schema in tools.items()]
 
 
 PLACE = '{"location": "Paris"}'

@@ -7,9 +7,7 @@ import pytest
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.constrained.compiler.span_error import SpanError
-from radixrt.constrained.compiler.validation import validate_span
-from radixrt.constrained.grammar import SpanCheck
+from radixrt.constrained.grammar import SpanCheck, SpanError
 from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.grammars import GrammarUse
@@ -17,9 +15,10 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceOutput, SequenceRequest
 from radixrt.tokenizer.constraints.manager import token_texts
-from radixrt.tokenizer.retry.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.tokenizer.retry.checked_answer import DueCheck, RetriesExhausted
 from radixrt.tokenizer.retry.checked_sequence import FINAL_CHECK, CheckedSequence
 from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.constrained.checked_decoding import validate_span
 from tests.tiny_tokenizers import save_byte_level
 
 UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
@@ -57,7 +56,7 @@ def make(vocabulary: Vocabulary) -> Callable[..., CheckedSequence]:
             ),
             options=RequestOptions(sampling=SamplingParams(max_tokens=100, seed=3)),
         )
-        options: dict = {"max_attempts": 4, **settings}
+        options: dict = {"max_failures": 4, **settings}
         return CheckedSequence(request, checks, vocabulary, texts, **options)
 
     return make
@@ -76,7 +75,7 @@ def ended(reason: FinishReason = "stop") -> AnswerReport:
     return AnswerReport(finish_reason=reason)
 
 
-def verdict_of(due: DueCheck) -> list[SpanError]:
+def errors_of(due: DueCheck) -> list[SpanError]:
     return validate_span(due.check.schema, due.text)
 
 
@@ -90,7 +89,7 @@ def test_what_is_before_a_checked_value_is_told_and_the_value_waits(
     checked.absorb(SequenceOutput(tokens_of(vocabulary, "]")))
     (due,) = checked.due()
     assert json.loads(due.text) == [1, 2] and checked.take_output() is None
-    assert checked.verdict(due, verdict_of(due), seq_id=2) is None
+    assert checked.validated(due, errors_of(due), seq_id=2) is None
     assert told_text(vocabulary, checked.take_output()) == "[1, 2]"
 
 
@@ -104,7 +103,7 @@ def test_a_wrong_value_goes_on_as_a_new_sequence(
     )
     told = told_text(vocabulary, checked.take_output())
     (due,) = checked.due()
-    again = checked.verdict(due, verdict_of(due), seq_id=2)
+    again = checked.validated(due, errors_of(due), seq_id=2)
     assert again is not None and again.seq_id == checked.seq_id == 2
     kept = unpack_ids(again.token_ids).tolist()
     assert kept[:3] == PROMPT and kept[3:] == [*before, *wrong][: again.num_output]
@@ -114,20 +113,20 @@ def test_a_wrong_value_goes_on_as_a_new_sequence(
     rest = [*before, *tokens_of(vocabulary, "[4, 5]}")][again.num_output :]
     checked.absorb(SequenceOutput([*rest, END_TOKEN], finished=ended()))
     (due,) = checked.due()
-    assert checked.verdict(due, verdict_of(due), seq_id=3) is None
+    assert checked.validated(due, errors_of(due), seq_id=3) is None
     news = checked.take_output()
     assert news is not None and news.finished is not None
     assert told + told_text(vocabulary, news) == '{"a": [4, 5]}'
     assert checked.retries == 1
 
 
-def test_attempts_are_bounded(make: Callable[..., CheckedSequence], vocabulary: Vocabulary) -> None:
+def test_retries_are_bounded(make: Callable[..., CheckedSequence], vocabulary: Vocabulary) -> None:
     checked = make()
     checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"a": [4, 4]')))
-    with pytest.raises(AttemptsExhausted, match="uniqueItems at /properties/a"):
-        for attempt in range(100):
+    with pytest.raises(RetriesExhausted, match="uniqueItems at /properties/a"):
+        for number in range(100):
             (due,) = checked.due()
-            again = checked.verdict(due, verdict_of(due), seq_id=attempt)
+            again = checked.validated(due, errors_of(due), seq_id=number)
             assert again is not None
             whole = tokens_of(vocabulary, '{"a": [4, 4]')
             checked.absorb(SequenceOutput(whole[again.num_output :]))
@@ -150,7 +149,7 @@ def test_the_thought_is_told_at_once_and_stays(
     assert news is not None and news.token_ids == thought
     checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"a": [1, 1]')))
     (due,) = checked.due()
-    again = checked.verdict(due, verdict_of(due), seq_id=2)
+    again = checked.validated(due, errors_of(due), seq_id=2)
     assert again is not None and again.num_output > len(thought)
     assert unpack_ids(again.token_ids).tolist()[3 : 3 + len(thought)] == thought
 
@@ -166,7 +165,7 @@ def test_first_tokens_that_open_no_reasoning_are_checked(
     checked.absorb(SequenceOutput(tokens_of(vocabulary, 'a": [4, 4]')))
     assert told_text(vocabulary, checked.take_output()) == '{"a": '
     (due,) = checked.due()
-    again = checked.verdict(due, verdict_of(due), seq_id=2)
+    again = checked.validated(due, errors_of(due), seq_id=2)
     assert again is not None and again.grammar is not None
     assert not again.grammar.opening and not again.grammar.begin_after
     opened = make(begin_after=tuple(close), opening=tuple(opening))
@@ -203,7 +202,7 @@ def test_what_comes_with_held_tokens_is_passed_on_once(
     assert (output.cache_facts, output.drafts, output.vector) == (facts, (6, 4), b"4321")
     checked.absorb(SequenceOutput(tokens_of(vocabulary, "]}"), finished=ended("length")))
     (due,) = checked.due()
-    assert checked.verdict(due, verdict_of(due), seq_id=2) is None
+    assert checked.validated(due, errors_of(due), seq_id=2) is None
     output = checked.take_output()
     assert output is not None
     assert (output.cache_facts, output.drafts, output.vector) == (None, None, b"")
@@ -220,7 +219,7 @@ def test_the_end_waits_for_the_validation_of_the_whole(
     assert news is not None and news.finished is None
     (due,) = checked.due()
     assert due.id == FINAL_CHECK and due.text == '{"a": 1}'
-    assert checked.verdict(due, verdict_of(due), seq_id=2) is None
+    assert checked.validated(due, errors_of(due), seq_id=2) is None
     news = checked.take_output()
     assert news is not None and news.finished is not None
     assert checked.violation == "'b' is a required property" == news.finished.violation

@@ -87,7 +87,7 @@ class CustomTool:
             if not isinstance(asked, Lark):
                 raise wrong(param, "must be a Lark grammar (name: ...), not EBNF")
             grammar = Lark(grammar=asked.grammar, in_json_string=True)
-        arguments = Tool.of(self.name, parameters, True, param).arguments
+        arguments = Tool.from_schema(self.name, parameters, True, param).arguments
         return Tool(self.name, arguments, grammar)
 
 

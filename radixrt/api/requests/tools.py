@@ -167,7 +167,7 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
         if not isinstance(strict, bool | None):
             raise RequestError(f"{where}.strict must be a boolean.", param=f"{where}.strict")
         parameters = function.get("parameters")
-        tools[name] = Tool.of(name, parameters, strict is True, f"{where}.parameters")
+        tools[name] = Tool.from_schema(name, parameters, strict is True, f"{where}.parameters")
     return tools
 
 

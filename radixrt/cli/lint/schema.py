@@ -11,7 +11,7 @@ from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.advice import Advice, Finding, SlowStep
 from radixrt.constrained.compiler.advise import advise, refused
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.models.checkpoint import resolve_model_path
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     The exit status is 0 if all are enforced exactly and fast, 2 if one is refused, 1 otherwise.
     """
-    facts = TokenizerFacts.of_model(resolve_model_path(arguments.tokenizer, "--tokenizer"))
+    facts = TokenizerFacts.from_folder(resolve_model_path(arguments.tokenizer, "--tokenizer"))
     compile_constraint(JsonSchema(schema="{}"), facts, CompileOptions())  # loads the libraries
     advices = {file: _advice_on(file, facts) for file in arguments.files}
     if arguments.json:

@@ -1,1 +1,1 @@
-"""One module for each grammar library. Each compiles a constraint to a Grammar and loads a Grammar as a Matcher."""
+"""One module a grammar library, to compile constraints to grammars and load them as matchers."""

@@ -1,8 +1,9 @@
 """Writes a JSON schema as a Lark grammar whose objects take their properties in any order.
 
-A rule of an object has a parameter, a bit for each declared property, as llguidance's parametric grammars have it: a
-property may come while its bit is clear and sets it, and the object may close when the bits of all required properties are
-set. So no required property is missing, none comes twice, and the grammar has as many rules as the schema has objects.
+A rule of an object has a parameter, a bit for each declared property, as llguidance's parametric
+grammars have it: a property may come while its bit is clear and sets it, and the object may close
+when the bits of all required properties are set. So no required property is missing, none comes
+twice, and the grammar has as many rules as the schema has objects.
 """
 
 import json
@@ -11,7 +12,8 @@ from typing import Any
 from radixrt.constrained.json_schema.walk import reference_target
 
 MAX_PROPERTIES = 64
-"""Declared properties of an object in any order: the bits of a parameter. An object with more keeps the schema's order."""
+"""Declared properties of an object in any order: the bits of a parameter. An object with more keeps
+the schema's order."""
 
 _STRING = r'/"([^"\\\x00-\x1F]|\\[nrbtf\\"])*"/'
 _OBJECT_WORDS = {"type", "properties", "required", "additionalProperties", "minProperties"}
@@ -21,9 +23,9 @@ _ARRAY_WORDS = {"type", "items", "minItems", "maxItems"}
 def lark_in_any_order(schema: Any, options: dict[str, Any]) -> str:
     """The Lark text of a schema for which llguidance has a JSON grammar.
 
-    Objects and their values are written in Lark down to schemas without any order left to choose; those stay JSON schemas.
-    Where an object with a choice of order is within a keyword that Lark can't express, such as ``oneOf``, it keeps the
-    schema's order.
+    Objects and their values are written in Lark down to schemas without any order left to choose;
+    those stay JSON schemas. Where an object with a choice of order is within a keyword that Lark
+    can't express, such as ``oneOf``, it keeps the schema's order.
 
     Args:
         schema: normalised; its references are to its ``$defs``.
@@ -150,9 +152,10 @@ class _Writer:
         return not {"object", "array"} & set([kinds] if isinstance(kinds, str) else kinds)
 
     def _is_expressible(self, node: Any) -> bool:
-        """Whether all objects and arrays in the values can be written in Lark. Two branches of a union may begin with the same text,
-        and llguidance's lexer leaves one of them at a terminal that only the other has. Other unions are written too if the types
-        of their branches are known: that loses fewer answers than an order."""
+        """Whether all objects and arrays in the values can be written in Lark. Two branches of a
+        union may begin with the same text, and llguidance's lexer leaves one of them at a terminal
+        that only the other has. Other unions are written too if the types of their branches are
+        known: that loses fewer answers than an order."""
         key = json.dumps(node)
         if key not in self._expressible:
             self._expressible[key] = True  # of a schema within itself
@@ -165,7 +168,8 @@ class _Writer:
         return self._expressible[key]
 
     def _within_unions(self) -> set[str]:
-        """The texts of all schemas within the unions of several objects or arrays in which an order is left to choose."""
+        """The texts of all schemas within the unions of several objects or arrays in which an order
+        is left to choose."""
         waiting, seen, found = [(self._root, False)], set(), set()
         while waiting:
             node, is_within = waiting.pop()
@@ -219,7 +223,8 @@ class _Writer:
     def _object(self, node: dict[str, Any], name: str) -> str:
         declared, required = _declared(node), set(node.get("required", ()))
         additional = node.get("additionalProperties", True)
-        # A terminal of its own: a name may be declared in one branch of a union and additional in another.
+        # A terminal of its own: a name may be declared in one branch of a union and additional in
+        # another.
         colon = f"/{self._gap}:{self._gap}/"
         names = [*(one for one in declared if one in required)]
         names += [one for one in declared if one not in required and declared[one] is not False]
@@ -269,7 +274,7 @@ def _declared(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _members(node: dict[str, Any]) -> int:
-    """How many different kinds of properties may stand in an order of their own; 0: the schema is of no object."""
+    """Kinds of properties that may stand in an order of their own; 0 without an object."""
     if node.get("type") != "object":
         return 0
     return len(_declared(node)) + (node.get("additionalProperties", True) is not False)

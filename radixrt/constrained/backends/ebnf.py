@@ -1,7 +1,8 @@
 """Writes an EBNF grammar as a Lark grammar of llguidance, character by character.
 
-llguidance cuts a text into lexemes, each as long as it can be, so ``[a-z]* "abc"`` with ``"abc"`` as one lexeme would take nothing.
-No character is the beginning of another. So where each lexeme is one character, the parser alone decides, as EBNF means it.
+llguidance cuts a text into lexemes, each as long as it can be, so ``[a-z]* "abc"`` with ``"abc"``
+as one lexeme would take nothing. No character is the beginning of another. So where each lexeme is
+one character, the parser alone decides, as EBNF means it.
 """
 
 import re
@@ -29,13 +30,15 @@ _CHARACTER = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([nrt])|([^\w\s]))|([^\\])",
     re.DOTALL,
 )
-"""A character of a literal or a class: its code in hexadecimal digits, the letter of an escape, or the character itself."""
+"""A character of a literal or a class: its code in hexadecimal digits, the letter of an escape, or
+the character itself."""
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _ANY = "/(?s:.)/"
 
 
 def lark_of_ebnf(text: str) -> str:
-    r"""The Lark grammar of a grammar in GBNF, the EBNF of llama.cpp and xgrammar; it begins with ``root``.
+    r"""The Lark grammar of a grammar in GBNF, the EBNF of llama.cpp and xgrammar; it begins with
+    ``root``.
 
     >>> print(lark_of_ebnf('root ::= "ab"* | [^a-c\\n] word\nword ::= | "é"'))
     start: r0
@@ -61,9 +64,9 @@ class _Translator:
     def __init__(self, text: str) -> None:
         self._text = text
         self._rules: dict[str, str] = {}
-        """Names in Lark by names in EBNF; of rules that are defined or named."""
+        """Names in Lark of the rules that are defined or named, by their names in EBNF."""
         self._bodies: dict[str, str] = {}
-        """By names in Lark."""
+        """Bodies of the rules, by their names in Lark."""
         self._terminals: dict[str, str] = {}
         """Names of the classes of characters, by their regular expressions."""
 

@@ -1,6 +1,8 @@
-"""Matcher of a finite-state machine over tokens: one table lookup per token, without any library in the worker.
+"""Matcher of a finite-state machine over tokens: one table lookup per token, without any library in
+the worker.
 
-:mod:`radixrt.constrained.backends.fsm_compiler` builds the machine and proves it equal to llguidance's grammar.
+:mod:`radixrt.constrained.backends.fsm_compiler` builds the machine and proves it equal to
+llguidance's grammar.
 """
 
 import dataclasses
@@ -50,9 +52,7 @@ class Table:
 
     @staticmethod
     def unpack(source: bytes) -> "Table":
-        """Raises:
-        GrammarExhausted: it is no table.
-        """
+        """Raises GrammarExhausted if it is no table."""
         try:
             vocab_size, initial, *arrays = _DECODER.decode(source)
         except msgspec.DecodeError as error:
@@ -84,9 +84,7 @@ class Table:
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "FsmMatcher":
-    """Raises:
-    GrammarExhausted: the grammar was compiled for another tokenizer.
-    """
+    """Raises GrammarExhausted if the grammar was compiled for another tokenizer."""
     table = Table.unpack(grammar.source)
     if table.vocab_size != facts.vocab_size:
         raise GrammarExhausted("The grammar was compiled for another tokenizer.")

@@ -1,8 +1,10 @@
-"""Compiles a regular expression to a finite-state machine over tokens, if the machine is proven equal to llguidance's.
+"""Compiles a regular expression to a finite-state machine over tokens, if the machine is proven
+equal to llguidance's.
 
-outlines-core builds the machine. Its masks are the cheapest, but its index is known to lose tokens (after ``1``,
-``1(a[0-9]+)?`` forbids ``a``), and it reads some syntax differently. So every state of the machine is also reached
-with llguidance and must allow the same tokens there. A machine that differs in any state is not used.
+outlines-core builds the machine. Its masks are the cheapest, but its index is known to lose tokens
+(after ``1``, ``1(a[0-9]+)?`` forbids ``a``), and it reads some syntax differently. So every state
+of the machine is also reached with llguidance and must allow the same tokens there. A machine that
+differs in any state is not used.
 """
 
 import functools
@@ -31,8 +33,8 @@ MAX_PATTERN_CHARS = 4096
 
 
 def compile_regex(pattern: str, exact: Grammar, facts: TokenizerFacts) -> Grammar | None:
-    """The machine for a pattern that llguidance has compiled to ``exact``; None if there is none, it is too
-    large, takes too long, or is not equal."""
+    """The machine for a pattern that llguidance has compiled to ``exact``; None if there is none,
+    it is too large, takes too long, or is not equal."""
     if len(pattern) > MAX_PATTERN_CHARS or sys.platform == "win32":
         return None
     # Before the fork, so that both are made once:
@@ -164,7 +166,8 @@ def _agrees(
 ) -> bool:
     """Whether the machine allows exactly the tokens in this state that the matcher takes.
 
-    Where the next bytes are certain, the matcher's mask holds only one of the tokens that it would take.
+    Where the next bytes are certain, the matcher's mask holds only one of the tokens that it would
+    take.
     """
     tokens = table.tokens[table.offsets[state] : table.offsets[state + 1]]
     row = np.zeros_like(facts.eos_mask)
@@ -187,7 +190,8 @@ def _agrees(
 
 
 def _compatible(forced: bytes, only: int, facts: TokenizerFacts) -> set[int]:
-    """All ordinary tokens that agree with the forced bytes over their common length; no other token is possible here."""
+    """All ordinary tokens that agree with the forced bytes over their common length; no other token
+    is possible here."""
     forced = forced or facts.tokens[only][:1]
     return {
         token_id

@@ -1,12 +1,15 @@
-"""Rewrites a Lark grammar of a text into the grammar of this text between the quotes of a JSON string.
+"""Rewrites a Lark grammar of a text into the grammar of this text between the quotes of a JSON
+string.
 
-A tool call is JSON, so the input of a custom tool is written as a string. A character that JSON escapes becomes its escape. Every
-text has one form, so the rewritten grammar allows the forms of the grammar's texts and no others. Control characters without a short
-escape can't be written, as in all of the server's JSON.
+A tool call is JSON, so the input of a custom tool is written as a string. A character that JSON
+escapes becomes its escape. Every text has one form, so the rewritten grammar allows the forms of
+the grammar's texts and no others. Control characters without a short escape can't be written, as in
+all of the server's JSON.
 
-llguidance decides where a terminal ends by the next byte. Behind a backslash that is too early: the escape may belong to this
-terminal or to the next one. So all rules become one terminal. Rules that refer to themselves can't, nor can they skip ignored text;
-such a grammar is taken if nothing in it has to be escaped.
+llguidance decides where a terminal ends by the next byte. Behind a backslash that is too early: the
+escape may belong to this terminal or to the next one. So all rules become one terminal. Rules that
+refer to themselves can't, nor can they skip ignored text; such a grammar is taken if nothing in it
+has to be escaped.
 """
 
 import json
@@ -55,11 +58,8 @@ Tokens = list[tuple[str | None, str]]
 
 
 def lark_in_json_string(grammar: str) -> str:
-    """The grammar of the texts of ``grammar`` between the quotes of a JSON string.
-
-    Raises:
-        CannotCompile: it has a construct that can't be rewritten; names it.
-    """
+    """The grammar of the texts of ``grammar`` between the quotes of a JSON string. Raises
+    CannotCompile if it has a construct that can't be rewritten; names it."""
     tokens: Tokens = []
     position = 0
     for statement in _IMPORT.finditer(grammar):

@@ -1,7 +1,8 @@
-"""Reads the rules of a grammar in llguidance's dialect of Lark, as far as it takes to see what each rule needs.
+"""Reads the rules of a grammar in llguidance's dialect of Lark, as far as it takes to see what each
+rule needs.
 
-llguidance itself reports neither a rule without a finite sentence nor an attribute without effect. This reader takes any
-text: what is no grammar is left to llguidance, which says so.
+llguidance itself reports neither a rule without a finite sentence nor an attribute without effect.
+This reader takes any text: what is no grammar is left to llguidance, which says so.
 """
 
 import itertools
@@ -26,13 +27,11 @@ _CLOSING = ("|", ")", "]", "}", "->")
 
 
 def check_lark(text: str) -> None:
-    """Raises:
-    CannotCompile: a rule that can be reached has no finite sentence, an attribute has no effect here, or a schema would not be
-        audited.
-    """
+    """Raises CannotCompile if a rule that can be reached has no finite sentence, an attribute has
+    no effect here, or a schema would be enforced without checks."""
     if "%json" in text:
         raise CannotCompile(
-            "It has %json, by which a schema would get around the audit; ask for a structural tag whose content is "
+            "It has %json, by which a schema would get around the checks of keywords; ask for a structural tag whose content is "
             "the schema."
         )
     if (endless := endless_rule(text)) is not None:
@@ -43,7 +42,7 @@ def check_lark(text: str) -> None:
 
 
 def endless_rule(text: str) -> str | None:
-    """A rule that can be reached and has no finite sentence, the cause if others need it; None if all have one."""
+    """An endless rule that can be reached, the cause if others need it; None if there is none."""
     reader = _Reader(text)
     reader.grammar("")
 
@@ -58,7 +57,7 @@ def endless_rule(text: str) -> str | None:
 
 
 class _Reader:
-    """Collects what each rule needs. A group in parentheses is a rule of its own, with ``#`` in its name."""
+    """Collects what each rule needs. A group in parentheses is a rule with ``#`` in its name."""
 
     def __init__(self, text: str) -> None:
         self.needs: dict[str, list[list[str]]] = {}
@@ -200,7 +199,8 @@ class _Reader:
         return False
 
     def _skip_call(self) -> None:
-        """Skip the parameter or condition of a rule with parameters: a name, and what is in parentheses after it."""
+        """Skip the parameter or condition of a rule with parameters: a name, and what is in
+        parentheses after it."""
         self._at += 1
         if not self._take("("):
             return

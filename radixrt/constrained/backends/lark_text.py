@@ -1,10 +1,11 @@
-"""Writes fixed and free text as terminals of a Lark grammar, in which control tokens stand by their ids."""
+"""Writes texts as terminals of a Lark grammar, and as regular expressions."""
 
 import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from radixrt.constrained.errors import CannotCompile
 
@@ -16,7 +17,7 @@ SOME: /(?s:.+)/
 
 
 class LarkText:
-    """The lines of a grammar, and the terminals of its texts."""
+    """The lines of a grammar, the terminals of its texts, and the grammars that it refers to."""
 
     def __init__(self, control: Mapping[str, int]) -> None:
         """
@@ -25,12 +26,14 @@ class LarkText:
         """
         self.lines: list[str] = []
         """Definitions of rules and terminals."""
+        self.named: list[dict[str, Any]] = []
+        """The other grammars, with the names by which the lines refer to them."""
         self._control = control
         self._names = _any_of(tuple(control)) if control else None
         self._numbers = itertools.count()
 
     def number(self) -> int:
-        """For a name that no other definition has."""
+        """A number for a name that no other definition has."""
         return next(self._numbers)
 
     def without(self, excludes: tuple[str, ...]) -> str:
@@ -57,8 +60,8 @@ class LarkText:
         return name
 
     def ended(self, text: str, end: str) -> str:
-        """Content and end as one terminal, so that every way to divide the text between them is tried; a control
-        token in the end begins a terminal of its own."""
+        """Content and end as one terminal, so that every way to divide the text between them is
+        tried; a control token in the end begins a terminal of its own."""
         letters, control = self._split_at_control_token(end)
         name = f"TEXT_{self.number()}"
         self.lines.append(f"{name}: {text} {quoted(letters) if letters else ''}")
@@ -87,7 +90,7 @@ class LarkText:
 
 @functools.lru_cache(maxsize=4)
 def _any_of(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Some models have thousands of control tokens, and a grammar of tool calls hundreds of texts."""
+    """Some models have thousands of control tokens, and a set of tools has hundreds of texts."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
@@ -111,3 +114,43 @@ def quoted(text: str) -> str:
 def regex(pattern: str) -> str:
     """A regular expression between slashes."""
     return "/(" + re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", pattern, flags=re.DOTALL) + ")/"
+
+
+_SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~/")
+
+
+def escaped(text: str) -> str:
+    """The expression that matches ``text`` alone, in the syntax that all backends share."""
+    return "".join(
+        f"\\x{{{ord(c):x}}}" if c in _SPECIAL or ord(c) < 32 or ord(c) == 127 else c for c in text
+    )
+
+
+def alternatives(options: Iterable[str]) -> str:
+    """The expression that matches each of the options and nothing else."""
+    return "(?:" + "|".join(escaped(option) for option in options) + ")"
+
+
+_CLASSES = {
+    "d": "[0-9]",
+    "w": "[A-Za-z0-9_]",
+    "s": r"[\t\n\x0b\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff]",
+}
+
+
+def with_ecma_classes(pattern: str) -> str:
+    """The pattern with ``\\d``, ``\\w`` and ``\\s`` as in ECMA-262, and so as in the patterns of
+    JSON schemas; in the engines that read the pattern they hold the digits, letters and blanks of
+    all scripts. A class stands inside a class, too.
+
+    >>> with_ecma_classes(r"\\d[a\\D]\\\\d")
+    '[0-9][a[^0-9]]\\\\\\\\d'
+    """
+    return re.sub(r"\\(.)", _class_of, pattern, flags=re.DOTALL)
+
+
+def _class_of(escape: re.Match[str]) -> str:
+    members = _CLASSES.get(escape[1].lower())
+    if members is None:
+        return escape[0]
+    return members if escape[1].islower() else "[^" + members[1:]

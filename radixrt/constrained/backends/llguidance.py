@@ -26,12 +26,14 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 Answer = TypeVar("Answer")
 
 _WHITESPACE: dict[WhitespaceName, str] = {"flexible": r"( |\n( {0,32}|\t{0,8}))?", "compact": ""}
-"""White space allowed at each gap of a JSON text. It is bounded: a model that may write endless white space does."""
+"""White space allowed at each gap of a JSON text. It is bounded: a model that may write endless
+white space does."""
 
 _LIMITS = LLParserLimits(max_lexer_states=50_000, max_items_in_row=20_000, step_max_items=1_000_000)
-"""A lexer state takes 1 to 2 kB, and the worker holds hundreds of grammars. At the library's own limits on items, objects of a
-few hundred optional properties fail in the middle of an answer, at a vocabulary of 128k also smaller ones; at these, an object
-may have 2,000 (measured: a mask then takes 0.2 s, of 500 12 ms)."""
+"""A lexer state takes 1 to 2 kB, and the worker holds hundreds of grammars. At the library's own
+limits on items, objects of a few hundred optional properties fail in the middle of an answer, at a
+vocabulary of 128k also smaller ones; at these, an object may have 2,000 (measured: a mask then
+takes 0.2 s, of 500 12 ms)."""
 
 _FIRST_STEP_S = 0.5
 """The worker's other answers wait while a first mask is made; real schemas take 10 ms."""
@@ -45,8 +47,8 @@ _ANY_OBJECT = '{"type":"object"}'
 def json_schema_options(whitespace: WhitespaceName) -> dict[str, Any]:
     """The options with which llguidance refuses keywords that it does not enforce.
 
-    The escapes leave out ``\\u`` and ``\\/``: with them a declared key could be written in a second way, and
-    be taken for an undeclared one.
+    The escapes leave out ``\\u`` and ``\\/``: with them a declared key could be written in a second
+    way, and be taken for an undeclared one.
     """
     return {
         "lenient": False,
@@ -57,9 +59,7 @@ def json_schema_options(whitespace: WhitespaceName) -> dict[str, Any]:
 
 
 def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:
-    """Raises:
-    CannotCompile: llguidance refuses the schema.
-    """
+    """Raises CannotCompile if llguidance refuses the schema."""
     options: Any = json_schema_options(whitespace)
     try:
         source = LLMatcher.grammar_from_json_schema(schema, overrides=options)
@@ -68,12 +68,30 @@ def compile_json_schema(schema: str, facts: TokenizerFacts, whitespace: Whitespa
     return _checked(source, facts)
 
 
-def compile_in_any_order(schema: Any, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:
-    """As :func:`compile_json_schema`, of a normalised schema; objects take their properties in any order.
+def compile_without_tokenizer(schema: str) -> tuple[str, str | None]:
+    """The grammar text of a schema and None, or an empty text and llguidance's error."""
+    options: Any = json_schema_options("flexible")
+    try:
+        source = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    except ValueError as error:
+        return "", str(error)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(source, _byte_tokenizer())
+    return ("", "; ".join(messages)) if failed else (source, None)
 
-    Raises:
-        CannotCompile: llguidance refuses the schema.
-    """
+
+def schema_error(schema: str) -> str | None:
+    """llguidance's error for the text of a schema; None if it compiles."""
+    return compile_without_tokenizer(schema)[1]
+
+
+@functools.cache
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def compile_in_any_order(schema: Any, facts: TokenizerFacts, whitespace: WhitespaceName) -> Grammar:
+    """As :func:`compile_json_schema`, of a normalised schema; objects take their properties in any
+    order. Raises CannotCompile if llguidance refuses the schema."""
     lark = lark_in_any_order(schema, json_schema_options(whitespace))
     return _checked(LLMatcher.grammar_from_lark(lark), facts)
 
@@ -87,33 +105,25 @@ def compile_any_json(
 def compile_grammars(
     grammars: list[dict[str, Any]], facts: TokenizerFacts, *, is_ambiguous: bool
 ) -> Grammar:
-    """Several grammars, of which the first may refer to the others by name.
-
-    Raises:
-        CannotCompile: llguidance refuses one.
-    """
+    """Several grammars, of which the first may refer to the others by name. Raises CannotCompile if
+    llguidance refuses one."""
     return _checked(json.dumps({"grammars": grammars}), facts, is_ambiguous=is_ambiguous)
 
 
 def compile_regex(pattern: str, facts: TokenizerFacts) -> Grammar:
-    """Raises:
-    CannotCompile: the pattern is no regular expression, or matches nothing.
-    """
+    """Raises CannotCompile if the pattern is no regular expression, or matches nothing."""
     return _checked(LLMatcher.grammar_from_regex(pattern), facts)
 
 
 def compile_lark(grammar: str, facts: TokenizerFacts) -> Grammar:
-    """Raises:
-    CannotCompile: it is no Lark grammar as llguidance reads them, allows nothing, or has a rule that can't be kept.
-    """
+    """Raises CannotCompile if it is no Lark grammar as llguidance reads them, allows nothing, or
+    has a rule that can't be kept."""
     check_lark(grammar)
     return _checked(LLMatcher.grammar_from_lark(grammar), facts, is_ambiguous=True)
 
 
 def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
-    """Raises:
-    CannotCompile: it is no EBNF, allows nothing, or has a rule that can't be kept.
-    """
+    """Raises CannotCompile if it is no EBNF, allows nothing, or has a rule that can't be kept."""
     lark = lark_of_ebnf(grammar)
     return _checked(LLMatcher.grammar_from_lark(lark), facts, is_ambiguous=True)
 
@@ -163,7 +173,8 @@ def _sentence(error: str) -> str:
 
 
 class _Encoder:
-    """The tokenizer interface that llguidance expects. Until the tokenizer is read, texts are written in the longest tokens from left to right."""
+    """The tokenizer interface that llguidance expects. Until the tokenizer is read, texts are
+    written in the longest tokens from left to right."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -186,8 +197,9 @@ class _Encoder:
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer_of_checks(facts: TokenizerFacts) -> LLTokenizer:
-    """Is ready in a third of the time of :func:`_tokenizer`. It needs no tokenizer: which tokens are forced makes no difference to whether
-    there are any. It has no slices, the masks of common regular expressions, which pay for many steps only."""
+    """A tokenizer that is ready in a third of the time of :func:`_tokenizer`. It needs no
+    tokenizer: which tokens are forced makes no difference to whether there are any. It has no
+    slices, the masks of common regular expressions, which pay for many steps only."""
     wrapper: Any = _Encoder(facts)
     native = LLTokenizer(
         wrapper, n_vocab=facts.vocab_size, eos_token=list(facts.eos_token_ids), slices=[]
@@ -203,9 +215,7 @@ def _tokenizer(facts: TokenizerFacts) -> LLTokenizer:
 
 
 def load(grammar: Grammar, facts: TokenizerFacts) -> "LlguidanceMatcher":
-    """Raises:
-    GrammarExhausted: the grammar was compiled for another tokenizer, or by another version.
-    """
+    """Raises GrammarExhausted if it was compiled for another tokenizer, or by another version."""
     return LlguidanceMatcher(grammar, facts, _native(grammar, facts))
 
 
@@ -219,13 +229,14 @@ def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
 _of_thread = threading.local()
 
 _NOT_ALLOWED = "satisfy the grammar"
-"""Part of llguidance's error for a token that is not allowed; for another error the token is tried again."""
+"""Part of the error for a token that is not allowed; after another error it is tried again."""
 
 
 def _consume(native: LLMatcher, token_id: int, facts: TokenizerFacts) -> bool:
     """Let a native matcher take a token, without Python's lock.
 
-    The library's only call that takes a token without the lock is the one for several matchers, so a dead one goes with it.
+    The library's only call that takes a token without the lock is the one for several matchers, so
+    a dead one goes with it.
     """
     if not hasattr(_of_thread, "executor"):
         _of_thread.executor = LLExecutor(1)
@@ -237,12 +248,12 @@ def _consume(native: LLMatcher, token_id: int, facts: TokenizerFacts) -> bool:
 class LlguidanceMatcher(Matcher):
     """Wraps llguidance's matcher.
 
-    In a state where the next bytes are certain, its mask holds only the token that the tokenizer would write
-    there; any other way to write the same bytes is still taken by :meth:`advance`.
+    In a state where the next bytes are certain, its mask holds only the token that the tokenizer
+    would write there; any other way to write the same bytes is still taken by :meth:`advance`.
 
-    Copies of a native matcher share a lexer: if one runs into a limit, all of them fail. A matcher that fails is
-    therefore built again, alone, from the tokens that it has taken. Only if that fails too, its methods raise
-    GrammarExhausted.
+    Copies of a native matcher share a lexer: if one runs into a limit, all of them fail. A matcher
+    that fails is therefore built again, alone, from the tokens that it has taken. Only if that
+    fails too, its methods raise GrammarExhausted.
     """
 
     __slots__ = ("_grammar", "_native")
@@ -266,8 +277,8 @@ class LlguidanceMatcher(Matcher):
         return self._asked(lambda native: native.try_consume_tokens(token_ids))
 
     def _take_without_lock(self, token_ids: list[int]) -> int:
-        """As :meth:`_take`, without Python's lock. A token that is not allowed kills the native matcher, as a limit does; it is made
-        anew when it is needed."""
+        """As :meth:`_take`, without Python's lock. A token that is not allowed kills the native
+        matcher, as a limit does; it is made anew when it is needed."""
         self._alive()
         for index, token_id in enumerate(token_ids):
             if _consume(self._native, token_id, self.facts):

@@ -1,7 +1,9 @@
-"""Writes the rules of a tool call's parameters, for formats that write each parameter by itself (:mod:`...parameters`).
+"""Writes the rules of a tool call's parameters, for formats that write each parameter by itself
+(:mod:`...parameters`).
 
-A parameter whose values are strings is written without quotes, up to the closing mark of its style; others are JSON. Declared
-parameters stand in the order of the schema; a tool that declares none takes any.
+A parameter whose values are strings is written without quotes, up to the closing mark of its style;
+others are JSON. Declared parameters stand in the order of the schema; a tool that declares none
+takes any.
 """
 
 import json
@@ -11,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.backends.schema_plans import SchemaPlan
+from radixrt.constrained.backends.lark_text import LarkText, alternatives, regex, with_ecma_classes
+from radixrt.constrained.backends.tag_schemas import TagSchema
 from radixrt.constrained.constraint import Parameters
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
@@ -25,24 +28,19 @@ from radixrt.constrained.parameters import (
     keywords_on_the_whole,
     takes_any_name,
 )
-from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 
 
 class ParameterRules:
-    """Writes the rules of one tag.
+    """Writes the rules of one tag into a text.
 
     Args:
-        prefix: of the names of all its rules.
-        literal: writes a fixed text as terminals.
-        is_control: tells whether a fixed text has a control token in it.
-        options: of llguidance's converter of JSON schemas.
+        options: those of llguidance's converter of JSON schemas.
         allow_checks: the values of parameters can be found in an answer.
-        plan: plans the schema of a parameter.
+        enforce: finds how the schema of a parameter is enforced.
 
     Attributes:
-        lines: the rules.
-        named: grammars to which the rules refer by name.
-        checks: of values that are JSON, in paths from the arguments as one object.
+        start: name of the first rule.
+        checks: checks of values that are JSON, in paths from the arguments as one object.
         checked: the keywords that they enforce.
         unenforced: the keywords that are left out; only where the schema is not strict.
     """
@@ -50,23 +48,18 @@ class ParameterRules:
     def __init__(
         self,
         content: Parameters,
-        prefix: str,
-        literal: Callable[[str], str],
-        is_control: Callable[[str], bool],
+        text: LarkText,
         options: dict[str, Any],
         allow_checks: bool,
-        plan: Callable[..., SchemaPlan],
+        enforce: Callable[..., TagSchema],
     ) -> None:
-        self._plan = plan
+        self._text = text
+        self._prefix = f"p{text.number()}"
+        self._enforce = enforce
         self._style = STYLES[content.style]
         self._is_strict = content.schema.strict
-        self._prefix = prefix
-        self._literal = literal
-        self._is_control = is_control
         self._options = options
         self._allow_checks = allow_checks and self._is_strict
-        self.lines: list[str] = []
-        self.named: list[dict[str, Any]] = []
         self.checks: list[SpanCheck] = []
         self.checked: list[Unenforced] = []
         self.unenforced: list[Unenforced] = []
@@ -80,25 +73,27 @@ class ParameterRules:
             self.start = self._declared(declared_parameters(schema))
 
     def _declared(self, parameters: list[Parameter]) -> str:
-        """The parameters in order. ``first_i`` stands where none is written yet, ``rest_i`` behind one."""
+        """The parameters in order. ``first_i`` stands where none was written, else ``rest_i``."""
         first, rest = (f"{self._prefix}_{word}" for word in ("first", "rest"))
         for index, parameter in enumerate(parameters):
-            begin = self._literal(self._style.opening[0] + parameter.name + self._style.opening[1])
+            begin = self._text.literal(
+                self._style.opening[0] + parameter.name + self._style.opening[1]
+            )
             written = f"{begin} {self._value(index, parameter)} {rest}_{index + 1}"
-            for name, lead in ((first, ""), (rest, self._literal(self._style.separator))):
+            for name, lead in ((first, ""), (rest, self._text.literal(self._style.separator))):
                 ways = [] if parameter.schema is False else [f"{lead} {written}"]
                 ways += [] if parameter.is_required else [f"{name}_{index + 1}"]
-                self.lines.append(f"{name}_{index}: {' | '.join(ways)}")
-        self.lines += [f'{name}_{len(parameters)}: ""' for name in (first, rest)]
+                self._text.lines.append(f"{name}_{index}: {' | '.join(ways)}")
+        self._text.lines += [f'{name}_{len(parameters)}: ""' for name in (first, rest)]
         return f"{first}_0"
 
     def _any(self, parameter: Parameter) -> str:
         """Any number of parameters of any names."""
-        name, (begin, end) = f"{self._prefix}_any", map(self._literal, self._style.opening)
-        self.lines += [
+        name, (begin, end) = f"{self._prefix}_any", map(self._text.literal, self._style.opening)
+        self._text.lines += [
             f"{name.upper()}: /{self._style.names}/",
             f"{name}_one: {begin} {name.upper()} {end} {self._value(0, parameter)}",
-            f"{name}: ({name}_one ({self._literal(self._style.separator)} {name}_one)*)?",
+            f"{name}: ({name}_one ({self._text.literal(self._style.separator)} {name}_one)*)?",
         ]
         return name
 
@@ -113,19 +108,19 @@ class ParameterRules:
                 f"The model's format of tool calls can't write the parameter {parameter.name!r}; rename it."
             )
         name, style = f"{self._prefix}_{index}", self._style
-        closing = self._literal(style.closing)
-        schema, words = _without_words(self._planned(parameter), style.words)
+        closing = self._text.literal(style.closing)
+        schema, words = _without_words(self._enforced(parameter), style.words)
         if words and any(check.path == (parameter.name,) for check in self.checks):
             raise CannotCompile(
                 f"The parameter {parameter.name!r} can't be checked as a whole, since it may be {' or '.join(words)}; check a part of "
                 "it, or set strict to false."
             )
-        ways = [f"{self._literal(word)} {closing}" for word in words]
+        ways = [f"{self._text.literal(word)} {closing}" for word in words]
         if schema is None:
             return f"({' | '.join(ways)})"
         if parameter.form is Form.JSON or style.takes_json:
             options = {"x-guidance": self._options}
-            self.named.append({"name": name, "json_schema": {**schema, **options}})
+            self._text.named.append({"name": name, "json_schema": {**schema, **options}})
             ways.append(f"@{name} {closing}")
         if parameter.form is Form.JSON:
             return f"({' | '.join(ways)})"
@@ -138,19 +133,19 @@ class ParameterRules:
             text = "ANY" if parameter.form is Form.TEXT or words else 'ANY | "null"'
         text = f"({text}) & ~(ANY {style.stop} ANY)"
         end = style.quote + style.closing
-        if self._is_control(end):
-            self.lines.append(f"{name.upper()}: {text} & SOME")
+        if self._text.names_control_token(end):
+            self._text.lines.append(f"{name.upper()}: {text} & SOME")
             optional = "?" if _takes_empty(schema) else ""
             ways.append(
-                f"{self._literal(style.quote)} {name.upper()}{optional} {self._literal(end)}"
+                f"{self._text.literal(style.quote)} {name.upper()}{optional} {self._text.literal(end)}"
             )
         else:
-            self.lines.append(f"{name.upper()}: ({text}) {json.dumps(end)}")
-            ways.append(f"{self._literal(style.quote)} {name.upper()}")
+            self._text.lines.append(f"{name.upper()}: ({text}) {json.dumps(end)}")
+            ways.append(f"{self._text.literal(style.quote)} {name.upper()}")
         return f"({' | '.join(ways)})"
 
-    def _planned(self, parameter: Parameter) -> dict[str, Any]:
-        """The schema of a parameter, normalised, with the keywords alone that llguidance enforces."""
+    def _enforced(self, parameter: Parameter) -> dict[str, Any]:
+        """The schema of a parameter for llguidance, with the keywords alone that it enforces."""
 
         def placed(pointer: str) -> str:
             if pointer.startswith(("/$defs/", "/definitions/")):
@@ -158,7 +153,7 @@ class ParameterRules:
             return pointer_of(("properties", parameter.name)) + pointer
 
         try:
-            plan = self._plan(
+            found = self._enforce(
                 json.dumps(parameter.schema),
                 strict=self._is_strict,
                 allow_checks=self._allow_checks
@@ -171,16 +166,13 @@ class ParameterRules:
             raise CannotEnforce(error.keyword, placed(error.pointer), error.reason) from error
 
         replace = msgspec.structs.replace
-        for kept, found in ((self.unenforced, plan.unenforced), (self.checked, plan.checked)):
-            kept += [replace(each, pointer=placed(each.pointer)) for each in found]
+        for kept, left in ((self.unenforced, found.unenforced), (self.checked, found.checked)):
+            kept += [replace(each, pointer=placed(each.pointer)) for each in left]
         self.checks += [
             replace(one, path=(parameter.name, *one.path), pointer=placed(one.pointer))
-            for one in plan.checks
+            for one in found.checks
         ]
-        schema = plan.schema
-        if isinstance(schema, dict):
-            return schema
-        return {} if schema else {"enum": []}
+        return found.schema
 
     def _leave_out(self, keyword: str, pointer: str, reason: str) -> None:
         if self._is_strict:
@@ -193,7 +185,7 @@ class ParameterRules:
 def _without_words(
     schema: dict[str, Any], words: Mapping[bool | None, str]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The schema without the values that are written as words, and these words; None: it has no other values."""
+    """The schema without the values that are words, if any are left, and these words."""
 
     if "const" in schema or "enum" in schema:
         values = schema.get("enum", [schema.get("const")])
@@ -244,7 +236,7 @@ def _text(schema: dict[str, Any]) -> str | None:
     """The strings and the null of a normalised schema as a Lark expression; None: it has none."""
     if "const" in schema or "enum" in schema:
         values = schema.get("enum", [schema.get("const")])
-        return _regex(alternatives("null" if value is None else value for value in values))
+        return regex(alternatives("null" if value is None else value for value in values))
     if isinstance(branches := schema.get("anyOf"), list) and len(schema) == 1:
         return _alternatives(branches)
     kinds = schema.get("type")
@@ -260,7 +252,7 @@ def _text(schema: dict[str, Any]) -> str | None:
     if (pattern := schema.get("pattern")) is not None:
         if (whole := _whole_match(pattern)) is None:
             return None
-        parts.append(_regex(whole))
+        parts.append(regex(whole))
     return " & ".join(parts)
 
 
@@ -270,7 +262,8 @@ def _alternatives(schemas: list[dict[str, Any]]) -> str | None:
 
 
 def _whole_match(pattern: str) -> str | None:
-    """The expression that matches a whole text if the pattern of a schema matches somewhere in it; None: not found.
+    """The expression that matches a whole text if the pattern of a schema matches somewhere in it;
+    None: not found.
 
     The pattern may have anchors at its ends alone.
     """
@@ -286,8 +279,3 @@ def _whole_match(pattern: str) -> str | None:
             return None
     anything = "(?s:.*)"
     return f"{'' if begins else anything}(?:{with_ecma_classes(inner)}){'' if ends else anything}"
-
-
-def _regex(pattern: str) -> str:
-    """A regular expression between slashes."""
-    return "/(" + re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", pattern, flags=re.DOTALL) + ")/"

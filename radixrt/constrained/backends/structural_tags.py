@@ -1,7 +1,6 @@
 """Compiles structural tags to one llguidance grammar, in which free text can't contain a trigger.
 
-xgrammar has structural tags of its own, but compiles the schemas inside them with its own converter, which
-drops keywords. Here the schema of a tag is enforced as exactly as a schema of the whole answer.
+The schema of a tag is enforced as exactly as a schema of the whole answer.
 """
 
 import dataclasses
@@ -13,15 +12,16 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.lark_text import (
     TERMINALS,
     LarkText,
+    alternatives,
     none_of,
     quoted,
     regex,
     repeated,
+    with_ecma_classes,
 )
-from radixrt.constrained.backends.schema_plans import SchemaPlans
 from radixrt.constrained.backends.tag_contents import TagContents
-from radixrt.constrained.backends.tag_triggers import check_triggers
-from radixrt.constrained.backends.tool_faults import place_of_fault
+from radixrt.constrained.backends.tag_schemas import TagSchemas
+from radixrt.constrained.backends.tags import check_triggers, place_of_error
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
@@ -42,7 +42,6 @@ from radixrt.constrained.constraint import (
 )
 from radixrt.constrained.errors import CannotCompile
 from radixrt.constrained.grammar import Compiled, Grammar
-from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.constrained.tool_calls import first_characters
 
@@ -51,32 +50,33 @@ def compile_structural_tag(
     constraint: StructuralTag | Compound,
     facts: TokenizerFacts,
     whitespace: WhitespaceName,
-    plans: SchemaPlans | None = None,
+    schemas: TagSchemas | None = None,
 ) -> Compiled:
-    """The grammar, with checks of the schemas that are strict, and the keywords that it leaves out of the others.
+    """The grammar, with checks of the schemas that are strict, and the keywords that it leaves out
+    of the others.
 
     The name of a control token in ``begin``, ``end`` or ``triggers`` means that token.
 
     Args:
-        plans: of the schemas; takes those that are made here.
+        schemas: what is known of the schemas; takes those that are new.
 
     Raises:
         CannotCompile: triggers and tags don't fit, or a content can't be held to.
     """
-    text = _TagGrammar(constraint, facts, whitespace, plans or SchemaPlans({}))
+    text = _TagGrammar(constraint, facts, whitespace, schemas or TagSchemas({}))
     grammars = text.grammars()
     try:
         grammar = _compiled(grammars, facts, text.contents.is_ambiguous)
     except CannotCompile as error:
 
         def compiles(one: StructuralTag) -> bool:
-            alone = _TagGrammar(one, facts, whitespace, SchemaPlans({}))
+            alone = _TagGrammar(one, facts, whitespace, TagSchemas({}))
             try:
                 return bool(_compiled(alone.grammars(), facts, alone.contents.is_ambiguous))
             except CannotCompile:
                 return False
 
-        raise CannotCompile(f"{place_of_fault(constraint, compiles)}{error}") from error
+        raise CannotCompile(f"{place_of_error(constraint, compiles)}{error}") from error
     return Compiled(
         grammar=grammar,
         checks=text.contents.checks(),
@@ -97,7 +97,7 @@ def _compiled(grammars: list[dict[str, Any]], facts: TokenizerFacts, is_ambiguou
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
+class _FreeText:
     """The content of a tag that is free text, and its ends."""
 
     content: Format
@@ -112,17 +112,17 @@ class _TagGrammar:
         constraint: StructuralTag | Compound,
         facts: TokenizerFacts,
         whitespace: WhitespaceName,
-        plans: SchemaPlans,
+        schemas: TagSchemas,
     ) -> None:
         self._constraint = constraint
         self._facts = facts
         self._text = LarkText(facts.special_names)
-        self.contents = TagContents(constraint, facts, whitespace, self._text, plans)
+        self.contents = TagContents(constraint, facts, whitespace, self._text, schemas)
 
     def grammars(self) -> list[dict[str, Any]]:
         start = self._series([self._constraint])
         lark = f"start: {start}\n{TERMINALS}" + "\n".join(self._text.lines) + "\n"
-        return [{"name": "tags", "lark_grammar": lark}, *self.contents.named]
+        return [{"name": "tags", "lark_grammar": lark}, *self._text.named]
 
     # ------------------------------------------------------------ formats
 
@@ -165,16 +165,16 @@ class _TagGrammar:
                 return [part]
             begin = [Choice(options=(tag.begin,))] if tag.begin else []
             if is_endless(tag.content):
-                return [*begin, _Held(tag.content, (tag.end, *tag.other_ends))]
+                return [*begin, _FreeText(tag.content, (tag.end, *tag.other_ends))]
             ends = tuple(dict.fromkeys((tag.end, *tag.other_ends)))
             end = [Choice(options=ends)] if ends != ("",) else []
             return [*begin, *self._flat(tag.content), *end]
         return [part]
 
-    def _one(self, part: Format | _Held, follows: bool) -> str:
+    def _one(self, part: Format | _FreeText, follows: bool) -> str:
         """A part that is no single terminal, and ends by itself."""
         match part:
-            case _Held():
+            case _FreeText():
                 return self._endless(part.content, part.ends)
             case JsonSchema() | AnyJson() | Lark():
                 return self.contents.grammar(part, None)
@@ -218,13 +218,10 @@ class _TagGrammar:
                 return None if text is None else repeated(f"({text})", part.least, part.most)
         return None
 
-    def _run(self, texts: list[str], following: Format | _Held | None) -> str:
-        """Terminals in a row as one, so that every way to divide the text between them is tried. What follows must not be able to go
-        on with it: the lexer takes the longest text.
-
-        Raises:
-            CannotCompile: it may.
-        """
+    def _run(self, texts: list[str], following: Format | _FreeText | None) -> str:
+        """Terminals in a row as one, so that every way to divide the text between them is tried.
+        What follows must not be able to go on with it: the lexer takes the longest text. Raises
+        CannotCompile if it may."""
         if not texts:
             return ""
         name, text = f"RUN_{self._text.number()}", " ".join(texts)
@@ -384,7 +381,8 @@ class _TagGrammar:
     ) -> str:
         """Define the rule of one tag, with the free text before it; returns its name.
 
-        A trigger that is a control token can't occur in text. Its name in letters must not occur in text either.
+        A trigger that is a control token can't occur in text. Its name in letters must not occur in
+        text either.
         """
         begin = self._text.literal(tag.begin)
         if part.free_text and not part.lists:

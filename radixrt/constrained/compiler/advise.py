@@ -6,7 +6,7 @@ import numpy as np
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.advice import SLOW_COMPILE_MS, Advice, Finding, finding, slow_steps
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.constrained.errors import CannotEnforce, GrammarExhausted
 from radixrt.constrained.grammar import Compiled
@@ -14,7 +14,7 @@ from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 _CLOSING = (0.0, 0.1, 0.3, 0.5) * 4
-"""Of each walk: the share of its tokens that close a value where one can be closed."""
+"""The share of each walk's tokens that close a value where one can be closed."""
 _WALK_TOKENS = 150
 _WALKS_S = 0.2
 """CPU time of all walks."""

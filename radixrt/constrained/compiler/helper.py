@@ -1,11 +1,12 @@
 """Starts the zygote, and asks and kills its helpers; the parent's side of the sockets.
 
-The zygote is a process that has loaded the tokens and the libraries and does nothing but fork: a helper costs
-milliseconds, also after one was killed.
+The zygote is a process that has loaded the tokens and the libraries and does nothing but fork: a
+helper costs milliseconds, also after one was killed.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from radixrt.constrained.json_schema import position
 
 START_LIMIT_S = 120.0
 FORK_LIMIT_S = 60.0
-"""For a fork, and for loading the tokenizer ahead of it."""
+"""Time for a fork, and for loading the tokenizer ahead of it."""
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -27,8 +28,8 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
 }
-"""One thread a process: a helper shares the machine with the scheduler and the worker, and only a process of one thread
-can be forked safely."""
+"""One thread a process: a helper shares the machine with the scheduler and the worker, and only a
+process of one thread can be forked safely."""
 
 
 class HelperDied(Exception):
@@ -136,7 +137,7 @@ class Zygote:
             raise
         finally:
             theirs.close()
-        return Helper(self, pid, reader, writer, self._ends[pid], notes)
+        return Helper(pid, self, reader, writer, self._ends[pid], notes)
 
     def end(self, pid: int) -> None:
         """Kill a helper."""
@@ -173,33 +174,23 @@ class Zygote:
             self._forked.set_exception(HelperDied("its zygote has ended"))
 
 
+@dataclasses.dataclass(eq=False)
 class Helper:
     """One process. It does one job at a time."""
 
-    def __init__(
-        self,
-        zygote: Zygote,
-        pid: int,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        ended: asyncio.Future[int],
-        notes: BinaryIO,
-    ) -> None:
-        self.pid = pid
-        self._zygote = zygote
-        self._reader = reader
-        self._writer = writer
-        self._ended = ended
-        self._notes = notes
+    pid: int
+    _zygote: Zygote
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _ended: asyncio.Future[int]
+    _notes: BinaryIO
 
     @property
     def is_alive(self) -> bool:
         return not self._ended.done()
 
     async def do(self, job: jobs.Job) -> jobs.Reply:
-        """Raises:
-        HelperDied: it ended before it answered.
-        """
+        """Raises HelperDied if it ended before it answered."""
         try:
             self._writer.write(jobs.frame(jobs.encode(job)))
             await self._writer.drain()

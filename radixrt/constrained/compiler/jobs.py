@@ -1,4 +1,5 @@
-"""Messages between the tokenizer process, the zygote of its compiler helpers, and the helpers: frames of msgpack over sockets.
+"""Messages between the tokenizer process, the zygote of its compiler helpers, and the helpers:
+frames of msgpack over sockets.
 
 A frame is its length in 8 bytes, little-endian, then that many bytes.
 """
@@ -9,17 +10,16 @@ from typing import BinaryIO
 import msgspec
 
 from radixrt.constrained.advice import Advice
-from radixrt.constrained.backends.schema_plans import KeptPlans
-from radixrt.constrained.compiler.route import CompileOptions
-from radixrt.constrained.compiler.span_error import SpanError
+from radixrt.constrained.backends.tag_schemas import KeptSchemas
+from radixrt.constrained.compiler.compilation import CompileOptions
 from radixrt.constrained.constraint import Constraint
-from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.grammar import Compiled, SpanError
 
 LENGTH = struct.Struct("<Q")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of the tokenizer, and the limits of compiling. The first frame that the zygote gets."""
+    """The tokenizer, and the limits of compiling. The first frame that the zygote gets."""
 
     tokenizer_json: str
     """Path of the model's tokenizer.json, beside which the tokens may be saved."""
@@ -30,15 +30,15 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_helpers: int = 2
     """Processes, at least 2. All but one may be busy with slow jobs at a time."""
     time_limit_s: float = 10.0
-    """For one job, after which it is an error."""
+    """Time for one job, after which it is an error."""
     patience_s: float = 0.3
     """A job that takes longer is slow."""
     memory_limit_bytes: int = 1 << 30
-    """For one helper, beyond its memory when idle."""
+    """Memory of one helper beyond what it has when idle."""
     cache_bytes: int = 256 << 20
-    """Of compiled grammars."""
+    """Memory of the cache of compiled grammars."""
     cache_entries: int = 2048
-    """Of compiled grammars; small ones are compiled again within milliseconds."""
+    """Compiled grammars in the cache; small ones are compiled again within milliseconds."""
     max_waiting: int = 1024
     """Jobs; more are refused with 503."""
 
@@ -47,8 +47,8 @@ class CompileJob(msgspec.Struct, frozen=True, tag=True):
     """Answered by a CompileDone, or one of the failures."""
 
     constraint: Constraint
-    plans: KeptPlans = {}
-    """Of the tags of the constraint, as far as there are some."""
+    schemas: KeptSchemas = {}
+    """What is known of the schemas in the constraint's tags."""
 
 
 class AdviseJob(msgspec.Struct, frozen=True, tag=True):
@@ -73,15 +73,16 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote, with the helper's socket: make a helper. Answered by a Forked."""
+    """Asks the zygote, with the helper's socket, to make a helper. Answered by a Forked."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: load the tokenizer, unless it has done so. It takes a second or more, and many servers never need it."""
+    """Asks the zygote to load the tokenizer, unless it has done so. It takes a second or more, and
+    many servers never need it."""
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """To the zygote: kill a helper. Answered by an Ended, as every end of a helper."""
+    """Asks the zygote to kill a helper. Answered by an Ended, as every end of a helper."""
 
     pid: int
 
@@ -109,8 +110,8 @@ class CompileDone(msgspec.Struct, frozen=True, tag=True):
     compiled: Compiled
     num_bytes: int
     """Its memory."""
-    plans: KeptPlans
-    """Those that were made for it."""
+    schemas: KeptSchemas
+    """What was found of the schemas in its tags."""
 
 
 class AdviseDone(msgspec.Struct, frozen=True, tag=True):
@@ -118,7 +119,7 @@ class AdviseDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class ValidateDone(msgspec.Struct, frozen=True, tag=True):
-    """Empty if the text is valid."""
+    """The errors of a text; none if it is valid."""
 
     errors: list[SpanError]
 
@@ -137,7 +138,7 @@ class OutOfMemory(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Anything else: a mistake in radixrt or in a library; also the reason why a helper can't start."""
+    """Any other failure: a mistake in radixrt or a library; also why a helper can't start."""
 
     reason: str
 

@@ -1,7 +1,9 @@
-"""The compile pool: compiles constraints and validates values in helper processes that may be killed.
+"""The compile pool: compiles constraints and validates values in helper processes that may be
+killed.
 
-A schema can be written so that compiling it, or matching its patterns, takes unlimited time or memory. So
-each job runs in a helper with limits of both; a helper over a limit is killed, without effect on the server.
+A schema can be written so that compiling it, or matching its patterns, takes unlimited time or
+memory. So each job runs in a helper with limits of both; a helper over a limit is killed, without
+effect on the server.
 """
 
 import asyncio
@@ -21,21 +23,20 @@ from radixrt.base.errors import RequestError
 from radixrt.base.liveness.supervision import supervise
 from radixrt.base.round_robin import RoundRobin
 from radixrt.constrained.advice import Advice
-from radixrt.constrained.backends.schema_plans import KeptPlans, content_key
+from radixrt.constrained.backends.tag_schemas import KeptSchemas, content_key
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.cache import ByteLru
 from radixrt.constrained.compiler.helper import Helper, HelperCannotStart, HelperDied, Zygote
-from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.constraint import Constraint, JsonSchema, Parameters, StructuralTag
-from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.grammar import Compiled, SpanError
 
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.05
 _TRIES_BEFORE_REFUSING = 3
 
-PLANS_BYTES, PLANS_ENTRIES = 64 << 20, 8192
-"""Of the plans of tags. Those of a tool of an agent have 1 kB."""
+SCHEMAS_BYTES, SCHEMAS_ENTRIES = 64 << 20, 8192
+"""Limits of what is kept of the schemas in tags. That of a tool of an agent has 1 kB."""
 
 
 class _Waiting:
@@ -66,8 +67,8 @@ class CompilePool:
         self.config = config
         self.compiled: ByteLru[bytes, Compiled] = ByteLru(config.cache_bytes, config.cache_entries)
         self.killed = 0
-        self.plans: ByteLru[bytes, bytes] = ByteLru(PLANS_BYTES, PLANS_ENTRIES)
-        """Of the schemas of tags, by their content: of a set of tools, only the new ones are planned."""
+        self.schemas: ByteLru[bytes, bytes] = ByteLru(SCHEMAS_BYTES, SCHEMAS_ENTRIES)
+        """What is known of the schemas in tags, so that only new ones are normalised."""
         self._under_way: dict[tuple[str, bytes], asyncio.Task[Compiled]] = {}
         self._num_waiting_for: dict[asyncio.Task[Compiled], int] = {}
         self._quick = RoundRobin[_Waiting]()
@@ -93,7 +94,7 @@ class CompilePool:
             supervise(keeper, "The keeper of a compiler helper", may_return=True)
 
     def load_tokenizer(self) -> None:
-        """Load ahead what regular expressions and choices need, which takes a second with large vocabularies."""
+        """Load ahead what regular expressions and choices need, which may take a second."""
         self._loads_tokenizer = True
         self._load_tokenizer()
 
@@ -119,14 +120,15 @@ class CompilePool:
             waiting.reply.cancel()
 
     async def compile(self, constraint: Constraint, tenant: str = "") -> Compiled:
-        """Compile a constraint. Equal ones are compiled once, also those that a tenant asks for at the same time.
+        """Compile a constraint. Equal ones are compiled once, also those that a tenant asks for at
+        the same time.
 
         Args:
             tenant: the key that asks; the jobs of different ones take turns.
 
         Raises:
-            RequestError: it can't be enforced, or takes more time or memory than it may (400); too many jobs
-                wait (503).
+            RequestError: it can't be enforced, or takes more time or memory than it may (400); too
+                many jobs wait (503).
         """
         digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         if (compiled := self.compiled.get(digest)) is not None:
@@ -147,7 +149,7 @@ class CompilePool:
                 self._abandon(key, task)
 
     def _abandon(self, key: tuple[str, bytes], task: asyncio.Task[Compiled]) -> None:
-        """No request waits for this grammar any more: its job is not started, or stopped if it takes long."""
+        """No request waits for this grammar any more: drop its job, or stop it if it is slow."""
         if not task.done():
             self._under_way.pop(key, None)
             task.cancel()
@@ -156,34 +158,31 @@ class CompilePool:
     async def _compile(self, key: tuple[str, bytes], constraint: Constraint) -> Compiled:
         tenant, digest = key
         try:
-            job = jobs.CompileJob(constraint, self._plans_of(constraint))
+            job = jobs.CompileJob(constraint, self._known_schemas(constraint))
             reply = await self._do(job, tenant, "The constraint takes")
             if not isinstance(reply, jobs.CompileDone):
                 raise _error_of(reply)
             self.compiled.put(digest, reply.compiled, reply.num_bytes)
-            for of, plans in reply.plans.items():
-                self.plans.put(of, plans, len(plans))
+            for content, found in reply.schemas.items():
+                self.schemas.put(content, found, len(found))
             return reply.compiled
         finally:
             if self._under_way.get(key) is asyncio.current_task():
                 del self._under_way[key]
 
-    def _plans_of(self, constraint: Constraint) -> KeptPlans:
-        """The kept plans of the tags of a constraint."""
+    def _known_schemas(self, constraint: Constraint) -> KeptSchemas:
+        """What is known of the schemas in the tags of a constraint."""
         tags = constraint.tags if isinstance(constraint, StructuralTag) else ()
         keys = (
             content_key(tag.content)
             for tag in tags
             if isinstance(tag.content, JsonSchema | Parameters)
         )
-        return {key: plans for key in keys if (plans := self.plans.get(key)) is not None}
+        return {key: found for key in keys if (found := self.schemas.get(key)) is not None}
 
     async def advise(self, constraint: Constraint, tenant: str = "") -> Advice:
-        """The advice on a constraint, which is not kept.
-
-        Raises:
-            RequestError: compiling it takes more time or memory than it may (400); too many jobs wait (503).
-        """
+        """The advice on a constraint, which is not kept. Raises RequestError if compiling it takes
+        more time or memory than it may (400); too many jobs wait (503)."""
         reply = await self._do(jobs.AdviseJob(constraint), tenant, "The constraint takes")
         if not isinstance(reply, jobs.AdviseDone):
             raise _error_of(reply)
@@ -246,11 +245,8 @@ class CompilePool:
         raise RequestError(f"{reason}; {waiting.advice}.", param="structured", code="grammar")
 
     def _make_room(self, tenant: str) -> None:
-        """Let one more job of a tenant wait. Where the queue is full, the tenant with the most jobs loses its last one.
-
-        Raises:
-            RequestError: no other tenant has more jobs than this one.
-        """
+        """Let one more job of a tenant wait. Where the queue is full, the tenant with the most jobs
+        loses its last one. Raises RequestError if no other tenant has more jobs than this one."""
         counts = collections.Counter(self._quick.counts())
         counts.update(self._slow.counts())
         if counts.total() < self.config.max_waiting:
@@ -264,7 +260,7 @@ class CompilePool:
             last.reply.set_exception(_too_many(count))
 
     async def _next(self, for_quick_ones: bool) -> _Waiting:
-        """The next job: a slow one first, where they are taken, since quick ones have a helper of their own."""
+        """The next job: a slow one first, where taken, as quick ones have their own helper."""
         async with self._work:
             while True:
                 await self._work.wait_for(
@@ -282,7 +278,7 @@ class CompilePool:
     # ------------------------------------------------------------ helpers
 
     async def _keep(self, for_quick_ones: bool) -> None:
-        """Keep one helper alive and give it jobs; ``for_quick_ones`` stops slow jobs when others wait."""
+        """Keep one helper alive and busy; ``for_quick_ones`` stops slow jobs if others wait."""
         helper: Helper | None = None
         waiting: _Waiting | None = None
         needs_tokenizer = False
@@ -310,11 +306,8 @@ class CompilePool:
                 waiting.reply.cancel()
 
     async def _start_helper(self, needs_tokenizer: bool) -> Helper | None:
-        """A new helper, after as many tries as it takes; None if there is no use in trying.
-
-        Raises:
-            RequestError: several zygotes could not load the tokenizer.
-        """
+        """A new helper, after as many tries as it takes; None if there is no use in trying. Raises
+        RequestError if several zygotes could not load the tokenizer."""
         for tries in itertools.count(1):
             try:
                 async with self._starting_zygote:
@@ -354,13 +347,14 @@ class CompilePool:
         return RequestError(f"Structured output is not available: {self._cannot_start}", status=503)
 
     async def _run(self, helper: Helper, waiting: _Waiting, for_quick_ones: bool) -> bool:
-        """Run one job to its end, its limit, or until it has to make room for quick ones. True: it has to run once more, in a helper
-        with the tokenizer; this one is gone then."""
+        """Run one job to its end, its limit, or until it has to make room for quick ones. True: it
+        has to run once more, in a helper with the tokenizer; this one is gone then."""
         running = asyncio.create_task(helper.do(waiting.job))
         begin = time.monotonic()
         ends = begin + waiting.left_s
         try:
-            # Also if no request waits any more: a new helper costs more than the rest of a quick job.
+            # Also if no request waits any more: a new helper costs more than the rest of a quick
+            # job.
             if not await _one_is_done({running}, self.config.patience_s):
                 job = {running, waiting.reply}
                 if for_quick_ones and await self._has_to_make_room(job, ends):

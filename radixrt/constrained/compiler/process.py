@@ -1,4 +1,5 @@
-"""The zygote and its forks, the helpers: a helper does one job after another, within a memory limit. They end with their parent."""
+"""The zygote and its forks, the helpers: a helper does one job after another, within a memory
+limit. They end with their parent."""
 
 import contextlib
 import ctypes
@@ -14,11 +15,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from radixrt.base.errors import RadixrtError, RequestError
-from radixrt.constrained.backends.schema_plans import SchemaPlans
+from radixrt.constrained.backends.tag_schemas import TagSchemas
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.advise import advise
 from radixrt.constrained.compiler.cache import memory_of
-from radixrt.constrained.compiler.route import compile_constraint, refusal
+from radixrt.constrained.compiler.compilation import compile_constraint, refusal
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
 from radixrt.constrained.json_schema import position
 from radixrt.constrained.tokenizer_facts import TokenizerFacts, read_tokenizer
@@ -31,7 +32,7 @@ _RECURSION_LIMIT = 10_000
 
 
 def main(parent_pid: int) -> None:
-    """The zygote: load the tokens, then make helpers as the parent asks on standard input, a socket."""
+    """The zygote: load the tokens, then make helpers as the parent asks on standard input."""
     _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     control = socket.socket(fileno=os.dup(0))
@@ -67,7 +68,8 @@ def main(parent_pid: int) -> None:
 def _next_helper(
     control: socket.socket, facts: TokenizerFacts, config: jobs.PoolConfig
 ) -> socket.socket | None:
-    """In a helper, a fork of this process, the socket of its jobs. In this process, None once the parent is gone."""
+    """In a helper, a fork of this process, the socket of its jobs. In this process, None once the
+    parent is gone."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     before = signal.set_wakeup_fd(woken)
@@ -118,7 +120,7 @@ def _report_ends(control: socket.socket) -> None:
 
 
 def _load_tokenizer(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
-    """Load the tokenizer, so that the helpers need not. Where that fails, a job meets the failure itself."""
+    """Load the tokenizer for all helpers. Where that fails, a job meets the failure itself."""
     global _has_tried
     _has_tried = True
     if not facts.has_tokenizer:
@@ -180,9 +182,9 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
     try:
         if isinstance(job, jobs.AdviseJob):
             return jobs.AdviseDone(advise(job.constraint, facts, config.options))
-        plans = SchemaPlans(job.plans)
-        compiled = compile_constraint(job.constraint, facts, config.options, plans)
-        return jobs.CompileDone(compiled, memory_of(compiled), plans.made)
+        schemas = TagSchemas(job.schemas)
+        compiled = compile_constraint(job.constraint, facts, config.options, schemas)
+        return jobs.CompileDone(compiled, memory_of(compiled), schemas.made)
     except RecursionError:
         error = refusal(job.constraint, "It is nested too deeply.")
     except RequestError as caught:
@@ -206,8 +208,8 @@ def _send(control: socket.socket, reply: jobs.Reply) -> None:
 
 
 def _die_with(parent_pid: int) -> None:
-    """Linux kills this process when its parent ends, however busy it is. Elsewhere the end of standard input
-    has to do, which a busy helper sees after its job."""
+    """Linux kills this process when its parent ends, however busy it is. Elsewhere the end of
+    standard input has to do, which a busy helper sees after its job."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent_pid:

@@ -1,4 +1,4 @@
-"""Validates a value against its schema, and locates the fault in the text of the value.
+"""Validates a value against its schema, and finds the parts of the value that cause each error.
 
 Runs in the helper processes of the compile pool, where a slow or hostile schema does no harm.
 """
@@ -12,36 +12,28 @@ from typing import Any
 import jsonschema
 import jsonschema.exceptions
 
-from radixrt.constrained.compiler.span_error import Path, SpanError
+from radixrt.constrained.grammar import Path, SpanError
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
 from radixrt.constrained.json_schema.values import first_repeated
 
-_MAX_BLAMED_PARTS = 32
-"""Containers with more parts are not searched for the faulty part: each part costs a validation."""
-_MAX_BLAMED_CHARACTERS = 16_384
+_MAX_SEARCHED_PARTS = 32
+"""Most parts of a container that is searched for a cause: each part costs a validation."""
+_MAX_SEARCHED_CHARACTERS = 16_384
 _MAX_ERRORS = 4
 _MAX_MESSAGE = 300
 
 
-def validate_span(schema: Any, text: str) -> list[SpanError]:
-    """All that is wrong with the JSON value ``text``: empty if it is valid under ``schema`` (2020-12).
-
-    At most four errors, those nearest to the root last. A value that can't be read or validated, such as one with a
-    number beyond all bounds, counts as not valid.
-
-    Raises:
-        jsonschema.SchemaError: the schema itself is wrong.
-        re.error: a pattern in it is none of Python's.
-    """
-    return validate_text(json.dumps(schema, ensure_ascii=False), text)
-
-
 def validate_text(schema: str, text: str) -> list[SpanError]:
-    """The same, of a schema that is JSON text.
+    """All that is wrong with the JSON value ``text``: empty if it is valid under ``schema``, JSON
+    text of 2020-12.
+
+    At most four errors, those nearest to the root last. A value that can't be read or validated,
+    such as one with a number beyond all bounds, counts as not valid.
 
     Raises:
-        jsonschema.SchemaError: the schema itself is wrong.
-        referencing.exceptions.Unresolvable: it refers to something outside itself; nothing is ever fetched.
+        jsonschema.SchemaError: the schema itself is wrong. re.error: a pattern in it is none of
+        Python's. referencing.exceptions.Unresolvable: it refers to something outside itself, which
+        is never fetched.
     """
     validator = _validator(schema)
     try:
@@ -54,13 +46,13 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
     except (RecursionError, ArithmeticError, ValueError) as error:
         return [SpanError((), "", f"The value can't be validated: {error}")]
     errors.sort(key=lambda error: -len(error.absolute_path))
-    blame = len(text) <= _MAX_BLAMED_CHARACTERS
+    is_short = len(text) <= _MAX_SEARCHED_CHARACTERS
     return [
         SpanError(
             tuple(error.absolute_path),
             str(error.validator or ""),
             error.message[:_MAX_MESSAGE],
-            *(_culprits(validator, value, error) if blame else ()),
+            *(_causes(validator, value, error) if is_short else ()),
         )
         for error in errors[:_MAX_ERRORS]
     ]
@@ -68,7 +60,7 @@ def validate_text(schema: str, text: str) -> list[SpanError]:
 
 @functools.lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    """By the schema's content."""
+    """The validator of a schema, kept by the schema's text."""
     decoded = json.loads(schema)
     jsonschema.Draft202012Validator.check_schema(decoded)
     return SchemaValidator(decoded).validator
@@ -82,14 +74,15 @@ def _deepest(error: jsonschema.ValidationError) -> jsonschema.ValidationError:
 # ---------------------------------------------------------------- the parts that cause an error
 
 
-def _culprits(
+def _causes(
     validator: Any, value: Any, error: jsonschema.ValidationError
 ) -> tuple[tuple[Path, ...], ...]:
-    """The unsuited and the superfluous parts of the faulty container, each in turn replaced or left out."""
+    """The unsuited and the superfluous parts of the invalid container, found by replacing or
+    leaving out each in turn."""
     container, path = error.instance, tuple(error.absolute_path)
     if error.validator == "uniqueItems" and isinstance(container, list):
         return (((*path, first_repeated(container)),),)
-    if not isinstance(container, list | dict) or len(container) > _MAX_BLAMED_PARTS:
+    if not isinstance(container, list | dict) or len(container) > _MAX_SEARCHED_PARTS:
         return ()
     kind = tuple(error.absolute_schema_path)
 

@@ -1,1 +1,1 @@
-"""JSON schemas: rewritten into a normal form (``normal``), then audited against the measured backends (``auditing``)."""
+"""JSON schemas: their normal form (``normal``), what a grammar enforces, and checks of the rest."""

@@ -1,6 +1,7 @@
 """Writes a ``pattern`` so that another regex engine reads it as ECMA-262 does.
 
-Engines differ about ``\\d``, ``\\w``, ``\\s``, the dot and the end. These are written as explicit classes.
+Engines differ about ``\\d``, ``\\w``, ``\\s``, the dot and the end. These are written as explicit
+classes.
 """
 
 import functools
@@ -27,8 +28,9 @@ _SPACES_OF_ANY = r"\t-\r\x1c- \x85\xa0\u1680\u180e\u2000-\u200b\u2028\u2029\u202
 _WORD_OF_ANY = r"\p{L}\p{N}\p{M}\p{Pc}"
 
 _NUL = r"\x00"
-"""A character that no grammar writes. The portable form leaves it out of classes: llguidance 1.9.1 takes a class of all control
-characters (but \\n) for one of all escapes of JSON, so that ``[^"]`` and ``[\\x00-!]`` would match a quote, or a backslash."""
+"""A character that no grammar writes. The portable form leaves it out of classes: llguidance 1.9.1
+takes a class of all control characters (but \\n) for one of all escapes of JSON, so that ``[^"]``
+and ``[\\x00-!]`` would match a quote, or a backslash."""
 
 _Items = tuple[str | tuple[int, int], ...]
 
@@ -53,29 +55,24 @@ _PORTABLE = _Dialect(
     everything="[\\x00-\U0010ffff]",
     is_python=False,
 )
-"""For each letter the members, and the non-members, on which all engines agree: a string that matches the portable
-form matches the pattern under each reading."""
+"""For each letter the members, and the non-members, on which all engines agree: a string that
+matches the portable form matches the pattern under each reading."""
 _ECMA_262 = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES + r"\ufeff"}
 _PYTHON = _Dialect(inside=_ECMA_262, outside=_ECMA_262, everything=r"[\s\S]", is_python=True)
 
 
 @functools.lru_cache(maxsize=4096)
 def portable(pattern: str) -> str:
-    """The pattern in the form for grammars. Every text that it matches, the pattern matches.
-
-    Raises:
-        UnknownSyntax: the pattern is not ECMA-262, engines differ about it, or no grammar has a construct that it uses.
-    """
+    """The pattern in the form for grammars. Every text that it matches, the pattern matches. Raises
+    UnknownSyntax if the pattern is not ECMA-262, engines differ about it, or no grammar has a
+    construct that it uses."""
     return "".join(_written(token, _PORTABLE) for token in parse(pattern))
 
 
 def is_whole(pattern: str) -> bool:
-    """Whether the portable form matches every text that the pattern matches. It leaves out characters about which
-    engines differ: ``\\W`` matches é in ECMA-262, and not in engines that know more letters.
-
-    Raises:
-        UnknownSyntax: as ``portable``.
-    """
+    """Whether the portable form matches every text that the pattern matches. It leaves out
+    characters about which engines differ: ``\\W`` matches é in ECMA-262, and not in engines that
+    know more letters. Raises UnknownSyntax as ``portable``."""
     return not any(
         isinstance(token, CharacterSet) and _leaves_out(token) for token in parse(pattern)
     )
@@ -91,10 +88,7 @@ def _leaves_out(token: CharacterSet) -> bool:
 @functools.lru_cache(maxsize=4096)
 def python_pattern(pattern: str) -> str:
     """The pattern for Python's ``re``, with which a validator reads it exactly as ECMA-262 does.
-
-    Raises:
-        UnknownSyntax: Python can't express it.
-    """
+    Raises UnknownSyntax if Python can't express it."""
     written = "".join(_written(token, _PYTHON) for token in parse(pattern))
     try:
         re.compile(f"(?a:{written})")

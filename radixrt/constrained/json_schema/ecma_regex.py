@@ -1,7 +1,7 @@
 """Parses ``pattern``, an ECMA-262 regular expression, into a list of tokens.
 
-Escapes that engines read differently (``\\Z``, ``\\h``) and syntax that ECMA-262 does not have raise
-:class:`UnknownSyntax`: such a pattern is never handed to a grammar.
+Escapes that engines read differently (``\\Z``, ``\\h``) and syntax that ECMA-262 does not have
+raise :class:`UnknownSyntax`: such a pattern is never handed to a grammar.
 """
 
 import re
@@ -38,7 +38,8 @@ class CharacterSet:
     """One character of a set; a lone character is a set of its own."""
 
     items: tuple[str | tuple[int, int], ...]
-    """Escapes (``d D w W s S``, or a Unicode property such as ``p{L}``), and ranges of code points with both ends included."""
+    """Escapes (``d D w W s S``, or a Unicode property such as ``p{L}``), and ranges of code points
+    with both ends included."""
     negated: bool = False
     is_class: bool = False
     """It is written between brackets."""
@@ -63,7 +64,8 @@ class Backreference:
 
 @dataclass(frozen=True)
 class Open:
-    """A group begins; ``kind`` is the text after the parenthesis: empty, ``?:``, ``?=``, ``?!``, ``?<=``, ``?<!``."""
+    """A group begins; ``kind`` is the text after the parenthesis: empty, ``?:``, ``?=``, ``?!``,
+    ``?<=``, ``?<!``."""
 
     kind: str
 
@@ -82,7 +84,7 @@ class Or:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Of the character or group before it."""
+    """A repetition of the character or group before it."""
 
     least: int
     most: int | None
@@ -93,11 +95,7 @@ Token = CharacterSet | Dot | Assertion | Backreference | Open | Close | Or | Rep
 
 
 def parse(pattern: str) -> list[Token]:
-    """Read a pattern.
-
-    Raises:
-        UnknownSyntax: it is not ECMA-262, or engines differ about it.
-    """
+    """Read a pattern. Raises UnknownSyntax if it is not ECMA-262, or engines differ about it."""
     tokens: list[Token] = []
     groups: list[str] = []
     at = 0

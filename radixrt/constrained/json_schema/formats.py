@@ -1,8 +1,8 @@
 """Exact regular expressions for the values of ``format`` that JSON schema defines.
 
-The expressions are the project's own, written from the RFCs. Each is exact or narrower than its RFC (the note says
-how), never wider: a text that it matches is of the format under every reading. Names that JSON schema does not
-define are annotations, as the specification says, and constrain nothing.
+The expressions are the project's own, written from the RFCs. Each is exact or narrower than its RFC
+(the note says how), never wider: a text that it matches is of the format under every reading. Names
+that JSON schema does not define are annotations, as the specification says, and constrain nothing.
 """
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -90,10 +90,10 @@ _EXACT["idn-hostname"] = _EXACT["hostname"]  # narrower: ASCII only
 DEFINED = frozenset([*_EXACT, "uri-template", "regex"])
 """JSON schema 2020-12, validation, section 7.3."""
 LENGTHS = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
-"""Most characters, where a format limits them."""
+"""Most characters of a value, where a format limits them."""
 
 
 def format_pattern(name: str) -> str | None:
-    """A pattern of exactly the strings of a format, or of nearly all of them; None where there is none."""
+    """A pattern of the strings of a format, or of nearly all of them; None if there is none."""
     expression = _EXACT.get(name)
     return None if expression is None else f"^(?:{expression})$"

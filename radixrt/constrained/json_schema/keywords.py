@@ -1,13 +1,15 @@
-"""The keywords of JSON schema: the type of value that each constrains, and where it holds subschemas."""
+"""The keywords of JSON schema: the type of value that each constrains, and its subschemas."""
 
 from typing import Any
 
 ORIGIN = "$origin"
 """Private key of a normalised schema: JSON pointer, into the user's schema, of its origin."""
+PLACE = "$place"
+"""Private key of a schema that is made smaller: where each subschema was."""
 NOT_IN = "$notIn"
-"""Private key inside the normaliser: the value is none of these. It is written as ``not: {enum: ...}``."""
+"""Private key of the normaliser: the value is none of these (``not: {enum: ...}``)."""
 NOT_INTEGER = "$notInteger"
-"""Private key inside the normaliser: the number has a fraction. It is written as ``not: {type: integer}``."""
+"""Private key of the normaliser: the number has a fraction (``not: {type: integer}``)."""
 
 TYPES = ("null", "boolean", "object", "array", "number", "string")
 """Every JSON value has exactly one of these; an integer is a number."""
@@ -26,7 +28,8 @@ OF_TYPE: dict[str, tuple[str, ...]] = {
         "propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
     ),
 }  # fmt: skip
-"""Keywords that say something about values of one type and nothing about others; features are named in this order."""
+"""Keywords that say something about values of one type and nothing about others; uses of several
+are named in this order."""
 
 TYPE_OF = {keyword: kind for kind, words in OF_TYPE.items() for keyword in words}
 IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref")

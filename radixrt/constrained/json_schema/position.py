@@ -1,4 +1,5 @@
-"""The step that the compilation of a JSON schema is at, with the subschema: written by a helper, read by its parent at the time limit."""
+"""The step that the compilation of a JSON schema is at, with the subschema: written by a helper,
+read by its parent at the time limit."""
 
 import mmap
 import os

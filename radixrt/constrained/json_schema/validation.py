@@ -1,7 +1,9 @@
-"""Validates JSON text against a schema with ``jsonschema``, with numbers as decimals, so that no rounding decides.
+"""Validates JSON text against a schema with ``jsonschema``, with numbers as decimals, so that no
+rounding decides.
 
-``multipleOf`` 0.01 of 0.07 is a question about decimals; in float64 the answer would be wrong. Only ``enum`` and ``const`` compare as
-float64: libraries write a number of the schema with as many digits as it takes to read the same number.
+``multipleOf`` 0.01 of 0.07 is a question about decimals; in float64 the answer would be wrong. Only
+``enum`` and ``const`` compare as float64: libraries write a number of the schema with as many
+digits as it takes to read the same number.
 """
 
 import json
@@ -17,8 +19,8 @@ from referencing import Registry
 from radixrt.constrained.json_schema.values import first_repeated, value_key
 
 _MAX_DIGITS = 4000
-"""Numbers of more digits stay decimals: as integers they would take much memory, and from 4,300 digits on Python does
-not write them into a message."""
+"""Numbers of more digits stay decimals: as integers they would take much memory, and from 4,300
+digits on Python does not write them into a message."""
 
 
 def _decimal(text: str) -> int | Decimal:
@@ -33,18 +35,15 @@ def _decimal(text: str) -> int | Decimal:
 
 
 def _is_whole(number: Decimal) -> bool:
-    """Without writing the number out, which may have a billion digits."""
+    """Whether a number is whole. It is not written out, since it may have a billion digits."""
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
     return exponent >= 0 or (number.adjusted() >= 0 and number == number.to_integral_value())
 
 
 def parse_exact(text: str) -> Any:
-    """JSON with numbers as int, where they are whole, or Decimal.
-
-    Raises:
-        ValueError: it is not JSON; ``NaN`` and ``Infinity`` are not.
-    """
+    """JSON with numbers as int, where they are whole, or Decimal. Raises ValueError if it is not
+    JSON; ``NaN`` and ``Infinity`` are not."""
     return json.loads(text, parse_float=_decimal, parse_constant=_no_json)
 
 
@@ -74,7 +73,7 @@ def _multiple_of(
 
 
 def _is_multiple(value: Decimal, divisor: Fraction) -> bool:
-    """Without writing the number out."""
+    """Whether a number is a multiple of another. It is not written out."""
     _, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     numerator = int(Decimal((0, digits, 0))) * divisor.denominator
@@ -86,7 +85,7 @@ def _is_multiple(value: Decimal, divisor: Fraction) -> bool:
 
 
 def _as_read(value: Any) -> Any:
-    """With numbers as a reader of JSON has them, in float64, unless they are integers."""
+    """A value with numbers as a reader of JSON has them, in float64, unless they are integers."""
     if isinstance(value, list):
         return [_as_read(item) for item in value]
     if isinstance(value, dict):
@@ -138,9 +137,5 @@ class SchemaValidator:
         )
 
     def first_error(self, text: str) -> ValidationError | None:
-        """Why the text is not valid, or None if it is.
-
-        Raises:
-            ValueError: the text is not JSON.
-        """
+        """Why the text is not valid; None if it is. Raises ValueError if it is not JSON."""
         return next(self.validator.iter_errors(parse_exact(text)), None)

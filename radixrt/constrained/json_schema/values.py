@@ -5,7 +5,7 @@ from typing import Any
 
 
 def value_key(value: Any) -> Any:
-    """Equal for exactly the values that JSON schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    """Equal for values that JSON schema calls equal: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, list):
         return ("array", *map(value_key, value))
     if isinstance(value, dict):

@@ -6,14 +6,16 @@ A subschema's place is the path of keys from the root, e.g. ``("properties", "a"
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from radixrt.constrained.json_schema.keywords import LIST_WORDS, MAP_WORDS, ORIGIN, SCHEMA_WORDS
+from radixrt.constrained.json_schema.keywords import (
+    LIST_WORDS,
+    MAP_WORDS,
+    ORIGIN,
+    PLACE,
+    SCHEMA_WORDS,
+)
 
 Place = tuple[str | int, ...]
 Node = dict[str, Any]
-PLACE = "$place"
-"""Private key of a schema that is made smaller: where each subschema was."""
-
-
 _HOLDS: dict[str, str] = {
     **dict.fromkeys((*MAP_WORDS, "$defs"), "map"),
     **dict.fromkeys(LIST_WORDS, "list"),
@@ -39,7 +41,7 @@ def children(node: Any) -> Iterator[tuple[Place, Any]]:
 
 
 def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
-    """A copy in which ``change`` has replaced each subschema, given it and its path; definitions included."""
+    """A copy with what ``change`` makes of each subschema and its path, definitions included."""
     result = dict(node)
     for word, value in node.items():
         kind = _HOLDS.get(word)
@@ -55,7 +57,8 @@ def mapped(node: Node, change: Callable[[Place, Any], Any]) -> Node:
 
 
 def without_origins(schema: Any) -> Any:
-    """A copy without the private keys. A property of such a name stays: it is below ``properties``."""
+    """A copy without the private keys. A property of such a name stays: it is below
+    ``properties``."""
     if not isinstance(schema, dict):
         return schema
     public = {word: value for word, value in schema.items() if word not in (ORIGIN, PLACE)}
@@ -79,7 +82,7 @@ def pointer_of(place: Iterable[str | int]) -> str:
     return "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in place)
 
 
-def at(schema: Any, place: Place) -> Any:
+def subschema(schema: Any, place: Place) -> Any:
     """The subschema at a place."""
     for key in place:
         schema = schema[key]
@@ -101,17 +104,22 @@ def reference_target(node: Any) -> Place | None:
     return "$defs", node["$ref"].removeprefix("#/$defs/")
 
 
+def places_below(node: Any, place: Place) -> list[Place]:
+    """The places of the target of a node's reference, and of the subschemas of the node."""
+    target = reference_target(node)
+    below = [place + path for path, _ in children(node)]
+    return below if target is None else [target, *below]
+
+
 def met_with(schema: Any, start: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Each subschema that an instance of the one at ``start`` can meet, once, with its place; those behind references
-    included. A yielded subschema may be changed in place before the next."""
+    """Each subschema that an instance of the one at ``start`` can meet, once, with its place; those
+    behind references included. A yielded subschema may be changed in place before the next."""
     waiting, seen = [start], set()
     while waiting:
         place = waiting.pop()
         if place in seen:
             continue
         seen.add(place)
-        node = at(schema, place)
+        node = subschema(schema, place)
         yield place, node
-        waiting += reversed([place + path for path, _ in children(node)])
-        if (target := reference_target(node)) is not None:
-            waiting.append(target)
+        waiting += reversed(places_below(node, place))

@@ -1,7 +1,7 @@
 """Serves the constraints of requests in the tokenizer process.
 
-Constraints are compiled, and values that no grammar covers are validated, in the helper processes of the compile
-pool. The manager also knows where in an answer the grammar begins.
+Constraints are compiled, and values that no grammar covers are validated, in the helper processes
+of the compile pool. The manager also knows where in an answer the grammar begins.
 """
 
 import logging
@@ -13,12 +13,11 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.compiler.advise import refused
+from radixrt.constrained.compiler.compilation import CompileOptions
 from radixrt.constrained.compiler.jobs import PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
-from radixrt.constrained.compiler.route import CompileOptions
-from radixrt.constrained.compiler.span_error import SpanError
 from radixrt.constrained.constraint import Constraint
-from radixrt.constrained.grammar import Compiled
+from radixrt.constrained.grammar import Compiled, SpanError
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import pack_ids
@@ -26,18 +25,15 @@ from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.stats import StructuredStats
 from radixrt.tokenizer.answer.output_parser import grammar_place
-from radixrt.tokenizer.retry.checked_answer import AttemptsExhausted, DueCheck
+from radixrt.tokenizer.retry.checked_answer import DueCheck, RetriesExhausted
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
-from radixrt.tokenizer.retry.token_texts import TokenTexts
+from radixrt.tokenizer.retry.exclusions import TokenTexts
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
 
 COMPILE_MEMORY_BYTES = 1 << 30
-"""That a grammar may take to compile; then its request is refused."""
-
-MAX_ATTEMPTS = 16
-"""At one part of an answer that breaks its schema; then the request fails."""
+"""Memory that compiling a grammar may take; then its request is refused."""
 
 
 class ConstraintManager:
@@ -50,7 +46,6 @@ class ConstraintManager:
         vocabulary.save(tokenizer_file)
         self.counters = StructuredStats()
         self._vocabulary = vocabulary
-        self._max_attempts = MAX_ATTEMPTS
         self._token_texts: TokenTexts | None = None
         self._has_end = any(0 <= token < info.vocab_size for token in info.eos_token_ids)
         self._pool = CompilePool(
@@ -81,11 +76,8 @@ class ConstraintManager:
         await self._pool.close()
 
     async def compile(self, constraint: Constraint, tenant: str) -> Compiled:
-        """Compile a constraint for a tenant.
-
-        Raises:
-            RequestError: the constraint can't be enforced, or takes too long.
-        """
+        """Compile a constraint for a tenant. Raises RequestError if the constraint can't be
+        enforced, or takes too long."""
         self._check_end()
         self.counters.requests += 1
         try:
@@ -95,11 +87,8 @@ class ConstraintManager:
             raise
 
     async def compile_ahead(self, constraint: Constraint, tenant: str) -> Advice:
-        """Compile a constraint for later requests, and say what can be said of it.
-
-        Raises:
-            RequestError: structured output is not available.
-        """
+        """Compile a constraint for later requests, and say what can be said of it. Raises
+        RequestError if structured output is not available."""
         self._check_end()
         try:
             advice = await self._pool.advise(constraint, tenant)
@@ -119,11 +108,8 @@ class ConstraintManager:
             )
 
     async def validate(self, due: DueCheck, tenant: str) -> list[SpanError]:
-        """Why the value is invalid; empty if it is valid.
-
-        Raises:
-            RequestError: the validator takes too long.
-        """
+        """Why the value is invalid; empty if it is valid. Raises RequestError if the validator
+        takes too long."""
         self.counters.checks += 1
         return await self._pool.validate(due.check.schema, due.text, tenant)
 
@@ -140,7 +126,8 @@ class ConstraintManager:
         )
 
     def checked(self, sequence: SequenceRequest, compiled: Compiled) -> CheckedSequence | None:
-        """Holds an answer back until its values are validated; None if the grammar enforces everything."""
+        """What holds an answer back until its values are validated; None if the grammar enforces
+        all."""
         if not compiled.checks and compiled.validator is None:
             return None
         if self._token_texts is None:
@@ -150,21 +137,18 @@ class ConstraintManager:
             compiled.checks,
             self._vocabulary,
             self._token_texts,
-            max_attempts=self._max_attempts,
             final_schema=compiled.validator,
         )
 
-    def verdict(
+    def validated(
         self, checked: CheckedSequence, due: DueCheck, errors: list[SpanError], seq_id: int
     ) -> SequenceRequest | None:
-        """Take in the errors of a validator; returns a sequence ``seq_id`` to go on with, if a value was wrong.
-
-        Raises:
-            RequestError: the model did not find a valid value in the attempts that it has.
-        """
+        """Take in the errors of a validator; returns a sequence ``seq_id`` to go on with, if a
+        value was wrong. Raises RequestError if the model did not find a valid value in the retries
+        that it has."""
         try:
-            again = checked.verdict(due, errors, seq_id)
-        except AttemptsExhausted as error:
+            again = checked.validated(due, errors, seq_id)
+        except RetriesExhausted as error:
             self.counters.exhausted += 1
             raise RequestError(str(error), status=422, code="structured_output_failed") from error
         self.counters.retries += again is not None

@@ -1,9 +1,11 @@
-"""Sends each compiled grammar to the scheduler once, and drops it there when it has been unused for longest.
+"""Sends each compiled grammar to the scheduler once, and drops it there when it has been unused for
+longest.
 
-The tokenizer process owns the life of a grammar because it knows both its source and all answers that use it. It
-counts users by key, so that neither scheduler nor workers have to, and no message has to be awaited: on the one
-ordered link, ``LoadGrammar`` is ahead of the first sequence that names the key, and ``DropGrammar`` behind the end
-or release of the last one. A grammar is therefore never dropped while a sequence may still be admitted with it.
+The tokenizer process owns the life of a grammar because it knows both its source and all answers
+that use it. It counts users by key, so that neither scheduler nor workers have to, and no message
+has to be awaited: on the one ordered link, ``LoadGrammar`` is ahead of the first sequence that
+names the key, and ``DropGrammar`` behind the end or release of the last one. A grammar is therefore
+never dropped while a sequence may still be admitted with it.
 """
 
 from collections.abc import Callable
@@ -47,7 +49,8 @@ class SentGrammars:
         self._idle_bytes = 0
 
     def use(self, grammar: Grammar) -> None:
-        """Count one more answer that uses a grammar; send the grammar if the scheduler does not have it.
+        """Count one more answer that uses a grammar; send the grammar if the scheduler does not
+        have it.
 
         Call it before the answer's first sequence is sent.
 
@@ -62,7 +65,8 @@ class SentGrammars:
         sent.num_users += 1
 
     def release(self, key: GrammarKey) -> None:
-        """Count one answer less. Call it after the scheduler has ended its sequence or was told to release it."""
+        """Count one answer less. Call it after the scheduler has ended its sequence or was told to
+        release it."""
         sent = self._sent[key]
         sent.num_users -= 1
         if sent.num_users:
@@ -78,7 +82,8 @@ class SentGrammars:
             self._drop(oldest)
 
     def lost(self, key: GrammarKey) -> None:
-        """The scheduler can't use a grammar that has users: send it again for requests after the present ones."""
+        """The scheduler can't use a grammar that has users: send it again for requests after the
+        present ones."""
         self._sent[key].is_lost = True
 
     def _drop(self, key: GrammarKey) -> None:

@@ -1,1 +1,1 @@
-"""Checked values: found in the growing answer, validated, and generated again if they are invalid."""
+"""Checked values: found in the growing answer, validated, and retried if they are invalid."""

@@ -1,24 +1,23 @@
-"""Tracks which part of an answer is confirmed by validators, and where the answer goes on after a failed value.
+"""Tracks which part of an answer is confirmed by validators, and where it goes on after a failed
+value.
 
-The tokenizer process keeps one :class:`CheckedAnswer` for each answer whose schema the grammar does not fully
-cover. It uses no model, validator or socket. Its inputs are tokens and verdicts; its outputs are values to
-validate, confirmed text, and positions to go back to.
+The tokenizer process keeps one :class:`CheckedAnswer` for each answer whose schema the grammar does
+not fully cover. It uses no model, validator or socket. Its inputs are tokens and the results of
+checks; its outputs are values to validate, confirmed text, and positions to go back to.
 """
 
 import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from radixrt.constrained.compiler.span_error import SpanError
-from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
+from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck, SpanError
+from radixrt.tokenizer.retry.backtracking import BacktrackPoint, FailedSpan, choose_backtrack_point
 from radixrt.tokenizer.retry.exclusions import Exclusions, TokensAlong
-from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters
-from radixrt.tokenizer.retry.spans import SpanTracker
+from radixrt.tokenizer.retry.spans import Checkpoint, Scanner, SpanTracker
 from radixrt.tokenizer.retry.tags import TagTracker
 
-MAX_ATTEMPTS = 16
+MAX_FAILURES = 16
 """Failures of one value without getting any further in it."""
 MAX_RETRIES = 64
 """Failures in a whole answer."""
@@ -40,13 +39,13 @@ class Rewind:
     num_output_kept: int
     """Tokens that stay, of those that were pushed."""
     excluded: list[list[int]]
-    """Token sequences that must not follow them, for :class:`radixrt.messages.grammars.GrammarUse`. The worker ignores a
-    set that would forbid every token that the grammar allows."""
+    """Token sequences that must not follow them, for :class:`radixrt.messages.grammars.GrammarUse`.
+    The worker ignores a set that would forbid every token that the grammar allows."""
     retries: int
-    """Of the answer, this one included. Sampling should draw anew: a seed that depends on it."""
+    """Retries of the answer, this one included. Sampling should draw anew: a seed depends on it."""
 
 
-class AttemptsExhausted(Exception):
+class RetriesExhausted(Exception):
     """A value has failed too often, or has no alternative left."""
 
     def __init__(self, check: SpanCheck, errors: list[SpanError]) -> None:
@@ -69,9 +68,12 @@ class _Span:
     check: SpanCheck
     start: int  # in characters of the answer
     end: int
-    first_token: int  # that holds its first character
-    is_pinned: bool  # that token stays
-    num_tokens: int  # length of the answer when the end was known: for a number, including the token after it
+    first_token: int
+    """The token that holds its first character."""
+    is_pinned: bool
+    """The first token stays."""
+    num_tokens: int
+    """Length of the answer when the end was known: for a number, including the token after it."""
 
     @property
     def point_of_return(self) -> int:
@@ -80,61 +82,67 @@ class _Span:
 
 
 @dataclasses.dataclass
-class _Struggle:
+class RetryState:
     """The failures of the value that begins at one point."""
 
-    attempts: int = 0
-    furthest: int = 0  # characters of the value that were right
-    full: frozenset[object] = frozenset()  # its state when it could not go on
+    num_failures: int = 0
+    furthest: int = 0
+    """Characters of the value that were right."""
+    full: frozenset[object] = frozenset()
+    """The :attr:`FailedSpan.fullness` of values that could not go on."""
 
 
 class CheckedAnswer:
-    """One answer, and its checked values: open, waiting for a verdict, and passed.
+    """One answer, and its checked values: open, to be validated, and passed.
 
     Example::
 
         answer.push(token_ids, texts)
         for due in answer.due():
-            errors = validate_span(due.check.schema, due.text)
+            errors = validate_text(json.dumps(due.check.schema), due.text)
             if not errors:
                 answer.passed(due.id)
             elif (rewind := answer.failed(due.id, errors)) is not None:
                 ...  # generate anew after rewind.num_output_kept tokens
 
-    Verdicts may come in any order and late; generation goes on meanwhile. Verdicts on values that a rewind has
-    dropped are ignored.
+    Results may come in any order and late; generation goes on meanwhile. Those of values that a
+    rewind has dropped are ignored.
     """
 
     def __init__(
         self,
         checks: Checks,
         *,
-        max_attempts: int = MAX_ATTEMPTS,
+        max_failures: int = MAX_FAILURES,
         max_retries: int = MAX_RETRIES,
         tokens_along: TokensAlong | None = None,
-        part: Callable[[FailedSpan], Parting | None] = part_where_it_matters,
+        choose_point: Callable[[FailedSpan], BacktrackPoint | None] = choose_backtrack_point,
     ) -> None:
-        """``tokens_along``: see :class:`radixrt.tokenizer.retry.token_texts.TokenTexts`. Without it only the tokens
-        that came are excluded, and the model may spell the same text in others."""
+        """``tokens_along``: see :class:`radixrt.tokenizer.retry.exclusions.TokenTexts`. Without it
+        only the tokens that came are excluded, and the model may spell the same text in others."""
         self.retries = 0
-        self._max_attempts, self._max_retries = max_attempts, max_retries
-        self._part = part
-        self._tracker: Any = (
+        self._max_failures, self._max_retries = max_failures, max_retries
+        self._choose_point = choose_point
+        self._tracker: Scanner = (
             TagTracker(checks) if isinstance(checks, CheckedTags) else SpanTracker(checks)
         )
         self._tokens: list[int] = []
         self._texts: list[str] = []
-        self._starts: list[int] = []  # of each token's text, in characters
-        self._marks: list[Any] = []  # the tracker before each token
-        self._ends: list[
-            bool
-        ] = []  # whether a checked value that began before it ends in each token
+        self._starts: list[int] = []
+        """The position of each token's text, in characters."""
+        self._checkpoints: list[Checkpoint] = []
+        """The tracker before each token."""
+        self._ends: list[bool] = []
+        """Whether a checked value that began before it ends in each token."""
         self._new: list[DueCheck] = []
         self._unverified: dict[int, _Span] = {}
-        self._passed: list[_Span] = []  # that may be opened again by a rewind
-        self._passed_from = 0  # lower bound of their first_token
+        self._passed: list[_Span] = []
+        """Values that may be opened again by a rewind."""
+        self._passed_from = 0
+        """Lower bound of their ``first_token``."""
         self._ids = itertools.count()
-        self._struggles: dict[tuple[int, str], _Struggle] = {}  # by point of return and check
+        self._retry_states: dict[tuple[int, str], RetryState] = {}
+        """States by the first token of the value, and the pointer of its check."""
         self._exclusions = Exclusions(tokens_along)
         self._finished = False
 
@@ -149,7 +157,7 @@ class CheckedAnswer:
             ValueError: the text is not JSON.
         """
         for token_id, text in zip(token_ids, texts, strict=True):
-            self._marks.append(self._tracker.mark())
+            self._checkpoints.append(self._tracker.checkpoint())
             self._starts.append(self._tracker.offset)
             self._tokens.append(token_id)
             self._texts.append(text)
@@ -158,11 +166,12 @@ class CheckedAnswer:
                 self._completed(check, start, end)
 
     def finish(self, *, cut_off: bool = False) -> None:
-        """No more tokens come. Verdicts are still awaited, and a failure makes the answer go on.
+        """No more tokens come. Results are still awaited, and a failure makes the answer go on.
 
         Args:
-            cut_off: the answer ended before it was complete: by its length, or an abort. Open values are confirmed
-                unchecked: the finish_reason says that the answer is not complete.
+            cut_off: the answer ended before it was complete: by its length, or an abort. Open
+                values are confirmed unchecked: the finish_reason says that the answer is not
+                complete.
 
         Raises:
             ValueError: the answer is not cut off, and yet incomplete.
@@ -177,7 +186,7 @@ class CheckedAnswer:
         new, self._new = self._new, []
         return [due for due in new if due.id in self._unverified]
 
-    # ------------------------------------------------------------ verdicts
+    # ------------------------------------------------------------ results of checks
 
     def passed(self, span_id: int) -> None:
         """A value is valid."""
@@ -189,26 +198,19 @@ class CheckedAnswer:
             self._passed.append(span)
 
     def failed(self, span_id: int, errors: list[SpanError]) -> Rewind | None:
-        """A value is not valid: go back.
-
-        Returns:
-            Where to go on, or None if a rewind has dropped this value before.
-
-        Raises:
-            AttemptsExhausted: the request has to end, with this error.
-        """
+        """A value is not valid: go back. Returns None if a rewind has dropped this value before.
+        Raises RetriesExhausted if the request has to end, with this error."""
         span = self._unverified.get(span_id)
         if span is None:
             return None
         failed = self._failed_span(span, errors)
-        parting = self._part(failed)
-        if parting is None or failed.attempt > self._max_attempts:
-            raise AttemptsExhausted(span.check, errors)
-        if self.retries >= self._max_retries:
-            raise AttemptsExhausted(span.check, errors)
+        point = self._choose_point(failed)
+        is_exhausted = failed.num_failures > self._max_failures or self.retries >= self._max_retries
+        if point is None or is_exhausted:
+            raise RetriesExhausted(span.check, errors)
         self.retries += 1
-        kept = span.first_token + parting.depths[0]
-        self._exclusions.add(self._tokens, span.first_token, failed, parting)
+        kept = span.first_token + point.depths[0]
+        self._exclusions.add(self._tokens, span.first_token, failed, point)
         self._go_back(kept)
         return Rewind(kept, self._exclusions.after(self._tokens), self.retries)
 
@@ -216,7 +218,7 @@ class CheckedAnswer:
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer so far."""
+        """Tokens of the answer so far."""
         return len(self._tokens)
 
     @property
@@ -226,7 +228,7 @@ class CheckedAnswer:
 
     @property
     def num_confirmed_tokens(self) -> int:
-        """Number of tokens that no verdict can take back any more: they may be sent to the client."""
+        """Number of tokens that no check can take back any more: they may be sent to the client."""
         bounds = [span.point_of_return for span in self._unverified.values()]
         if not self._finished:
             open_since = self._tracker.open_since
@@ -239,13 +241,13 @@ class CheckedAnswer:
 
     @property
     def num_confirmed_characters(self) -> int:
-        """Of the text that those tokens added."""
+        """Characters of the text that those tokens added."""
         confirmed = self.num_confirmed_tokens
         return self._starts[confirmed] if confirmed < len(self._starts) else self._tracker.offset
 
     @property
     def is_settled(self) -> bool:
-        """The answer is finished and every verdict is in."""
+        """The answer is finished and every result is in."""
         return self._finished and not self._unverified
 
     # ------------------------------------------------------------ inside
@@ -271,10 +273,9 @@ class CheckedAnswer:
         return bisect.bisect_left(self._starts, self._starts[token])
 
     def _before_what_may_open_again(self, bound: int) -> int:
-        """``bound``, or less if a value that passed reaches beyond it: that value is checked again after a rewind to there.
-
-        Such a value ends in the token in which the next value begins, or contains a value without a verdict.
-        """
+        """``bound``, or less if a value that passed reaches beyond it: that value is checked again
+        after a rewind to there. It ends in the token in which the next value begins, or contains a
+        value that was not validated yet."""
         if not self._passed or bound <= self._passed_from:
             return bound
         for span in sorted(self._passed, key=lambda span: -span.first_token):
@@ -287,8 +288,9 @@ class CheckedAnswer:
     def _is_pinned(self, token: int, start: int) -> bool:
         """Whether a value has to keep the token in which it begins.
 
-        Such a token also ends another checked value, as ``},{"`` does. Taking it back would open that value again, so none
-        of these values could be confirmed before the last one. The token stays if it decides nothing of the later value.
+        Such a token also ends another checked value, as ``},{"`` does. Taking it back would open
+        that value again, so none of these values could be confirmed before the last one. The token
+        stays if it decides nothing of the later value.
         """
         begun = self._texts[token][start - self._starts[token] :]
         return self._ends[token] and not begun.strip('[{" \t\r\n')
@@ -314,21 +316,22 @@ class CheckedAnswer:
             spent=frozenset(at - first for at in dead_ends) | ({0} if span.is_pinned else set()),
             errors=errors,
         )
-        struggle = self._struggles.setdefault((first, span.check.pointer), _Struggle())
+        key = (first, span.check.pointer)
+        state = self._retry_states.setdefault(key, RetryState())
         progress = failed.sound_characters
-        if progress is not None and progress > struggle.furthest:
-            struggle.furthest, struggle.attempts = progress, 0
-        struggle.attempts += 1
+        if progress is not None and progress > state.furthest:
+            state.furthest, state.num_failures = progress, 0
+        state.num_failures += 1
         if failed.is_full:
-            struggle.full |= {failed.fullness}
-        return dataclasses.replace(failed, attempt=struggle.attempts, full=struggle.full)
+            state.full |= {failed.fullness}
+        return dataclasses.replace(failed, num_failures=state.num_failures, full=state.full)
 
     def _go_back(self, kept: int) -> None:
-        """Drop all tokens except the first ``kept``, and the state that belongs to the dropped ones."""
-        self._tracker.reset(self._marks[kept])
-        for known in (self._tokens, self._texts, self._starts, self._marks, self._ends):
+        """Drop all tokens except the first ``kept``, and what is known of the dropped ones."""
+        self._tracker.reset(self._checkpoints[kept])
+        for known in (self._tokens, self._texts, self._starts, self._checkpoints, self._ends):
             del known[kept:]
         self._unverified = {k: v for k, v in self._unverified.items() if v.num_tokens <= kept}
         self._passed = [span for span in self._passed if span.num_tokens <= kept]
-        self._struggles = {k: v for k, v in self._struggles.items() if k[0] <= kept}
+        self._retry_states = {k: v for k, v in self._retry_states.items() if k[0] <= kept}
         self._finished = False

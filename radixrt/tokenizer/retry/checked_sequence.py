@@ -1,8 +1,10 @@
-"""Holds tokens of a constrained answer back until they are validated, and continues the answer after a failed value.
+"""Holds tokens of a constrained answer back until they are validated, and continues the answer
+after a failed value.
 
-It lies between the scheduler's messages and the :class:`~radixrt.tokenizer.answer.answer_state.AnswerState`, which receives
-only tokens that no check can roll back any more. A rollback requests a new sequence. Its prompt is the old prompt with the kept
-tokens, and the radix tree holds their KV.
+It lies between the scheduler's messages and the
+:class:`~radixrt.tokenizer.answer.answer_state.AnswerState`, which receives only tokens that no
+check can roll back any more. A rollback requests a new sequence. Its prompt is the old prompt with
+the kept tokens, and the radix tree holds their KV.
 """
 
 import time
@@ -11,15 +13,19 @@ from typing import Any
 import msgspec
 
 from radixrt.base.tags import GrammarStart
-from radixrt.constrained.compiler.span_error import SpanError
-from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck
+from radixrt.constrained.grammar import CheckedTags, Checks, SpanCheck, SpanError
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.sequences import SequenceOutput, SequenceRequest
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
 from radixrt.tokenizer.answer_sampling import answer_seed
-from radixrt.tokenizer.retry.checked_answer import CheckedAnswer, DueCheck, Rewind
-from radixrt.tokenizer.retry.token_texts import TokenTexts
+from radixrt.tokenizer.retry.checked_answer import (
+    MAX_FAILURES,
+    CheckedAnswer,
+    DueCheck,
+    Rewind,
+)
+from radixrt.tokenizer.retry.exclusions import TokenTexts
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 FINAL_CHECK = -1
@@ -36,16 +42,14 @@ class CheckedSequence:
         vocabulary: Vocabulary,
         token_texts: TokenTexts,
         *,
-        max_attempts: int,
+        max_failures: int = MAX_FAILURES,
         final_schema: Any = None,
     ) -> None:
         """
         Args:
             request: as it was sent to the scheduler; it names a grammar.
             checks: of the answer's values; may be empty.
-            vocabulary: of the model.
-            token_texts: of the model.
-            max_attempts: failures of one value before the request fails.
+            max_failures: failures of one value before the request fails.
             final_schema: to validate the finished answer against, only to know.
         """
         assert request.grammar is not None
@@ -55,13 +59,11 @@ class CheckedSequence:
         self._request = request
         self._grammar = request.grammar
         self._vocabulary = vocabulary
-        self._final = (
-            None
-            if final_schema is None
-            else SpanCheck(path=(), schema=final_schema, pointer="", keywords=())
-        )
+        self._final: SpanCheck | None = None
+        if final_schema is not None:
+            self._final = SpanCheck(path=(), schema=final_schema, pointer="", keywords=())
         self._checked = CheckedAnswer(
-            checks, max_attempts=max_attempts, tokens_along=token_texts.along
+            checks, max_failures=max_failures, tokens_along=token_texts.along
         )
         self._checks_tags = isinstance(checks, CheckedTags)
         """Control tokens may be parts of tags."""
@@ -93,11 +95,8 @@ class CheckedSequence:
     # ------------------------------------------------------------ tokens
 
     def absorb(self, output: SequenceOutput) -> None:
-        """Take in new tokens, and the end if it has come.
-
-        Raises:
-            ValueError: the grammar does not allow the text: a bug.
-        """
+        """Take in new tokens, and the end if it has come. Raises ValueError if the grammar does not
+        allow the text: a bug."""
         self._started = output.started or self._started
         self._held.extend(output)
         end = output.finished
@@ -146,9 +145,7 @@ class CheckedSequence:
     def take_output(self) -> SequenceOutput | None:
         """What may be passed on now; None: there is nothing."""
         confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
-        confirmed = max(
-            confirmed, 0
-        )  # after a takeover, tokens are told before they are validated again
+        confirmed = max(confirmed, 0)  # after a takeover, tokens are told before they are validated
         held = self._held
         settled = self._checked.is_settled and not self._awaits_final
         if not (confirmed or held.prompt_logprobs or (held.finished and settled)):
@@ -173,7 +170,7 @@ class CheckedSequence:
             return None
         return msgspec.structs.replace(report, retries=self.retries, violation=self.violation)
 
-    # ------------------------------------------------------------ verdicts
+    # ------------------------------------------------------------ results of checks
 
     def due(self) -> list[DueCheck]:
         """Values to be validated."""
@@ -183,14 +180,11 @@ class CheckedSequence:
             self._final = None
         return due
 
-    def verdict(
+    def validated(
         self, due: DueCheck, errors: list[SpanError], seq_id: int
     ) -> SequenceRequest | None:
-        """Take in the errors of a validator. Returns a new sequence to go on with, ``seq_id``, if a value was wrong.
-
-        Raises:
-            AttemptsExhausted: the request has to fail.
-        """
+        """Take in the errors of a validator. Returns a new sequence to go on with, ``seq_id``, if a
+        value was wrong. Raises RetriesExhausted if the request has to fail."""
         if due.id == FINAL_CHECK:
             self._awaits_final = False
             self.violation = errors[0].message if errors else None

@@ -1,23 +1,73 @@
 """Forbids the token paths that failed, from the point where an answer was taken back.
 
-A trie holds the failed paths. A path is forbidden *early*: when the text ``red`` failed, every token that begins to
-spell it (``r``, ``re``, ``red``) is forbidden, so the model leaves the path at its first decision. This forbids too
-much where ``rose`` is the only other value. The worker ignores a set that would forbid every token. If a forbidden
-token comes nevertheless, the trie is corrected from the end of the path to its start:
+A trie holds the failed paths. A path is forbidden *early*: when the text ``red`` failed, every
+token that begins to spell it (``r``, ``re``, ``red``) is forbidden, so the model leaves the path at
+its first decision. This forbids too much where ``rose`` is the only other value. The worker ignores
+a set that would forbid every token. If a forbidden token comes nevertheless, the trie is corrected
+from the end of the path to its start:
 
-- if some of the tokens forbidden there only begin a failed text, that text is forbidden one token later from now on;
-- if all of them end failed texts, the token before them leads only to failures, and is forbidden for good.
+- if some of the tokens forbidden there only begin a failed text, that text is forbidden one token
+  later from now on;
+- if all of them end failed texts, the token before them leads only to failures, and is forbidden
+  for good.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from radixrt.tokenizer.retry.parting import FailedSpan, Parting
+from radixrt.tokenizer.retry.backtracking import BacktrackPoint, FailedSpan
+
+_MAX_BEYOND = 64
+"""Tokens that end a value and go on behind it; more would make the message long."""
+
+
+class TokenTexts:
+    """The texts of a vocabulary, searchable by prefix."""
+
+    def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
+        """``texts``: token ids with the text each adds in the middle of an answer; special tokens
+        left out."""
+        self._ids: dict[str, list[int]] = {}
+        for token_id, text in texts:
+            if text and "\ufffd" not in text:
+                self._ids.setdefault(text, []).append(token_id)
+        self._sorted = sorted(self._ids)
+        self._longest = max(map(len, self._ids), default=0)
+
+    def along(self, text: str) -> list[tuple[int, int]]:
+        """Tokens whose text is a prefix of ``text``, and tokens that contain all of it and continue
+        as JSON does after a value.
+
+        Returns:
+            Token ids, with the lengths of their texts in characters.
+        """
+        if not text:
+            return []
+        found: list[tuple[int, int]] = []
+        for length in range(1, min(len(text), self._longest) + 1):
+            found += [(token, length) for token in self._ids.get(text[:length], ())]
+        if len(text) < self._longest:
+            found += self._beyond(text)
+        return found
+
+    def _beyond(self, text: str) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        at = bisect.bisect_right(self._sorted, text)
+        while at < len(self._sorted) and self._sorted[at].startswith(text):
+            candidate = self._sorted[at]
+            if candidate[len(text)] in ",]} \n\r\t":
+                found += [(token, len(candidate)) for token in self._ids[candidate]]
+            if len(found) >= _MAX_BEYOND:
+                break
+            at += 1
+        return found
+
 
 TokensAlong = Callable[[str], Sequence[tuple[int, int]]]
-"""See :meth:`radixrt.tokenizer.retry.token_texts.TokenTexts.along`."""
+"""See :meth:`radixrt.tokenizer.retry.exclusions.TokenTexts.along`."""
 MAX_SPELLINGS = 64
-"""Of one text; there are more only of long runs of characters that were forbidden too early."""
-LONGEST_PATH = 128
+"""Spellings of one text; only long runs of characters have more."""
+MAX_PATH_TOKENS = 128
 """Longer paths are not sent to the worker; a value that they would forbid fails its check again."""
 
 
@@ -32,7 +82,7 @@ class _Node:
         self.later = False
         """Must not be forbidden itself: later tokens decide."""
         self.rest = ""
-        """Of the failed text, behind this token."""
+        """What the failed text has behind this token."""
 
     def child(self, token: int) -> "_Node":
         return self.after.setdefault(token, _Node())
@@ -50,25 +100,25 @@ class Exclusions:
         self._root = _Node()
         self._base = -1  # output tokens before the root; -1: there is nothing yet
 
-    def add(self, tokens: list[int], first: int, failed: FailedSpan, parting: Parting) -> None:
-        """Forbid the failed path at each depth of ``parting``, however it is spelled in tokens.
+    def add(self, tokens: list[int], first: int, failed: FailedSpan, point: BacktrackPoint) -> None:
+        """Forbid the failed path at each depth of ``point``, however it is spelled in tokens.
 
         Args:
             tokens: of the answer, including the failed value.
             first: number of tokens before the failed value.
         """
-        self._reach_back_to(first + parting.depths[0], tokens)
-        start = first + parting.depths[0]
-        for depth in parting.depths:
+        self._reach_back_to(first + point.depths[0], tokens)
+        start = first + point.depths[0]
+        for depth in point.depths:
             node = self._walk(tokens[self._base : first + depth])
-            rest = failed.text[failed.token_starts[depth] : parting.end]
-            lead = parting.lead if first + depth == start else 0
+            rest = failed.text[failed.token_starts[depth] : point.end]
+            lead = point.lead if first + depth == start else 0
             length = self._token_length(failed, depth)
             if length > lead or lead == 0 or self._tokens_along is None:
                 self._forbid(node, failed.token_ids[depth], rest[length:])
             self._forbid_text(node, rest, lead)
-        for text in parting.others:
-            self._forbid_text(self._walk(tokens[self._base : start]), text, parting.lead)
+        for text in point.others:
+            self._forbid_text(self._walk(tokens[self._base : start]), text, point.lead)
 
     def conclude(self, tokens: list[int]) -> frozenset[int]:
         """Learn from forbidden tokens that came nevertheless.
@@ -105,7 +155,7 @@ class Exclusions:
             path, node = todo.pop()
             if path and node.forbidden:
                 paths.append(path)
-            if len(path) < LONGEST_PATH:
+            if len(path) < MAX_PATH_TOKENS:
                 todo += [([*path, token], child) for token, child in node.after.items()]
         return paths
 

@@ -1,21 +1,22 @@
 """Finds the sub-values to validate in a growing JSON text.
 
-The path of a check names its values, one step per level. In an object, a name means the property of that name
-(compared after decoding, so ``"\\u0061"`` is ``a``), and None means any property that no check names at this place.
-In an array, None means any element, and a name matches nothing. *This place* means: among the checks whose paths
-are equal up to this step. So the author of paths
+The path of a check names its values, one step per level. In an object, a name means the property of
+that name (compared after decoding, so ``"\\u0061"`` is ``a``), and None means any property that no
+check names at this place. In an array, None means any element, and a name matches nothing. *This
+place* means: among the checks whose paths are equal up to this step. So the author of paths
 
-- writes None for ``additionalProperties`` only if every property that the schema declares beside it has a
-  check of its own there. Otherwise declared properties would be taken for additional ones, and the check belongs
-  to the enclosing object as a whole;
-- writes None for ``items`` only if it applies to every element (no ``prefixItems``) and the value can't be an
-  object; and writes a name only if nothing else applies to that property (a ``patternProperties`` that matches
-  it is part of the same check).
+- writes None for ``additionalProperties`` only if every property that the schema declares beside it
+  has a check of its own there. Otherwise declared properties would be taken for additional ones,
+  and the check belongs to the enclosing object as a whole;
+- writes None for ``items`` only if it applies to every element (no ``prefixItems``) and the value
+  can't be an object; and writes a name only if nothing else applies to that property (a
+  ``patternProperties`` that matches it is part of the same check).
 """
 
+import abc
 import json
 import re
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from radixrt.constrained.grammar import SpanCheck
 
@@ -47,7 +48,7 @@ class _Place:
 
 
 class _Container(NamedTuple):
-    """An object or array that is open. Never changed: marks share it."""
+    """An object or array that is open. It never changes: checkpoints share it."""
 
     parent: "_Container | None"
     is_object: bool
@@ -64,20 +65,75 @@ class _Pieces(NamedTuple):
     piece: str
 
 
-class Mark(NamedTuple):
-    """All that a tracker knows at one moment; taking one and going back to it cost no more than this tuple."""
+Checkpoint = tuple[Any, ...]
+"""All that a scanner knows at one moment; taking one and going back cost a small tuple."""
 
-    state: str
+
+class Scanner(abc.ABC):
+    """Follows a growing text in pieces cut anywhere. The grammar ensures its form."""
+
+    STATE: ClassVar[tuple[str, ...]]
+    """The attributes that change."""
     offset: int
-    """Characters taken."""
-    container: _Container | None
-    place: _Place | None
-    """Of the value that comes next, or of the open scalar."""
-    start: int
-    """Of the open scalar."""
-    pieces: _Pieces | None
-    is_escaped: bool
-    """The last character taken is an unescaped backslash inside a string."""
+    """Characters taken so far."""
+    _inside: "Scanner | None" = None
+    """The scanner of a part of the text that is open."""
+    _known: str
+    """Text that may belong to a mark that has not ended."""
+
+    def checkpoint(self) -> Checkpoint:
+        """The scanner as it is now, for :meth:`reset`."""
+        inside = None if self._inside is None else self._inside.checkpoint()
+        return *(getattr(self, name) for name in self.STATE), self._inside, inside
+
+    def reset(self, checkpoint: Checkpoint) -> None:
+        """Forget all text since the checkpoint was taken."""
+        *values, self._inside, inside = checkpoint
+        for name, value in zip(self.STATE, values, strict=True):
+            setattr(self, name, value)
+        if self._inside is not None:
+            self._inside.reset(inside)
+
+    @property
+    def open_since(self) -> int | None:
+        """Where the earliest checked value that is not complete begins; None if none is open."""
+        return None if self._inside is None else self._inside.open_since
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the text is known to be complete."""
+        return False
+
+    def _take_to(self, mark: str, text: str) -> int | None:
+        """Read on to the end of a mark; returns how many characters that took. None: all of them,
+        and the mark has not ended."""
+        before, known = len(self._known), self._known + text
+        at = known.find(mark)
+        self._known = "" if at >= 0 else known[max(len(known) - len(mark) + 1, 0) :]
+        return None if at < 0 else at + len(mark) - before
+
+    @abc.abstractmethod
+    def restart(self, offset: int) -> None:
+        """Forget all text; the next begins at an offset of the answer."""
+
+    @abc.abstractmethod
+    def push(self, text: str, *, ends_inside: bool = False) -> list[CompletedSpan]:
+        """Take the next piece; returns the checked values that end in it, inner before outer.
+
+        A number ends only at the character after it, or at :meth:`finish`.
+
+        Args:
+            ends_inside: leave what follows the text in this piece; :attr:`offset` says how much was
+                taken.
+
+        Raises:
+            ValueError: something is closed or goes on that is not open.
+        """
+
+    @abc.abstractmethod
+    def finish(self) -> list[CompletedSpan]:
+        """The text is complete; returns the checked value that ends with it: a number on its own.
+        Raises ValueError if something is missing."""
 
 
 # The text expected next, apart from white space, commas, colons and closing brackets.
@@ -89,81 +145,55 @@ _PLAIN = re.compile(r'[^"\\]*')
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 
 
-class SpanTracker:
-    """Follows one JSON text, given in pieces that may be cut anywhere. The grammar ensures that it is
-    JSON; other texts raise an error or give meaningless spans."""
+class SpanTracker(Scanner):
+    """Scans one JSON text. Other texts raise an error or give meaningless spans."""
+
+    STATE = ("offset", "_state", "_container", "_place", "_start", "_pieces", "_is_escaped")
+    _state: str
+    _container: _Container | None
+    _place: _Place | None
+    """The place of the value that comes next, or of the open scalar."""
+    _start: int
+    """Where the open scalar begins."""
+    _pieces: _Pieces | None
+    _is_escaped: bool
+    """The last character taken is an unescaped backslash inside a string."""
 
     def __init__(self, checks: tuple[SpanCheck, ...]) -> None:
-        root = _Place()
+        self._root = _Place()
         for check in checks:
-            place = root
+            place = self._root
             for step in check.path:
                 place = place.step(step)
             place.checks.append(check)
         self._completed: list[CompletedSpan] = []
-        self._root = root
-        self.reset(Mark(_VALUE, 0, None, root, 0, None, False))
+        self.restart(0)
 
-    @property
-    def offset(self) -> int:
-        """Characters taken so far."""
-        return self._offset
+    def restart(self, offset: int) -> None:
+        self._begin(self._root, offset)
+
+    def begin_property(self, name: str, offset: int) -> None:
+        """Forget all text; the value of a property of the whole comes next, without its object."""
+        self._begin(self._root.names.get(name, self._root.other), offset)
+
+    def _begin(self, place: _Place | None, offset: int) -> None:
+        self._state, self._place, self.offset = _VALUE, place, offset
+        self._container, self._start, self._pieces, self._is_escaped = None, 0, None, False
 
     @property
     def open_since(self) -> int | None:
-        """Where the earliest checked value that is not complete begins; None if none is open."""
         if self._container is not None and self._container.open_since is not None:
             return self._container.open_since
         in_scalar = self._state is _IN_STRING or self._state is _IN_WORD
         return self._start if in_scalar and self._place and self._place.checks else None
 
-    def mark(self) -> Mark:
-        """The tracker as it is now, for :meth:`reset`."""
-        return Mark(
-            self._state,
-            self._offset,
-            self._container,
-            self._place,
-            self._start,
-            self._pieces,
-            self._is_escaped,
-        )
-
-    def reset(self, mark: Mark) -> None:
-        """Forget all text since ``mark`` was taken."""
-        (
-            self._state,
-            self._offset,
-            self._container,
-            self._place,
-            self._start,
-            self._pieces,
-            self._is_escaped,
-        ) = mark
-
-    def begin(self, name: str, offset: int) -> None:
-        """Forget all text; the value of a property of the whole comes next, without its object."""
-        place = self._root.names.get(name, self._root.other)
-        self.reset(Mark(_VALUE, offset, None, place, 0, None, False))
-
     @property
     def is_done(self) -> bool:
-        """The text is complete."""
         return self._state is _DONE
 
     def push(self, text: str, *, ends_inside: bool = False) -> list[CompletedSpan]:
-        """Take the next piece; returns the checked values that end in it, inner before outer.
-
-        A number ends only at the character after it, or at :meth:`finish`.
-
-        Args:
-            ends_inside: leave what follows the JSON text in this piece; :attr:`offset` says how much was taken.
-
-        Raises:
-            ValueError: something is closed or goes on that is not open.
-        """
         self._completed = []
-        at, base = 0, self._offset
+        at, base = 0, self.offset
         while at < len(text) and not (ends_inside and self.is_done):
             if self._state is _IN_STRING or self._state is _IN_NAME:
                 at = self._in_string(text, at, base)
@@ -177,24 +207,19 @@ class SpanTracker:
                 if at < len(text):
                     self._structure(text[at], base + at)
                     at += 1
-            self._offset = base + at
+            self.offset = base + at
         return self._completed
 
     def finish(self) -> list[CompletedSpan]:
-        """The text is complete; returns the checked value that ends with it: a number on its own.
-
-        Raises:
-            ValueError: something is missing.
-        """
         self._completed = []
         if self._state is _IN_WORD and self._container is None:
-            self._end_value(self._place, self._start, self._offset)
+            self._end_value(self._place, self._start, self.offset)
         if self._state is not _DONE:
             raise ValueError(f"the JSON text ends where {self._state} is due")
         return self._completed
 
     def _in_string(self, text: str, at: int, base: int) -> int:
-        """Read on in a string or name that is open; returns where it stops: at its end or that of the piece."""
+        """Read on in an open string or name; returns where it stops: its end or the piece's."""
         begin = at
         while at < len(text):
             if self._is_escaped:
@@ -264,7 +289,7 @@ class SpanTracker:
 
 
 def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where the longest match at a place ends; the patterns match everywhere, if only the empty text."""
+    """Where the longest match at a place ends; the patterns match everywhere."""
     match = pattern.match(text, at)
     assert match is not None
     return match.end()

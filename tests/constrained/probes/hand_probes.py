@@ -1,11 +1,11 @@
-"""Probes of the features that no rule makes: logic, references, values, numbers that are hard, patterns, formats."""
+"""Probes of the uses of keywords that no rule makes: logic, references, values, numbers that are hard, patterns, formats."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.constrained.json_schema.auditing.patterns import pattern_features
 from radixrt.constrained.json_schema.dialects import portable
+from radixrt.constrained.json_schema.enforced import pattern_constructs
 from radixrt.constrained.json_schema.formats import format_pattern
 from tests.constrained.probes.probes import ALL_TEXTS, NUMBERS, OBJECTS, SAMPLES, Probe, texts_of
 
@@ -119,7 +119,7 @@ def _references() -> Iterator[Probe]:
     inside = {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/number"}},
-        "additionalProperties": False,  # an open object has a verdict of its own
+        "additionalProperties": False,  # an open object is judged on its own
         "$defs": definitions,
     }
     yield Probe("any/$ref", inside, (*OBJECTS, '{"a":6}'))
@@ -266,13 +266,13 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 
 
 def _patterns() -> Iterator[Probe]:
-    """Each in the portable form, as a router hands it to a grammar; Python and the original say what is valid."""
+    """Each in the portable form, as it is handed to a grammar; Python and the original say what is valid."""
     import re
 
     texts = tuple(dict.fromkeys(json.dumps(subject, ensure_ascii=False) for subject in _SUBJECTS))
     for name, patterns in PATTERNS.items():
         for pattern in patterns:
-            assert name in pattern_features(pattern), (name, pattern)
+            assert name in pattern_constructs(pattern), (name, pattern)
             try:
                 written = portable(pattern)
             except ValueError:
@@ -354,7 +354,7 @@ FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _formats() -> Iterator[Probe]:
-    """By name, and as the pattern that the router puts in its place."""
+    """By name, and as the pattern that takes its place."""
     for name, (valid, invalid) in FORMATS.items():
         known = {json.dumps(text, ensure_ascii=False): True for text in valid}
         known |= {json.dumps(text, ensure_ascii=False): False for text in invalid}

@@ -1,6 +1,6 @@
-"""Sends the probes through the installed llguidance: what it accepts of each feature.
+"""Sends the probes through the installed llguidance: what it accepts of each use of keywords.
 
-``python -m tests.constrained.probes.measure FEATURE`` prints what was seen of the features with this in their names.
+``python -m tests.constrained.probes.measure USE`` prints what was seen of the uses with this in their names.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from radixrt.constrained.json_schema.auditing.compiling import dry_run
+from radixrt.constrained.backends.llguidance import compile_without_tokenizer
 from radixrt.constrained.json_schema.validation import SchemaValidator, parse_exact
 from tests.constrained.probes.hand_probes import by_hand
 from tests.constrained.probes.probes import Probe, by_rule
@@ -27,7 +27,7 @@ Acceptor = Callable[[bytes], bool]
 
 def compile_schema(schema: Any) -> Acceptor | None:
     """None if llguidance refuses the schema. Texts are matched byte by byte: acceptance does not depend on the vocabulary."""
-    grammar, error = dry_run(json.dumps(schema))
+    grammar, error = compile_without_tokenizer(json.dumps(schema))
     if error:
         return None
     start = LLMatcher(LLTokenizer("byte"), grammar)
@@ -41,7 +41,7 @@ def compile_schema(schema: Any) -> Acceptor | None:
 
 @dataclass
 class Outcome:
-    """What was seen of one feature; each list holds (schema, text)."""
+    """What was seen of one use; each list holds (schema, text)."""
 
     compiled: int = 0
     refused: int = 0
@@ -50,10 +50,10 @@ class Outcome:
 
 
 def measure() -> dict[str, Outcome]:
-    """Run every probe: feature → outcome."""
+    """Run every probe: use → outcome."""
     outcomes: dict[str, Outcome] = defaultdict(Outcome)
     for probe in itertools.chain(by_rule(), by_hand()):
-        _run(probe, _judge(probe), compile_schema(probe.schema), outcomes[probe.feature])
+        _run(probe, _judge(probe), compile_schema(probe.schema), outcomes[probe.use])
     return outcomes
 
 
@@ -138,11 +138,11 @@ def _canonical(value: Any) -> Any:
 
 
 def reasons(outcomes: dict[str, Outcome], part: str) -> Iterator[str]:
-    """Lines that tell what was seen, of the features whose names contain ``part``."""
-    for feature, outcome in sorted(outcomes.items()):
-        if part not in feature:
+    """Lines that tell what was seen, of the uses whose names contain ``part``."""
+    for use, outcome in sorted(outcomes.items()):
+        if part not in use:
             continue
-        yield f"{feature}: {outcome.compiled} compiled, {outcome.refused} refused"
+        yield f"{use}: {outcome.compiled} compiled, {outcome.refused} refused"
         for kind in ("accepted_invalid", "unwritable"):
             for schema, text in getattr(outcome, kind)[:3]:
                 yield f"    {kind}: {text!r} under {json.dumps(schema)[:300]}"

@@ -1,7 +1,7 @@
-"""Small schemas that show the treatment of a feature by a library, made by rule where possible.
+"""Small schemas that show the treatment of a use of keywords by a library, made by rule where possible.
 
 A probe is a schema with the texts to try; whether a text is valid is never written here, an independent
-validator says it. Only where validators differ (formats, regular expressions) a probe names the verdicts.
+validator says it. Only where validators differ (formats, regular expressions) a probe says what is valid.
 """
 
 import itertools
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixrt.constrained.json_schema.auditing.features import node_features
+from radixrt.constrained.json_schema.enforced import uses_in
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One schema, whose treatment says something about one feature."""
+    """One schema, whose treatment says something about one use."""
 
-    feature: str
+    use: str
     schema: Any
     texts: tuple[str, ...]
     known: dict[str, bool] = field(default_factory=dict)
@@ -114,8 +114,8 @@ def by_rule() -> Iterator[Probe]:
 
 
 def named(prefix: str, schema: Any) -> str:
-    """The name of the feature that starts so."""
-    return next(f.name for f in node_features(schema) if f.name.startswith(prefix))
+    """The name of the use that starts so."""
+    return next(use.name for use in uses_in(schema) if use.name.startswith(prefix))
 
 
 def _combinations(type_name: str) -> Iterator[Probe]:

@@ -1,1 +1,1 @@
-"""The normal form: a user's schema rewritten into few, plain forms that accept exactly the same values."""
+"""The normal form: a user's schema in few, plain forms that accept exactly the same values."""

@@ -3,12 +3,13 @@
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
-from radixrt.constrained.json_schema.normal.flatten import Raw
+from radixrt.constrained.json_schema.normal.flatten import Raw, count_bounds
 from radixrt.constrained.json_schema.normal.node import Node, NodeOf
 from radixrt.constrained.json_schema.normal.scalars import denied_values
 
 MAX_WAYS = 8
-"""Positions of the items that satisfy ``contains``, each with an alternative of its own; beyond, it stays a keyword."""
+"""Positions of the items that satisfy ``contains``, each with an alternative of its own; beyond, it
+stays a keyword."""
 
 Way = dict[int, list[Schema]]
 """What must hold of the items at some positions, in addition to their own schemas."""
@@ -38,8 +39,7 @@ class ArrayForm:
         self._node_of = node_of
         self._simple = simple
         self._origin = simple[0].get(ORIGIN, "") if simple else ""
-        self.least = max((int(raw.get("minItems", 0)) for raw in simple), default=0)
-        self.most = min((int(raw["maxItems"]) for raw in simple if "maxItems" in raw), default=None)
+        self.least, self.most = count_bounds(simple, "Items")
         self.prefix: list[Node] = []
         self.tail: Node | None = None
 
@@ -72,8 +72,9 @@ class ArrayForm:
         return [self._form(way, words) for way in ways]
 
     def _ways(self, ways: list[Way], contains: Schema, bounds: Raw) -> list[Way] | None:
-        """The ways, each with an item that satisfies ``contains`` too; none if too few items can. None: the keyword has to
-        stay, because the ways are too many, or are not all that it says."""
+        """The ways, each with an item that satisfies ``contains`` too; none if too few items can.
+        None: the keyword has to stay, because the ways are too many, or are not all that it
+        says."""
         least = bounds.get("minContains", 1)
         behind = len(self.prefix)
         able = [at for at in range(behind) if not self._item(at, [contains]).is_never]
@@ -114,8 +115,8 @@ class ArrayForm:
         return Node(self._origin, form | words)
 
     def _contained(self) -> list[tuple[Schema, Raw]] | None:
-        """Each ``contains`` that has an effect, and its bounds; None if one can't be satisfied. A ``contains`` that any
-        item satisfies becomes a bound on the number of items."""
+        """Each ``contains`` that has an effect, and its bounds; None if one can't be satisfied. A
+        ``contains`` that any item satisfies becomes a bound on the number of items."""
         found: list[tuple[Schema, Raw]] = []
         for raw in self._simple:
             if "contains" not in raw:

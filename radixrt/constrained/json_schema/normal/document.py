@@ -34,12 +34,13 @@ _FAST = {
     "draft2019-09": jsonschema_rs.Draft201909Validator,
     "draft2020-12": jsonschema_rs.Draft202012Validator,
 }
-"""They give the same verdicts on meta-schemas as ``jsonschema``, which a test compares, in a fiftieth of the time."""
+"""They judge schemas as ``jsonschema`` does, which a test compares, in a fiftieth of the time."""
 LENIENT = "lenient"
 """No draft is named: 2020-12, and keywords of older drafts that 2020-12 gives no other meaning."""
 
 Resolver = Any
-"""A resolver of the library referencing (its class has no public name): resolves references at one place of a document."""
+"""A resolver of the library referencing (its class has no public name): resolves references at one
+place of a document."""
 
 
 class Document:
@@ -51,14 +52,10 @@ class Document:
     """
 
     def __init__(self, schema: Any) -> None:
-        """Raises:
-        CannotEnforce: it is not a schema of its draft, or too large.
-        """
+        """Raises CannotEnforce if it is not a schema of its draft, or too large."""
         _check_size(schema)
         if not isinstance(schema, dict | bool):
-            raise CannotEnforce(
-                "schema", "", "A schema is an object or a boolean. Send one of these."
-            )
+            raise CannotEnforce.whole("A schema is an object or a boolean. Send one of these.")
         self.root = schema
         self.draft = _draft_of(schema)
         self.ignores_ref_siblings = self.draft in ("draft4", "draft6", "draft7")
@@ -68,7 +65,7 @@ class Document:
 
     @functools.cached_property
     def _pointers(self) -> dict[int, str]:
-        """Of each object in the text, by its identity."""
+        """The pointer of each object in the text, by its identity."""
         found: dict[int, str] = {}
 
         def index(value: Any, pointer: str) -> None:
@@ -100,12 +97,9 @@ class Document:
     def resolve(
         self, word: str, reference: str, pointer: str, resolver: Resolver
     ) -> tuple[Any, str, Resolver]:
-        """The target of the reference under ``word`` of the schema at ``pointer``, the target's pointer (empty for a boolean),
-        and the resolver there.
-
-        Raises:
-            CannotEnforce: it leads out of this document, or to nothing, or depends on how it was reached.
-        """
+        """The target of the reference under ``word`` of the schema at ``pointer``, the target's
+        pointer (empty for a boolean), and the resolver there. Raises CannotEnforce if it leads out
+        of this document, or to nothing, or depends on how it was reached."""
         here = f"{pointer}/{word}"
         try:
             found = resolver.lookup(reference)
@@ -136,8 +130,8 @@ class Document:
 def _draft_of(schema: Any) -> str:
     """The draft that the schema names, once its meta-schema has accepted the schema.
 
-    Where no draft is named, the newest whose meta-schema accepts it, so that the array form of ``items`` and
-    the boolean form of ``exclusiveMinimum`` are read as they were meant.
+    Where no draft is named, the newest whose meta-schema accepts it, so that the array form of
+    ``items`` and the boolean form of ``exclusiveMinimum`` are read as they were meant.
     """
     uri = schema.get("$schema") if isinstance(schema, dict) else None
     if isinstance(uri, str):
@@ -184,11 +178,9 @@ def _check_size(schema: Any) -> None:
     while level:
         size, depth = size + len(level), depth + 1
         if depth > MAX_DEPTH:
-            raise CannotEnforce("schema", "", f"It is nested more than {MAX_DEPTH} levels deep.")
+            raise CannotEnforce.whole(f"It is nested more than {MAX_DEPTH} levels deep.")
         if size > MAX_SIZE:
-            raise CannotEnforce(
-                "schema", "", f"It holds more than {MAX_SIZE} values. Make it smaller."
-            )
+            raise CannotEnforce.whole(f"It holds more than {MAX_SIZE} values. Make it smaller.")
         below: list[Any] = []
         for value in level:
             if isinstance(value, dict):
@@ -196,7 +188,5 @@ def _check_size(schema: Any) -> None:
             elif isinstance(value, list):
                 below.extend(value)
             elif isinstance(value, float) and not math.isfinite(value):
-                raise CannotEnforce(
-                    "schema", "", "It holds a number that is too large for a float."
-                )
+                raise CannotEnforce.whole("It holds a number that is too large for a float.")
         level = below

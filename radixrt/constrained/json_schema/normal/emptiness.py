@@ -2,10 +2,9 @@
 
 from radixrt.constrained.json_schema.keywords import Schema
 from radixrt.constrained.json_schema.normal.arrays import item_conjuncts, longest_prefix
-from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
-from radixrt.constrained.json_schema.normal.objects import required_names
+from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw, count_bounds
+from radixrt.constrained.json_schema.normal.objects import Shape, required_names
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
-from radixrt.constrained.json_schema.normal.shapes import Shape
 from radixrt.constrained.json_schema.normal.validity import Judge
 
 MAX_LEVELS = 5
@@ -60,9 +59,8 @@ class Emptiness:
         return self._no_object(flat.simple, levels)
 
     def _no_array(self, simple: list[Raw], levels: int) -> bool:
-        least = max((int(raw.get("minItems", 0)) for raw in simple), default=0)
-        most = min((raw["maxItems"] for raw in simple if "maxItems" in raw), default=least)
-        if least > most:
+        least, most = count_bounds(simple, "Items")
+        if most is not None and least > most:
             return True
         return any(
             self._is_empty(item_conjuncts(simple, index), levels - 1)
@@ -71,15 +69,14 @@ class Emptiness:
 
     def _no_object(self, simple: list[Raw], levels: int) -> bool:
         required = required_names(simple)
-        most = min((raw["maxProperties"] for raw in simple if "maxProperties" in raw), default=None)
-        least = max((raw.get("minProperties", 0) for raw in simple), default=0)
+        least, most = count_bounds(simple, "Properties")
         if most is not None and max(least, len(required)) > most:
             return True
-        shapes = [Shape.of(raw) for raw in simple]
+        shapes = [Shape.from_schema(raw) for raw in simple]
         if any(shape.closed and least > len(shape.properties) for shape in shapes):
             return True
         for name in required:
-            schemas = [schema for shape in shapes for schema in shape.of_name(name) or ()]
+            schemas = [schema for shape in shapes for schema in shape.schemas_of(name) or ()]
             if schemas and self._is_empty(schemas, levels - 1):
                 return True
         return False

@@ -21,7 +21,7 @@ class Alternatives:
         self._is_empty = is_empty
 
     def simplify(self, flat: Flat) -> None:
-        """Turn ``oneOf`` into choices and drop denials that can't be met, where either is certain."""
+        """Turn ``oneOf`` into choices and drop denials that can't be met, if certain."""
         opaque = []
         for raw in flat.opaque:
             if "not" in raw and self._is_empty([*flat.simple, raw["not"]]):
@@ -76,7 +76,7 @@ class Alternatives:
         ]
 
     def combine(self, flat: Flat) -> list[list[Schema]]:
-        """All consistent ways to take one branch of each choice; choices that are too many become opaque."""
+        """All consistent ways to take a branch of each choice; too many choices become opaque."""
         ways: list[list[Schema]] = [[]]
         for branches in sorted(flat.choices, key=len):
             if len(ways) * len(branches) > MAX_COMBINATIONS * 8:

@@ -1,4 +1,4 @@
-"""Decides whether a pattern certainly matches a text, and writes patterns that match all texts except some."""
+"""Decides whether a pattern certainly matches a text; writes patterns of all texts but some."""
 
 import functools
 import re
@@ -18,7 +18,8 @@ _REPEATED_REPEAT = re.compile(r"[*+}?][^(]*\)[*+{]|[*+}]\)")
 def matches(pattern: str, text: str) -> bool | None:
     """Whether an ECMA-262 pattern matches somewhere in a text; None where that is not certain.
 
-    Texts are short and the pattern is the user's: only those that can't take long to match are tried.
+    Texts are short and the pattern is the user's: only those that can't take long to match are
+    tried.
     """
     compiled, longest = _compiled(pattern)
     if compiled is None or len(text) > longest:
@@ -28,8 +29,8 @@ def matches(pattern: str, text: str) -> bool | None:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> tuple[re.Pattern[str] | None, int]:
-    """The pattern and the longest text that it is tried on. Nested repetitions may take exponential time; five repetitions over a
-    long text a polynomial one."""
+    """The pattern and the longest text that it is tried on. Nested repetitions may take exponential
+    time; five repetitions over a long text a polynomial one."""
     if len(pattern) > 1000:
         return None, 0
     try:
@@ -45,8 +46,8 @@ def _compiled(pattern: str) -> tuple[re.Pattern[str] | None, int]:
 def anything_but(texts: Iterable[str]) -> str:
     """A pattern, without look-around, of all texts but these, which must not contain line feeds.
 
-    It follows the tree of their prefixes: a text is another one if it leaves the tree, or ends at an inner
-    node of it.
+    It follows the tree of their prefixes: a text is another one if it leaves the tree, or ends at
+    an inner node of it.
     """
     tree: dict[str, Any] = {}
     denied: set[str] = set()

@@ -1,11 +1,13 @@
-"""The nodes of a normalised schema while it is built."""
+"""The nodes of a schema in normal form, and the schema that a graph of them is written as."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
-from radixrt.constrained.json_schema.keywords import Schema
+from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
 from radixrt.constrained.json_schema.values import distinct
+from radixrt.constrained.json_schema.walk import mapped
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -65,3 +67,107 @@ NodeOf = Callable[[list[Schema]], Node]
 
 class Written(dict[str, Any]):
     """A schema in plain keywords that stays as it is."""
+
+
+INLINE_SIZE = 6
+"""A schema with more keywords that several others hold is written once, under ``$defs``."""
+
+
+def write(root: Node, more_defs: dict[str, Any]) -> Any:
+    """The schema of a graph. ``more_defs`` are definitions that are already written."""
+    return _Writer(root).schema(more_defs)
+
+
+def write_alone(node: Node) -> Any:
+    """The schema of a node that needs no definitions; None if it does, or isn't known yet."""
+    waiting: list[Any] = [node]
+    seen: set[Node] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Written) or (isinstance(value, Node) and value.schema is None):
+            return None
+        if isinstance(value, Node) and value not in seen:
+            seen.add(value)
+            waiting.append(value.schema)
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+    written = write(node, {})
+    return None if isinstance(written, dict) and "$defs" in written else written
+
+
+class _Writer:
+    def __init__(self, root: Node) -> None:
+        self._root = root
+        self._sizes: dict[Node, int] = {}
+        self._shared: set[Node] = set()
+        self._open: set[Node] = set()
+        self._names: dict[Node, str] = {}
+        self._defs: dict[str, Any] = {}
+        self._measure(root)
+
+    def schema(self, more_defs: dict[str, Any]) -> Any:
+        written = self._written(self._root)
+        if isinstance(written, dict) and (self._defs or more_defs):
+            written = {**written, "$defs": {**self._defs, **more_defs}}
+        return written
+
+    def _measure(self, node: Node) -> int:
+        """Number of keywords of a schema; a shared schema counts as one reference."""
+        if node in self._open:
+            self._shared.add(node)
+            return 1
+        if node in self._sizes:
+            if self._sizes[node] > INLINE_SIZE:
+                self._shared.add(node)
+            return 1 if node in self._shared else self._sizes[node]
+        self._open.add(node)
+        size = self._measure_value(node.schema)
+        self._open.discard(node)
+        self._sizes[node] = size
+        return 1 if node in self._shared else size
+
+    def _measure_value(self, value: Any) -> int:
+        if isinstance(value, Node):
+            return self._measure(value)
+        if isinstance(value, dict):
+            return len(value) + sum(self._measure_value(item) for item in value.values())
+        if isinstance(value, list):
+            return len(value) // 4 + sum(
+                self._measure_value(item) for item in value if isinstance(item, Node | dict | list)
+            )
+        return 0
+
+    def _written(self, schema: Any) -> Any:
+        """A node or its equivalent: a boolean, keywords of which some hold nodes, or a schema that
+        is written already."""
+        if isinstance(schema, Written):
+            return dict(schema)
+        if isinstance(schema, dict):
+            return mapped({ORIGIN: "", **schema}, lambda _, child: self._written(child))
+        if not isinstance(schema, Node):
+            return schema
+        if schema not in self._shared:
+            return self._words(schema)
+        if schema not in self._names:
+            name = self._names[schema] = self._new_name(schema.origin)
+            self._defs[name] = None  # keeps its place while it is written
+            self._defs[name] = self._words(schema)
+        return {ORIGIN: schema.origin, "$ref": f"#/$defs/{self._names[schema]}"}
+
+    def _words(self, node: Node) -> Any:
+        if isinstance(node.schema, bool):
+            return node.schema
+        assert node.schema is not None, "a schema was written before it was known"
+        words = {ORIGIN: node.origin, **node.schema}
+        if len(words.get("enum", ())) == 1:
+            words = {ORIGIN: node.origin, "const": words.pop("enum")[0], **words}
+        return self._written(words)
+
+    def _new_name(self, origin: str) -> str:
+        last = origin.rsplit("/", 1)[-1] if origin else "root"
+        name = base = re.sub(r"[^A-Za-z0-9_.-]+", "_", last)[:40] or "schema"
+        count = 1
+        while name in self._defs:
+            count += 1
+            name = f"{base}_{count}"
+        return name

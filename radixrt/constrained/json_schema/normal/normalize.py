@@ -1,7 +1,7 @@
 """Rewrites a schema into the normal form, which accepts exactly the same values.
 
-Each keyword of a normalised schema stands in few places, which makes it easy to say which keywords a backend
-enforces. A schema is one of
+Each keyword of a normalised schema stands in few places, which makes it easy to say which keywords
+a backend enforces. A schema is one of
 
 - ``{"anyOf": [...]}``, of schemas that are not ``anyOf`` themselves;
 - ``{"enum": [...]}`` or ``{"const": ...}``, already filtered by everything else;
@@ -9,7 +9,8 @@ enforces. A schema is one of
 - ``{"$ref": "#/$defs/..."}``; true, and below ``properties`` or ``additionalProperties`` false;
 - ``{"oneOf": [...]}``, where branches may overlap.
 
-Keywords that this form cannot express are kept beside it: ``not``, ``if``, ``allOf``, ``contains``, ``uniqueItems``, ...
+Keywords that this form cannot express are kept beside it: ``not``, ``if``, ``allOf``, ``contains``,
+``uniqueItems``, ...
 """
 
 import contextlib
@@ -26,13 +27,12 @@ from radixrt.constrained.json_schema.normal.document import Document
 from radixrt.constrained.json_schema.normal.emptiness import Emptiness
 from radixrt.constrained.json_schema.normal.exclusive import Alternatives
 from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
-from radixrt.constrained.json_schema.normal.node import Node, Written
+from radixrt.constrained.json_schema.normal.node import Node, Written, write, write_alone
 from radixrt.constrained.json_schema.normal.objects import ObjectForm
 from radixrt.constrained.json_schema.normal.progress import check_progress, deny_endless
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
 from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
-from radixrt.constrained.json_schema.normal.write import write, write_alone
 from radixrt.constrained.json_schema.position import note
 from radixrt.constrained.json_schema.values import type_of, value_key
 from radixrt.constrained.json_schema.walk import mapped
@@ -45,27 +45,25 @@ _RECURSION_LIMIT = 20_000
 def normalize(schema: Any) -> Any:
     """An equivalent, self-contained schema of 2020-12 in the forms above.
 
-    Every object of it carries ORIGIN. Without ``$schema`` it is read as 2020-12 in which keywords of older drafts keep their
-    meaning.
+    Every object of it carries ORIGIN. Without ``$schema`` it is read as 2020-12 in which keywords
+    of older drafts keep their meaning.
 
     Raises:
-        CannotEnforce: it is not a valid schema, has a reference without a target, no value satisfies it, or it is
-            too large.
+        CannotEnforce: it is not a valid schema, has a reference without a target, no value
+            satisfies it, or it is too large.
     """
     translator = Translator(Document(schema))
     with _deep_recursion():
         try:
             check_progress(translator)
             normalizer = Normalizer(translator)
-            root = normalizer.node([translator.at("")])
+            root = normalizer.node([translator.translated("")])
             if root.is_never:
-                raise CannotEnforce(
-                    "schema", "", "No value satisfies it. Remove the contradiction."
-                )
+                raise CannotEnforce.whole("No value satisfies it. Remove the contradiction.")
             deny_endless(root)
             return write(root, normalizer.raw_writer.defs)
         except RecursionError:
-            raise CannotEnforce("schema", "", "Its definitions are nested too deeply.") from None
+            raise CannotEnforce.whole("Its definitions are nested too deeply.") from None
 
 
 @contextlib.contextmanager
@@ -93,11 +91,8 @@ class Normalizer:
         self._numbers: dict[str, int] = {}
 
     def node(self, conjuncts: list[Schema]) -> Node:
-        """The node of the values that satisfy all of these.
-
-        Raises:
-            CannotEnforce: too many different conjunctions were asked for.
-        """
+        """The node of the values that satisfy all of these. Raises CannotEnforce if too many
+        different conjunctions were asked for."""
         conjuncts = [raw for raw in conjuncts if raw is not True and raw != {}]
         if any(raw is False for raw in conjuncts):
             return Node("", False)
@@ -105,7 +100,7 @@ class Normalizer:
             raw = conjuncts[0]
             if isinstance(raw, bool) or "$ref" not in raw:
                 break
-            conjuncts = [self._translator.at(raw["$ref"][1:])]
+            conjuncts = [self._translator.translated(raw["$ref"][1:])]
             if isinstance(conjuncts[0], bool):
                 return Node("", conjuncts[0])
         unique = {self._key(raw): raw for raw in conjuncts}
@@ -114,8 +109,7 @@ class Normalizer:
             return Node("", True)
         if key not in self._nodes:
             if len(self._nodes) >= MAX_NODES:
-                raise CannotEnforce(
-                    "schema", "", f"Normalised, it has more than {MAX_NODES} different parts. Make it simpler."
+                raise CannotEnforce.whole(f"Normalised, it has more than {MAX_NODES} different parts. Make it simpler."
                 )  # fmt: skip
             first = next(iter(unique.values()))
             node = self._nodes[key] = Node(first.get(ORIGIN, "") if isinstance(first, dict) else "")
@@ -123,7 +117,7 @@ class Normalizer:
         return self._nodes[key]
 
     def _key(self, raw: Schema) -> int:
-        """Equal for equal schemas; made of the keys of the subschemas, so that each is written once."""
+        """Equal for equal schemas; made of the subschemas' keys: each is written once."""
         if isinstance(raw, bool):
             return raw
         if id(raw) not in self._keys:
@@ -275,7 +269,8 @@ def union(origin: str, nodes: list[Node]) -> dict[str, Any] | bool:
 
 
 def exactly_one(nodes: list[Node]) -> dict[str, Any] | bool:
-    """The form of the values that one of the nodes alone accepts: none of them is in an alternative that two nodes have."""
+    """The form of the values that one of the nodes alone accepts: none of them is in an alternative
+    that two nodes have."""
     parts = [part for node in nodes for part in node.alternatives()]
     times = Counter(map(_text, parts))
     alone = [part for part in parts if times[_text(part)] == 1]

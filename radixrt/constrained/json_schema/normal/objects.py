@@ -1,13 +1,102 @@
-"""Normalises a conjunction of schemas for objects."""
+"""Normalises a conjunction of schemas for objects, down to the schemas of each property."""
 
+import dataclasses
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import ORIGIN, Schema
-from radixrt.constrained.json_schema.normal.flatten import Raw
-from radixrt.constrained.json_schema.normal.matching import matches
+from radixrt.constrained.json_schema.normal.flatten import Raw, count_bounds
+from radixrt.constrained.json_schema.normal.matching import ANYTHING, matches
 from radixrt.constrained.json_schema.normal.node import Node, NodeOf
 from radixrt.constrained.json_schema.normal.scalars import denied_values
-from radixrt.constrained.json_schema.normal.shapes import Shape, add_shape, shapes_of
+
+
+@dataclasses.dataclass
+class Shape:
+    """The keywords that divide an object's properties among themselves, as conjunctions."""
+
+    properties: dict[str, list[Schema]] = dataclasses.field(default_factory=dict)
+    patterns: dict[str, list[Schema]] = dataclasses.field(default_factory=dict)
+    additional: list[Schema] = dataclasses.field(default_factory=list)
+
+    @staticmethod
+    def from_schema(raw: Raw) -> "Shape":
+        shape = Shape(
+            {name: [schema] for name, schema in raw.get("properties", {}).items()},
+            {pattern: [schema] for pattern, schema in raw.get("patternProperties", {}).items()},
+            [raw["additionalProperties"]] if raw.get("additionalProperties", True) is not True else [],
+        )  # fmt: skip
+        for pattern in ANYTHING:  # then no property is additional
+            if pattern in shape.patterns:
+                every = shape.patterns.pop(pattern)
+                for schemas in (*shape.properties.values(), *shape.patterns.values()):
+                    schemas += every
+                shape.additional = list(every)
+        return shape
+
+    @property
+    def closed(self) -> bool:
+        return False in self.additional and not self.patterns
+
+    def schemas_of(self, name: str) -> list[Schema] | None:
+        """The schemas of the property of a name; None where a pattern leaves that open."""
+        found = list(self.properties.get(name, ()))
+        matched = name in self.properties
+        for pattern, schemas in self.patterns.items():
+            is_match = matches(pattern, name)
+            if is_match is None:
+                return None
+            if is_match:
+                matched = True
+                found += [schema for schema in schemas if schema not in found]
+        return found if matched else list(self.additional)
+
+    def merged(self, other: "Shape") -> "Shape | None":
+        """The conjunction of both; None where the three keywords can't express it."""
+        if not (_covers(self, other) and _covers(other, self)):
+            return None
+        properties: dict[str, list[Schema]] = {}
+        for name in dict.fromkeys((*self.properties, *other.properties)):
+            mine, theirs = self.schemas_of(name), other.schemas_of(name)
+            if mine is None or theirs is None:
+                return None
+            properties[name] = mine + theirs
+        patterns: dict[str, list[Schema]] = {}
+        if not (self.closed or other.closed):
+            for pattern in dict.fromkeys((*self.patterns, *other.patterns)):
+                patterns[pattern] = [
+                    *self.patterns.get(pattern, self.additional),
+                    *other.patterns.get(pattern, other.additional),
+                ]
+        return Shape(properties, patterns, self.additional + other.additional)
+
+
+def _covers(one: Shape, other: Shape) -> bool:
+    """Whether ``other``'s schema of additional properties can stand beside ``one``'s patterns."""
+    if not other.additional or other.closed or one.patterns.keys() <= other.patterns.keys():
+        return True
+    # Names that match a pattern of ``one`` are additional for ``other``, unless it declares them.
+    return not other.patterns and not any(
+        matches(pattern, name) is not False for pattern in one.patterns for name in other.properties
+    )
+
+
+def shapes_of(simple: list[Raw]) -> list[Shape]:
+    """One shape where they can be merged, else several that must all hold."""
+    shapes: list[Shape] = []
+    for raw in simple:
+        if raw.keys() & {"properties", "patternProperties", "additionalProperties"}:
+            add_shape(shapes, Shape.from_schema(raw))
+    return shapes
+
+
+def add_shape(shapes: list[Shape], shape: Shape) -> None:
+    """Merge a shape with the first that it can be merged with."""
+    for index, before in enumerate(shapes):
+        merged = before.merged(shape)
+        if merged is not None:
+            shapes[index] = merged
+            return
+    shapes.append(shape)
 
 
 def required_names(simple: list[Raw]) -> list[str]:
@@ -24,10 +113,7 @@ class ObjectForm:
         self._shapes = shapes_of(simple)
         self._names_left: list[Schema] = []
         self.required = required_names(simple)
-        self.least = max((int(raw.get("minProperties", 0)) for raw in simple), default=0)
-        self.most = min(
-            (int(raw["maxProperties"]) for raw in simple if "maxProperties" in raw), default=None
-        )
+        self.least, self.most = count_bounds(simple, "Properties")
         self.properties: dict[str, Node] = {}
         self.patterns: dict[str, Node] = {}
         self.additional = Node("", True)
@@ -80,7 +166,7 @@ class ObjectForm:
             if not (self.additional.is_any and node.is_any)
         }
         for name in dict.fromkeys((*shape.properties, *self.required)):
-            schemas = shape.of_name(name)
+            schemas = shape.schemas_of(name)
             certain = schemas is not None
             if schemas is None:
                 self._all_certain = False
@@ -104,7 +190,7 @@ class ObjectForm:
     # Numbers of properties
 
     def _leave_only_required(self) -> None:
-        """As many properties as are required, and no other."""
+        """Allow as many properties as are required, and no other."""
         self.properties = {name: self.properties[name] for name in self.required}
         self.patterns, self.most, self.additional = {}, None, Node(self._origin, False)
 
@@ -147,7 +233,7 @@ class ObjectForm:
 
 
 def _names_as_shape(node: Node) -> Shape | None:
-    """Which properties there may be if their names satisfy a schema; None where no shape says that."""
+    """The properties whose names satisfy a schema; None where no shape says that."""
     values = node.finite_values()
     if values is not None:
         return Shape({value: [] for value in values}, {}, [False])

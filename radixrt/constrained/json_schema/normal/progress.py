@@ -1,4 +1,5 @@
-"""Finds references that lead back to themselves without a step into the value, and schemas that only infinite values satisfy."""
+"""Finds references that lead back to themselves without a step into the value, and schemas that
+only infinite values satisfy."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +13,10 @@ from radixrt.constrained.json_schema.walk import children
 
 
 def check_progress(translator: Translator) -> None:
-    """Look at all that can be reached from the root.
-
-    Raises:
-        CannotEnforce: a reference does not resolve, or a loop of references takes no step into the value.
-    """
+    """Look at all that can be reached from the root. Raises CannotEnforce if a reference does not
+    resolve, or a loop of references takes no step into the value."""
     finished: set[int] = set()
-    inner: list[Schema] = [translator.at("")]
+    inner: list[Schema] = [translator.translated("")]
 
     def visit(schema: Schema, around: frozenset[int]) -> None:
         if isinstance(schema, bool) or id(schema) in finished:
@@ -28,7 +26,7 @@ def check_progress(translator: Translator) -> None:
             raise CannotEnforce("$ref", schema.get(ORIGIN, ""), reason)
         below = around | {id(schema)}
         if "$ref" in schema:
-            visit(translator.at(schema["$ref"][1:]), below)
+            visit(translator.translated(schema["$ref"][1:]), below)
         for path, child in children(schema):
             if path[0] in (*IN_PLACE, "dependentSchemas"):
                 visit(child, below)
@@ -42,10 +40,7 @@ def check_progress(translator: Translator) -> None:
 
 def deny_endless(root: Node) -> None:
     """Make the schemas in the graph false that no finite value satisfies; they are equal to false.
-
-    Raises:
-        CannotEnforce: the root is one of them; names the part of the user's schema.
-    """
+    Raises CannotEnforce if the root is one of them; names the part of the user's schema."""
     graph = list(_graph(root))
     endless = [node for node in endless_symbols(graph, _needs) if not node.is_never]
     if root in endless:

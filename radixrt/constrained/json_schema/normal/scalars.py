@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER
-from radixrt.constrained.json_schema.normal.flatten import Raw
+from radixrt.constrained.json_schema.normal.flatten import Raw, count_bounds
 from radixrt.constrained.json_schema.normal.matching import ANYTHING, anything_but, matches
 from radixrt.constrained.json_schema.values import distinct, is_integral, type_of, value_key
 
@@ -120,8 +120,7 @@ class _Bounds:
 
 def string_forms(simple: list[Raw]) -> list[Form]:
     """One form, or none where no string is left."""
-    shortest = max((int(raw.get("minLength", 0)) for raw in simple), default=0)
-    longest = min((int(raw["maxLength"]) for raw in simple if "maxLength" in raw), default=None)
+    shortest, longest = count_bounds(simple, "Length")
     patterns = list(dict.fromkeys(raw["pattern"] for raw in simple if "pattern" in raw))
     formats = list(dict.fromkeys(raw["format"] for raw in simple if "format" in raw))
     patterns = [pattern for pattern in patterns if pattern not in ANYTHING]
@@ -161,10 +160,10 @@ def string_forms(simple: list[Raw]) -> list[Form]:
 
 
 def _only_empty(patterns: list[str], formats: list[str]) -> list[Form]:
-    verdicts = [matches(pattern, "") for pattern in patterns]
-    if False in verdicts:
+    found = [matches(pattern, "") for pattern in patterns]
+    if False in found:
         return []
-    if None in verdicts or formats:
+    if None in found or formats:
         more = [{"type": "string", "pattern": pattern} for pattern in patterns]
         more += [{"type": "string", "format": name} for name in formats]
         return [{"type": "string", "maxLength": 0, "allOf": more}]

@@ -36,7 +36,8 @@ _UNKNOWN_TO: dict[str, tuple[str, ...]] = {
 class Translator:
     """Reads subschemas of a document, with 2020-12's keywords and without annotations.
 
-    ``$ref`` becomes the pointer of its target, ``#/definitions/a`` for example, wherever that stands.
+    ``$ref`` becomes the pointer of its target, ``#/definitions/a`` for example, wherever that
+    stands.
 
     One difference is lost: in draft 4, 1.0 is not an integer; 2020-12 can't express that.
     """
@@ -47,7 +48,7 @@ class Translator:
         self._targets: dict[str, tuple[Any, Resolver]] = {"": (document.root, document.resolver)}
         self._done: dict[str, Schema] = {}
 
-    def at(self, pointer: str) -> Schema:
+    def translated(self, pointer: str) -> Schema:
         """The translated subschema at the pointer of a ``$ref``; that of the root is empty."""
         if pointer not in self._done:
             schema, resolver = self._targets[pointer]

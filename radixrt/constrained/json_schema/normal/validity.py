@@ -1,4 +1,4 @@
-"""Tests a value against translated schemas with jsonschema; unknown where jsonschema's reading is not certain."""
+"""Tests a value against translated schemas, where jsonschema's reading of them is certain."""
 
 import itertools
 import json
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema.checkable import checkable
+from radixrt.constrained.json_schema.checks import checkable
 from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER, ORIGIN, Schema
+from radixrt.constrained.json_schema.normal.flatten import type_set
 from radixrt.constrained.json_schema.normal.matching import matches
-from radixrt.constrained.json_schema.normal.negation import type_set
 from radixrt.constrained.json_schema.normal.translate import Translator
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.json_schema.walk import mapped, values_in
@@ -44,7 +44,7 @@ class RawWriter:
         if pointer not in self._names:
             name = self._names[pointer] = f"{self._prefix}{len(self._names)}"
             self.defs[name] = None  # a place, in the order of first use
-            self.defs[name] = self.write(self._translator.at(pointer))
+            self.defs[name] = self.write(self._translator.translated(pointer))
         return self._names[pointer]
 
 
@@ -84,7 +84,8 @@ class Judge:
 
 
 def _is_listed(raw: Schema, value: Any) -> bool:
-    """False if a schema does not list a text among its values. Other values are listed by all: their equality is harder."""
+    """False if a schema does not list a text among its values. Other values are listed by all:
+    their equality is harder."""
     if isinstance(raw, bool) or not isinstance(value, str):
         return raw is not False
     return (
@@ -96,8 +97,8 @@ def _is_listed(raw: Schema, value: Any) -> bool:
 
 
 def _has_inner_format(schema: Any) -> bool:
-    """Whether a ``format`` stands deeper than the conjuncts: the expressions of some formats are narrower than
-    the formats, and would be wider under a ``not``."""
+    """Whether a ``format`` stands deeper than the conjuncts: the expressions of some formats are
+    narrower than the formats, and would be wider under a ``not``."""
     return any(
         isinstance(each, dict)
         and "format" in each
@@ -107,7 +108,7 @@ def _has_inner_format(schema: Any) -> bool:
 
 
 def _pairs(schema: Any, values: list[Any]) -> Iterator[tuple[str, str]]:
-    """Every pattern with every text that it may meet; without a text, at least with the empty one."""
+    """Every pattern with every text that it may meet, at least the empty one."""
     objects = [each for each in values_in(schema) if isinstance(each, dict)]
     patterns = {each["pattern"] for each in objects if isinstance(each.get("pattern"), str)}
     patterns |= {pattern for each in objects for pattern in each.get("patternProperties", ())}

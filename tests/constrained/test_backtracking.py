@@ -1,4 +1,4 @@
-"""Where attempts part from failed ones, and that what failed does not come back in another spelling."""
+"""Where retries leave failed values, and that what failed does not come back in another spelling."""
 
 import json
 import re
@@ -9,64 +9,69 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.constrained.compiler.span_error import SpanError
-from radixrt.constrained.compiler.validation import validate_span
-from radixrt.tokenizer.retry.exclusions import Exclusions
-from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters, ruler
-from radixrt.tokenizer.retry.token_texts import TokenTexts
-from radixrt.tokenizer.retry.value_positions import locate
-from tests.constrained.checked_decoding import CASES
+from radixrt.constrained.grammar import SpanError
+from radixrt.tokenizer.retry.backtracking import (
+    BacktrackPoint,
+    FailedSpan,
+    choose_backtrack_point,
+    locate,
+    ruler,
+)
+from radixrt.tokenizer.retry.exclusions import Exclusions, TokenTexts
+from tests.constrained.checked_decoding import CASES, validate_span
 from tests.constrained.test_spans import spans_of, values, write
 
 
-def failed(schema: Any, *texts: str, attempt: int = 1, spent: tuple[int, ...] = ()) -> FailedSpan:
+def failed(
+    schema: Any, *texts: str, num_failures: int = 1, spent: tuple[int, ...] = ()
+) -> FailedSpan:
     """Tokens 0, 1, 2, … with these texts, which are a value that is not valid."""
     text = "".join(texts)
     errors = validate_span(schema, text)
     assert errors, "the value is valid"
     starts = [len("".join(texts[:index])) for index in range(len(texts))]
     return FailedSpan(
-        text, 0, [*range(len(texts))], starts, frozenset(spent), errors, attempt=attempt
+        text, 0, [*range(len(texts))], starts, frozenset(spent), errors, num_failures=num_failures
     )
 
 
-def parted(schema: Any, *texts: str, attempt: int = 1, spent: tuple[int, ...] = ()) -> str:
+def kept_by(schema: Any, *texts: str, num_failures: int = 1, spent: tuple[int, ...] = ()) -> str:
     """What is kept of the value."""
-    parting = part_where_it_matters(failed(schema, *texts, attempt=attempt, spent=spent))
-    assert parting is not None
-    return "".join(texts[: parting.depths[0]])
+    point = choose_backtrack_point(failed(schema, *texts, num_failures=num_failures, spent=spent))
+    assert point is not None
+    return "".join(texts[: point.depths[0]])
 
 
 UNIQUE = {"uniqueItems": True}
 
 
-def test_the_likeliest_culprit_is_replaced_first() -> None:
-    assert parted(UNIQUE, "[", "1", ",", "2", ",", "1", ",", "3", "]") == "[1,2,"
-    assert parted(UNIQUE, '["', "a", '","', "a", '"]') == '["a","'
-    assert parted({"contains": {"const": 5}}, "[", "1", ",", "2", "]") == "[1,2"
+def test_the_likeliest_cause_is_replaced_first() -> None:
+    assert kept_by(UNIQUE, "[", "1", ",", "2", ",", "1", ",", "3", "]") == "[1,2,"
+    assert kept_by(UNIQUE, '["', "a", '","', "a", '"]') == '["a","'
+    assert kept_by({"contains": {"const": 5}}, "[", "1", ",", "2", "]") == "[1,2"
     a_or_b = {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}
-    assert parted(a_or_b, "{", '"a":', "1", ",", '"b":', "2", "}") == '{"a":1'
+    assert kept_by(a_or_b, "{", '"a":', "1", ",", '"b":', "2", "}") == '{"a":1'
     needs_b = {"dependentRequired": {"a": ["b"]}}
-    assert parted(needs_b, "{", '"a":', "1", ",", '"c":', "2", "}") == '{"a":1,"c":2'
+    assert kept_by(needs_b, "{", '"a":', "1", ",", '"c":', "2", "}") == '{"a":1,"c":2'
     kind = {"not": {"properties": {"kind": {"const": "x"}}, "required": ["kind"]}}
-    assert parted(kind, '{"', "kind", '":"', "x", '","z":', "1", "}").startswith('{"kind":"')
+    assert kept_by(kind, '{"', "kind", '":"', "x", '","z":', "1", "}").startswith('{"kind":"')
     bound = {"if": {"required": ["a"]}, "then": {"properties": {"n": {"minimum": 5}}}}
-    assert parted(bound, '{"a":', "1", ',"n":', "2", ',"z":', "3", "}") == '{"a":1,"n":'
+    assert kept_by(bound, '{"a":', "1", ',"n":', "2", ',"z":', "3", "}") == '{"a":1,"n":'
 
 
-def test_later_attempts_go_elsewhere_and_spent_places_are_left_out() -> None:
+def test_later_retries_go_elsewhere_and_spent_places_are_left_out() -> None:
     tokens = ["[", "1", ",", "2", ",", "1", "]"]
-    kept = {parted(UNIQUE, *tokens, attempt=attempt) for attempt in (1, 2, 4, 8)}
+    kept = {kept_by(UNIQUE, *tokens, num_failures=number) for number in (1, 2, 4, 8)}
     assert len(kept) == 4
-    assert parted(UNIQUE, *tokens, spent=(5,)) != "[1,2,"
-    assert part_where_it_matters(failed(UNIQUE, *tokens, spent=tuple(range(7)))) is None
+    assert kept_by(UNIQUE, *tokens, spent=(5,)) != "[1,2,"
+    assert choose_backtrack_point(failed(UNIQUE, *tokens, spent=tuple(range(7)))) is None
 
 
 @settings(deadline=None)
 @given(st.integers(1, 10_000))
-def test_the_ruler_says_how_often_two_divides(attempt: int) -> None:
-    level = ruler(attempt)
-    assert attempt % 2**level == 0 and attempt % 2 ** (level + 1)
+def test_the_ruler_says_how_often_two_divides(number: int) -> None:
+    level = ruler(number)
+    assert number % 2**level == 0 and number % 2 ** (level + 1)
 
 
 @settings(deadline=None)
@@ -151,17 +156,17 @@ def test_one_good_string_among_bad_ones_is_found(
         assert depths, "there is another string"
         starts = [len("".join(TOKENS[t] for t in tokens[:depth])) for depth in range(len(tokens))]
         span = FailedSpan(text, 0, tokens, starts, dead, [])
-        exclusions.add(tokens, 0, span, Parting(depths, len(text)))
+        exclusions.add(tokens, 0, span, BacktrackPoint(depths, len(text)))
     raise AssertionError(seen)
 
 
 def test_paths_survive_a_return_to_an_earlier_point() -> None:
     exclusions = Exclusions(None)
     span = FailedSpan("12", 0, [1, 2], [0, 1], frozenset(), [])
-    exclusions.add([9, 8, 1, 2], 2, span, Parting([1], 2))
+    exclusions.add([9, 8, 1, 2], 2, span, BacktrackPoint([1], 2))
     assert exclusions.after([9, 8, 1]) == [[2]]
     earlier = FailedSpan("912", 0, [9, 8, 1, 2], [0, 1, 1, 2], frozenset(), [])
-    exclusions.add([9, 8, 1, 2], 0, earlier, Parting([0], 3))
+    exclusions.add([9, 8, 1, 2], 0, earlier, BacktrackPoint([0], 3))
     assert sorted(exclusions.after([])) == [[9], [9, 8, 1, 2]]
     assert exclusions.after([9, 8]) == [[1, 2]] and exclusions.after([9, 7]) == []
     exclusions.forget_before(2, [9, 8])
@@ -173,7 +178,7 @@ def test_paths_survive_a_return_to_an_earlier_point() -> None:
 
 @settings(deadline=None)
 @given(values, st.sampled_from([case for case in CASES]), st.data())
-def test_the_validator_finds_fault_where_jsonschema_does(
+def test_the_validator_finds_errors_where_jsonschema_does(
     value: Any, case: Any, ways: st.DataObject
 ) -> None:
     for schema in (case.schema, *(check.schema for check in case.checks)):
@@ -208,7 +213,7 @@ def test_the_validator_finds_fault_where_jsonschema_does(
         ({"format": "date"}, '"2024-13-01"', SpanError((), "format", "")),
     ],
 )
-def test_errors_name_the_culprits(schema: Any, text: str, error: SpanError) -> None:
+def test_errors_name_their_causes(schema: Any, text: str, error: SpanError) -> None:
     [found] = validate_span(schema, text)
     assert found.message
     assert (found.path, found.keyword) == (error.path, error.keyword)
@@ -247,7 +252,7 @@ def test_numbers_without_bounds_do_no_harm(number: str) -> None:
         ({"not": {"type": "integer"}}, "1e9999999999999999999", False),
     ],
 )
-def test_numbers_of_any_size_get_a_verdict_at_once(schema: Any, text: str, valid: bool) -> None:
+def test_numbers_of_any_size_are_validated_at_once(schema: Any, text: str, valid: bool) -> None:
     assert (validate_span(schema, text) == []) is valid
 
 
@@ -265,7 +270,7 @@ def test_numbers_are_no_booleans_among_unique_items() -> None:
     )
 
 
-def test_validation_leaves_no_trace_of_the_search_for_culprits() -> None:
+def test_validation_leaves_no_trace_of_the_search_for_causes() -> None:
     schema = {"not": {"required": ["a", "b"]}}
     text = json.dumps({"a": [1, {"z": "x"}], "b": "y", "c": None})
     assert validate_span(schema, text) == validate_span(schema, text)

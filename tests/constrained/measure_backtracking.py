@@ -1,31 +1,31 @@
 """How many answers that fail at first are found, by policy: the table of docs/internals/checked_spans.md.
 
-python -m tests.constrained.measure_partings [answers per schema and mood] [policy ...] [--each]
+python -m tests.constrained.measure_backtracking [answers per schema and mood] [policy ...] [--each]
 """
 
 import sys
 from collections.abc import Callable
 
-from radixrt.tokenizer.retry.parting import FailedSpan, Parting, part_where_it_matters
+from radixrt.tokenizer.retry.backtracking import BacktrackPoint, FailedSpan, choose_backtrack_point
 from tests.constrained.checked_decoding import (
     CASES,
     Mood,
     Outcome,
     decode,
-    part_at_the_beginning,
-    part_at_the_end,
-    part_ever_earlier,
+    point_at_the_beginning,
+    point_at_the_end,
+    point_ever_earlier,
     seeds,
 )
 
 MOODS: list[Mood] = ["stubborn", "greedy", "sampled", "sampled anew"]
-POLICIES: dict[str, tuple[Callable[[FailedSpan], Parting | None], bool]] = {
-    "end": (part_at_the_end, False),
-    "beginning": (part_at_the_beginning, False),
-    "ever earlier": (part_ever_earlier, False),
-    "ever earlier, any spelling": (part_ever_earlier, True),
-    "where it matters, as spelled": (part_where_it_matters, False),
-    "where it matters": (part_where_it_matters, True),
+POLICIES: dict[str, tuple[Callable[[FailedSpan], BacktrackPoint | None], bool]] = {
+    "end": (point_at_the_end, False),
+    "beginning": (point_at_the_beginning, False),
+    "ever earlier": (point_ever_earlier, False),
+    "ever earlier, any spelling": (point_ever_earlier, True),
+    "where it matters, as spelled": (choose_backtrack_point, False),
+    "where it matters": (choose_backtrack_point, True),
 }
 
 
@@ -42,12 +42,19 @@ def main() -> None:
     count = int(arguments[0]) if arguments else 20
     table: dict[str, dict[str, list[Outcome]]] = {}
     for name in arguments[1:] or POLICIES:
-        part, any_spelling = POLICIES[name]
+        choose_point, any_spelling = POLICIES[name]
         columns = table.setdefault(name, {})
         for case in CASES:
             for mood in MOODS:
                 outcomes = [
-                    decode(case, mood, seed, part=part, any_spelling=any_spelling, max_retries=16)
+                    decode(
+                        case,
+                        mood,
+                        seed,
+                        choose_point=choose_point,
+                        any_spelling=any_spelling,
+                        max_retries=16,
+                    )
                     for seed in seeds(count)
                 ]
                 group = case.name if "--each" in sys.argv else case.name.split(":")[0].split()[0]

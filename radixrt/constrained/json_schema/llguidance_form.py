@@ -1,25 +1,25 @@
-"""Writes a schema for llguidance, in the only form in which it was measured.
+"""Writes a schema for llguidance, in the only form in which the library was measured.
 
-Annotations and unknown keywords are removed (it acts on the key ``x-guidance``), patterns are written portably, and formats
-that it does not enforce exactly become patterns that it does.
+Annotations and unknown keywords are removed (the library acts on the key ``x-guidance``), patterns
+are written portably, and formats that it does not enforce exactly become patterns that it does.
 """
 
 from typing import Any
 
-from radixrt.constrained.json_schema.auditing.enforced import EXACT_FORMATS
-from radixrt.constrained.json_schema.auditing.features import (
-    ENFORCEABLE,
+from radixrt.constrained.json_schema.dialects import is_whole, portable
+from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
+from radixrt.constrained.json_schema.enforced import (
+    CONSTRAINING,
+    EXACT_FORMATS,
     acts,
     is_writable,
     types_of,
 )
-from radixrt.constrained.json_schema.dialects import is_whole, portable
-from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
 from radixrt.constrained.json_schema.keywords import ORIGIN, TYPE_OF
 from radixrt.constrained.json_schema.walk import Node, mapped
 
-_KEPT = ENFORCEABLE | {"$defs", ORIGIN}
+_KEPT = CONSTRAINING | {"$defs", ORIGIN}
 _DEPENDENT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
 """Keywords that say nothing without another one."""
 _UNKNOWN = frozenset(
@@ -28,7 +28,7 @@ _UNKNOWN = frozenset(
 """Keywords because of which llguidance refuses a schema, also where they say nothing."""
 
 
-def prepared(schema: Any) -> Any:
+def in_llguidance_form(schema: Any) -> Any:
     """A copy for llguidance; every subschema stays at its place."""
     if isinstance(schema, bool):
         return {} if schema else False
@@ -37,7 +37,7 @@ def prepared(schema: Any) -> Any:
         for keyword, value in schema.items()
         if keyword in _KEPT and not _says_nothing(keyword, schema)
     }
-    node = mapped(kept, lambda _, child: prepared(child))
+    node = mapped(kept, lambda _, child: in_llguidance_form(child))
     if not _keep_writable_values(node):
         return False
     _write_patterns(node)
@@ -53,7 +53,7 @@ def _says_nothing(keyword: str, node: Node) -> bool:
 
 
 def _keep_writable_values(node: Node) -> bool:
-    """Take out values with control characters, which llguidance writes nowhere; False if none is left."""
+    """Take out values with control characters, which can't be written; False if none is left."""
     if "enum" in node:
         node["enum"] = [value for value in node["enum"] if is_writable(value)]
     return bool(node.get("enum", True)) and is_writable(node.get("const"))
@@ -78,7 +78,8 @@ def _portable_or_same(pattern: str, *, may_leave_out: bool = True) -> str:
     """A pattern without a portable form stays, and is found not to be enforced.
 
     Args:
-        may_leave_out: the form may match less. Not so where another rule holds for names that do not match.
+        may_leave_out: the form may match less. Not so where another rule holds for names that do
+            not match.
     """
     try:
         return portable(pattern) if may_leave_out or is_whole(pattern) else pattern

@@ -1,4 +1,4 @@
-"""Every kind of constraint goes where it is enforced exactly, or is refused with a sentence."""
+"""Every kind of constraint is enforced exactly, or refused with a sentence."""
 
 import json
 import math
@@ -11,7 +11,8 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import fsm_compiler
-from radixrt.constrained.compiler.route import CompileOptions, compile_constraint
+from radixrt.constrained.backends.lark_text import alternatives
+from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,
@@ -29,7 +30,6 @@ from radixrt.constrained.grammar import Compiled
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import Matcher
-from radixrt.constrained.regex_text import alternatives
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from tests.constrained.vocabularies import KINDS, facts_of
 

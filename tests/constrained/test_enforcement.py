@@ -1,4 +1,4 @@
-"""A plan enforces its whole schema, between grammar and checks, or there is no plan."""
+"""Grammar and checks together enforce a whole schema, or the schema is refused."""
 
 import json
 from collections.abc import Iterator
@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from radixrt.bench.structured_engines import values_at
+from radixrt.constrained.backends.llguidance import schema_error
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema import position
-from radixrt.constrained.json_schema.auditing import audit, blame
-from radixrt.constrained.json_schema.auditing.audit import (
-    JsonPlan,
-    plan_json_schema,
-    plan_normalised,
+from radixrt.constrained.json_schema import enforced, position, superset
+from radixrt.constrained.json_schema.enforced import is_enforced
+from radixrt.constrained.json_schema.enforcement import (
+    EnforcedSchema,
+    enforce_json_schema,
+    enforce_normal_form,
 )
-from radixrt.constrained.json_schema.auditing.compiling import compile_error
-from radixrt.constrained.json_schema.auditing.enforced import is_enforced
 from radixrt.constrained.json_schema.validation import SchemaValidator
 from tests.constrained.probes.measure import compile_schema
 
@@ -38,11 +37,11 @@ LINKED = {
 }
 
 
-def plan(schema: Any, **options: Any) -> JsonPlan:
-    return plan_json_schema(json.dumps(schema), **options)
+def enforce(schema: Any, **options: Any) -> EnforcedSchema:
+    return enforce_json_schema(json.dumps(schema), **options)
 
 
-def is_allowed(made: JsonPlan, text: str) -> bool:
+def is_allowed(made: EnforcedSchema, text: str) -> bool:
     """By the grammar, and by the checks on what it lets through."""
     accepts = compile_schema(made.schema)
     assert accepts is not None
@@ -56,35 +55,35 @@ def is_allowed(made: JsonPlan, text: str) -> bool:
     )
 
 
-def test_the_last_trial_is_that_of_the_planned_schema() -> None:
+def test_the_last_schema_compiled_is_the_one_of_the_result() -> None:
     """So that its grammar can be kept: here after keywords were dropped."""
     tried: list[str] = []
 
-    def trial(text: str) -> tuple[str, str | None]:
+    def compile_text(text: str) -> tuple[str, str | None]:
         tried.append(text)
-        return f"grammar of {text}", compile_error(text)
+        return f"grammar of {text}", schema_error(text)
 
     for schema in ({"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}, {"const": "a"}, LINKED):
-        made = plan(schema, trial=trial)
+        made = enforce(schema, compile_text=compile_text)
         assert made.grammar == f"grammar of {json.dumps(made.schema, ensure_ascii=False)}"
         assert made.grammar.endswith(tried[-1])
 
 
-def test_a_plan_notes_the_subschema_that_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_subschema_that_is_worked_on_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The notes are read at the time limit, of which the compile pool has its own test."""
     notes: list[str] = []
 
     def noting(text: str) -> str | None:
         notes.append(position.advice(file))
-        return compile_error(text)
+        return schema_error(text)
 
     with position.shared() as file:
         position.share(file.fileno())
-        monkeypatch.setattr(blame, "compile_error", noting)
+        monkeypatch.setattr(superset, "schema_error", noting)
         overlapping = {"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}
-        plan(
+        enforce(
             {"properties": {"a": {"items": overlapping}}},
-            trial=lambda text: (None, noting(text)),
+            compile_text=lambda text: (None, noting(text)),
         )
     assert any("grammar is too large" in note for note in notes)
     assert any("'/properties/a/items'" in note and "was searched" in note for note in notes)
@@ -101,13 +100,13 @@ def test_names_of_which_engines_differ_whether_they_match_are_checked(
     pattern: str, name: str, others: dict[str, Any]
 ) -> None:
     """What a grammar takes for another name may have any value that others may have."""
-    made = plan({"type": "object", "patternProperties": {pattern: {"type": "integer"}}} | others)
+    made = enforce({"type": "object", "patternProperties": {pattern: {"type": "integer"}}} | others)
     assert not is_allowed(made, json.dumps({name: "x"}, ensure_ascii=False))
     assert is_allowed(made, json.dumps({name: 1}, ensure_ascii=False))
 
 
 def test_a_plain_schema_needs_no_check() -> None:
-    made = plan({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]})  # fmt: skip
+    made = enforce({"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]})  # fmt: skip
     assert (made.checks, made.unenforced) == ((), ())
     assert is_allowed(made, '{"a": 3}') and not is_allowed(made, '{"a": 2}')
 
@@ -120,20 +119,20 @@ def test_a_check_stands_on_the_smallest_value_that_every_answer_has_there() -> N
             "properties": {"a": {"type": "array", "uniqueItems": True, "items": {"type": "number"}}, "b": {"type": "string"}},
         },
     }  # fmt: skip
-    [check] = plan(schema).checks
+    [check] = enforce(schema).checks
     assert check.path == (None, "a")
     assert check.keywords == ("uniqueItems",)
     assert check.pointer == "/items/properties/a"
 
 
 def test_a_keyword_in_a_recursive_definition_is_checked_on_the_whole() -> None:
-    made = plan(LINKED)
+    made = enforce(LINKED)
     assert [check.path for check in made.checks] == [()]
     assert is_allowed(made, '{"tags": ["a"], "next": {"tags": ["b", "c"]}}')
     assert not is_allowed(made, '{"tags": ["a"], "next": {"tags": ["b", "b"]}}')
 
 
-def test_a_keyword_below_a_relaxed_one_of_is_not_lost() -> None:
+def test_a_keyword_below_a_dropped_one_of_is_not_lost() -> None:
     unique = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}
     schema = {
         "oneOf": [
@@ -141,40 +140,40 @@ def test_a_keyword_below_a_relaxed_one_of_is_not_lost() -> None:
             {"type": "array", "minItems": 9},
         ]
     }
-    made = plan(schema)
+    made = enforce(schema)
     oracle = Draft202012Validator(schema)
     for value in ([], [1], [1, 1], [1, 2], ["a", "a"], [1] * 9, list(range(9))):
         assert is_allowed(made, json.dumps(value)) <= oracle.is_valid(value), value
 
 
-def without_features(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
-    """Let the library look as if it did not enforce some features."""
+def without_uses(monkeypatch: pytest.MonkeyPatch, *uses: str) -> None:
+    """Let the library look as if it did not enforce some uses of keywords."""
     monkeypatch.setattr(
-        audit, "is_enforced", lambda name: is_enforced(name) and name not in features
+        enforced, "is_enforced", lambda name: is_enforced(name) and name not in uses
     )
-    audit._not_enforced_of_scalars.cache_clear()
+    enforced._unenforced_of_scalars.cache_clear()
 
 
 def test_a_reference_that_the_grammar_does_not_follow_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    without_features(monkeypatch, "any/$ref")
+    without_uses(monkeypatch, "any/$ref")
     links = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
-    made = plan(links)
+    made = enforce(links)
     assert is_allowed(made, '{"next": {"next": {}}}')
     assert not is_allowed(made, '{"next": {"next": 1}}') and not is_allowed(made, "1")
 
 
-def test_what_can_not_be_left_out_below_a_relaxed_one_of_is_refused_by_its_pointer(
+def test_what_can_not_be_left_out_below_a_dropped_one_of_is_refused_by_its_pointer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    without_features(monkeypatch, "any/oneOf", "any/false")
+    without_uses(monkeypatch, "any/oneOf", "any/false")
     branches = [
         {"type": "object", "properties": {"a": False, "b": {"type": "string"}}},
         {"type": "object", "properties": {"c": {"type": "integer"}}, "minProperties": 1},
     ]
     with pytest.raises(CannotEnforce) as caught:
-        plan({"oneOf": branches})
+        enforce({"oneOf": branches})
     assert "any/false" in caught.value.reason
 
 
@@ -182,25 +181,25 @@ def test_values_with_control_characters_are_left_out_and_need_no_check() -> None
     """llguidance does not write them; a schema that allows nothing else is refused."""
     properties = {"a": {"enum": ["\x01", ",", ";"]}, "b": {"type": "string", "pattern": "a.*b"}}
     schema = {"type": "object", "properties": properties, "required": ["a"]}
-    made = plan(schema, allow_checks=False)
+    made = enforce(schema, allow_checks=False)
     assert made.checks == ()
     assert is_allowed(made, '{"a": ","}')
     assert not is_allowed(made, '{"a": 1}') and not is_allowed(made, '{"a": "\\u0002"}')
     with pytest.raises(CannotEnforce) as caught:
-        plan({"enum": ["\x01"]})
+        enforce({"enum": ["\x01"]})
     assert caught.value.keyword == "const" and "control characters" in caught.value.reason
 
 
 def test_without_checks_the_error_names_keyword_and_pointer() -> None:
     with pytest.raises(CannotEnforce) as caught:
-        plan(LINKED, allow_checks=False)
+        enforce(LINKED, allow_checks=False)
     assert caught.value.keyword == "uniqueItems"
     assert caught.value.pointer == "/$defs/item/properties/tags/uniqueItems"
     assert "only a validator could hold an answer to it" in caught.value.reason
 
 
 def test_best_effort_lists_what_is_left_out() -> None:
-    made = plan(LINKED, allow_checks=False, strict=False)
+    made = enforce(LINKED, allow_checks=False, strict=False)
     assert made.checks == ()
     assert [(u.keyword, u.pointer) for u in made.unenforced] == [
         ("uniqueItems", "/$defs/item/properties/tags/uniqueItems")
@@ -212,7 +211,7 @@ def test_best_effort_lists_what_is_left_out() -> None:
 @pytest.mark.parametrize("as_part", [False, True])
 def test_integers_beyond_64_bits_are_not_rounded(number: int, as_part: bool) -> None:
     value = [number] if as_part else number
-    made = plan({"const": value})
+    made = enforce({"const": value})
     rounded = json.dumps([float(number)] if as_part else float(number))
     assert not is_allowed(made, rounded)
 
@@ -220,11 +219,11 @@ def test_integers_beyond_64_bits_are_not_rounded(number: int, as_part: bool) -> 
 @pytest.mark.parametrize("schema", [{"const": "\ud800"}, {"required": ["\udc00"]}])
 def test_half_a_surrogate_pair_is_refused(schema: Any) -> None:
     with pytest.raises(CannotEnforce, match="surrogate"):
-        plan(schema)
+        enforce(schema)
 
 
 def test_what_no_validator_reads_says_nothing_of_an_answer() -> None:
-    made = plan({"type": "string", "pattern": "^\\p{Lu}$"})
+    made = enforce({"type": "string", "pattern": "^\\p{Lu}$"})
     assert SchemaValidator(made.validator).first_error('"A"') is None
 
 
@@ -241,16 +240,16 @@ def test_what_no_validator_reads_says_nothing_of_an_answer() -> None:
 )
 def test_what_can_not_be_a_constraint_is_refused(schema: Any) -> None:
     with pytest.raises(CannotEnforce):
-        plan(schema)
+        enforce(schema)
 
 
 def test_a_text_that_is_no_json_is_refused() -> None:
     with pytest.raises(CannotEnforce, match="no JSON"):
-        plan_json_schema('{"type": ')
+        enforce_json_schema('{"type": ')
 
 
 def test_a_definition_that_nothing_satisfies_does_not_spoil_the_rest() -> None:
-    made = plan_normalised(
+    made = enforce_normal_form(
         {
             "type": "object",
             "properties": {"a": {"$ref": "#/$defs/nothing"}, "c": {"type": "integer"}},
@@ -262,7 +261,7 @@ def test_a_definition_that_nothing_satisfies_does_not_spoil_the_rest() -> None:
 
 
 def test_formats_that_json_schema_does_not_define_are_annotations() -> None:
-    made = plan({"type": "string", "format": "color"})
+    made = enforce({"type": "string", "format": "color"})
     assert made.checks == () and is_allowed(made, '"x"')
 
 
@@ -280,7 +279,7 @@ def test_formats_that_json_schema_does_not_define_are_annotations() -> None:
 )
 def test_formats_that_json_schema_defines_are_asserted(name: str, valid: str, invalid: str) -> None:
     for schema in ({"type": "string", "format": name}, {"type": "string", "format": name, "minLength": 1}):  # fmt: skip
-        made = plan(schema)
+        made = enforce(schema)
         assert is_allowed(made, json.dumps(valid))
         assert not is_allowed(made, json.dumps(invalid))
         assert made.checks or SchemaValidator(made.validator).first_error(json.dumps(invalid))
@@ -288,12 +287,12 @@ def test_formats_that_json_schema_defines_are_asserted(name: str, valid: str, in
 
 def test_options_of_a_library_inside_a_schema_are_refused() -> None:
     with pytest.raises(CannotEnforce) as caught:
-        plan({"items": {"type": "string", "x-guidance": {"lenient": True}}})
+        enforce({"items": {"type": "string", "x-guidance": {"lenient": True}}})
     assert (caught.value.keyword, caught.value.pointer) == ("x-guidance", "/items/x-guidance")
 
 
 def test_the_digits_of_other_scripts_are_no_digits() -> None:
-    made = plan({"type": "string", "pattern": "^\\d$"})
+    made = enforce({"type": "string", "pattern": "^\\d$"})
     assert is_allowed(made, '"3"') and not is_allowed(made, '"٣"')
 
 
@@ -307,7 +306,7 @@ def test_the_digits_of_other_scripts_are_no_digits() -> None:
     ],
 )
 def test_control_characters_are_not_left_out_of_values(schema: Any) -> None:
-    made = plan(schema)
+    made = enforce(schema)
     assert is_allowed(made, '"x"')
     assert not is_allowed(made, '"ab"') and not is_allowed(made, '["ab"]')
 
@@ -350,10 +349,10 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMAS = st.recursive(LEAVES, _containers, max_leaves=6)
 
 
-def judged(schema: Any, values: list[Any]) -> Iterator[tuple[JsonPlan, Any, bool]]:
-    """The schema's plan, if there is one, with each value, and whether jsonschema says that it is valid."""
+def judged(schema: Any, values: list[Any]) -> Iterator[tuple[EnforcedSchema, Any, bool]]:
+    """The enforced schema, unless it is refused, with each value, and whether jsonschema says that it is valid."""
     with suppress(CannotEnforce):
-        made, oracle = plan(schema), Draft202012Validator(schema)
+        made, oracle = enforce(schema), Draft202012Validator(schema)
         yield from ((made, value, oracle.is_valid(value)) for value in values)
 
 
@@ -380,7 +379,7 @@ def test_valid_values_pass_the_checks_and_the_validator(schema: Any, values: lis
 def test_keywords_that_say_nothing_are_no_reason_for_a_check_or_a_refusal() -> None:
     """llguidance refuses a schema for their names alone."""
     silent = {"then": {"const": 3}, "uniqueItems": True, "maxContains": 1, "unevaluatedItems": False, "propertyNames": {"maxLength": 1}}  # fmt: skip
-    made = plan_normalised({"type": "integer", **silent})
+    made = enforce_normal_form({"type": "integer", **silent})
     assert made.checks == () and is_allowed(made, "4") and not is_allowed(made, '"a"')
-    lists = plan_normalised({"type": "array", "uniqueItems": False, "else": {"maxItems": 1}})
+    lists = enforce_normal_form({"type": "array", "uniqueItems": False, "else": {"maxItems": 1}})
     assert lists.checks == () and is_allowed(lists, "[1, 1]")

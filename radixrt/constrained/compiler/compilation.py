@@ -1,4 +1,4 @@
-"""Chooses the backend of a constraint, compiles it, and turns refusals into errors of the request."""
+"""Compiles constraints of all kinds, and turns refusals into errors of the request."""
 
 from typing import TYPE_CHECKING
 
@@ -7,37 +7,35 @@ import msgspec
 from radixrt.base.errors import RequestError
 from radixrt.base.settings.setting import GrammarBackendName, WhitespaceName
 from radixrt.constrained.backends import llguidance
+from radixrt.constrained.backends.lark_text import alternatives, with_ecma_classes
 from radixrt.constrained.constraint import (
     AnyJson,
     Choice,
     Constraint,
     Ebnf,
-    Either,
     JsonSchema,
     Lark,
     Regex,
-    Repeated,
-    Series,
     StructuralTag,
-    Tokens,
 )
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import Compiled, Grammar
-from radixrt.constrained.regex_text import alternatives, with_ecma_classes
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 
 if TYPE_CHECKING:
-    from radixrt.constrained.backends.schema_plans import SchemaPlans
-    from radixrt.constrained.json_schema.auditing.audit import JsonPlan
+    from radixrt.constrained.backends.tag_schemas import TagSchemas
+    from radixrt.constrained.json_schema.enforcement import EnforcedSchema
 
 
 class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the server, for all requests."""
 
     backend: GrammarBackendName = "auto"
-    """``llguidance`` compiles regular expressions and choices too, without finite-state machines. All others are ``auto``."""
+    """``llguidance`` compiles regular expressions and choices too, without finite-state machines.
+    All others are ``auto``."""
     whitespace: WhitespaceName = "flexible"
-    """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``: nothing."""
+    """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``:
+    nothing."""
     max_source_bytes: int = 16 << 20
     """Longest schema, pattern, grammar or set of options, in UTF-8."""
     validates: bool = False
@@ -51,7 +49,6 @@ _WHAT: dict[type, str] = {
     Choice: "The list of choices",
     Ebnf: "The EBNF grammar",
     Lark: "The Lark grammar",
-    **dict.fromkeys((StructuralTag, Series, Either, Repeated, Tokens), "The structural tag"),
 }
 
 
@@ -59,12 +56,12 @@ def compile_constraint(
     constraint: Constraint,
     facts: TokenizerFacts,
     options: CompileOptions,
-    plans: "SchemaPlans | None" = None,
+    schemas: "TagSchemas | None" = None,
 ) -> Compiled:
     """Compile a constraint of any kind.
 
     Args:
-        plans: of the schemas of tags; takes those that are made here.
+        schemas: what is known of the schemas of tags; takes those that are new.
 
     Raises:
         RequestError: no backend can enforce it; names the keyword and its place, or the reason.
@@ -75,7 +72,7 @@ def compile_constraint(
             constraint, f"It has {size} bytes; at most {options.max_source_bytes} are taken."
         )
     try:
-        return _compile(constraint, facts, options, plans)
+        return _compile(constraint, facts, options, schemas)
     except CannotEnforce as error:
         raise RequestError(str(error), param="structured", code="grammar") from error
     except CannotCompile as error:
@@ -85,7 +82,7 @@ def compile_constraint(
 def refusal(constraint: Constraint, reason: str) -> RequestError:
     """The error for a constraint that can't be kept."""
     is_of_tools = isinstance(constraint, StructuralTag) and any(tag.tool for tag in constraint.tags)
-    what = "A tool call" if is_of_tools else _WHAT[type(constraint)]
+    what = "A tool call" if is_of_tools else _WHAT.get(type(constraint), "The structural tag")
     return RequestError(f"{what} can't be enforced: {reason}", param="structured", code="grammar")
 
 
@@ -93,7 +90,7 @@ def _compile(
     constraint: Constraint,
     facts: TokenizerFacts,
     options: CompileOptions,
-    plans: "SchemaPlans | None",
+    schemas: "TagSchemas | None",
 ) -> Compiled:
     match constraint:
         case JsonSchema():
@@ -109,11 +106,11 @@ def _compile(
             return Compiled(grammar=llguidance.compile_ebnf(constraint.grammar, facts))
         case Lark():
             return Compiled(grammar=llguidance.compile_lark(constraint.grammar, facts))
-        case StructuralTag() | Series() | Either() | Repeated() | Tokens():
+        case _:
             # here: the worker needs none of it
             from radixrt.constrained.backends.structural_tags import compile_structural_tag
 
-            return compile_structural_tag(constraint, facts, options.whitespace, plans)
+            return compile_structural_tag(constraint, facts, options.whitespace, schemas)
 
 
 def compile_json_schema(
@@ -125,45 +122,38 @@ def compile_json_schema(
         CannotEnforce: names the keyword and its place.
         CannotCompile: the backend refuses it.
     """
-    from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
-    from radixrt.constrained.json_schema.auditing.compiling import compile_error
+    from radixrt.constrained.json_schema.enforcement import enforce_json_schema
+
+    def compiled(grammar: Grammar, parts: "EnforcedSchema") -> Compiled:
+        is_validated = options.validates or parts.unenforced
+        return Compiled(
+            grammar=grammar,
+            checks=parts.checks,
+            checked=parts.checked,
+            unenforced=parts.unenforced,
+            validator=parts.validator if is_validated else None,
+        )
 
     if constraint.any_order:
         try:
-            return _in_any_order(constraint, facts, options)
+            parts = enforce_json_schema(constraint.schema, strict=constraint.strict)
+            grammar = llguidance.compile_in_any_order(parts.schema, facts, options.whitespace)
+            return compiled(grammar, parts)
         except (CannotCompile, CannotEnforce):
             pass  # the order of the schema is one of the orders
 
-    def trial(text: str) -> tuple[Grammar | None, str | None]:
+    def compile_text(text: str) -> tuple[Grammar | None, str | None]:
         try:
             return llguidance.compile_json_schema(text, facts, options.whitespace), None
         except CannotCompile:
-            if (error := compile_error(text)) is None:
+            if (error := llguidance.schema_error(text)) is None:
                 raise  # only with this tokenizer, or in its first step
             return None, error
 
-    plan = plan_json_schema(constraint.schema, strict=constraint.strict, trial=trial)
-    return _planned(plan.grammar, plan, options)
-
-
-def _in_any_order(
-    constraint: JsonSchema, facts: TokenizerFacts, options: CompileOptions
-) -> Compiled:
-    from radixrt.constrained.json_schema.auditing.audit import plan_json_schema
-
-    plan = plan_json_schema(constraint.schema, strict=constraint.strict)
-    grammar = llguidance.compile_in_any_order(plan.schema, facts, options.whitespace)
-    return _planned(grammar, plan, options)
-
-
-def _planned(grammar: Grammar, plan: "JsonPlan", options: CompileOptions) -> Compiled:
-    return Compiled(
-        grammar=grammar,
-        checks=plan.checks,
-        checked=plan.checked,
-        unenforced=plan.unenforced,
-        validator=plan.validator if options.validates or plan.unenforced else None,
+    parts = enforce_json_schema(
+        constraint.schema, strict=constraint.strict, compile_text=compile_text
     )
+    return compiled(parts.grammar, parts)
 
 
 def _regex(pattern: str, facts: TokenizerFacts, options: CompileOptions) -> Grammar:
