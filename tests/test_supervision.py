@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -179,3 +180,41 @@ def test_a_process_at_work_is_told_from_one_that_was_stopped() -> None:
         finally:
             process.kill()
     assert activity.is_seen()  # it is gone: its end is noticed otherwise
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("work", "is_stuck"),
+    [
+        ("threading.Event().wait()", True),
+        ("while True: time.sleep(0.01)", False),
+        ("threading.Thread(target=spin).start(); threading.Event().wait()", False),
+        ("subprocess.run([sys.executable, '-S', '-c', 'while True: pass'])", False),
+    ],
+)
+def test_a_process_that_waits_for_itself_is_told_from_one_that_waits_for_others(
+    work: str, is_stuck: bool
+) -> None:
+    """For a lock that another process has, a thread, or a compiler; a thread that beats does not count."""
+    program = f"""
+import subprocess, sys, threading, time
+def spin():
+    while True: pass
+def beat():
+    print(threading.get_native_id(), flush=True)
+    while True: sum(range(1000))
+threading.Thread(target=beat).start()
+{work}
+"""
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            assert process.stdout is not None
+            beating = int(process.stdout.readline())
+            activity = Activity(process.pid)
+            time.sleep(1.0)
+            activity.is_stuck(beating)
+            looks = [activity.is_stuck(beating) for _ in range(4) if time.sleep(0.2) is None]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert looks == [is_stuck] * 4

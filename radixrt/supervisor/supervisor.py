@@ -338,8 +338,11 @@ class Supervisor:
             process_group=0,  # Ctrl-C is the supervisor's to handle
         )
         heartbeat = Heartbeat(channels.heartbeat_file(name))
-        finds_stopped = self._config.step_timeout is None and name != "api"
-        watch = Watch(heartbeat, Activity(process.pid), finds_stopped)
+        finds_stopped = self._config.step_timeout is None
+        # The end of the api process is that of the server, and ranks wait for each other.
+        waits_for_others = module == "api" or (module == "worker" and self._config.tp > 1)
+        finds_stuck = finds_stopped and not waits_for_others
+        watch = Watch(heartbeat, Activity(process.pid), finds_stopped, finds_stuck)
         replica = channels.replica if self._config.is_routed else None
         child = _Child(name, process, heartbeat, watch, replica)
         start_thread(

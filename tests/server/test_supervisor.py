@@ -25,7 +25,14 @@ from radixrt.supervisor.supervisor import (
     _environment,
     _Replica,
 )
-from radixrt.supervisor.watch import LOOK_S, SILENCE_S, Clock, Watch
+from radixrt.supervisor.watch import (
+    LOOK_S,
+    SILENCE_S,
+    STUCK_PATIENCE,
+    STUCK_S,
+    Clock,
+    Watch,
+)
 
 NOW = time.monotonic()
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -154,11 +161,13 @@ def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> Non
 class Scene:
     """A process that beats, and the watch over it. The times are the test's."""
 
-    def __init__(self, folder: Path, finds_stopped: bool = True) -> None:
+    def __init__(self, folder: Path, finds_stopped: bool = True, finds_stuck: bool = False) -> None:
         self.heartbeat = Heartbeat(folder / "scene")
         self.is_at_work = False
-        activity = SimpleNamespace(is_seen=lambda: self.is_at_work)
-        self.watch = Watch(self.heartbeat, activity, finds_stopped)  # type: ignore[arg-type]
+        activity = SimpleNamespace(
+            is_seen=lambda: self.is_at_work, is_stuck=lambda beating: not self.is_at_work
+        )
+        self.watch = Watch(self.heartbeat, activity, finds_stopped, finds_stuck)  # type: ignore[arg-type]
         self.clock, self.at = Clock(), 1000.0
 
     def look(self, seconds: float, beats: bool) -> str:
@@ -204,6 +213,33 @@ def test_a_step_that_takes_its_time_is_no_hang_while_the_process_beats(tmp_path:
     scene.promise(30.0)
     assert not scene.look(29.5, beats=True)
     assert "--step-timeout" in scene.look(1.0, beats=True)
+
+
+def test_a_process_that_waits_for_itself_is_found_long_before_its_promise_is_broken(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path, finds_stuck=True)
+    scene.promise(30.0)
+    scene.is_at_work = True
+    assert not scene.look(10.0, beats=True)
+    scene.is_at_work = False
+    assert not scene.look(STUCK_S, beats=True)
+    assert "waited for itself for 5 s" in scene.look(1.0, beats=True)
+
+
+def test_a_step_may_wait_some_times_as_long_as_the_steps_before_it(tmp_path: Path) -> None:
+    """For a device on which no thread of the process is seen at work."""
+    scene = Scene(tmp_path, finds_stuck=True)
+    scene.heartbeat.worked(2.0)
+    scene.heartbeat.worked(0.1)
+    for _ in range(3):
+        scene.promise(60.0)
+        assert not scene.look(10.0, beats=True)
+    assert "waited for itself" in scene.look(STUCK_PATIENCE * 2.0 - 8.0, beats=True)
+    for _ in range(200):
+        scene.heartbeat.worked(0.1)
+    scene.promise(60.0)
+    assert scene.look(STUCK_S + 3.0, beats=True), "the long step was long ago"
 
 
 def test_with_a_step_timeout_that_was_given_only_that_counts(tmp_path: Path) -> None:
