@@ -12,7 +12,6 @@ import threading
 import time
 from pathlib import Path
 
-from radixrt.base.channels import Channels
 from radixrt.base.liveness.supervision import start_thread
 
 WORK_LIMIT_S = 30.0
@@ -122,6 +121,10 @@ class Heartbeat:
         return 0.0 < self.beat_at < time.monotonic() - MISSED_S
 
     @property
+    def is_well(self) -> bool:
+        return not (self.is_overdue() or self.is_missed())
+
+    @property
     def due_at(self) -> float:
         """Latest time of the next promise; 0: nothing was promised yet."""
         return self._due_at[0]
@@ -156,14 +159,3 @@ class Heartbeat:
     def done(self) -> int:
         """Units of work that the process has finished since it began."""
         return self._total[0]
-
-
-def is_well(channels: Channels) -> bool:
-    """The processes of an engine, or of a replica, are there, and none of them hangs or misses its beats."""
-    try:
-        records = [Heartbeat(file) for file in channels.heartbeat_files()]
-    except FileNotFoundError:  # the supervisor has just removed the files of a dead one
-        return False
-    return bool(records) and not any(
-        record.is_overdue() or record.is_missed() for record in records
-    )
