@@ -1,7 +1,6 @@
 """A scheduler that has no engine: it answers with scripted tokens and remembers what it was told."""
 
 import dataclasses
-import math
 import threading
 import time
 from array import array
@@ -11,7 +10,7 @@ from typing import Any
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Poller
-from radixrt.base.liveness.heartbeat import Heartbeat
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
@@ -110,10 +109,11 @@ class FakeScheduler:
         self._poller = Poller()
         self._tokenizer: TokenizerLink | IngressLink
         if join is None:
-            Heartbeat(channels.heartbeat_file("scheduler")).promise(math.inf)
             self._tokenizer = TokenizerLink(channels, self._poller, self._forget)
         else:
-            self._tokenizer = IngressLink(join, channels, "a model", self._poller, self._forget)
+            self._tokenizer = IngressLink(
+                join, channels, "a model", self._poller, self._forget, SupervisorLink()
+            )
         self._info = info
         self.step_s = step_s
         self.script: Script = lambda request: unpack_ids(request.token_ids).tolist()

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ SHORT_LIVED = {
     ("tokenizer/process.py", "_both"): (2, "awaited here"),
     ("tokenizer/process.py", "_handle_request"): (1, "begins one request, and fails it"),
     ("tokenizer/process.py", "run"): (3, "awaited here"),
-    ("tokenizer/schedulers.py", "_serve_link"): (1, "awaited here"),
+    ("tokenizer/schedulers.py", "_serve_link"): (2, "awaited here"),
 }
 """Functions that start what need not be supervised: how many of it, and why not."""
 
@@ -179,3 +180,41 @@ def test_a_process_at_work_is_told_from_one_that_was_stopped() -> None:
         finally:
             process.kill()
     assert activity.is_seen()  # it is gone: its end is noticed otherwise
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("work", "is_stuck"),
+    [
+        ("threading.Event().wait()", True),
+        ("while True: time.sleep(0.01)", False),
+        ("threading.Thread(target=spin).start(); threading.Event().wait()", False),
+        ("subprocess.run([sys.executable, '-S', '-c', 'while True: pass'])", False),
+    ],
+)
+def test_a_process_that_waits_for_itself_is_told_from_one_that_waits_for_others(
+    work: str, is_stuck: bool
+) -> None:
+    """For a lock that another process has, a thread, or a compiler; a thread that beats does not count."""
+    program = f"""
+import hashlib, subprocess, sys, threading, time
+def spin():
+    while True: pass
+def beat():
+    print(threading.get_native_id(), flush=True)
+    while True: hashlib.sha256(bytes(1 << 20))
+threading.Thread(target=beat).start()
+{work}
+"""
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            assert process.stdout is not None
+            beating = int(process.stdout.readline())
+            activity = Activity(process.pid)
+            time.sleep(1.0)
+            activity.is_stuck(beating)
+            looks = [activity.is_stuck(beating) for _ in range(4) if time.sleep(0.2) is None]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert looks == [is_stuck] * 4

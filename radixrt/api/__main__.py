@@ -9,4 +9,4 @@ from radixrt.base.child import run_child  # noqa: E402
 
 gc.freeze()
 gc.enable()
-run_child("api", lambda config, channels, arguments: run_api(config, channels, arguments.listen_fd))
+run_child("api", run_api)

@@ -1,5 +1,6 @@
 """Runs the api process: waits for the engine, then serves HTTP on an inherited socket."""
 
+import argparse
 import asyncio
 import contextlib
 import gc
@@ -32,6 +33,7 @@ from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import LONGEST_WAIT_S
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.liveness.supervision import end_process, supervise
 from radixrt.base.tls import server_context
 from radixrt.client.engine_client import EngineClient
@@ -47,23 +49,34 @@ MAX_UNREAD_CHUNKS = 4096
 """Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
 
 
-def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:
+def run_api(
+    config: ServerConfig,
+    channels: Channels,
+    arguments: argparse.Namespace,
+    supervisor: SupervisorLink,
+) -> None:
+    """Serve until a signal to stop."""
+    _allow_many_connections()
+    gc.freeze()  # the collector need not visit the libraries' objects: that takes some tenths of a second
+    uvloop.run(serve(config, channels, socket.socket(fileno=arguments.listen_fd), supervisor))
+
+
+async def serve(
+    config: ServerConfig,
+    channels: Channels,
+    listen_socket: socket.socket,
+    supervisor: SupervisorLink,
+) -> None:
     """Serve until a signal to stop.
 
     Args:
-        listen_socket_fd: a listening TCP socket.
+        listen_socket: a listening TCP socket.
     """
-    _allow_many_connections()
-    gc.freeze()  # the collector need not visit the libraries' objects: that takes some tenths of a second
-    uvloop.run(serve(config, channels, socket.socket(fileno=listen_socket_fd)))
-
-
-async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.socket) -> None:
     listen_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tracing: Tracing | None = None
-    client = EngineClient(channels, MAX_UNREAD_CHUNKS, config.random_seed, end_process)
+    client = EngineClient(channels, MAX_UNREAD_CHUNKS, config.random_seed, end_process, supervisor)
     supervise(asyncio.create_task(_beat(config, channels)), "The heartbeat")
     try:
         keys = _keys(config)
@@ -80,7 +93,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         app = build_app(state, tracing)
         gate = Gate(app, max_open, throttles.starts, state.metrics.refused, ERROR_SHAPES)
         server = _Server(
-            state, channels, _http_config(config, gate, throttles, state.metrics.slow_readers)
+            state, supervisor, _http_config(config, gate, throttles, state.metrics.slow_readers)
         )
         address = listen_socket.getsockname()[:2]
         print(banner(config, state.info, *address, needs_key=keys.are_declared), flush=True)
@@ -151,10 +164,12 @@ def _keys(config: ServerConfig) -> Keys:
 class _Server(uvicorn.Server):
     """Ends when the open requests are answered, or have had the time that the settings give them."""
 
-    def __init__(self, state: ServerState, channels: Channels, config: uvicorn.Config) -> None:
+    def __init__(
+        self, state: ServerState, supervisor: SupervisorLink, config: uvicorn.Config
+    ) -> None:
         super().__init__(config)
         self._state = state
-        self._channels = channels
+        self._supervisor = supervisor
         self._draining: asyncio.Task[None] | None = None
         self._acceptors: list[Acceptor] = []
 
@@ -172,11 +187,19 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Drain at a signal to stop; at a second one, end."""
+        """Drain at a signal to stop; at a second one, or when the supervisor says so, end."""
+        ending = asyncio.get_running_loop().create_task(self._end_with_server())
+        supervise(ending, "The wait for the end of the server", may_return=True)
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(signum, self._begin_to_drain)
         yield
+        ending.cancel()
+
+    async def _end_with_server(self) -> None:
+        """The supervisor does not wait: a drain that has begun ends, too."""
+        await self._supervisor.until(lambda status: bool(status.shutdown_reason))
+        self._begin_to_drain()
 
     def _begin_to_drain(self) -> None:
         if self._draining is not None:
@@ -188,9 +211,8 @@ class _Server(uvicorn.Server):
     async def _drain(self, may_wait: bool) -> None:
         self._state.is_draining = True
         reason, grace_s = SHUTTING_DOWN, self._state.config.shutdown_grace if may_wait else 0.0
-        farewell = self._channels.farewell_file
-        if farewell.exists():  # the supervisor does not wait
-            reason, grace_s = farewell.read_text(), 0.0
+        if self._supervisor.status.shutdown_reason:
+            reason, grace_s = self._supervisor.status.shutdown_reason, 0.0
         await self._state.client.drain(grace_s, reason)
         self.should_exit = True
 

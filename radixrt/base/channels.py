@@ -60,47 +60,18 @@ class Channels:
         return self.run_dir / name
 
     @property
-    def is_alive(self) -> bool:
-        """The supervisor has not noticed the death of this engine, or replica."""
-        return self.folder.is_dir()
-
-    @property
-    def drained_file(self) -> Path:
-        """While it is there, this replica is not started: an admin has drained it."""
-        return self.run_dir / f"drained-{self.replica}"
-
-    @property
     def tokenizer_file(self) -> Path:
         """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
         return self.run_dir / "tokenizer.json"
-
-    @property
-    def joined_file(self) -> Path:
-        """Exists while the scheduler of these channels belongs to an ingress on another machine."""
-        return self.folder / "joined"
-
-    @property
-    def farewell_file(self) -> Path:
-        """Where the supervisor leaves the reason for the end of the server before it ends the api process."""
-        return self.run_dir / "farewell"
 
     def heartbeat_file(self, process: str, rank: int = 0) -> Path:
         """The record of a process; see :mod:`radixrt.base.liveness.heartbeat`. The api process outlives engines."""
         folder = self.run_dir if process == "api" else self.folder
         return folder / f"heartbeat-{process}{rank or ''}"
 
-    def heartbeat_files(self) -> list[Path]:
-        """The records of this engine's processes, or of this replica's; none if it is not there."""
-        return list(self.folder.glob("heartbeat-*"))
-
     def of_replica(self, replica: int, start: int) -> "Channels":
         """The channels of a start of a replica of this engine."""
         return Channels(self.run_dir, self.engine, replica, start)
-
-    def replicas(self) -> list["Channels"]:
-        """Those of the replicas that live."""
-        names = [path.name.split(".") for path in self.run_dir.glob("[0-9]*.[0-9]*")]
-        return [self.of_replica(int(replica), int(start)) for replica, start in names]
 
     def address(self, sender: str, receiver: str) -> str:
         """For example ``ipc:///tmp/radixrt-x/0/api-tokenizer``. A replica has other addresses for each tokenizer process:

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,10 @@ from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.liveness.heartbeat import Heartbeat
+from radixrt.base.liveness.link import CannotStart, Link, ServerStatus, SupervisorLink
 from radixrt.base.liveness.supervision import start_thread
 
 CONFIG_FILE = "config.json"
-CONFIG_ERROR_FILE = "config_error"
-"""File for the reason why a process cannot start."""
-
 EXIT_CONFIG_ERROR = 78
 """Exit status of a process that cannot start because of a setting (EX_CONFIG of sysexits.h)."""
 
@@ -35,7 +34,8 @@ def write_config(run_dir: Path, config: ServerConfig) -> None:
 
 
 def run_child(
-    name: str, main: Callable[[ServerConfig, Channels, argparse.Namespace], None]
+    name: str,
+    main: Callable[[ServerConfig, Channels, argparse.Namespace, SupervisorLink], None],
 ) -> None:
     """Body of ``python -m radixrt.<name>``: runs ``main`` and reports a ConfigError to the supervisor."""
     parser = argparse.ArgumentParser(prog=f"radixrt.{name}")
@@ -44,12 +44,16 @@ def run_child(
     parser.add_argument("--replica", type=int, help="number of the replica")
     parser.add_argument("--start", type=int, default=0, help="number of the replica's start")
     parser.add_argument(
-        "--parent-fd", type=int, required=True, help="pipe that the supervisor holds open"
+        "--link-fd", type=int, required=True, help="socket whose other end the supervisor has"
     )
     parser.add_argument("--rank", type=int, default=0, help="tensor-parallel rank of a worker")
     parser.add_argument("--listen-fd", type=int, default=-1, help="bound socket of the api process")
     arguments = parser.parse_args()
-    start_thread(_end_with_parent, arguments.parent_fd, arguments.run_dir, name="parent")
+    end = socket.socket(fileno=arguments.link_fd)
+    end.set_inheritable(False)  # only the end of this process is its death
+    supervisor = SupervisorLink(Link(end, ServerStatus))
+    start_thread(_end_with_supervisor, supervisor, arguments.run_dir, name="supervisor")
+    supervisor.is_told.wait()
     signal.signal(signal.SIGTERM, _exit_quietly)
     run_dir: Path = arguments.run_dir
     config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
@@ -58,9 +62,9 @@ def run_child(
     is_numbered = channels.replica is not None and config.is_routed
     set_up_logging(f"{name}.{channels.replica}" if is_numbered else name, config.log_level)
     try:
-        main(config, channels, arguments)
+        main(config, channels, arguments, supervisor)
     except ConfigError as error:
-        (run_dir / CONFIG_ERROR_FILE).write_text(str(error))
+        supervisor.tell(CannotStart(str(error)))
         sys.exit(EXIT_CONFIG_ERROR)
 
 
@@ -89,8 +93,7 @@ def _exit_quietly(signum: int, frame: object) -> None:
     os._exit(0)  # there is nothing to save, and a regular exit with torch takes a second
 
 
-def _end_with_parent(parent_fd: int, run_dir: Path) -> None:
-    """End this process when the supervisor ends and so closes its pipe."""
-    os.read(parent_fd, 1)
+def _end_with_supervisor(supervisor: SupervisorLink, run_dir: Path) -> None:
+    supervisor.follow()
     shutil.rmtree(run_dir, ignore_errors=True)
     os._exit(1)

@@ -13,7 +13,7 @@ import msgspec
 from radixrt.base.channels import Channels
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, FrameTooLargeError, Outbox
-from radixrt.base.liveness.heartbeat import is_well
+from radixrt.base.liveness.link import StartReplica, SupervisorLink
 from radixrt.base.liveness.supervision import OnFailure, supervise
 from radixrt.client.answers import Answers
 from radixrt.client.leases import ClientLeases
@@ -55,24 +55,25 @@ class EngineClient:
         max_buffered: float = math.inf,
         random_seed: int = 0,
         on_failure: OnFailure | None = None,
+        supervisor: SupervisorLink | None = None,
     ) -> None:
         """
         Args:
             max_buffered: chunks of an answer that may wait for a slow reader; beyond it the request is aborted.
             random_seed: of the seeds of requests that bring none.
             on_failure: called if the client can receive nothing any more; None: it lets all requests fail.
+            supervisor: None: it starts no further engine.
         """
         self._channels = channels
+        self._supervisor = supervisor or SupervisorLink()
         self._inbox: AsyncInbox[ToApi] = AsyncInbox(channels.address("tokenizer", "api"), ToApi)
         self._outbox = Outbox(channels.address("api", "tokenizer"))
         self._max_buffered = max_buffered
         loop = asyncio.get_running_loop()
         self._info: asyncio.Future[EngineInfo] = loop.create_future()
-        self._open = OpenRequests(self._send, lambda: self._channels.is_alive)
+        self._open = OpenRequests(self._send, lambda: self._engine_is_alive)
         self._seeds = random.Random(random_seed)
-        self._calls = OpenCalls(
-            self._send, lambda: self._channels.is_alive or self._died is not None
-        )
+        self._calls = OpenCalls(self._send, lambda: self._engine_is_alive or self._died is not None)
         self._leases = ClientLeases(
             lambda request: self.run([request]), self._calls.ask, self._calls.send
         )
@@ -196,7 +197,7 @@ class EngineClient:
 
     def start_replica(self, replica: int) -> None:
         """Let the supervisor start a drained replica; one that runs is left alone."""
-        self._channels.of_replica(replica, 0).drained_file.unlink(missing_ok=True)
+        self._supervisor.tell(StartReplica(replica))
 
     def engine_died(self, reason: str) -> None:
         """Fail all requests and calls, those in flight and those to come."""
@@ -209,9 +210,13 @@ class EngineClient:
     @property
     def is_ready(self) -> bool:
         """An engine takes requests, and none of its processes hangs."""
-        if not self._info.done() or self._died is not None:
-            return False
-        return is_well(self._channels) and any(map(is_well, self._channels.replicas()))
+        lives = self._info.done() and self._died is None and self._engine_is_alive
+        return lives and self._supervisor.status.is_well
+
+    @property
+    def _engine_is_alive(self) -> bool:
+        """The supervisor has not told of the death of the client's engine."""
+        return self._supervisor.status.engine <= self._channels.engine
 
     async def drain(self, grace_s: float, reason: str) -> None:
         """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""

@@ -11,6 +11,7 @@ from radixrt import __version__
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Decoder, Poller, encode
+from radixrt.base.liveness.link import EnginesJoined, SupervisorLink
 from radixrt.joining.sockets import JoinKeys, engine_socket
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToJoinedEngine, ToScheduler
@@ -35,6 +36,7 @@ class IngressLink(Decoder[ToJoinedEngine]):
         model: fingerprint of the model that the engine serves.
         poller: waits for messages of the ingress, too.
         forget: called when an ingress is lost: its sequences go on elsewhere.
+        supervisor: is told whether this engine has joined.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class IngressLink(Decoder[ToJoinedEngine]):
         model: str,
         poller: Poller,
         forget: Callable[[], None],
+        supervisor: SupervisorLink,
     ) -> None:
         super().__init__(ToJoinedEngine)
         assert config.join is not None and config.join_token_file is not None
@@ -53,6 +56,7 @@ class IngressLink(Decoder[ToJoinedEngine]):
         self._model = model
         self._poller = poller
         self._forget = forget
+        self._supervisor = supervisor
         self._encoder = msgspec.msgpack.Encoder()
         self._join: Join | None = None
         self._socket: zmq.Socket | None = None
@@ -117,7 +121,7 @@ class IngressLink(Decoder[ToJoinedEngine]):
         if self._is_joined:
             log.warning("The ingress is lost; its sequences are dropped.")
             self._is_joined = False
-            self._channels.joined_file.unlink(missing_ok=True)
+            self._supervisor.tell(EnginesJoined(0))
             self._forget()
         if self._socket is not None:
             self._poller.remove(self._socket)
@@ -143,7 +147,7 @@ class IngressLink(Decoder[ToJoinedEngine]):
         written.write_bytes(message.tokenizer_json)
         written.replace(file)  # replicas of one machine may write it at the same time
         self._is_joined = True
-        self._channels.joined_file.touch()
+        self._supervisor.tell(EnginesJoined(1))
         log.info("Joined the ingress at %s as replica %d.", self._address, message.replica)
 
     def _send(self, message: msgspec.Struct) -> None:

@@ -1,12 +1,10 @@
 """The port of an ingress at which engines on other machines join.
 
-A joined engine looks to the rest of the ingress like a replica on its own machine: it has a folder beside theirs, with a
-heartbeat, and the folder is removed when the engine is lost.
+A joined engine looks to the rest of the ingress like a replica on its own machine.
 """
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from radixrt.base.channels import Channels
 from radixrt.base.config import MAX_REPLICAS
 from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import Decoder, encode
-from radixrt.base.liveness.heartbeat import Heartbeat
+from radixrt.base.liveness.link import EnginesJoined, SupervisorLink
 from radixrt.joining.sockets import ZAP_DOMAIN, JoinKeys, ingress_socket
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.links import ToTokenizerFromScheduler
@@ -56,15 +54,13 @@ class JoinedEngine(Decoder[ToTokenizerFromScheduler]):
         self.channels = channels
         self.send_frame = send
         self.heard_at = time.monotonic()
-        channels.folder.mkdir(mode=0o700)
-        self._heartbeat = Heartbeat(channels.heartbeat_file("scheduler"))
+        self.lost = asyncio.Event()
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._encoder = msgspec.msgpack.Encoder()
 
     def take(self, frame: bytes) -> None:
         """Keep a frame until it is received."""
         self.heard_at = time.monotonic()
-        self._heartbeat.promise(SILENCE_S)
         self._frames.put_nowait(frame)
 
     async def receive(self) -> ToTokenizerFromScheduler:
@@ -83,7 +79,7 @@ class JoinedEngine(Decoder[ToTokenizerFromScheduler]):
 
     def close(self) -> None:
         """Forget the engine; its requests go on elsewhere."""
-        shutil.rmtree(self.channels.folder, ignore_errors=True)
+        self.lost.set()
 
 
 @dataclass(frozen=True)
@@ -101,23 +97,28 @@ class JoinPort:
 
     Args:
         channels: of the ingress's engine.
+        supervisor: is told how many engines have joined.
         num_local: replicas on this machine, whose numbers come first.
         model: fingerprint of what they serve; empty: there are none, so the first engine that joins sets the model.
     """
 
     def __init__(
-        self, address: str, keys: JoinKeys, channels: Channels, num_local: int = 0, model: str = ""
+        self,
+        address: str,
+        keys: JoinKeys,
+        channels: Channels,
+        supervisor: SupervisorLink,
+        num_local: int = 0,
+        model: str = "",
     ) -> None:
         """Raises:
         ConfigError: the address cannot be bound.
         """
         self._channels = channels
+        self._supervisor = supervisor
         self._keys = keys
         self._num_local = num_local
         self._free = set(range(num_local, MAX_REPLICAS))
-        for left in channels.replicas():
-            if left.replica in self._free:  # joined a tokenizer process that has died
-                shutil.rmtree(left.folder, ignore_errors=True)
         self._num_joined = 0
         self._engines: dict[bytes, JoinedEngine] = {}
         """By the identity of the connection."""
@@ -188,10 +189,14 @@ class JoinPort:
         channels = self._channels.of_replica(replica, self._num_joined)
         self._num_joined += 1
         engine = JoinedEngine(channels, lambda frame: self._send(identity, frame))
-        self._engines[identity] = engine
+        self._set_engines({**self._engines, identity: engine})
         engine.send(Joined(replica, self._channels.tokenizer_file.read_bytes()))
         engine.take(self._encoder.encode(join.info))
         return engine
+
+    def _set_engines(self, engines: dict[bytes, JoinedEngine]) -> None:
+        self._engines = engines
+        self._supervisor.tell(EnginesJoined(len(engines)))
 
     def _refuse(self, identity: bytes, reason: str, retry_after_s: float) -> None:
         refused = JoinRefused(reason=reason, retry_after_s=retry_after_s)
@@ -223,7 +228,9 @@ class JoinPort:
             log.exception("Replica %s is dropped.", engine.channels.replica)
         finally:
             engine.close()
-            self._engines = {i: other for i, other in self._engines.items() if other is not engine}
+            self._set_engines(
+                {i: other for i, other in self._engines.items() if other is not engine}
+            )
             self._free.add(engine.channels.replica or 0)
 
     async def _look(self) -> None:
@@ -233,7 +240,7 @@ class JoinPort:
             for identity, engine in list(self._engines.items()):
                 silence_s = time.monotonic() - engine.heard_at
                 if not engine.send_frame(ping) or silence_s > SILENCE_S:
-                    del self._engines[identity]
+                    self._set_engines({i: e for i, e in self._engines.items() if i != identity})
                     engine.close()
             await asyncio.sleep(PING_S)
 

@@ -4,7 +4,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import singledispatchmethod
-from pathlib import Path
 from typing import Any, NoReturn
 
 from radixrt.base.errors import RequestError, unexpected_error
@@ -44,7 +43,7 @@ class Calls:
     Args:
         send: takes the replies.
         stats: returns the counters of the process.
-        drained_file: tells the supervisor not to start this replica again.
+        keep_drained: tells the supervisor not to start this replica again.
     """
 
     def __init__(
@@ -52,12 +51,12 @@ class Calls:
         scheduler: Scheduler,
         send: Callable[[CallReply], None],
         stats: Callable[[], SchedulerStats],
-        drained_file: Path,
+        keep_drained: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
         self._send = send
         self._stats = stats
-        self._drained_file = drained_file
+        self._keep_drained = keep_drained
         self._views: deque[tuple[int, Slices]] = deque()
         self._known = KnownNodes()
 
@@ -130,7 +129,7 @@ class Calls:
 
     @_answer.register
     def _drain(self, call: DrainReplicaCall) -> NoReturn:
-        self._drained_file.touch()
+        self._keep_drained()
         self._send(CallReply(call_id=call.call_id, value=True))
         raise DrainReplica
 

@@ -13,6 +13,7 @@ from radixrt.base.child import take_replica_share
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Inbox, Outbox, Poller, close_all
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.link import ReplicaDrains, SupervisorLink
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
@@ -49,11 +50,12 @@ MAX_STEPS_IN_FLIGHT = 2
 class SchedulerProcess:
     """Connects a :class:`Scheduler` with the tokenizer process and the workers."""
 
-    def __init__(self, config: ServerConfig, channels: Channels) -> None:
+    def __init__(
+        self, config: ServerConfig, channels: Channels, supervisor: SupervisorLink
+    ) -> None:
         self._from_worker: Inbox[ToSchedulerFromWorker] = Inbox(
             channels.address("worker", "scheduler"), ToSchedulerFromWorker
         )
-        self._channels = channels
         self._poller = Poller(self._from_worker)
         self._tokenizer: TokenizerLink | IngressLink
         if config.join is None:
@@ -61,7 +63,7 @@ class SchedulerProcess:
         else:
             model = model_fingerprint(config)
             self._tokenizer = IngressLink(
-                config, channels, model, self._poller, self._forget_tokenizer
+                config, channels, model, self._poller, self._forget_tokenizer, supervisor
             )
         self._to_workers = [
             Outbox(channels.address("scheduler", f"worker{rank}")) for rank in range(config.tp)
@@ -76,7 +78,10 @@ class SchedulerProcess:
             take_replica_share(config.dp)
         self.scheduler = Scheduler(SchedulerLimits.from_config(config, info))
         self._calls = Calls(
-            self.scheduler, self._tokenizer.send, self._stats, channels.drained_file
+            self.scheduler,
+            self._tokenizer.send,
+            self._stats,
+            lambda: supervisor.tell(ReplicaDrains()),
         )
         self._log = None
         if config.request_log is not None:
@@ -123,12 +128,10 @@ class SchedulerProcess:
             elif self._kv_events is not None:
                 self._kv_events.publish()
 
-    def say_goodbye(self) -> None:
-        """Let the requests go on in other replicas, unless another process of this one has died: a
-        request may be the cause."""
-        if self._channels.is_alive:
-            self._tokenizer.send(ReplicaDrained())
-            close_all()
+    def announce_drain(self) -> None:
+        """Let the requests go on in other replicas."""
+        self._tokenizer.send(ReplicaDrained())
+        close_all()
 
     def _forget_tokenizer(self) -> None:
         """The tokenizer process is lost: its sequences go on elsewhere, or the next one sends them
@@ -234,16 +237,21 @@ def request_log_file(path: str, replica: int | None) -> Path:
     return Path(f"{path}.{replica}" if replica else path)
 
 
-def run_scheduler(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
+def run_scheduler(
+    config: ServerConfig,
+    channels: Channels,
+    arguments: argparse.Namespace,
+    supervisor: SupervisorLink,
+) -> None:
     """Entry point of ``python -m radixrt.scheduler``."""
-    process = SchedulerProcess(config, channels)
+    process = SchedulerProcess(config, channels, supervisor)
     gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
     if config.is_routed:
         signal.signal(signal.SIGTERM, _drain)
     try:
         process.run()
     except DrainReplica:
-        process.say_goodbye()
+        process.announce_drain()
 
 
 def _drain(signum: int, frame: object) -> None:

@@ -147,7 +147,7 @@ def _serve_joined(config: ServerConfig) -> int:
     with (
         bind(config.host, config.port) as listener,
         Supervisor(config, None, MAX_DEATHS) as supervisor,
-        answering_probes(listener, supervisor.channels),
+        answering_probes(listener, lambda: supervisor.status.is_well),
     ):
         _wait(supervisor)
     return 0

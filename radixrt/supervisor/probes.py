@@ -2,11 +2,9 @@
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from radixrt.base.channels import Channels
-from radixrt.base.liveness.heartbeat import is_well
 from radixrt.base.liveness.supervision import start_thread
 
 READ_TIMEOUT_S = 5.0
@@ -14,19 +12,19 @@ READ_TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
-def answering_probes(listener: socket.socket, channels: Channels) -> Iterator[None]:
+def answering_probes(listener: socket.socket, is_ready: Callable[[], bool]) -> Iterator[None]:
     """Answer in threads until the block ends.
 
     Args:
         listener: listens already; it is closed at the end.
-        channels: of the engine.
+        is_ready: whether a replica of the engine belongs to an ingress, and none of its processes hangs.
     """
 
     class Handler(BaseHTTPRequestHandler):
         timeout = READ_TIMEOUT_S
 
         def do_GET(self) -> None:
-            status = {"/health": 200, "/ready": 200 if is_joined(channels) else 503}
+            status = {"/health": 200, "/ready": 200 if is_ready() else 503}
             self.send_response(status.get(self.path, 404))
             self.end_headers()
 
@@ -42,8 +40,3 @@ def answering_probes(listener: socket.socket, channels: Channels) -> Iterator[No
         yield
     finally:
         server.shutdown()
-
-
-def is_joined(channels: Channels) -> bool:
-    """A replica of this engine belongs to an ingress, and none of its processes hangs."""
-    return any(replica.joined_file.exists() and is_well(replica) for replica in channels.replicas())

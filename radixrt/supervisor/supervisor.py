@@ -24,12 +24,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from radixrt.base.channels import Channels
-from radixrt.base.child import CONFIG_ERROR_FILE, EXIT_CONFIG_ERROR, write_config
+from radixrt.base.child import write_config
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.activity import Activity
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.link import (
+    CannotStart,
+    EnginesJoined,
+    Link,
+    ReplicaDrains,
+    ServerStatus,
+    StartReplica,
+    ToSupervisor,
+)
 from radixrt.base.liveness.supervision import start_thread
 from radixrt.supervisor.watch import LOOK_S, Clock, Watch
 
@@ -37,6 +48,8 @@ log = logging.getLogger(__name__)
 
 LOG_TAIL_LINES = 40
 STOP_TIMEOUT_S = 5.0
+LOG_END_S = 1.0
+"""For which the end of a dead process's log is waited for, which a process that it has started may hold open."""
 MAX_DEATHS = 3
 """Engines that end one after the other without a token between them; then the server ends."""
 FIRST_DELAY_S = 0.5
@@ -70,12 +83,17 @@ class _Child:
     process: subprocess.Popen[str]
     heartbeat: Heartbeat
     watch: Watch
+    link: Link[ToSupervisor]
     replica: int | None = None
     """Number of the replica that it is part of; None: of none, or of the only one."""
     started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
-    kill_at: float | None = None
-    """The supervisor ends it, so that its end is no news, and kills it at this time of ``time.monotonic()``."""
+    is_ending: bool = False
+    """The supervisor ends it, so that its end is no news."""
+    joined: int = 0
+    """Engines of other machines that have joined a tokenizer process; 1 for a scheduler that has joined an ingress."""
+    cannot_start: str = ""
+    """The reason for which it ended, if it could not start."""
     hung: str = ""
     """How it hung, if it was killed for that."""
 
@@ -84,24 +102,33 @@ class _Child:
         """Its name among all processes of the server."""
         return self.name if self.replica is None else f"{self.name}.{self.replica}"
 
-    def follow_log(
-        self, ended: "queue.SimpleQueue[_Child | None]", show: Callable[[str], None]
-    ) -> None:
-        """Pass the child's log on and keep its end; tell when the child is gone."""
+    def follow(self, news: "queue.SimpleQueue[_News]", show_log: Callable[[str], None]) -> None:
+        """Pass on what the child tells, and its death, which is the end of the link."""
+        log_thread = start_thread(
+            self._follow_log,
+            show_log,
+            name=f"log of the {self.label} process",
+            on_failure=lambda reason: self.process.kill(),  # it would wait for a reader
+        )
+        for message in self.link.messages():
+            news.put((self, message))
+        self.link.close()
+        self.process.wait()
+        log_thread.join(LOG_END_S)
+        news.put((self, None))
+
+    def _follow_log(self, show: Callable[[str], None]) -> None:
+        """Pass the child's log on, and keep its end."""
         assert self.process.stderr is not None
         with self.process.stderr as log_lines:
             for line in log_lines:  # to the end: a full pipe would block the child
                 self.log_tail.append(line)
                 with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone
                     show(line)
-        self.process.wait()
-        ended.put(self)
 
-    def lose_log(self, ended: "queue.SimpleQueue[_Child | None]") -> None:
-        """End a process whose log cannot be followed any more: it would wait for a reader."""
-        self.process.kill()
-        self.process.wait()
-        ended.put(self)
+    def tell(self, status: ServerStatus) -> None:
+        if not self.link.send(status):
+            self.process.kill()
 
     def kill_if_hung(self, clock: Clock, at: float, is_late: bool) -> None:
         """
@@ -116,11 +143,6 @@ class _Child:
             self.hung = hung
             self.process.kill()
 
-    def end(self, kill_at: float) -> None:
-        """Ask it to end, and kill it later if it does not."""
-        self.kill_at = kill_at
-        self.process.terminate()
-
     def death(self) -> EngineDiedError:
         """The way it ended, and the end of its log."""
         status = self.process.returncode
@@ -134,6 +156,10 @@ class _Child:
         return EngineDiedError(
             f"The {self.label} process {how}. The end of its log:\n{tail or '    (empty)'}"
         )
+
+
+_News = tuple[_Child, ToSupervisor | None] | None
+"""A message of a process, or its death; None: the server was stopped."""
 
 
 @dataclass
@@ -169,6 +195,8 @@ class _Replica:
     deaths: _Deaths = field(default_factory=_Deaths)
     restart_at: float = math.inf
     """Time of ``time.monotonic()`` from which on it is started, unless it is drained; infinity: it lives."""
+    is_drained: bool = False
+    """An admin has drained it."""
 
 
 def _to_stderr(line: str) -> None:
@@ -201,15 +229,16 @@ class Supervisor:
         self._deaths = _Deaths()
         self._start_limit_s: float | None = None
         """Longest time in which an engine starts; None: the first one has not started yet."""
-        self._ended: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self.status = ServerStatus(is_well=False)
+        """What all processes know."""
         self._api: _Child | None = None
         self._engine: list[_Child] = []
         self._ending: list[_Child] = []
-        """Processes that were told to end. Those that take their places start when they are gone."""
+        """Processes that were killed. Those that take their places start when they are gone."""
         self._tokenizer_at = 0.0 if config.join is None else math.inf
         """Time of ``time.monotonic()`` from which on the tokenizer process is started; infinity: it lives, or there is none."""
         self._clock = Clock()
-        self._parent_pipe = os.pipe()  # children see its end when this process is gone
         self._stopping = self._draining = False
         self.channels = Channels(Channels.make_run_dir())
         self._replicas = [
@@ -246,15 +275,15 @@ class Supervisor:
         while (child := self._next_death()) is not None:
             if child is self._api and self._draining:
                 return
-            if child.process.returncode == EXIT_CONFIG_ERROR:
-                raise ConfigError((self.channels.run_dir / CONFIG_ERROR_FILE).read_text())
+            if child.cannot_start:
+                raise ConfigError(child.cannot_start)
             if child is self._api:
                 raise child.death()
             if child.replica is None or self._max_deaths == 1:
                 self._replace_engine(child)
             else:
                 self._end_replica(child, self._replicas[child.replica])
-                is_drained = all(one.channels.drained_file.exists() for one in self._replicas)
+                is_drained = all(one.is_drained for one in self._replicas)
                 if self._config.join is not None and is_drained:
                     return
 
@@ -276,14 +305,11 @@ class Supervisor:
             reason: for the clients whose answers are cut off.
         """
         if self._api is not None and not self._stopping:
-            self.channels.farewell_file.write_text(reason)
+            self._api.tell(msgspec.structs.replace(self.status, shutdown_reason=reason))
         self._stopping = True
-        self._ended.put(None)
+        self._news.put(None)
         _end([*self._children, *self._ending])
         self._engine, self._api = [], None
-        for fd in self._parent_pipe:
-            os.close(fd)
-        self._parent_pipe = ()  # type: ignore[assignment]
         shutil.rmtree(self.channels.run_dir, ignore_errors=True)
 
     def __enter__(self) -> "Supervisor":
@@ -319,35 +345,37 @@ class Supervisor:
         pass_fd: int | None = None,
         stdout: int | None = None,
     ) -> _Child:
-        parent_fd = self._parent_pipe[0]
         name = name or module
+        ours, theirs = socket.socketpair()
+        link_fd = theirs.fileno()
         # -P: a file of the user's folder called http.py must not stand in for the standard library's
-        command = [sys.executable, "-P", "-m", f"radixrt.{module}", "--parent-fd", str(parent_fd)]
+        command = [sys.executable, "-P", "-m", f"radixrt.{module}", "--link-fd", str(link_fd)]
         place = ["--run-dir", str(channels.run_dir), "--engine", str(channels.engine)]
         if channels.replica is not None:
             place += ["--replica", str(channels.replica), "--start", str(channels.start)]
-        process = subprocess.Popen(
-            [*command, *place, *arguments],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            env=_environment(module),
-            text=True,
-            errors="replace",
-            pass_fds=[parent_fd] if pass_fd is None else [parent_fd, pass_fd],
-            process_group=0,  # Ctrl-C is the supervisor's to handle
-        )
+        with theirs:
+            process = subprocess.Popen(
+                [*command, *place, *arguments],
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                env=_environment(module),
+                text=True,
+                errors="replace",
+                pass_fds=[link_fd] if pass_fd is None else [link_fd, pass_fd],
+                process_group=0,  # Ctrl-C is the supervisor's to handle
+            )
         heartbeat = Heartbeat(channels.heartbeat_file(name))
-        finds_stopped = self._config.step_timeout is None and name != "api"
-        watch = Watch(heartbeat, Activity(process.pid), finds_stopped)
+        finds_stopped = self._config.step_timeout is None
+        # The end of the api process is that of the server, and ranks wait for each other.
+        waits_for_others = module == "api" or (module == "worker" and self._config.tp > 1)
+        finds_stuck = finds_stopped and not waits_for_others
+        watch = Watch(heartbeat, Activity(process.pid), finds_stopped, finds_stuck)
         replica = channels.replica if self._config.is_routed else None
-        child = _Child(name, process, heartbeat, watch, replica)
+        child = _Child(name, process, heartbeat, watch, Link(ours, ToSupervisor), replica)
+        child.tell(self.status)
         start_thread(
-            child.follow_log,
-            self._ended,
-            self._show_log,
-            name=f"log of the {child.label} process",
-            on_failure=lambda reason: child.lose_log(self._ended),
+            child.follow, self._news, self._show_log, name=f"link of the {child.label} process"
         )
         return child
 
@@ -357,14 +385,14 @@ class Supervisor:
         """Wait for the unexpected end of a process; None: :meth:`stop` was called."""
         look_at = 0.0
         while not self._stopping:
-            try:
-                child = self._ended.get(timeout=LOOK_S)
-            except queue.Empty:
-                child = None
-            else:
-                if child is None or self._stopping:
+            with contextlib.suppress(queue.Empty):
+                news = self._news.get(timeout=LOOK_S)
+                if news is None or self._stopping:
                     return None
-                if child.kill_at is None:
+                child, message = news
+                if message is not None:
+                    self._take(child, message)
+                elif not child.is_ending:
                     return child
             if (now := time.monotonic()) >= look_at:
                 self._look_at_heartbeats()
@@ -373,8 +401,46 @@ class Supervisor:
                 self._start_due()
         return None
 
+    def _take(self, child: _Child, message: ToSupervisor) -> None:
+        match message:
+            case ReplicaDrains():
+                self._replicas[child.replica or 0].is_drained = True
+            case StartReplica() if message.replica < len(self._replicas):
+                self._replicas[message.replica].is_drained = False
+            case EnginesJoined():
+                child.joined = message.count
+            case CannotStart():
+                child.cannot_start = message.reason
+
+    def _publish(self) -> None:
+        """Tell all processes what has changed."""
+        replicas = dict(enumerate(self._replicas))
+        status = ServerStatus(
+            engine=self.channels.engine,
+            starts={n: r.channels.start for n, r in replicas.items() if r.restart_at == math.inf},
+            drained=[n for n, replica in replicas.items() if replica.is_drained],
+            is_well=self._is_well(),
+        )
+        if status != self.status:
+            self.status = status
+            for child in self._children:
+                child.tell(status)
+
+    def _is_well(self) -> bool:
+        """The engine can take requests, as far as heartbeats tell."""
+        tokenizer = next((child for child in self._engine if child.name == "tokenizer"), None)
+        members: dict[int | None, list[_Child]] = {}
+        for child in self._engine:
+            if child is not tokenizer:
+                members.setdefault(child.replica, []).append(child)
+        well = [some for some in members.values() if all(child.heartbeat.is_well for child in some)]
+        if self._config.join is not None:
+            return any(child.joined for some in well for child in some)
+        is_led = tokenizer is not None and tokenizer.heartbeat.is_well
+        return is_led and bool(well or (tokenizer and tokenizer.joined))
+
     def _look_at_heartbeats(self) -> None:
-        """Kill a process that hangs, or does not end when it should."""
+        """Kill a process that hangs."""
         now = time.monotonic()
         self._clock.look(now)
         work_limit = work_limit_s(self._config.step_timeout)
@@ -385,9 +451,6 @@ class Supervisor:
         for child in self._children:
             is_late = child is not self._api and now - child.started_at > limit_s
             child.kill_if_hung(self._clock, now, is_late)
-        for child in self._ending:
-            if child.kill_at is not None and now > child.kill_at:
-                child.process.kill()
 
     def _replace_engine(self, dead: _Child) -> None:
         """Let a new engine start after a pause that grows from death to death. Replicas stay if only the tokenizer process has died.
@@ -407,6 +470,7 @@ class Supervisor:
             for replica in self._replicas:
                 self._begin_start(replica)
                 replica.restart_at = self._tokenizer_at
+        self._publish()
         self._end_members(members)
         self._start_due()
 
@@ -422,7 +486,8 @@ class Supervisor:
             log.warning("Replica %d has drained.", dead.replica)
         else:
             self._count_death(dead, replica, members)
-        self._begin_start(replica)  # first: its requests go on now
+        self._begin_start(replica)
+        self._publish()  # first: its requests go on now
         self._end_members(members)
         self._start_due()
 
@@ -435,9 +500,10 @@ class Supervisor:
         replica.restart_at = time.monotonic() + replica.deaths.delay_s
 
     def _end_members(self, members: list[_Child]) -> None:
-        kill_at = time.monotonic() + STOP_TIMEOUT_S
+        """At once: a scheduler that is only asked to end would announce that its replica drains."""
         for child in members:
-            child.end(kill_at)
+            child.is_ending = True
+            child.process.kill()
             child.heartbeat.close()
         self._ending += members
         self._engine = [child for child in self._engine if child not in members]
@@ -462,12 +528,12 @@ class Supervisor:
         self._ending = [child for child in self._ending if child.process.poll() is None]
         in_use = {child.replica for child in self._ending}
         for number, replica in enumerate(self._replicas):
-            is_drained = replica.channels.drained_file.exists()
             place = number if self._config.is_routed else None
-            if replica.restart_at <= now and not is_drained and place not in in_use:
+            if replica.restart_at <= now and not replica.is_drained and place not in in_use:
                 replica.restart_at = math.inf
                 self._start_replica(replica.channels)
-        # One scheduler's folder is looked up when the tokenizer process starts.
+        self._publish()
+        # The tokenizer process is told the start of one scheduler when it starts itself.
         is_alone = not self._config.is_routed and self._replicas[0].restart_at < math.inf
         if self._tokenizer_at <= now and not is_alone and None not in in_use:
             self._tokenizer_at = math.inf
@@ -478,7 +544,8 @@ def _end(children: list[_Child]) -> None:
     """Returns when they are gone."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     for child in children:
-        child.end(deadline)
+        child.is_ending = True
+        child.process.terminate()
     for child in children:
         try:
             child.process.wait(max(0.0, deadline - time.monotonic()))

@@ -9,4 +9,4 @@ from radixrt.tokenizer.process import run_tokenizer  # noqa: E402
 
 gc.freeze()
 gc.enable()
-run_child("tokenizer", lambda config, channels, arguments: run_tokenizer(config, channels))
+run_child("tokenizer", run_tokenizer)

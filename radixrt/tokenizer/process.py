@@ -4,6 +4,7 @@ api ──requests──▶ encode ──sequences──▶ scheduler
 api ◀──chunks── detokenize ◀──tokens── scheduler
 """
 
+import argparse
 import asyncio
 import dataclasses
 import gc
@@ -22,6 +23,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.liveness.supervision import supervise
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
@@ -89,7 +91,13 @@ class _Encoded:
 
 
 class TokenizerProcess:
-    def __init__(self, config: ServerConfig, channels: Channels, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        channels: Channels,
+        vocabulary: Vocabulary,
+        supervisor: SupervisorLink,
+    ) -> None:
         self._config = config
         self._channels = channels
         self._vocabulary = vocabulary
@@ -100,7 +108,7 @@ class TokenizerProcess:
         )
         if config.replica_listen is not None:  # engines that join need it
             vocabulary.save(channels.tokenizer_file)
-        self._schedulers = Schedulers(config, channels)
+        self._schedulers = Schedulers(config, channels, supervisor)
         self._to_api = Outbox(channels.address("tokenizer", "api"))
         self._encoding: dict[str, asyncio.Task[None]] = {}
         """Requests whose prompts are being encoded, or wait in the queue."""
@@ -437,7 +445,12 @@ async def _timed(work: Awaitable[Result]) -> tuple[Result, float]:
     return await work, time.monotonic() - began
 
 
-def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
+def run_tokenizer(
+    config: ServerConfig,
+    channels: Channels,
+    arguments: argparse.Namespace,
+    supervisor: SupervisorLink,
+) -> None:
     """Run the tokenizer process until it is interrupted.
 
     Raises:
@@ -446,7 +459,7 @@ def run_tokenizer(config: ServerConfig, channels: Channels) -> None:
     threads = min(MAX_THREADS, os.cpu_count() or 1)
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # read at the first text
     try_tokenizer(config)
-    process = TokenizerProcess(config, channels, Vocabulary.load(config))
+    process = TokenizerProcess(config, channels, Vocabulary.load(config), supervisor)
 
     async def serve() -> None:
         try:

@@ -11,6 +11,7 @@ import msgspec
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import AsyncInbox, Outbox
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.ingress_end import JoinedEngine, JoinPort
 from radixrt.joining.sockets import JoinKeys
@@ -31,8 +32,8 @@ from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""Between two looks whether a replica lives."""
+LAST_MESSAGE_S = 0.05
+"""Time in which the last message of a replica that is gone is read; it has arrived."""
 
 
 class SchedulerLink:
@@ -42,8 +43,15 @@ class SchedulerLink:
         joined: the connection, if the scheduler is on another machine.
     """
 
-    def __init__(self, channels: Channels, joined: JoinedEngine | None = None) -> None:
+    def __init__(
+        self,
+        channels: Channels,
+        supervisor: SupervisorLink,
+        joined: JoinedEngine | None = None,
+    ) -> None:
         self.channels = channels
+        self._supervisor = supervisor
+        self._joined = joined
         self.inbox: AsyncInbox[ToTokenizerFromScheduler] | JoinedEngine = joined or AsyncInbox(
             channels.address("scheduler", "tokenizer"), ToTokenizerFromScheduler
         )
@@ -73,6 +81,14 @@ class SchedulerLink:
             log.warning("Ignored a %s before the engine was ready.", type(info).__name__)
         return info
 
+    async def wait_until_gone(self) -> None:
+        """Wait until the scheduler has ended, or is lost."""
+        if self._joined is not None:
+            await self._joined.lost.wait()
+        else:
+            start = self.channels.start
+            await self._supervisor.until(lambda status: status.starts.get(self.replica) != start)
+
     def close(self) -> None:
         self.inbox.close()
         self._outbox.close()
@@ -92,8 +108,11 @@ class Schedulers:
         channels: of the engine.
     """
 
-    def __init__(self, config: ServerConfig, channels: Channels) -> None:
+    def __init__(
+        self, config: ServerConfig, channels: Channels, supervisor: SupervisorLink
+    ) -> None:
         self._channels = channels
+        self._supervisor = supervisor
         self._num_replicas = config.dp
         """On this machine."""
         self._is_routed = config.is_routed
@@ -101,12 +120,14 @@ class Schedulers:
         if config.replica_listen is not None:
             keys = JoinKeys.read(config.join_token_file or "")
             model = model_fingerprint(config) if config.dp else ""
-            self._port = JoinPort(config.replica_listen, keys, channels, config.dp, model)
+            self._port = JoinPort(
+                config.replica_listen, keys, channels, supervisor, config.dp, model
+            )
         self.links: dict[int, SchedulerLink] = {}
         """By replica."""
         if not config.is_routed:
-            latest = max(channels.replicas(), key=lambda replica: replica.start)
-            self.links[0] = SchedulerLink(latest)
+            latest = channels.of_replica(0, supervisor.status.starts.get(0, 0))
+            self.links[0] = SchedulerLink(latest, supervisor)
         self._router: Router | None = None
         self._first: EngineInfo | None = None
         self._ready, self._joined = asyncio.Event(), asyncio.Event()
@@ -167,7 +188,7 @@ class Schedulers:
                 group.create_task(
                     self._port.serve(
                         lambda engine: self._serve_link(
-                            SchedulerLink(engine.channels, engine), absorb, lose
+                            SchedulerLink(engine.channels, self._supervisor, engine), absorb, lose
                         )
                     )
                 )
@@ -186,32 +207,30 @@ class Schedulers:
 
     async def _follow(self, replica: int, absorb: Absorb, lose: Lose) -> None:
         """Serve one start of a replica after the other."""
-        last_start = -1
+        start = -1
         while True:
-            channels = self._started(replica, last_start)
-            if channels is None:
-                await asyncio.sleep(LOOK_S)
-                continue
-            last_start = channels.start
-            await self._serve_link(SchedulerLink(channels), absorb, lose)
+            status = await self._supervisor.until(
+                lambda status, after=start: status.starts.get(replica, -1) > after  # type: ignore[misc]
+            )
+            start = status.starts[replica]
+            channels = self._channels.of_replica(replica, start)
+            await self._serve_link(SchedulerLink(channels, self._supervisor), absorb, lose)
 
     async def _serve_link(self, link: SchedulerLink, absorb: Absorb, lose: Lose) -> None:
         """Serve a replica until its end."""
         reading = asyncio.create_task(self._join(link, absorb))
+        leaving = asyncio.create_task(link.wait_until_gone())
         try:
-            while link.channels.is_alive and not reading.done():
-                await asyncio.wait([reading], timeout=LOOK_S)
+            await asyncio.wait([reading, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([reading], timeout=LAST_MESSAGE_S)
         finally:
+            leaving.cancel()
             reading.cancel()
         await asyncio.wait([reading])
         has_drained = not reading.cancelled() and reading.exception() is None
         self._leave(link, lose, has_drained)
         with contextlib.suppress(asyncio.CancelledError):
             await reading  # raises if it has ended by an error
-
-    def _started(self, replica: int, after: int) -> Channels | None:
-        found = self._channels.replicas()
-        return next((c for c in found if c.replica == replica and c.start > after), None)
 
     async def _join(self, link: SchedulerLink, absorb: Absorb) -> bool:
         """Serve a replica until it has drained, which returns True."""
@@ -225,12 +244,9 @@ class Schedulers:
         if self._port is not None:
             self._port.compare_with(self._first)
         missing = [n for n in range(self._num_replicas) if n not in self.links]
-        if self._channels.engine or all(map(self._is_drained, missing)):
+        if self._channels.engine or set(missing) <= {*self._supervisor.status.drained}:
             self._ready.set()
         return await self._read(link, absorb)
-
-    def _is_drained(self, replica: int) -> bool:
-        return self._channels.of_replica(replica, 0).drained_file.exists()
 
     def _leave(self, link: SchedulerLink, lose: Lose, has_drained: bool) -> None:
         self._dropped_frames += link.inbox.malformed_frames

@@ -15,6 +15,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import Inbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
@@ -156,7 +157,12 @@ def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> Tens
     return TensorParallel(rank, size, host_group=on_host)
 
 
-def run_worker(config: ServerConfig, channels: Channels, arguments: argparse.Namespace) -> None:
+def run_worker(
+    config: ServerConfig,
+    channels: Channels,
+    arguments: argparse.Namespace,
+    supervisor: SupervisorLink,
+) -> None:
     """Entry point of ``python -m radixrt.worker``."""
     process = WorkerProcess(config, channels, arguments.rank)
     keep_freed_memory()  # weights and KV pool are allocated; later allocations recur in every step

@@ -24,6 +24,7 @@ import pytest
 from radixrt.api.server import serve
 from radixrt.base.channels import Channels
 from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.messages.answers import EngineInfo
 from radixrt.parsers.choice import with_parsers
 from radixrt.tokenizer.process import TokenizerProcess
@@ -145,7 +146,7 @@ def starting(model_folder: Path) -> Iterator[StartServer]:
         vocabulary = Vocabulary.load(config)
 
         async def tokenizer() -> None:
-            process = TokenizerProcess(config, channels, vocabulary)
+            process = TokenizerProcess(config, channels, vocabulary, SupervisorLink())
             try:
                 await process.run()
             finally:
@@ -153,7 +154,10 @@ def starting(model_folder: Path) -> Iterator[StartServer]:
 
         listen_socket = socket.create_server(("127.0.0.1", 0))
         port = listen_socket.getsockname()[1]
-        loops = [_Loop(tokenizer), _Loop(lambda: serve(config, channels, listen_socket))]
+        loops = [
+            _Loop(tokenizer),
+            _Loop(lambda: serve(config, channels, listen_socket, SupervisorLink())),
+        ]
 
         def stop() -> None:
             for loop in reversed(loops):

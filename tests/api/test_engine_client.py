@@ -11,6 +11,7 @@ import pytest
 from radixrt.base.channels import Channels
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, Outbox
+from radixrt.base.liveness.link import ServerStatus, SupervisorLink
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client import leases
 from radixrt.client.engine_client import EngineClient
@@ -46,7 +47,8 @@ class Engines:
 
     def __init__(self) -> None:
         self.channels = Channels(Channels.make_run_dir())
-        self.client = EngineClient(self.channels_of_client())
+        self.supervisor = SupervisorLink()
+        self.client = EngineClient(self.channels_of_client(), supervisor=self.supervisor)
         self._to_client = Outbox(self.channels.address("tokenizer", "api"))
         self._bind()
 
@@ -80,6 +82,7 @@ class Engines:
     def die(self) -> None:
         self.inbox.close()
         self.channels.next_engine()
+        self.supervisor.take(ServerStatus(engine=self.channels.engine))
         self._bind()
 
     async def restart(self) -> None:

@@ -11,6 +11,7 @@ from radixrt.api.server import serve
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Outbox
+from radixrt.base.liveness.link import SupervisorLink
 from tests.fake_scheduler import engine_info
 
 BODIES = {
@@ -31,7 +32,7 @@ async def _load(model_folder: Path) -> None:
     config = ServerConfig(model_path=str(model_folder), served_model_name="tiny")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        serving = asyncio.ensure_future(serve(config, channels, listener))
+        serving = asyncio.ensure_future(serve(config, channels, listener, SupervisorLink()))
         async with httpx.AsyncClient(base_url=url, timeout=20) as client:
             for path in ("/ready", "/health", "/v1/models", "/"):
                 response = await client.get(path)

@@ -18,7 +18,7 @@ from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import Poller
-from radixrt.base.liveness.heartbeat import Heartbeat, is_well
+from radixrt.base.liveness.link import EnginesJoined, SupervisorLink, ToSupervisor
 from radixrt.joining import engine_end, ingress_end
 from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import SAMPLE_BYTES, model_fingerprint
@@ -50,20 +50,32 @@ def folders() -> Iterator[Callable[[], Channels]]:
         shutil.rmtree(channels.run_dir)
 
 
+class Told(SupervisorLink):
+    """Keeps what the supervisor is told last: how many have joined."""
+
+    joined = 0
+
+    def tell(self, message: ToSupervisor) -> None:
+        assert isinstance(message, EnginesJoined)
+        self.joined = message.count
+
+
 class Ingress:
     """A port, and the engines that have joined and are not lost."""
 
     def __init__(self, channels: Channels, address: str, num_local: int, model: str) -> None:
         self.channels = channels
         channels.tokenizer_file.write_bytes(TOKENIZER)
-        self.port = JoinPort(address, JoinKeys.of(TOKEN), channels, num_local, model)
+        self.supervisor = Told()
+        self.port = JoinPort(
+            address, JoinKeys.of(TOKEN), channels, self.supervisor, num_local, model
+        )
         self.address = self.port._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.engines: list[JoinedEngine] = []
 
     async def follow(self, engine: JoinedEngine) -> None:
         self.engines.append(engine)
-        while engine.channels.is_alive:
-            await asyncio.sleep(0.01)
+        await engine.lost.wait()
         self.engines.remove(engine)
 
 
@@ -102,7 +114,10 @@ class Engine:
         self.received: list[object] = []
         self.times_lost = 0
         config = ServerConfig(join=address, join_token_file=str(file))
-        self.link = IngressLink(config, self.channels, model, self.poller, self._lose)
+        self.supervisor = Told()
+        self.link = IngressLink(
+            config, self.channels, model, self.poller, self._lose, self.supervisor
+        )
 
     def _lose(self) -> None:
         self.times_lost += 1
@@ -110,7 +125,7 @@ class Engine:
 
     @property
     def is_joined(self) -> bool:
-        return self.channels.joined_file.exists()
+        return self.supervisor.joined == 1
 
     async def turn(self) -> None:
         self.received += self.link.receive_waiting()
@@ -146,7 +161,7 @@ def test_messages_pass_in_both_directions_and_none_can_be_read_on_the_way(folder
             joined = host.engines[0]
             assert await joined.receive() == engine_info()
             assert engine.channels.tokenizer_file.read_bytes() == TOKENIZER
-            assert is_well(joined.channels) and host.channels.replicas()[0].replica == 0
+            assert host.supervisor.joined == 1 and joined.channels.replica == 0
             joined.send(ReleaseSequences(SECRETS[0]))
             await engine.until(lambda: engine.received)
             assert engine.received == [ReleaseSequences(SECRETS[0])]
@@ -231,12 +246,11 @@ def test_an_engine_whose_connection_ends_is_lost_at_once(folders) -> None:
             engine = Engine(folders(), host.address)
             engine.link.join(engine_info())
             await engine.until(lambda: engine.is_joined)
-            folder = host.engines[0].channels.folder
             engine.close()
             async with asyncio.timeout(ingress_end.SILENCE_S - 1):
                 while host.engines:
                     await asyncio.sleep(0.01)
-            assert not folder.exists() and not host.channels.replicas()
+            assert host.supervisor.joined == 0
 
     play(scene)
 
@@ -319,12 +333,9 @@ def test_settings_that_do_not_fit_each_other_are_refused(settings: dict, error: 
         ServerConfig(**settings).validate()
 
 
-def test_probes_tell_whether_an_engine_lives_and_belongs_to_an_ingress(folders) -> None:
-    channels = folders()
-    replica = channels.of_replica(0, 0)
-    replica.folder.mkdir()
-    heartbeat = Heartbeat(replica.heartbeat_file("scheduler"))
-    heartbeat.promise(60.0)
+def test_probes_tell_whether_an_engine_lives_and_belongs_to_an_ingress() -> None:
+    """tests/server/test_supervisor.py: when it does."""
+    is_ready = False
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
 
@@ -337,12 +348,10 @@ def test_probes_tell_whether_an_engine_lives_and_belongs_to_an_ingress(folders) 
         def statuses() -> list[int]:
             return [status("/health"), status("/ready"), status("/metrics")]
 
-        with answering_probes(listener, channels):
+        with answering_probes(listener, lambda: is_ready):
             assert statuses() == [200, 503, 404]
-            replica.joined_file.touch()
+            is_ready = True
             assert statuses() == [200, 200, 404]
-            heartbeat.promise(-1.0)
-            assert statuses() == [200, 503, 404], "one of its processes hangs"
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -86,9 +85,9 @@ class EngineModel:
         self.loaded: set[GrammarKey] = set()
         self.num_loads = 0
 
-    def calls(self, replies: list[CallReply], drained_file: Path = Path("drained")) -> Calls:
+    def calls(self, replies: list[CallReply]) -> Calls:
         """The scheduler's answers to calls, which go to ``replies``."""
-        return Calls(self.scheduler, replies.append, self.scheduler.stats, drained_file)
+        return Calls(self.scheduler, replies.append, self.scheduler.stats, lambda: None)
 
     def add(
         self,

@@ -1,7 +1,7 @@
 """The supervisor's look at the heartbeats of an engine."""
 
-import queue
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +15,14 @@ from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
 from radixrt.base.liveness.activity import Activity
-from radixrt.base.liveness.heartbeat import MISSED_S, Heartbeat, is_well
+from radixrt.base.liveness.heartbeat import MISSED_S, Heartbeat
+from radixrt.base.liveness.link import (
+    EnginesJoined,
+    Link,
+    ReplicaDrains,
+    ServerStatus,
+    ToSupervisor,
+)
 from radixrt.supervisor import launch
 from radixrt.supervisor.supervisor import (
     START_PATIENCE,
@@ -25,7 +32,14 @@ from radixrt.supervisor.supervisor import (
     _environment,
     _Replica,
 )
-from radixrt.supervisor.watch import LOOK_S, SILENCE_S, Clock, Watch
+from radixrt.supervisor.watch import (
+    LOOK_S,
+    SILENCE_S,
+    STUCK_PATIENCE,
+    STUCK_S,
+    Clock,
+    Watch,
+)
 
 NOW = time.monotonic()
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -36,7 +50,8 @@ def child_of(
 ) -> _Child:
     heartbeat = Heartbeat(file)
     watch = Watch(heartbeat, Activity(process.pid), finds_stopped=True)
-    return _Child(name, process, heartbeat, watch, replica)
+    link = Link(socket.socketpair()[0], ToSupervisor)
+    return _Child(name, process, heartbeat, watch, link, replica)
 
 
 @pytest.fixture
@@ -56,7 +71,8 @@ def supervisor(engine: list[_Child], age_s: float, step_timeout: float = 4.0) ->
     made._config = ServerConfig(step_timeout=step_timeout)
     made._engine, made._replicas, made._start_limit_s = engine, [], None
     made._ending, made._api, made._clock = [], None, Clock()
-    made._tokenizer_at = float("inf")
+    made.status, made._tokenizer_at = ServerStatus(), float("inf")
+    made.channels = SimpleNamespace(engine=1, next_engine=lambda: None)  # type: ignore[assignment]
     set_age(engine, age_s)
     return made
 
@@ -99,7 +115,6 @@ def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_cou
 ) -> None:
     one = supervisor(children, age_s)
     one._max_deaths, one._deaths = 3, _Deaths(2)
-    one.channels = SimpleNamespace(next_engine=lambda: None)  # type: ignore[assignment]
     one._start_due = lambda: None  # type: ignore[method-assign]
     children[0].name = "scheduler"
     children[0].heartbeat.promise(1.0, done=tokens)
@@ -120,7 +135,7 @@ def test_an_engine_ends_when_the_ingress_has_drained_all_its_replicas(
     """The replicas of a server with an api process wait for their next start."""
     one = object.__new__(Supervisor)
     one._config, one._max_deaths, one._api = ServerConfig(dp=2, join=join), 3, None
-    one.channels = Channels(tmp_path)
+    one.channels, one.status = Channels(tmp_path), ServerStatus()
     one._replicas = [_Replica(one.channels.of_replica(number, 0)) for number in range(2)]
     one._ending, one._tokenizer_at = [], float("inf")
     one._engine = [
@@ -134,7 +149,7 @@ def test_an_engine_ends_when_the_ingress_has_drained_all_its_replicas(
         child = next(deaths)
         if child is not None:
             child.process.wait()
-            one._replicas[child.replica or 0].channels.drained_file.touch()
+            one._take(child, ReplicaDrains())
         seen.append(child)
         return child
 
@@ -154,11 +169,13 @@ def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> Non
 class Scene:
     """A process that beats, and the watch over it. The times are the test's."""
 
-    def __init__(self, folder: Path, finds_stopped: bool = True) -> None:
+    def __init__(self, folder: Path, finds_stopped: bool = True, finds_stuck: bool = False) -> None:
         self.heartbeat = Heartbeat(folder / "scene")
         self.is_at_work = False
-        activity = SimpleNamespace(is_seen=lambda: self.is_at_work)
-        self.watch = Watch(self.heartbeat, activity, finds_stopped)  # type: ignore[arg-type]
+        activity = SimpleNamespace(
+            is_seen=lambda: self.is_at_work, is_stuck=lambda beating: not self.is_at_work
+        )
+        self.watch = Watch(self.heartbeat, activity, finds_stopped, finds_stuck)  # type: ignore[arg-type]
         self.clock, self.at = Clock(), 1000.0
 
     def look(self, seconds: float, beats: bool) -> str:
@@ -206,6 +223,33 @@ def test_a_step_that_takes_its_time_is_no_hang_while_the_process_beats(tmp_path:
     assert "--step-timeout" in scene.look(1.0, beats=True)
 
 
+def test_a_process_that_waits_for_itself_is_found_long_before_its_promise_is_broken(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path, finds_stuck=True)
+    scene.promise(30.0)
+    scene.is_at_work = True
+    assert not scene.look(10.0, beats=True)
+    scene.is_at_work = False
+    assert not scene.look(STUCK_S, beats=True)
+    assert "waited for itself for 5 s" in scene.look(1.0, beats=True)
+
+
+def test_a_step_may_wait_some_times_as_long_as_the_steps_before_it(tmp_path: Path) -> None:
+    """For a device on which no thread of the process is seen at work."""
+    scene = Scene(tmp_path, finds_stuck=True)
+    scene.heartbeat.worked(2.0)
+    scene.heartbeat.worked(0.1)
+    for _ in range(3):
+        scene.promise(60.0)
+        assert not scene.look(10.0, beats=True)
+    assert "waited for itself" in scene.look(STUCK_PATIENCE * 2.0 - 8.0, beats=True)
+    for _ in range(200):
+        scene.heartbeat.worked(0.1)
+    scene.promise(60.0)
+    assert scene.look(STUCK_S + 3.0, beats=True), "the long step was long ago"
+
+
 def test_with_a_step_timeout_that_was_given_only_that_counts(tmp_path: Path) -> None:
     scene = Scene(tmp_path, finds_stopped=False)
     scene.promise(60.0)
@@ -231,12 +275,11 @@ def test_nobody_is_late_after_the_whole_machine_stood_still(tmp_path: Path) -> N
 
 
 def test_a_process_that_does_not_end_delays_no_look_at_the_others(
-    tmp_path: Path, children: list[_Child]
+    tmp_path: Path, children: list[_Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed in the end, and only then another one takes its place."""
+    """As one that the system still takes apart. Only after its end another one takes its place."""
     one = supervisor(children, age_s=5.0)
     one._max_deaths, one._deaths, one._stopping = 3, _Deaths(), False
-    one._ended = queue.SimpleQueue()
     one.channels = Channels(tmp_path)
     one.channels.folder.mkdir()
     started: list[str] = []
@@ -249,15 +292,16 @@ def test_a_process_that_does_not_end_delays_no_look_at_the_others(
     one._replicas = [_Replica(one.channels.of_replica(0, 0))]
     stopped, dead = children
     stopped.process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(stopped.process, "poll", lambda: None)
+    monkeypatch.setattr(stopped.process, "kill", lambda: None)
     dead.process.kill()
     dead.process.wait()
     begin = time.perf_counter()
     one._replace_engine(dead)
     one._start_due()
     assert time.perf_counter() - begin < 2.0 and one._ending == [stopped] and not started
-    assert stopped.kill_at is not None
-    stopped.kill_at = NOW - 1.0  # its time is over
-    one._look_at_heartbeats()
+    monkeypatch.undo()
+    stopped.process.kill()
     assert stopped.process.wait(10) == -signal.SIGKILL
     one._start_due()
     assert started == ["worker", "scheduler", "tokenizer"]
@@ -332,16 +376,63 @@ def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:
 
 
 def test_a_process_without_beats_is_not_ready(tmp_path: Path) -> None:
-    channels = Channels(tmp_path)
-    channels.folder.mkdir()
-    heartbeat = Heartbeat(channels.heartbeat_file("worker"))
+    heartbeat = Heartbeat(tmp_path / "worker")
     heartbeat.promise(30.0)
-    assert is_well(channels)  # an engine on another machine has no such thread
+    assert heartbeat.is_well
     heartbeat._beat_at[0] = time.monotonic()
-    assert is_well(channels)
+    assert heartbeat.is_well
     heartbeat._beat_at[0] -= MISSED_S + 0.1
-    assert not is_well(channels)
+    assert not heartbeat.is_well
     heartbeat.keep_beating()
     deadline = time.monotonic() + 5
-    while not is_well(channels):
+    while not heartbeat.is_well:
         assert time.monotonic() < deadline
+
+
+def a_member(name: str, replica: int | None, folder: Path) -> _Child:
+    """A process that works, as far as its heartbeat tells."""
+    member = object.__new__(_Child)
+    member.name, member.replica, member.joined = name, replica, 0
+    member.heartbeat = Heartbeat(folder / f"{name}{replica}")
+    member.heartbeat.promise(60.0)
+    return member
+
+
+def test_a_server_is_ready_while_the_tokenizer_process_and_a_replica_are_well(
+    tmp_path: Path,
+) -> None:
+    tokenizer = a_member("tokenizer", None, tmp_path)
+    replicas = [
+        a_member(name, replica, tmp_path) for replica in (0, 1) for name in ("worker", "scheduler")
+    ]
+    one = supervisor([tokenizer, *replicas], 0.0)
+    assert one._is_well()
+    replicas[0].heartbeat.promise(-1.0)
+    assert one._is_well()
+    replicas[3].heartbeat.promise(-1.0)
+    assert not one._is_well()
+    tokenizer.joined = 1
+    assert one._is_well(), "an engine on another machine has joined"
+    tokenizer.heartbeat.promise(-1.0)
+    assert not one._is_well()
+    one._engine = replicas
+    assert not one._is_well()
+
+
+def test_an_engine_that_joins_an_ingress_is_ready_while_a_replica_belongs_to_it(
+    tmp_path: Path,
+) -> None:
+    replicas = [
+        a_member(name, replica, tmp_path) for replica in (0, 1) for name in ("worker", "scheduler")
+    ]
+    one = supervisor(replicas, 0.0)
+    one._config = ServerConfig(dp=2, join="tcp://127.0.0.1:1")
+    assert not one._is_well()
+    one._take(replicas[1], EnginesJoined(1))
+    assert one._is_well()
+    replicas[0].heartbeat.promise(-1.0)
+    assert not one._is_well(), "its worker hangs"
+    one._take(replicas[3], EnginesJoined(1))
+    assert one._is_well()
+    one._take(replicas[3], EnginesJoined(0))
+    assert not one._is_well()

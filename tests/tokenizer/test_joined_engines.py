@@ -8,6 +8,12 @@ import zmq
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import MAX_REPLICAS, ServerConfig
+from radixrt.base.liveness.link import (
+    EnginesJoined,
+    ServerStatus,
+    SupervisorLink,
+    ToSupervisor,
+)
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.calls import CacheTreeCall, FlushCacheCall, PinCall, StatsCall
 from radixrt.messages.ids import pack_ids
@@ -16,6 +22,14 @@ from radixrt.tokenizer.process import TokenizerProcess
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import FakeScheduler, engine_info
 from tests.tokenizer.test_replicas import STEP_S, Fleet, next_numbers, until, vocabulary  # noqa: F401
+
+
+class JoinSupervisor(SupervisorLink):
+    """An ingress is well while an engine has joined."""
+
+    def tell(self, message: ToSupervisor) -> None:
+        assert isinstance(message, EnginesJoined)
+        self.take(ServerStatus(is_well=message.count > 0))
 
 
 class JoinedFleet(Fleet):
@@ -29,11 +43,12 @@ class JoinedFleet(Fleet):
         self.replicas: dict[int, FakeScheduler] = {}
         self._folders: list[Channels] = []
         config = ServerConfig(dp=0, replica_listen="tcp://127.0.0.1:*", **self._common)
-        self.process = TokenizerProcess(config, self.channels, vocabulary)
+        self.supervisor = JoinSupervisor()
+        self.process = TokenizerProcess(config, self.channels, vocabulary, self.supervisor)
         port = self.process._schedulers._port
         assert port is not None
         self.address = port._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.client = EngineClient(self.channels)
+        self.client = EngineClient(self.channels, supervisor=self.supervisor)
 
     def start_engine(self) -> None:
         """As a further replica."""

@@ -18,6 +18,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.constrained.compiler.pool import CompilePool
@@ -64,7 +65,7 @@ class Stage:
         self.vocabulary = vocabulary
         self.replica = channels.of_replica(0, 0)
         self.replica.folder.mkdir()
-        self.process = TokenizerProcess(config, channels, vocabulary)
+        self.process = TokenizerProcess(config, channels, vocabulary, SupervisorLink())
         self.client = EngineClient(channels)
         self.at_scheduler: AsyncInbox[ToScheduler] = AsyncInbox(
             self.replica.address("tokenizer", "scheduler"), ToScheduler

@@ -5,12 +5,15 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import pytest
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.calls import CacheNodeCall, CacheTreeCall, FlushCacheCall, PinCall, StatsCall
@@ -38,12 +41,13 @@ class Fleet:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.channels = Channels(Channels.make_run_dir())
+        self.supervisor = SupervisorLink()
         self.replicas: dict[int, FakeScheduler] = {}
         for replica in range(NUM_REPLICAS):
             self.start_replica(replica, 0)
         self.config = ServerConfig(dp=NUM_REPLICAS)
-        self.process = TokenizerProcess(self.config, self.channels, vocabulary)
-        self.client = EngineClient(Channels(self.channels.run_dir))
+        self.process = TokenizerProcess(self.config, self.channels, vocabulary, self.supervisor)
+        self.client = EngineClient(Channels(self.channels.run_dir), supervisor=self.supervisor)
         self._vocabulary = vocabulary
 
     def run(self) -> None:
@@ -59,7 +63,10 @@ class Fleet:
         await self.stop()
         self.process.close()
         self.channels.next_engine()
-        self.process = TokenizerProcess(self.config, self.channels, self._vocabulary)
+        self._tell(engine=self.channels.engine)
+        self.process = TokenizerProcess(
+            self.config, self.channels, self._vocabulary, self.supervisor
+        )
         self.run()
 
     def start_replica(self, replica: int, start: int) -> None:
@@ -68,10 +75,17 @@ class Fleet:
         scheduler = FakeScheduler(channels, engine_info(), STEP_S)
         scheduler.script = next_numbers
         self.replicas[replica] = scheduler
+        self._tell(starts={**self.supervisor.status.starts, replica: start})
 
     def kill_replica(self, replica: int, start: int = 0) -> None:
         self.replicas.pop(replica).close()
         shutil.rmtree(self.channels.of_replica(replica, start).folder)
+        starts = self.supervisor.status.starts
+        self._tell(starts={number: start for number, start in starts.items() if number != replica})
+
+    def _tell(self, **changes: Any) -> None:
+        """As the supervisor does."""
+        self.supervisor.take(msgspec.structs.replace(self.supervisor.status, **changes))
 
     async def answer(
         self, name: str, tokens: list[int], length: int = 100, n: int = 1

@@ -1,5 +1,6 @@
 """Tells from the system's files whether a process works, waits for the CPU, or sleeps."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ class Activity:
 
     pid: int
     _cpu_ticks: int = -1
+    _main_switches: str = ""
 
     def is_seen(self) -> bool:
         """A thread is at work, or one was since the last look. Always true on systems without
@@ -27,10 +29,43 @@ class Activity:
             self._cpu_ticks = sum(map(int, _fields(process / "stat")[11:13]))
             if self._cpu_ticks != before:
                 return True
-            threads = [_fields(thread / "stat")[0] for thread in (process / "task").iterdir()]
+            return any(map(_is_at_work, (process / "task").iterdir()))
         except OSError:
             return True
-        return any(state in _AT_WORK for state in threads)
+
+    def is_stuck(self, beating: int) -> bool:
+        """The main thread has not run since the last call, and nothing is at work for it: no other
+        thread, and no process of the group, such as a compiler. Always false on systems without
+        ``/proc``, and of a process that is gone.
+
+        Args:
+            beating: the thread that beats, which runs whatever the process works on.
+        """
+        before = self._main_switches
+        try:
+            process = Path(f"/proc/{self.pid}")
+            status = (process / "status").read_text()
+            self._main_switches = status[status.index("voluntary_ctxt_switches") :]
+            if self._main_switches != before:
+                return False
+            threads = [t for t in (process / "task").iterdir() if int(t.name) != beating]
+            return not any(map(_is_at_work, threads)) and not self._group_is_at_work()
+        except (OSError, ValueError):
+            return False
+
+    def _group_is_at_work(self) -> bool:
+        """Each of the server's processes leads a group."""
+        group = str(self.pid).encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended
+                state, _, its_group = _fields(process / "stat")[:3]
+                if its_group == group and state in _AT_WORK:
+                    return True
+        return False
+
+
+def _is_at_work(thread: Path) -> bool:
+    return _fields(thread / "stat")[0] in _AT_WORK
 
 
 def _fields(stat: Path) -> list[bytes]:

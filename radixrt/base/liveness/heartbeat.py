@@ -8,10 +8,10 @@ sides map into memory, so they need no message and no system call.
 
 import math
 import mmap
+import threading
 import time
 from pathlib import Path
 
-from radixrt.base.channels import Channels
 from radixrt.base.liveness.supervision import start_thread
 
 WORK_LIMIT_S = 30.0
@@ -26,9 +26,12 @@ BEAT_S = 0.25
 MISSED_S = 1.0
 """Time without a beat after which a process is not ready."""
 
-_RECORD_BYTES = 24
+FORGETTING = 0.98
+"""Share of the longest step that counts after a further step."""
+
+_RECORD_BYTES = 40
 """Times of ``time.monotonic()``, which all processes of a machine share, of the promise and of the
-last beat; counted work."""
+last beat; counted work; the longest of the last steps; the thread that beats."""
 
 
 def work_limit_s(step_timeout: float | None) -> float:
@@ -64,7 +67,9 @@ class Heartbeat:
             self._record = mmap.mmap(file.fileno(), _RECORD_BYTES)
         self._due_at = memoryview(self._record)[:8].cast("d")
         self._total = memoryview(self._record)[8:16].cast("Q")
-        self._beat_at = memoryview(self._record)[16:].cast("d")
+        self._beat_at = memoryview(self._record)[16:24].cast("d")
+        self._recent_s = memoryview(self._record)[24:32].cast("d")
+        self._beating = memoryview(self._record)[32:].cast("Q")
         self._done = 0
         self._longest_s = 0.0
 
@@ -73,6 +78,7 @@ class Heartbeat:
         start_thread(self._beat, name="heartbeat")
 
     def _beat(self) -> None:
+        self._beating[0] = threading.get_native_id()
         while True:
             self._beat_at[0] = time.monotonic()
             time.sleep(BEAT_S)
@@ -104,6 +110,7 @@ class Heartbeat:
     def worked(self, seconds: float) -> None:
         """A piece of work took this long."""
         self._longest_s = max(self._longest_s, seconds)
+        self._recent_s[0] = max(FORGETTING * self._recent_s[0], seconds)
 
     def is_overdue(self) -> bool:
         """The process has promised something and has not kept it."""
@@ -112,6 +119,10 @@ class Heartbeat:
     def is_missed(self) -> bool:
         """The process beats, and has not done so for a while."""
         return 0.0 < self.beat_at < time.monotonic() - MISSED_S
+
+    @property
+    def is_well(self) -> bool:
+        return not (self.is_overdue() or self.is_missed())
 
     @property
     def due_at(self) -> float:
@@ -124,29 +135,27 @@ class Heartbeat:
         return self._beat_at[0]
 
     @property
+    def recent_s(self) -> float:
+        """Duration of the longest of the last pieces of work; 0: unknown."""
+        return self._recent_s[0]
+
+    @property
+    def beating(self) -> int:
+        """Id of the thread that beats."""
+        return self._beating[0]
+
+    @property
     def has_begun(self) -> bool:
         """The process has started, and has promised something."""
         return bool(self._due_at[0])
 
     def close(self) -> None:
         """Close the file; the record can't be read any more."""
-        self._due_at.release()
-        self._total.release()
-        self._beat_at.release()
+        for field in (self._due_at, self._total, self._beat_at, self._recent_s, self._beating):
+            field.release()
         self._record.close()
 
     @property
     def done(self) -> int:
         """Units of work that the process has finished since it began."""
         return self._total[0]
-
-
-def is_well(channels: Channels) -> bool:
-    """The processes of an engine, or of a replica, are there, and none of them hangs or misses its beats."""
-    try:
-        records = [Heartbeat(file) for file in channels.heartbeat_files()]
-    except FileNotFoundError:  # the supervisor has just removed the files of a dead one
-        return False
-    return bool(records) and not any(
-        record.is_overdue() or record.is_missed() for record in records
-    )
