@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import OTHER_BYTES, available_memory
+from radixrt.device.host_memory import OTHER_BYTES, available_memory, has_gpu
 from radixrt.layers.quantization.scheme import BLOCK_KINDS, HEAD_BITS, quantization_scheme
 from radixrt.models.checkpoint import (
     checkpoint_dtype,
@@ -91,6 +92,27 @@ def check_fits(need: MemoryNeed, engines: int = 1) -> None:
         "available. Free memory, raise the limit of the container, or choose a smaller model or one of fewer bits "
         "(--quantization int8, --quantization int4, or a GGUF file of a packed kind)."
     )
+
+
+def memory_sentence(config: ServerConfig) -> str:
+    """The memory that an engine's weights need and that is available now; "": they lie on a GPU, or are not read from files."""
+    if config.load_format == "dummy" or not loads_into_memory(config.device):
+        return ""
+    try:
+        need = memory_need(
+            Path(config.model_path), dtype=config.dtype, quantization=config.quantization
+        )
+    except (ConfigError, OSError):  # its files are gone
+        return ""
+    return (
+        f"Its weights need at least {need.in_memory / 1e9:.2f} GB, and {available_memory() / 1e9:.2f} GB were available "
+        "when it was started."
+    )
+
+
+def loads_into_memory(device: str) -> bool:
+    """Whether weights come into this machine's memory, by ``--device``; asked without torch."""
+    return device == "cpu" or not has_gpu()
 
 
 def _of_gguf(model_dir: Path, width: int, quantization: str) -> MemoryNeed:

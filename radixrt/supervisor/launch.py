@@ -12,7 +12,6 @@ from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.tls import server_context
-from radixrt.device.host_memory import has_gpu
 from radixrt.models.checkpoint import (
     check_checkpoint,
     check_ranks,
@@ -21,7 +20,7 @@ from radixrt.models.checkpoint import (
     served_context_length,
     unreadable,
 )
-from radixrt.models.memory_need import check_fits, memory_need
+from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
 from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
@@ -45,11 +44,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
         model_config = check_checkpoint(
             model_dir, config.load_format if has_engine else "dummy", config.quantization
         )
-        if (
-            has_engine
-            and config.load_format != "dummy"
-            and (config.device == "cpu" or not has_gpu())
-        ):
+        if has_engine and config.load_format != "dummy" and loads_into_memory(config.device):
             need = memory_need(model_dir, dtype=config.dtype, quantization=config.quantization)
             check_fits(need, config.dp)
         pooling = read_pooling(model_dir, model_config)

@@ -42,6 +42,7 @@ from radixrt.base.liveness.link import (
     ToSupervisor,
 )
 from radixrt.base.liveness.supervision import start_thread
+from radixrt.models.memory_need import memory_sentence
 from radixrt.supervisor.watch import LOOK_S, Clock, Watch
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,9 @@ class _Child:
     """The reason for which it ended, if it could not start."""
     hung: str = ""
     """How it hung, if it was killed for that."""
+    loads: str = ""
+    """The memory that the model needs and that there was at the start, as a sentence; "": it loads no model into this
+    machine's memory."""
 
     @property
     def label(self) -> str:
@@ -148,13 +152,15 @@ class _Child:
         status = self.process.returncode
         if self.hung:
             how = f"{self.hung}, and was killed"
+        elif status == -signal.SIGKILL and self.loads and not self.heartbeat.has_begun:
+            how = f"was killed while it loaded the model, probably because memory ran out. {self.loads}"
         elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         else:
             how = f"ended with status {status}"
         tail = "".join(f"    {line}" for line in self.log_tail)
         return EngineDiedError(
-            f"The {self.label} process {how}. The end of its log:\n{tail or '    (empty)'}"
+            f"The {self.label} process {how.removesuffix('.')}. The end of its log:\n{tail or '    (empty)'}"
         )
 
 
@@ -372,7 +378,10 @@ class Supervisor:
         finds_stuck = finds_stopped and not waits_for_others
         watch = Watch(heartbeat, Activity(process.pid), finds_stopped, finds_stuck)
         replica = channels.replica if self._config.is_routed else None
-        child = _Child(name, process, heartbeat, watch, Link(ours, ToSupervisor), replica)
+        loads = memory_sentence(self._config) if module == "worker" else ""
+        child = _Child(
+            name, process, heartbeat, watch, Link(ours, ToSupervisor), replica, loads=loads
+        )
         child.tell(self.status)
         start_thread(
             child.follow, self._news, self._show_log, name=f"link of the {child.label} process"

@@ -1,12 +1,15 @@
 """A model that does not fit the memory is refused before anything is loaded or downloaded, with the numbers."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -104,7 +107,7 @@ def test_each_replica_needs_weights_of_its_own(
     folder = checkpoint("llama")
     weights = memory_need(folder).in_memory
     monkeypatch.setattr(needs, "available_memory", lambda: weights + OTHER_BYTES)
-    monkeypatch.setattr("radixrt.supervisor.launch.has_gpu", lambda: False)
+    monkeypatch.setattr("radixrt.models.memory_need.has_gpu", lambda: False)
     prepare(ServerConfig(model_path=str(folder)))
     with pytest.raises(ConfigError, match="in each of 2 engines"):
         prepare(ServerConfig(model_path=str(folder), dp=2))
@@ -149,3 +152,34 @@ def test_a_model_that_does_not_fit_is_refused_in_seconds(
     printed = done.stdout + done.stderr
     assert "needs at least 4398.6 GB of memory" in " ".join(printed.split()), printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="weights of a GPU do not lie in this memory")
+def test_a_worker_that_is_killed_while_it_loads_is_reported_with_both_numbers(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """As the kernel kills a process that takes more memory than there is."""
+    flags = ["--model-path", str(model_dir), "--device", "cpu", "--port", "0"]
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        command = [sys.executable, "-m", "radixrt.cli", "serve", *flags]
+        server = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        deadline = time.monotonic() + 60
+        while not (workers := workers_of(server.pid)):
+            assert time.monotonic() < deadline and server.poll() is None
+            time.sleep(0.01)
+        workers[0].kill()
+        said = r"was killed while it loaded the model, probably because memory ran out. "
+        numbers = r"Its weights need at least 0.00 GB, and \d+\.\d\d GB were available"
+        while not re.search(said + numbers, log.read_text()):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    children = psutil.Process(pid).children()
+    return [child for child in children if "radixrt.worker" in child.cmdline()]
