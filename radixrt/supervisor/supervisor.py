@@ -89,6 +89,7 @@ class _Child:
     """Number of the replica that it is part of; None: of none, or of the only one."""
     started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
+    told: ServerStatus | None = None
     is_ending: bool = False
     """The supervisor ends it, so that its end is no news."""
     joined: int = 0
@@ -131,8 +132,9 @@ class _Child:
                     show(line)
 
     def tell(self, status: ServerStatus) -> None:
-        if not self.link.send(status):
-            self.process.kill()
+        """Tell it what it was not told yet. If it reads nothing, the next attempt tells the latest."""
+        if status != self.told and self.link.send(status):
+            self.told = status
 
     def kill_if_hung(self, clock: Clock, at: float, is_late: bool) -> None:
         """
@@ -422,18 +424,16 @@ class Supervisor:
                 child.cannot_start = message.reason
 
     def _publish(self) -> None:
-        """Tell all processes what has changed."""
+        """Tell all processes what they do not know yet."""
         replicas = dict(enumerate(self._replicas))
-        status = ServerStatus(
+        self.status = ServerStatus(
             engine=self.channels.engine,
             starts={n: r.channels.start for n, r in replicas.items() if r.restart_at == math.inf},
             drained=[n for n, replica in replicas.items() if replica.is_drained],
             is_well=self._is_well(),
         )
-        if status != self.status:
-            self.status = status
-            for child in self._children:
-                child.tell(status)
+        for child in self._children:
+            child.tell(self.status)
 
     def _is_well(self) -> bool:
         """The engine can take requests, as far as heartbeats tell."""

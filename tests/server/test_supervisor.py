@@ -1,5 +1,7 @@
 """The supervisor's look at the heartbeats of an engine."""
 
+import os
+import queue
 import signal
 import socket
 import subprocess
@@ -308,6 +310,36 @@ def test_a_process_that_does_not_end_delays_no_look_at_the_others(
     for child in one._engine:
         child.process.kill()
         child.process.wait()
+
+
+def test_a_death_is_noticed_though_a_process_that_it_has_started_holds_its_log_open() -> None:
+    starting = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid)"
+    ours, theirs = socket.socketpair()
+    pipe = subprocess.PIPE
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-c", starting],
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            pass_fds=[theirs.fileno()],
+        )
+    child = object.__new__(_Child)
+    child.name, child.replica, child.process = "worker", None, process
+    child.link = Link(ours, ToSupervisor)
+    news: queue.SimpleQueue = queue.SimpleQueue()
+    child.follow(news, lambda line: None)
+    assert news.get_nowait() == (child, None) and process.returncode == 0
+    assert process.stdout is not None
+    os.kill(int(process.stdout.read()), signal.SIGKILL)
+
+
+def test_nobody_waits_for_a_process_that_reads_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = Link(ours, ToSupervisor)
+        assert sum(1 for _ in iter(lambda: link.send(ServerStatus()), False)) > 100
+    assert link.send(ServerStatus()), "it is gone"
 
 
 @pytest.mark.usefixtures("sigint")

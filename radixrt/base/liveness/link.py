@@ -75,8 +75,8 @@ class Link(Generic[Received]):
         self._decoder = msgspec.json.Decoder(received)  # type: ignore[call-overload]
 
     def send(self, message: msgspec.Struct) -> bool:
-        """Send without waiting; False: the other side has read nothing for thousands of messages. A message to a process that is
-        gone is dropped."""
+        """Send without waiting; False: the other side has not read hundreds of messages. A message to a process that is gone is
+        dropped."""
         line = msgspec.json.encode(message) + b"\n"
         try:
             return self._end.send(line, socket.MSG_DONTWAIT) == len(line)
@@ -139,10 +139,10 @@ class SupervisorLink:
         with self._lock:
             self._listeners.append(listener)
         try:
-            while not condition(self.status):
+            while not condition(status := self.status):
                 await changed.wait()
                 changed.clear()
-            return self.status
+            return status
         finally:
             with self._lock:
                 self._listeners.remove(listener)
