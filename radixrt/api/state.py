@@ -77,16 +77,6 @@ class ServerState:
         """HTTP requests that compute an answer."""
         return len(self._open)
 
-    def check_answer_count(self, num_prompts: int, n: int) -> None:
-        """Raises:
-        RequestError: one HTTP request asks for more answers than the queue can ever hold.
-        """
-        if num_prompts * n > self.config.max_queued_requests:
-            raise RequestError(
-                f"The request asks for {num_prompts * n} answers ({num_prompts} prompts, n={n}); this server takes "
-                f"at most {self.config.max_queued_requests} in one request (--max-queued-requests)."
-            )
-
     @contextmanager
     def answers(
         self, requests: list[GenerateRequest], constraint_field: str = ""

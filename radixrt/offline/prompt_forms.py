@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError
-from radixrt.base.nesting import check_depth
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 

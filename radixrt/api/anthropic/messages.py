@@ -77,7 +77,7 @@ def message_routes(state: ServerState) -> APIRouter:
     @router.takes("/v1/messages/count_tokens", CountTokensRequest, refuse_unsupported_fields)
     async def count_tokens(request: Request, fields: CountTokensRequest) -> Response:
         chat = to_chat(fields)
-        continuation = Continuation.of(chat, "messages", state.conversations, request)
+        continuation = Continuation.find(chat, "messages", state.conversations, request)
         prompt = chat_prompt(chat, chat.messages, continuation.messages)
         call = TokenizeCall(prompt, caller_of(request).tenant, fields.cache_salt or "")
         tokenized = await state.client.call(call)

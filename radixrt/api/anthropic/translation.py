@@ -6,14 +6,8 @@ from typing import Any
 import msgspec
 
 from radixrt.api.anthropic.protocol import Blocks, InputMessage, MessagesRequest
-from radixrt.api.requests.items import string_in, text_parts, warn_of_skipped
-from radixrt.api.requests.json_text import json_text
-from radixrt.api.requests.protocol import (
-    CacheControl,
-    ChatCompletionRequest,
-    ChatMessage,
-    GenerationFields,
-)
+from radixrt.api.requests.messages import json_text, string_in, text_parts, warn_of_skipped
+from radixrt.api.requests.protocol import CacheControl, ChatCompletionRequest, ChatMessage
 from radixrt.base.errors import RequestError
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -31,7 +25,7 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
     messages = [*_system(fields.system), *_messages(fields.messages)]
     if fields.cache_control is not None and messages:
         messages[-1].cache_control = fields.cache_control
-    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+    shared: dict[str, Any] = {}
     if fields.stop_sequences:
         shared["stop"] = fields.stop_sequences
     thinking = fields.thinking
@@ -42,7 +36,8 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
     if answer_format is not None:
         shared["response_format"] = _response_format(answer_format)
     choice, parallel = _tool_choice(fields.tool_choice)
-    return ChatCompletionRequest(
+    return fields.translated(
+        ChatCompletionRequest,
         **shared,
         messages=messages,
         tools=_tools(fields.tools),
@@ -53,8 +48,6 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
         chat_template_kwargs=_template_kwargs(fields),
         replay_reasoning=fields.replay_reasoning is not False,
         include_reasoning=not (thinking and thinking.display == "omitted"),
-        logprobs=fields.logprobs,
-        top_logprobs=fields.top_logprobs,
     )
 
 

@@ -16,8 +16,8 @@ from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
 from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import new_id
+from radixrt.api.requests.messages import to_template_messages
 from radixrt.api.requests.protocol import GenerationFields, KeepRequest, PromptRequest
-from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 
@@ -42,7 +42,7 @@ class Continuation:
     """Number of its messages, or characters."""
 
     @staticmethod
-    def of(
+    def find(
         fields: AnyContinuing, kind: Kind, conversations: ConversationStore, request: Request
     ) -> "Continuation":
         """Raises:
@@ -66,7 +66,7 @@ class Continuation:
         return Continuation(access_key, source, _taken(fields.continue_after, source))
 
     @staticmethod
-    def of_one_prompt(
+    def find_one_prompt(
         fields: KeepRequest | PromptRequest, conversations: ConversationStore, request: Request
     ) -> "Continuation":
         """Raises:
@@ -75,7 +75,7 @@ class Continuation:
         if (fields.messages is None) == (fields.prompt is None):
             raise RequestError("Give either messages or a prompt (a string).", param="messages")
         kind: Kind = "text" if fields.messages is None else "messages"
-        return Continuation.of(fields, kind, conversations, request)
+        return Continuation.find(fields, kind, conversations, request)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ class ConversationRecorder:
         self._response = b""
 
     @staticmethod
-    def of(
+    def for_request(
         fields: GenerationFields,
         conversations: ConversationStore,
         conversation_id: str,
@@ -222,7 +222,7 @@ def conversation_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/conversations", KeepRequest)
     async def keep(request: Request, fields: KeepRequest) -> Response:
-        continuation = Continuation.of_one_prompt(fields, state.conversations, request)
+        continuation = Continuation.find_one_prompt(fields, state.conversations, request)
         items: Items = fields.prompt or ""
         if fields.messages is not None:
             items = to_template_messages(fields.messages)

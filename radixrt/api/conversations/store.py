@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from radixrt.api.http.json_size import upper_bound
-from radixrt.api.requests.limits import MAX_ENTRIES
+from radixrt.api.requests.protocol import MAX_ENTRIES
 from radixrt.base.errors import RequestError
 
 Kind = Literal["messages", "text"]

@@ -9,8 +9,7 @@ from fastapi import Request
 
 from radixrt.api.http.events import while_connected
 from radixrt.api.http.keys import caller_of
-from radixrt.api.http.middleware import request_id
-from radixrt.api.requests.options import request_options
+from radixrt.api.requests.options import check_answer_count, request_id, request_options
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import QueueFields, refuse_unsupported
 from radixrt.api.state import ServerState
@@ -52,7 +51,7 @@ async def compute(
         RequestError: a field is out of its range, or a prompt was refused or dropped.
         EngineDiedError: the engine ended.
     """
-    state.check_answer_count(len(prompts), 1)
+    check_answer_count(state.config, len(prompts))
     name = request.state.request_id = request_id(kind, fields.rid, fields.request_id)
     options = request_options(fields, state.config, caller_of(request), PREFILL_ONLY)
     return await while_connected(request, run_pooled(state.run, name, prompts, options, pool))
@@ -98,10 +97,7 @@ def input_prompts(
     Raises:
         RequestError: it is none of these, or too many; names the field.
     """
-    prompts = parse_prompts(
-        given, state.info.vocab_size, True, lambda n: state.check_answer_count(n, 1), field
-    )
-    return [cut(prompt, most_tokens) for prompt in prompts]
+    return [cut(prompt, most_tokens) for prompt in parse_prompts(given, state, field=field)]
 
 
 def refuse_others(body: dict[str, Any]) -> None:

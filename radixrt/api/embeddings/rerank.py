@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.embeddings.pooled import PooledFields, judge_pairs, refuse_others, usage_of
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
-from radixrt.api.requests.items import string_in
+from radixrt.api.requests.messages import string_in
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 

@@ -17,6 +17,7 @@ from radixrt.api.embeddings.pooled import (
 )
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
+from radixrt.api.requests.options import check_answer_count
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.client.pooling import Pooled, Vector, most_input_tokens, paired
@@ -40,7 +41,7 @@ def score_routes(state: ServerState) -> APIRouter:
 
     async def score_pairs(request: Request, fields: ScorePairsRequest) -> Response:
         pairs = paired(fields.text_1, fields.text_2)
-        state.check_answer_count(len(pairs), 1)
+        check_answer_count(state.config, len(pairs))
         judged = await judge_pairs(request, state, fields, "score", pairs, fields.instruction or "")
         data = [
             {"index": index, "object": "score", "score": score}

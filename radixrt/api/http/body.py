@@ -10,10 +10,9 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from radixrt.api.http.json_bounds import JsonBounds
-from radixrt.api.requests.limits import check_lengths
-from radixrt.api.requests.protocol import UNSUPPORTED
+from radixrt.api.requests.protocol import UNSUPPORTED, check_lengths
+from radixrt.base.convert import MAX_DEPTH
 from radixrt.base.errors import RequestError
-from radixrt.base.nesting import MAX_DEPTH
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import Caller, caller_of
-from radixrt.api.http.middleware import request_id
-from radixrt.api.requests.options import request_options
+from radixrt.api.requests.options import request_id, request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import PromptRequest, RequestBody
 from radixrt.api.state import ServerState

@@ -53,14 +53,14 @@ def _prepare(
     for name in ("keep", "continue_from"):
         if getattr(fields, name):
             raise RequestError(f"{name} is no field of /infill; leave it out.", param=name)
-    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+    shared: dict[str, Any] = {}
     if fields.n_predict is not None:
         shared["max_tokens"] = fields.n_predict if fields.n_predict >= 0 else None
     if fields.repeat_penalty is not None:
         shared["repetition_penalty"] = fields.repeat_penalty
     files = [(extra.filename, extra.text) for extra in fields.input_extra or ()]
     prompt = FimPrompt(fields.input_prefix, fields.input_suffix, fields.prompt or "", files)
-    completion = CompletionRequest(**shared, prompt="")
+    completion = fields.translated(CompletionRequest, **shared, prompt="")
     prepared = prepare_completion(completion, state, request, prompt, default_max_tokens=None)
     prepared.check_one_answer()
     return prepared

@@ -9,15 +9,19 @@ from radixrt.api.answering import PreparedRequest, respond
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
-from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import chat_logprobs
 from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.custom_tools import CustomCalls
-from radixrt.api.requests.options import generation_options
+from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
-from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
+from radixrt.api.requests.tools import (
+    CustomCalls,
+    call_as_json,
+    call_delta,
+    calls_tools,
+    tool_constraint,
+)
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError, shown
@@ -56,45 +60,40 @@ def prepare_chat(
         instructions: a system message before all messages, which is not kept with them.
 
     Raises:
-    RequestError: a field is out of its range, or does not fit the others; names it.
+        RequestError: a field is out of its range, or does not fit the others; names it.
     """
-    continuation = Continuation.of(fields, "messages", state.conversations, request)
+    continuation = Continuation.find(fields, "messages", state.conversations, request)
     prompt = chat_prompt(fields, fields.messages, continuation.messages, instructions=instructions)
-    format_name = state.config.tool_call_parser
-    constraint = tool_constraint(
-        fields, FORMATS.get(format_name), asked_constraint(fields, state.config)
-    )
+    call_parser = state.config.tool_call_parser
+    asked = asked_constraint(fields, state.config)
+    constraint, field = tool_constraint(fields, FORMATS.get(call_parser), asked)
     max_tokens = fields.max_completion_tokens
-    options = generation_options(
-        fields,
-        state,
-        caller_of(request),
-        constraint.constraint,
-        logprobs=_logprobs(fields),
-        max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
+    overrides: dict[str, Any] = {
+        "logprobs": _logprobs(fields),
+        "max_tokens": fields.max_tokens if max_tokens is None else max_tokens,
+    }
+    reasoning_parser = _reasoning_parser(fields, state, constraint)
+    generate = GenerateRequest(
+        request_id=request_id(id_prefix, fields.rid, fields.request_id),
+        prompt=prompt,
+        options=generation_options(fields, state, caller_of(request), constraint, **overrides),
+        stream=bool(fields.stream),
+        return_prompt_token_ids=bool(fields.return_token_ids),
+        parse_tool_calls=call_parser if calls_tools(fields) else "",
+        constraint=constraint,
+        parse_reasoning=reasoning_parser,
+        stream_values=streams_values(fields, constraint),
+        prediction="" if fields.prediction is None else fields.prediction.text(),
     )
-    response_id = request_id(id_prefix, fields.rid, fields.request_id)
-    recorder = ConversationRecorder.of(
+    recorder = ConversationRecorder.for_request(
         fields,
         state.conversations,
-        response_id,
+        generate.request_id,
         continuation,
         prompt.messages[bool(instructions) + continuation.taken :],
         prompt.continue_final_message,
     )
-    generate = GenerateRequest(
-        request_id=response_id,
-        prompt=prompt,
-        options=options,
-        stream=bool(fields.stream),
-        return_prompt_token_ids=bool(fields.return_token_ids),
-        parse_tool_calls=format_name if calls_tools(fields) else "",
-        constraint=constraint.constraint,
-        parse_reasoning=_reasoning_parser(fields, state, constraint.constraint),
-        stream_values=streams_values(fields, constraint.constraint),
-        prediction="" if fields.prediction is None else fields.prediction.text(),
-    )
-    return PreparedRequest(response_id, [generate], constraint.field, fields, recorder)
+    return PreparedRequest(generate.request_id, [generate], field, fields, recorder)
 
 
 class _Chat(OpenAIFormatter[ChatCompletionRequest]):

@@ -10,11 +10,10 @@ from radixrt.api.answering import PreparedRequest, respond
 from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
-from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import CompletionLogprobs
 from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options
+from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
@@ -67,14 +66,14 @@ def prepare_completion(
     Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
-    continuation = Continuation.of(fields, "text", state.conversations, request)
+    continuation = Continuation.find(fields, "text", state.conversations, request)
     prompts: list[Prompt] = [] if fim is None else [fim]
     if fim is None:
         prompts = parse_prompts(
             _whole_prompt(fields, continuation),
-            state.info.vocab_size,
+            state,
             fields.add_special_tokens is not False,
-            lambda count: state.check_answer_count(count, fields.n or 1),
+            fields.n or 1,
         )
     if fields.suffix:
         prompts = _with_suffix(prompts, fields.suffix, fields)
@@ -91,7 +90,7 @@ def prepare_completion(
             param="max_tokens",
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
-    recorder = ConversationRecorder.of(
+    recorder = ConversationRecorder.for_request(
         fields,
         state.conversations,
         response_id,

@@ -19,9 +19,8 @@ from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.openai_responses.events import Event, ResponseEvents
 from radixrt.api.openai_responses.protocol import ResponsesRequest, refuse_unsupported_fields
 from radixrt.api.openai_responses.translation import to_chat
-from radixrt.api.requests.custom_tools import CustomCalls
-from radixrt.api.requests.json_text import json_text
-from radixrt.api.requests.tools import call_delta
+from radixrt.api.requests.messages import json_text
+from radixrt.api.requests.tools import CustomCalls, call_delta
 from radixrt.api.state import ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.messages.answers import AnswerChunk

@@ -11,8 +11,8 @@ from radixrt.api.openai_responses.protocol import (
     Items,
     ResponsesRequest,
 )
-from radixrt.api.requests.items import string_in, text_parts, warn_of_skipped
-from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, GenerationFields
+from radixrt.api.requests.messages import string_in, text_parts, warn_of_skipped
+from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage
 from radixrt.base.errors import RequestError
 
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text", "summary_text": "text"}  # fmt: skip
@@ -25,26 +25,24 @@ def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
     Raises:
         RequestError: an item, tool or choice is not supported or malformed; names it.
     """
-    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
-    shared["continue_from"] = fields.previous_response_id or fields.continue_from
-    shared["keep"] = is_stored(fields)
+    shared: dict[str, Any] = {}
     if fields.max_output_tokens is not None:
         shared["max_tokens"] = fields.max_output_tokens
     answer_format = fields.text.format if fields.text else None
     if answer_format is not None:
         shared["response_format"] = _response_format(answer_format)
     reasoning = fields.reasoning
-    return ChatCompletionRequest(
+    return fields.translated(
+        ChatCompletionRequest,
         **shared,
+        continue_from=fields.previous_response_id or fields.continue_from,
+        keep=is_stored(fields),
         messages=list(_messages(fields.input)),
         tools=_tools(fields.tools),
         tool_choice=_tool_choice(fields.tool_choice),
-        parallel_tool_calls=fields.parallel_tool_calls,
         reasoning_effort=fields.reasoning_effort or (reasoning.effort if reasoning else None),
-        chat_template_kwargs=fields.chat_template_kwargs,
         replay_reasoning=_replays(fields),
         logprobs=bool(fields.top_logprobs) or TEXT_LOGPROBS in (fields.include or ()) or None,
-        top_logprobs=fields.top_logprobs,
     )
 
 

@@ -1,11 +1,41 @@
-"""The fields of requests, as structs, and the unsupported fields, which are refused rather than ignored."""
+"""The fields of requests, as structs; their greatest lengths; and the unsupported fields, which are
+refused rather than ignored."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from radixrt.base.errors import RequestError, shown
+from radixrt.base.sampling_params import MAX_LOGIT_BIAS
 from radixrt.kv.cache_hint import CacheHint
+
+Translation = TypeVar("Translation", bound="GenerationFields")
+
+MAX_ENTRIES: Mapping[str, int] = {
+    "messages": 10_000,
+    "input": 10_000,
+    "tools": 1024,
+    "logit_bias": MAX_LOGIT_BIAS,
+    "chat_template_kwargs": 1024,
+}
+"""Most entries of lists and objects, by field, so that no request takes long to check. Other fields
+have limits of their own where they are read."""
+
+MAX_CHARACTERS: Mapping[str, int] = {
+    "cache_salt": 1024,
+    "model": 1024,
+    "continue_from": 1024,
+    "previous_response_id": 1024,
+    "lease": 1024,
+    "guided_decoding_backend": 1024,
+    "reasoning_effort": 1024,
+}
+"""Most characters of strings, by field."""
+
+
+TTL_S = {"30m": 1800.0, "12h": 43200.0, "24h": 86400.0}
+"""Seconds of each lifetime that OpenAI's fields about the cache have."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -146,6 +176,20 @@ class GenerationFields(ConstraintFields, kw_only=True):
     """"24h": retention level "high" for this time; "in_memory"."""
     prompt_cache_options: PromptCacheOptions | None = None
 
+    def translated(self, into: type[Translation], **fields: Any) -> Translation:
+        """This request in the form of another API.
+
+        Args:
+            fields: those that have another name or value there; the others that both have stay as
+                they are.
+
+        Raises:
+            RequestError: a translated field is too long.
+        """
+        check_lengths({name: fields.get(name) for name in ("messages", "reasoning_effort")})
+        shared = set(self.__struct_fields__) & set(into.__struct_fields__)
+        return into(**{name: getattr(self, name) for name in shared} | fields)
+
 
 class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | list[Any]
@@ -284,3 +328,21 @@ def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None
                 param=name,
                 code="unsupported_parameter",
             )
+
+
+def check_lengths(body: Mapping[str, Any]) -> None:
+    """Raises:
+    RequestError: a field is too long; names it and its limit.
+    """
+    for name, most in MAX_ENTRIES.items():
+        value = body.get(name)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise _too_long(name, len(value), most, "entries")
+    for name, most in MAX_CHARACTERS.items():
+        value = body.get(name)
+        if isinstance(value, str) and len(value) > most:
+            raise _too_long(name, len(value), most, "characters")
+
+
+def _too_long(name: str, size: int, most: int, unit: str) -> RequestError:
+    return RequestError(f"{name} has {size} {unit}; at most {most} are taken.", param=name)
