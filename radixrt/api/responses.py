@@ -81,17 +81,17 @@ def value_events(chunk: AnswerChunk) -> dict[str, Any]:
 
 
 def _value_event(event: ValueEvent) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "event": f"value.{event.event}",
         "pointer": event.pointer,
         "type": event.type,
     }
     if event.tool_call is not None:
-        told["tool_call"] = event.tool_call
+        fields["tool_call"] = event.tool_call
     if event.text is not None:
         line = event.text.replace("\n", " ").replace("\r", " ")  # an event's data is one line
-        told |= {"value": orjson.Fragment(line), "validated": event.validated}
-    return told
+        fields |= {"value": orjson.Fragment(line), "validated": event.validated}
+    return fields
 
 
 def times_extras(report: AnswerReport) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _keys(config: ServerConfig) -> Keys:
     Raises:
         ConfigError: they are not valid.
     """
-    source = KeySource.of(config, os.environ)
+    source = KeySource.from_config(config, os.environ)
     keys = Keys(source)
     if source.file is not None and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)

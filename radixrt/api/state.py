@@ -165,11 +165,11 @@ def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:
     RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them too; an answer that is
         cut off without notice would be worse.
     """
-    most = tenant.max_tokens
+    limit = tenant.max_tokens
     asked = max(request.sampling.max_tokens or 0 for request in requests)
-    if most is not None and asked > most:
+    if limit is not None and asked > limit:
         raise RequestError(
-            f"max_tokens is {asked}; this API key gets at most {most} tokens an answer.",
+            f"max_tokens is {asked}; this API key gets at most {limit} tokens an answer.",
             param="max_tokens",
         )
 

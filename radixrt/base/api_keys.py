@@ -89,7 +89,7 @@ class KeySource:
     """Keys of admins, as clients send them."""
 
     @staticmethod
-    def of(config: ServerConfig, environment: Mapping[str, str]) -> "KeySource":
+    def from_config(config: ServerConfig, environment: Mapping[str, str]) -> "KeySource":
         """The flags, and the environment for those that are not given."""
         declared = config.api_keys or environment.get(KEYS_VARIABLE) or None
         plain = config.api_key or environment.get(KEY_VARIABLE) or None

@@ -445,7 +445,7 @@ class ServerConfig(SchedulerSettings):
         for origin in listed(self.cors_origins):
             if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
                 raise ConfigError(
-                    f"--cors-origins {origin} is no origin: write it as https://chat.example.com or "
+                    f"--cors-origins {origin} is not a valid origin: write it as https://chat.example.com or "
                     "http://localhost:3000, in small letters and without a path."
                 )
 
@@ -467,7 +467,7 @@ class ServerConfig(SchedulerSettings):
             address = getattr(self, name)
             if address is not None and not address.startswith(("tcp://", "ipc://")):
                 raise ConfigError(
-                    f"{flag_of(name)} {address} is no ZeroMQ address: write tcp://IP:PORT or ipc://FILE."
+                    f"{flag_of(name)} {address} is not a valid ZeroMQ address: write tcp://IP:PORT or ipc://FILE."
                 )
         if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
             raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
@@ -497,7 +497,7 @@ class ServerConfig(SchedulerSettings):
         return self.dp != 1 or self.join is not None or self.replica_listen is not None
 
     @property
-    def most_replicas(self) -> int:
+    def max_replicas(self) -> int:
         """With those that may join."""
         return self.dp if self.replica_listen is None else MAX_REPLICAS
 

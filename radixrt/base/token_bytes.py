@@ -28,7 +28,7 @@ class TokenBytes:
         self._is_byte_level = "ByteLevel" in steps
         self._has_byte_tokens = "ByteFallback" in steps
 
-    def of(self, token_id: int) -> bytes:
+    def bytes_of(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; b"" for an id without a token."""
         if token_id in self.added:
             return self.added[token_id].encode()
@@ -55,11 +55,11 @@ class TokenBytesTable:
         self.data = data
 
     @staticmethod
-    def of_tokens(tokens: Iterable[bytes]) -> "TokenBytesTable":
+    def from_tokens(tokens: Iterable[bytes]) -> "TokenBytesTable":
         tokens = list(tokens)
         return TokenBytesTable(array("I", accumulate(map(len, tokens))).tobytes(), b"".join(tokens))
 
-    def of(self, token_id: int) -> bytes | None:
+    def bytes_of(self, token_id: int) -> bytes | None:
         """The bytes of a token; None for an id beyond the table."""
         if not 0 <= token_id < len(self.ends):
             return None

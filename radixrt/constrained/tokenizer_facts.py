@@ -82,7 +82,7 @@ class TokenizerFacts:
         """
         token_bytes = TokenBytes(tokenizer)
         facts = TokenizerFacts._of_tokens(
-            [token_bytes.of(i) for i in range(vocab_size)],
+            [token_bytes.bytes_of(i) for i in range(vocab_size)],
             token_bytes.special_ids,
             vocab_size,
             eos_token_ids,

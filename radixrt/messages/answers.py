@@ -154,7 +154,7 @@ class RequestFailed(Message, frozen=True, kw_only=True):
     retry_after_s: int | None = None
 
     @staticmethod
-    def of(error: RequestError, request_id: str = "") -> "RequestFailed":
+    def from_error(error: RequestError, request_id: str = "") -> "RequestFailed":
         return RequestFailed(request_id=request_id, **vars(error))
 
     def as_error(self) -> RequestError:

@@ -16,7 +16,7 @@ RetentionLevel = Literal["none", "default", "high"]
 class TextPrompt(Message, frozen=True):
     text: str
     add_special_tokens: bool = True
-    most_tokens: int | None = None
+    max_tokens: int | None = None
     """A longer text is cut at its end; special tokens behind it stay. None: it is refused where it does not fit."""
 
 
@@ -66,9 +66,9 @@ class PairPrompt(Message, frozen=True):
     document: str
     instruction: str = ""
     """For a chat template: the task by which the document is judged; "": the usual one."""
-    most_tokens: int | None = None
+    max_tokens: int | None = None
     """The document is cut at its end so that all of it fits; None: it is refused."""
-    most_document_tokens: int | None = None
+    max_document_tokens: int | None = None
     """A longer document is cut at its end."""
 
 

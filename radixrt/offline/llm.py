@@ -22,7 +22,7 @@ from radixrt.client.pooling import (
     check_embeds,
     cut,
     judge,
-    most_input_tokens,
+    max_input_tokens,
     paired,
     run_pooled,
     shortened,
@@ -258,11 +258,11 @@ class LLM:
         """
         check_embeds(self.info.pooling, dimensions)
         single = is_one_prompt(prompts)
-        most = most_input_tokens(truncate_prompt_tokens, self.info)
+        limit = max_input_tokens(truncate_prompt_tokens, self.info)
         many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
         run = self._engine.run(
             self._computing(cache_salt)(
-                [cut(prompt_of(one), most) for one in many], DEFAULT_POOLING
+                [cut(prompt_of(one), limit) for one in many], DEFAULT_POOLING
             )
         )
         vectors = run.vectors
@@ -300,7 +300,7 @@ class LLM:
             self.info,
             paired(text_1, text_2),
             instruction=instruction,
-            most_tokens=most_input_tokens(truncate_prompt_tokens, self.info),
+            max_tokens=max_input_tokens(truncate_prompt_tokens, self.info),
         )
         return self._engine.run(judging).scores
 
@@ -468,7 +468,7 @@ class LLM:
         answers = await self._engine.client.answers(
             requests, MAX_CONCURRENT_REQUESTS, lambda number, answer: bar.advance(task)
         )
-        return [Output.of(chunks) for chunks in answers]
+        return [Output.from_chunks(chunks) for chunks in answers]
 
 
 def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:

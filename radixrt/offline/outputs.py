@@ -25,7 +25,7 @@ class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):
     """The text of the reasoning before the answer (with ``reasoning_parser``, in chats)."""
 
     @staticmethod
-    def of(chunk: AnswerChunk) -> "Answer":
+    def from_chunk(chunk: AnswerChunk) -> "Answer":
         """From the only chunk of an answer that was not streamed."""
         return Answer(
             text=chunk.text,
@@ -45,12 +45,12 @@ class Output:
     """One for each token of the prompt, if asked for."""
 
     @staticmethod
-    def of(chunks: list[AnswerChunk]) -> "Output":
+    def from_chunks(chunks: list[AnswerChunk]) -> "Output":
         """From the chunks of a request that was not streamed, one for each answer."""
         chunks.sort(key=lambda chunk: chunk.index)
         prompt = next((chunk.prompt for chunk in chunks if chunk.prompt is not None), None)
         logprobs = None if prompt is None or prompt.logprobs is None else list(prompt.logprobs)
-        return Output([Answer.of(chunk) for chunk in chunks], logprobs)
+        return Output([Answer.from_chunk(chunk) for chunk in chunks], logprobs)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -27,7 +27,7 @@ def with_parsers(config: ServerConfig) -> ServerConfig:
     if "auto" not in (config.tool_call_parser, config.reasoning_parser):
         return config
     folder = Path(config.tokenizer_path or config.model_path)
-    marks = ModelMarks.of(folder, config.chat_template)
+    marks = ModelMarks.from_checkpoint(folder, config.chat_template)
     chosen: dict[str, Any] = {
         name: _recognised(formats, marks, flag)
         for name, formats, flag in (

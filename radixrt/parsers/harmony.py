@@ -38,7 +38,7 @@ class HarmonyParser:
         in_pieces: see :class:`~radixrt.parsers.tool_calls.parser.ToolCallParser`.
         is_held: a grammar governs the answer. Its content or its call then goes on to the end of it; without calls, the final
             message alone is content.
-        marks_are_told: only the marks that are told by :meth:`tell_mark` are some; other texts only look like them.
+        marks_are_given: only the marks that are added by :meth:`add_mark` are some; other texts only look like them.
 
     Attributes:
         end: length in characters of the reasoning before all other messages, with its headers; None: it goes on.
@@ -51,7 +51,7 @@ class HarmonyParser:
         calls: bool = False,
         in_pieces: bool = False,
         is_held: bool = False,
-        marks_are_told: bool = False,
+        marks_are_given: bool = False,
     ) -> None:
         self._takes_calls = calls
         self._is_held = is_held
@@ -69,9 +69,9 @@ class HarmonyParser:
         self.push(prompt_end.rpartition(ASSISTANT)[2] if ASSISTANT in prompt_end else "")
         self._num_pushed = len(self._text.unread)
         self.end = None if self.end is None else 0
-        self._marks = set() if marks_are_told else None
+        self._marks = set() if marks_are_given else None
 
-    def tell_mark(self, end: int) -> None:
+    def add_mark(self, end: int) -> None:
         """Tell where a mark ends, in characters of the answer, before its text is pushed."""
         if self._marks is not None:
             self._marks.add(end)

@@ -37,7 +37,7 @@ class ModelMarks:
         return all(mark in self.template for mark in marks)
 
     @staticmethod
-    def of(folder: Path, template_file: str | None = None) -> "ModelMarks":
+    def from_checkpoint(folder: Path, template_file: str | None = None) -> "ModelMarks":
         """The marks of the tokenizer in a folder.
 
         Args:

@@ -101,7 +101,7 @@ def serve(config: ServerConfig) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt_once)
     try:
-        keys = KeySource.of(config, os.environ)
+        keys = KeySource.from_config(config, os.environ)
         keys.load()  # here for its errors; the api process holds the keys
         config = prepare(config)
         if config.tls_cert is not None:

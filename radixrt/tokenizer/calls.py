@@ -168,7 +168,7 @@ class Calls:
     async def _tree(self, call: CacheTreeCall) -> _Builtins:
         tree = await self.ask(call)
         shows_texts = self.shows_cache_texts and call.with_texts
-        work = partial(with_texts, tree, self.node_texts.of, shows_texts)
+        work = partial(with_texts, tree, self.node_texts.text_of, shows_texts)
         return await self._queued(NO_TENANT, _num_shown_tokens(tree), work)
 
     @_answer.register

@@ -264,4 +264,4 @@ def failure(request_id: str, error: Exception) -> RequestFailed:
     if not isinstance(error, RequestError):
         log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
         error = unexpected_error()
-    return RequestFailed.of(error, request_id)
+    return RequestFailed.from_error(error, request_id)

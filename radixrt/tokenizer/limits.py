@@ -34,7 +34,7 @@ class Limits:
     vocab_size: int
 
     @staticmethod
-    def of(info: EngineInfo) -> "Limits":
+    def from_info(info: EngineInfo) -> "Limits":
         return Limits(info.context_length, info.kv_pool_tokens, info.vocab_size)
 
     @property
@@ -48,11 +48,11 @@ class Limits:
         Raises:
             RequestError: it is several times as long as any prompt could be.
         """
-        most = self.call_tokens * CALL_CHARS_PER_TOKEN if is_text else self.call_tokens
-        if size > most:
+        limit = self.call_tokens * CALL_CHARS_PER_TOKEN if is_text else self.call_tokens
+        if size > limit:
             unit = "characters" if is_text else "token ids"
             raise RequestError(
-                f"{size} {unit} are too many; this server takes at most {most} here. Send them in pieces.",
+                f"{size} {unit} are too many; this server takes at most {limit} here. Send them in pieces.",
                 status=413,
                 param="prompt" if is_text else "tokens",
             )

@@ -121,7 +121,7 @@ class TokenizerProcess:
         info = getting_ready.result()
         await learning
         self._info = info
-        self._limits = Limits.of(info)
+        self._limits = Limits.from_info(info)
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
         kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
@@ -133,11 +133,11 @@ class TokenizerProcess:
         self._explainer = Explainer(
             self._vocabulary,
             info.page_size,
-            most_bytes=min(MAX_BYTES, kept_bytes),
+            max_bytes=min(MAX_BYTES, kept_bytes),
             shows_texts=not self._config.hide_cache_texts,
         )
         self._replica_calls = ReplicaCalls(
-            self._schedulers, self._config.most_replicas, self._config.is_routed
+            self._schedulers, self._config.max_replicas, self._config.is_routed
         )
         self._calls = Calls(
             vocabulary=self._vocabulary,
@@ -309,8 +309,8 @@ class TokenizerProcess:
             layout=encoded.layout,
         )
         for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
-            told = request.resumed[index] if request.resumed else PartialAnswer()
-            if told.is_complete:
+            delivered = request.resumed[index] if request.resumed else PartialAnswer()
+            if delivered.is_complete:
                 continue
             sequence = SequenceRequest(
                 seq_id=self._in_flight.new_seq_id(),
@@ -342,8 +342,8 @@ class TokenizerProcess:
                 grammar_s=grammar_s,
             )
             checked = None if compiled is None else self._constraints.checked(sequence, compiled)
-            if told.token_ids:
-                sequence = self._resume(sequence, answer, checked, told)
+            if delivered.token_ids:
+                sequence = self._resume(sequence, answer, checked, delivered)
             grammar_to_send = None if compiled is None else compiled.grammar
             self._in_flight.begin(sequence, answer, scheduler, checked, grammar_to_send)
             record.seq_ids.append(sequence.seq_id)
@@ -355,19 +355,19 @@ class TokenizerProcess:
         sequence: SequenceRequest,
         answer: AnswerState,
         checked: CheckedSequence | None,
-        told: PartialAnswer,
+        delivered: PartialAnswer,
     ) -> SequenceRequest:
         """Continue an answer after the tokens that its client has. Noise depends only on seed, position and token, so the
         next tokens are those of an undisturbed run."""
-        token_ids = unpack_ids(told.token_ids).tolist()
+        token_ids = unpack_ids(delivered.token_ids).tolist()
         sampling, kept = sequence.sampling, token_ids
         ends = {*self._info.eos_token_ids, *sampling.stop_token_ids}
         if token_ids[-1] in ends or len(token_ids) >= (sampling.max_tokens or math.inf):
             kept = token_ids[:-1]  # the scheduler has to see the answer end
         answer.resume(token_ids, num_repeated=len(token_ids) - len(kept))
         if checked is not None:
-            checked.resume(kept, told.retries)
-        sampling = replace(sampling, seed=answer_seed(sampling.seed or 0, told.retries))
+            checked.resume(kept, delivered.retries)
+        sampling = replace(sampling, seed=answer_seed(sampling.seed or 0, delivered.retries))
         return replace(
             sequence,
             token_ids=sequence.token_ids + pack_ids(kept),

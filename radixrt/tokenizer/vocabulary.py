@@ -73,7 +73,7 @@ class Vocabulary:
         self._token_bytes = TokenBytes(self.backend)
         self._known_bytes: TokenBytesTable | None = None
         if facts is None:
-            rules = SegmentRules.of(self.backend, list(self.special_tokens.values()))
+            rules = SegmentRules.from_tokenizer(self.backend, list(self.special_tokens.values()))
             self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         else:
             rules, self.longest_token = facts.segment_rules, facts.longest_token
@@ -157,18 +157,18 @@ class Vocabulary:
             return ids[1:]
         return ids
 
-    def encode_cut(self, text: str, add_special_tokens: bool, most_tokens: int) -> list[int]:
-        """As :meth:`encode`, with the end of the text cut off beyond ``most_tokens``; special tokens behind it stay."""
-        end = CUT_CHARS_PER_TOKEN * (most_tokens + CUT_MARGIN)
-        longest = most_tokens * self.longest_token
+    def encode_cut(self, text: str, add_special_tokens: bool, max_tokens: int) -> list[int]:
+        """As :meth:`encode`, with the end of the text cut off beyond ``max_tokens``; special tokens behind it stay."""
+        end = CUT_CHARS_PER_TOKEN * (max_tokens + CUT_MARGIN)
+        longest = max_tokens * self.longest_token
         while True:
             part = text[: min(end, longest)]
             (encoding,) = self.backend.encode_batch_fast([part], add_special_tokens=False)
-            if len(encoding) > most_tokens + CUT_MARGIN or end >= min(len(text), longest):
+            if len(encoding) > max_tokens + CUT_MARGIN or end >= min(len(text), longest):
                 break
             end *= 4
         added = self.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
-        encoding.truncate(max(0, most_tokens - added))
+        encoding.truncate(max(0, max_tokens - added))
         ids: list[int] = self.backend.post_process(encoding, None, add_special_tokens).ids
         return ids
 
@@ -209,8 +209,8 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; b"" for an id without a token."""
-        found = None if self._known_bytes is None else self._known_bytes.of(token_id)
-        return self._token_bytes.of(token_id) if found is None else found
+        found = None if self._known_bytes is None else self._known_bytes.bytes_of(token_id)
+        return self._token_bytes.bytes_of(token_id) if found is None else found
 
     def symbols_of(self, token_id: int) -> Symbols:
         """What a token adds to the text, as tags are compared."""
@@ -225,7 +225,7 @@ class Vocabulary:
         """Find the bytes of all tokens, in some tenths of a second, so that :meth:`token_bytes` is quick for many of them."""
         if self._known_bytes is None:
             ids = range(1 + max(self.backend.get_vocab().values(), default=-1))
-            self._known_bytes = TokenBytesTable.of_tokens(map(self._token_bytes.of, ids))
+            self._known_bytes = TokenBytesTable.from_tokens(map(self._token_bytes.bytes_of, ids))
 
 
 def encode_aside(

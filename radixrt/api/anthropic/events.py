@@ -38,7 +38,7 @@ class MessageEvents:
         self._thinking = hashlib.sha256()
         self._has_called = False
 
-    def of(
+    def from_chunk(
         self,
         chunk: AnswerChunk,
         calls: list[dict[str, Any]],
@@ -67,8 +67,8 @@ class MessageEvents:
             yield self._delta({"type": "text_delta", "text": self._space})
         yield from self._close()
         times = times_extras(report) if self._returns_times else {}
-        told = structured_extras(report) | explanation_extras(report) | times | extras
-        yield self._message_delta(report) | told
+        extras = structured_extras(report) | explanation_extras(report) | times | extras
+        yield self._message_delta(report) | extras
         yield {"type": "message_stop"}
 
     def _pieces(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:

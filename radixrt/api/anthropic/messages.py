@@ -103,7 +103,7 @@ class _Message(Formatter):
         self._is_aborted = chunk.finish_reason == "abort"
         calls = [call_delta(call, "toolu") for call in chunk.tool_calls]
         kept = self._prepared.record(chunk, chunk.text, calls)
-        return self._events.of(chunk, calls, await chat_entries(chunk.logprobs), kept)
+        return self._events.from_chunk(chunk, calls, await chat_entries(chunk.logprobs), kept)
 
     def encoded(self, part: Event) -> bytes:
         return event(part, part["type"])

@@ -15,7 +15,7 @@ from radixrt.api.requests.protocol import QueueFields, refuse_unsupported
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
-from radixrt.client.pooling import Judged, Pooled, cut, judge, most_input_tokens, run_pooled
+from radixrt.client.pooling import Judged, Pooled, cut, judge, max_input_tokens, run_pooled
 from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
 from radixrt.messages.requests import Prompt
 
@@ -64,7 +64,7 @@ async def judge_pairs(
     kind: str,
     pairs: list[tuple[str, str]],
     instruction: str = "",
-    most_document_tokens: int | None = None,
+    max_document_tokens: int | None = None,
 ) -> Judged:
     """:func:`radixrt.client.pooling.judge` for a request; ``kind`` as in :func:`compute`."""
     return await judge(
@@ -72,8 +72,8 @@ async def judge_pairs(
         state.info,
         pairs,
         instruction=instruction,
-        most_tokens=most_input_tokens(fields.truncate_prompt_tokens, state.info),
-        most_document_tokens=most_document_tokens,
+        max_tokens=max_input_tokens(fields.truncate_prompt_tokens, state.info),
+        max_document_tokens=max_document_tokens,
     )
 
 
@@ -87,17 +87,17 @@ def usage_of(run: Pooled) -> dict[str, Any]:
 
 
 def input_prompts(
-    given: str | list[Any], field: str, state: ServerState, most_tokens: int | None
+    given: str | list[Any], field: str, state: ServerState, max_tokens: int | None
 ) -> list[Prompt]:
     """The prompts of a field in OpenAI's forms: a text, texts, token ids, or lists of them.
 
     Args:
-        most_tokens: to which longer ones are cut.
+        max_tokens: to which longer ones are cut.
 
     Raises:
         RequestError: it is none of these, or too many; names the field.
     """
-    return [cut(prompt, most_tokens) for prompt in parse_prompts(given, state, field=field)]
+    return [cut(prompt, max_tokens) for prompt in parse_prompts(given, state, field=field)]
 
 
 def refuse_others(body: dict[str, Any]) -> None:

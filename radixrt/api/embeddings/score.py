@@ -20,7 +20,7 @@ from radixrt.api.http.events import json_response
 from radixrt.api.requests.options import check_answer_count
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.client.pooling import Pooled, Vector, most_input_tokens, paired
+from radixrt.client.pooling import Pooled, Vector, max_input_tokens, paired
 
 
 class ScorePairsRequest(PooledFields, kw_only=True):
@@ -56,10 +56,10 @@ def score_routes(state: ServerState) -> APIRouter:
     async def classify(request: Request, fields: ClassifyRequest) -> Response:
         info = state.info.pooling
         if info is None or info.task != "classify":
-            raise RequestError("This server's model is no classifier.")
-        most_tokens = most_input_tokens(fields.truncate_prompt_tokens, state.info)
+            raise RequestError("This server's model is not a classifier.")
+        max_tokens = max_input_tokens(fields.truncate_prompt_tokens, state.info)
         with prompt_errors_name("input"):
-            prompts = input_prompts(fields.input, "input", state, most_tokens)
+            prompts = input_prompts(fields.input, "input", state, max_tokens)
             run = await compute(request, state, fields, "classify", prompts)
         data = [
             {"index": index, **_classes(vector, info.labels)}

@@ -114,8 +114,8 @@ class EventStream(Response):
                 await self._send_body(send, data)
         except Exception as error:
             shape = error_shape(scope)
-            told = self._encoded(shape.body(as_request_error(error)), shape.event)
-            await self._send_body(send, told)
+            encoded = self._encoded(shape.body(as_request_error(error)), shape.event)
+            await self._send_body(send, encoded)
         finally:
             comments.cancel()
         await self._send_body(send, b"", more=False)

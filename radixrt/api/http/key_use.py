@@ -60,8 +60,8 @@ class KeyUse:
             RequestError: it is over a limit.
         """
         self.limits, now = limits, self._clock()
-        if (most := limits.max_parallel_requests) is not None and self.in_flight >= most:
-            raise _over("max_parallel_requests", most, BUSY_RETRY_S)
+        if (limit := limits.max_parallel_requests) is not None and self.in_flight >= limit:
+            raise _over("max_parallel_requests", limit, BUSY_RETRY_S)
         if (rate := limits.requests_per_minute) is not None:
             self._check(self._requests, "requests_per_minute", rate, now)
         if (rate := limits.tokens_per_minute) is not None:

@@ -99,7 +99,7 @@ class PreparedGenerate(Prepared):
     """The response is a list: for a batch, or for n > 1."""
 
     @staticmethod
-    def of(fields: NativeRequest, state: ServerState, caller: Caller) -> "PreparedGenerate":
+    def read(fields: NativeRequest, state: ServerState, caller: Caller) -> "PreparedGenerate":
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
@@ -263,7 +263,7 @@ def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()
     for name in set(ConstraintFields.__struct_fields__).difference(RequestBody.__struct_fields__):
         if name not in allowed and body.get(name) is not None:
             raise RequestError(
-                f"{prefix}{name} is no field of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "
+                f"Unknown field {prefix + name!r} of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "
                 "sampling_params.",
                 param=prefix + name,
             )

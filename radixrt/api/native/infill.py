@@ -52,7 +52,7 @@ def _prepare(
 ) -> PreparedRequest[CompletionRequest]:
     for name in ("keep", "continue_from"):
         if getattr(fields, name):
-            raise RequestError(f"{name} is no field of /infill; leave it out.", param=name)
+            raise RequestError(f"Unknown field {name!r} of /infill; leave it out.", param=name)
     shared: dict[str, Any] = {}
     if fields.n_predict is not None:
         shared["max_tokens"] = fields.n_predict if fields.n_predict >= 0 else None
@@ -80,13 +80,13 @@ class _Infill(Formatter):
 
 def _object(chunk: AnswerChunk, model: str) -> dict[str, Any]:
     report = chunk.report
-    told: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
+    body: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
     if report.finish_reason is None:
-        return told
+        return body
     word = report.stop_reason if isinstance(report.stop_reason, str) else ""
     ends = {"stop": "word" if word else "eos", "length": "limit"}
     generating_s = max(0.0, report.total_s - report.queued_s - report.prefill_s)
-    return told | {
+    return body | {
         "stop": True,
         "model": model,
         "stop_type": ends.get(report.finish_reason, "none"),

@@ -131,7 +131,7 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         if chunk.index == 0:
             extras |= self.beside_first(chunk, message["content"] or "", calls)
         if calls:
-            message["tool_calls"] = self._custom[chunk.index].of(calls)
+            message["tool_calls"] = self._custom[chunk.index].client_calls(calls)
         choice = {
             "index": chunk.index,
             "delta" if self.fields.stream else "message": message,

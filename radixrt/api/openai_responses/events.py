@@ -62,7 +62,7 @@ class ResponseEvents:
         self._space = ""
         """White space at the end of the text so far, which is dropped if a call follows it."""
 
-    def of(
+    def from_chunk(
         self, chunk: AnswerChunk, calls: list[dict[str, Any]], logprobs: list[orjson.Fragment]
     ) -> Iterator[Event]:
         """The events that a chunk adds.

@@ -96,7 +96,7 @@ class _Response(Formatter):
 
     def _events(self, chunk: AnswerChunk, logprobs: list[orjson.Fragment]) -> Iterator[Event]:
         calls = [call_delta(call) for call in chunk.tool_calls]
-        yield from self._made.of(chunk, self._custom.of(calls), logprobs)
+        yield from self._made.from_chunk(chunk, self._custom.client_calls(calls), logprobs)
         response = b"" if chunk.finish_reason is None else orjson.dumps(self._made.response)
         self._prepared.record(chunk, chunk.text, calls, response)
 

@@ -189,13 +189,13 @@ def _check(value: str | None, known: Any, field: str) -> None:
         )
 
 
-def _deadline(timeout: float | None, most_s: float) -> float | None:
+def _deadline(timeout: float | None, max_s: float) -> float | None:
     """Unix time at which a request with this timeout in seconds is dropped."""
     if timeout is None:
         return None
-    if not 0 < timeout <= most_s:
+    if not 0 < timeout <= max_s:
         raise RequestError(
-            f"timeout must be above 0 and at most {most_s:g} seconds (--max-timeout).",
+            f"timeout must be above 0 and at most {max_s:g} seconds (--max-timeout).",
             param="timeout",
         )
     return time.time() + timeout

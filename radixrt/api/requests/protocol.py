@@ -334,15 +334,15 @@ def check_lengths(body: Mapping[str, Any]) -> None:
     """Raises:
     RequestError: a field is too long; names it and its limit.
     """
-    for name, most in MAX_ENTRIES.items():
+    for name, limit in MAX_ENTRIES.items():
         value = body.get(name)
-        if isinstance(value, list | dict) and len(value) > most:
-            raise _too_long(name, len(value), most, "entries")
-    for name, most in MAX_CHARACTERS.items():
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise _too_long(name, len(value), limit, "entries")
+    for name, limit in MAX_CHARACTERS.items():
         value = body.get(name)
-        if isinstance(value, str) and len(value) > most:
-            raise _too_long(name, len(value), most, "characters")
+        if isinstance(value, str) and len(value) > limit:
+            raise _too_long(name, len(value), limit, "characters")
 
 
-def _too_long(name: str, size: int, most: int, unit: str) -> RequestError:
-    return RequestError(f"{name} has {size} {unit}; at most {most} are taken.", param=name)
+def _too_long(name: str, size: int, limit: int, unit: str) -> RequestError:
+    return RequestError(f"{name} has {size} {unit}; at most {limit} are taken.", param=name)

@@ -336,7 +336,7 @@ class CustomCalls:
         self._is_inside = False
         """The text is inside the string."""
 
-    def of(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def client_calls(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """
         Args:
             calls: of functions, or pieces of them, in their order.

@@ -89,7 +89,7 @@ class AnswerState:
             prompt_ids if continues_prompt else (),
         )
         self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
-        self._parser = OutputParser.of(request, vocabulary, prompt_ids)
+        self._parser = OutputParser.for_request(request, vocabulary, prompt_ids)
         self._values = AnswerValues(request, validated=not unenforced)
         self._text: list[str] = []
         self._token_ids: list[int] = []

@@ -68,7 +68,7 @@ class OutputParser:
         return min(bisect_left(self._ends, parser.end) + 1, len(self._ends))
 
     @staticmethod
-    def of(
+    def for_request(
         request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
     ) -> "OutputParser":
         if request.parse_reasoning == HARMONY:
@@ -149,7 +149,7 @@ class OutputParser:
         self._num_characters += len(text)
         if self._messages is not None and token_id is not None:
             if token_id in self._mark_ids:
-                self._messages.tell_mark(self._num_characters)
+                self._messages.add_mark(self._num_characters)
             if self._messages.end is None:
                 self._ends.append(self._num_characters)
             return
@@ -252,7 +252,7 @@ def _harmony_parser(
         calls=request.parse_tool_calls == HARMONY,
         in_pieces=request.constraint is not None,
         is_held=request.constraint is not None,
-        marks_are_told=len(mark_ids) == len(MARKS),
+        marks_are_given=len(mark_ids) == len(MARKS),
     )
     return OutputParser(None, None, None, None, messages, frozenset(mark_ids))
 

@@ -33,14 +33,14 @@ class Explainer:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, page_size: int, most_bytes: int, shows_texts: bool = True
+        self, vocabulary: Vocabulary, page_size: int, max_bytes: int, shows_texts: bool = True
     ) -> None:
         """
         Args:
-            most_bytes: memory of the remembered prompts.
+            max_bytes: memory of the remembered prompts.
             shows_texts: False: to nobody.
         """
-        self.records = PromptRecords(most_bytes)
+        self.records = PromptRecords(max_bytes)
         self._vocabulary = vocabulary
         self._page_size = page_size
         self._shows_texts = shows_texts

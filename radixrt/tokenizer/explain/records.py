@@ -50,7 +50,7 @@ class ChatLayout:
     """Name and fingerprint of each tool."""
 
     @staticmethod
-    def of(
+    def from_prompt(
         prompt: ChatPrompt, segments: list[Segment], spans: list[tuple[int, int]]
     ) -> "ChatLayout":
         last = segments[-1]
@@ -138,8 +138,8 @@ class PromptRecord:
 class PromptRecords:
     """The last prompts, by request and by sequence. The oldest are dropped beyond a number of bytes."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._most_bytes = max_bytes
         self._records: OrderedDict[tuple[str, str], PromptRecord] = OrderedDict()
         """By tenant and request id."""
         self._by_seq_id: dict[int, PromptRecord] = {}

@@ -38,9 +38,9 @@ from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_
 class _Literals:
     """The special-token strings in the messages of one chat."""
 
-    def __init__(self, placeholder: Callable[[str, int], str], most: int) -> None:
+    def __init__(self, placeholder: Callable[[str, int], str], limit: int) -> None:
         self._placeholder = placeholder
-        self._most = most
+        self._limit = limit
         self._count = 0
         self.placeholders: dict[str, str] = {}
         """Of each string, which may occur many times."""
@@ -52,9 +52,9 @@ class _Literals:
             RequestError: there are too many.
         """
         self._count += 1
-        if self._count > self._most:
+        if self._count > self._limit:
             raise RequestError(
-                f"The messages have more than {self._most} special tokens such as {match.group()} in their texts, several times as "
+                f"The messages have more than {self._limit} special tokens such as {match.group()} in their texts, several times as "
                 "many as fit into this model's context. Shorten them.",
                 param="messages",
                 code="context_length_exceeded",
@@ -92,18 +92,18 @@ class ChatTemplate:
         self.turns = KeptTurns()
 
     def render(
-        self, prompt: ChatPrompt, salt: str = "", most_literals: int = 1 << 16
+        self, prompt: ChatPrompt, salt: str = "", max_literals: int = 1 << 16
     ) -> RenderedChat:
         """Run the template.
 
         Args:
             salt: kept answers are repeated only in requests with the same one.
-            most_literals: more special-token strings in the messages are refused.
+            max_literals: more special-token strings in the messages are refused.
 
         Raises:
             RequestError: the model has no template, or the template refuses the conversation.
         """
-        literals = _Literals(self._placeholder, most_literals)
+        literals = _Literals(self._placeholder, max_literals)
         given = prompt.messages
         if self._wants_short_ids:
             given = with_nine_characters(given)

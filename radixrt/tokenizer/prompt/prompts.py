@@ -49,11 +49,11 @@ class PromptEncoder:
         self.fill_in_middle = FillInMiddle(vocabulary)
         self._pairs = PairEncoder(vocabulary, self._template)
 
-    def limit_memory(self, most_bytes: int) -> None:
+    def limit_memory(self, max_bytes: int) -> None:
         """Bound the memory of each kind of kept parts of prompts. Call it before the first prompt."""
         segments = self._vocabulary.segments
         for memory in (segments.memory, segments.answers.memory, self._template.turns.memory):
-            memory.limit(most_bytes)
+            memory.limit(max_bytes)
 
     def encode(
         self, prompt: Prompt, limits: Limits, salt: str = ""
@@ -82,9 +82,9 @@ class PromptEncoder:
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
             case TextPrompt(text=""):
                 raise RequestError("The prompt is empty; give at least one token.", param="prompt")
-            case TextPrompt(most_tokens=int(most)):
+            case TextPrompt(max_tokens=int(limit)):
                 add = prompt.add_special_tokens
-                text, ids = prompt.text, self._vocabulary.encode_cut(prompt.text, add, most)
+                text, ids = prompt.text, self._vocabulary.encode_cut(prompt.text, add, limit)
             case TextPrompt():
                 limits.check_text(prompt.text, longest, self._vocabulary.num_tokens)
                 text, ids = (
@@ -105,7 +105,7 @@ class PromptEncoder:
                     chat, salt, limits.check_num_tokens
                 )
                 if segments:
-                    layout = ChatLayout.of(prompt, segments, chat.spans)
+                    layout = ChatLayout.from_prompt(prompt, segments, chat.spans)
                 turn = chat.turn
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:

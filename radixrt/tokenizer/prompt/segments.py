@@ -56,7 +56,9 @@ class SegmentRules(msgspec.Struct, frozen=True):
     """Whether a text that is cut anywhere and encoded in two parts decodes to the same text."""
 
     @staticmethod
-    def of(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> "SegmentRules":
+    def from_tokenizer(
+        tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]
+    ) -> "SegmentRules":
         return SegmentRules(_beginnings(tokenizer, special_tokens), _joins_anywhere(tokenizer))
 
 

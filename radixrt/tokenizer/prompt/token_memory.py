@@ -29,9 +29,9 @@ class TokenMemory(Generic[Value]):
             self._kept.move_to_end(key)
             return self._kept[key][0]
 
-    def limit(self, most_bytes: int) -> None:
+    def limit(self, max_bytes: int) -> None:
         """Lower the capacity, if it is higher. Call it while the memory is empty."""
-        self._capacity_bytes = min(self._capacity_bytes, most_bytes)
+        self._capacity_bytes = min(self._capacity_bytes, max_bytes)
 
     def keep(self, key: bytes, value: Value, num_bytes: int) -> None:
         """Store a value whose token ids or text take ``num_bytes``, in place of the key's earlier one."""
