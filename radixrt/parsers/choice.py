@@ -1,4 +1,5 @@
-"""Chooses the parsers of a server: those that are set, or those that the chat template and the vocabulary show."""
+"""Chooses the parsers of a server: those that are set, or those that the chat template and the
+vocabulary show."""
 
 import dataclasses
 import logging
@@ -19,7 +20,8 @@ class _Recognisable(Protocol):
 
 
 def with_parsers(config: ServerConfig) -> ServerConfig:
-    """The settings with the names of the parsers instead of ``auto``. Both paths of the settings are folders.
+    """The settings with the names of the parsers instead of ``auto``. Both paths of the settings
+    are folders.
 
     Raises:
         ConfigError: the chat template can't be read.

@@ -20,9 +20,11 @@ CALL_CHARS_PER_TOKEN = 4
 
 
 CHARS_PER_TOKEN = 8
-"""A text with more characters than that for each token of the context is hardly ever one that fits, ..."""
+"""A text with more characters than that for each token of the context is hardly ever one that fits,
+..."""
 _PIECE_CHARS = 1 << 16
-"""... so the tokens of pieces of this size are counted first. A megabyte can have three million tokens, which take 200 MB."""
+"""... so the tokens of pieces of this size are counted first. A megabyte can have three million
+tokens, which take 200 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +67,8 @@ class Limits:
             count: the number of tokens of a text.
 
         Raises:
-            RequestError: even in tokens of the greatest length the text is over the context; or pieces of it, one after the other,
-                have several times as many tokens.
+            RequestError: even in tokens of the greatest length the text is over the context; or
+                pieces of it, one after the other, have several times as many tokens.
         """
         at_least = len(text) // longest_token
         is_too_long = at_least > self.context_length
@@ -106,7 +108,8 @@ class Limits:
             )
 
     def max_tokens(self, prompt_length: int, requested: int | None) -> int:
-        """Most tokens to generate: ``requested`` (0: only the prompt is computed), else all that fit.
+        """Most tokens to generate: ``requested`` (0: only the prompt is computed), else all that
+        fit.
 
         Raises:
             RequestError: the prompt is empty, or prompt and answer don't fit.

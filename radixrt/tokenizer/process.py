@@ -64,10 +64,11 @@ Other = TypeVar("Other")
 log = logging.getLogger(__name__)
 
 PREPARE_AFTER_S = 0.5
-"""Seconds without a request until what later requests may need is loaded, which takes a second or two."""
+"""Seconds without a request until what later requests may need is loaded, which takes a second or
+two."""
 
 MAX_CHARS_OF_A_TOKEN = 16
-"""Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
+"""Most characters of a prediction that are encoded for each token that the answer may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,17 +76,18 @@ class _Encoded:
     """A request whose prompt is encoded and fits the engine."""
 
     request: GenerateRequest
-    """Its options have ``max_tokens`` and the retention of the prompt's cache breakpoints filled in."""
+    """Its options have ``max_tokens`` and the retention of the prompt's cache breakpoints filled
+    in."""
     text: str | None
-    """Of the prompt; None if it came in tokens."""
+    """The text of the prompt; None if it came in tokens."""
     token_ids: list[int]
     prediction: PackedIds
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
     layout: ChatLayout | None
-    """Of the messages of a chat."""
+    """The layout of the messages of a chat."""
     second_segment_start: int
-    """Of a pair of texts."""
+    """Position of the first token of a pair's second text."""
 
 
 class TokenizerProcess:
@@ -178,14 +180,16 @@ class TokenizerProcess:
             channel.close()
 
     async def _beat(self) -> None:
-        """Give signs of life as long as the event loop turns and no text keeps a thread for too long."""
+        """Give signs of life as long as the event loop turns and no text keeps a thread for too
+        long."""
         limit_s = work_limit_s(self._config.step_timeout)
         while True:
             self._heartbeat.promise(limit_s - self._queue.seconds_at_work())
             await asyncio.sleep(LONGEST_WAIT_S)
 
     async def _prepare_when_idle(self) -> None:
-        """Load what chats, regular expressions and choices need, at a time without other requests; the first of them loads it otherwise."""
+        """Load what chats, regular expressions and choices need, at a time without other requests;
+        the first of them loads it otherwise."""
         idle_since = time.monotonic()
         while time.monotonic() < idle_since + PREPARE_AFTER_S:
             await asyncio.sleep(PREPARE_AFTER_S / 5)
@@ -272,7 +276,8 @@ class TokenizerProcess:
 
     def _check_task(self, request: GenerateRequest) -> None:
         """Raises:
-        RequestError: the request wants an answer of a model that gives numbers, or the other way round.
+        RequestError: the request wants an answer of a model that gives numbers, or the other way
+            round.
         """
         pool, pooling = request.options.pool, self._info.pooling
         warms = request.sampling.max_tokens == 0 and not (pooling and pooling.whole_prompts)
@@ -357,8 +362,8 @@ class TokenizerProcess:
         checked: CheckedSequence | None,
         delivered: PartialAnswer,
     ) -> SequenceRequest:
-        """Continue an answer after the tokens that its client has. Noise depends only on seed, position and token, so the
-        next tokens are those of an undisturbed run."""
+        """Continue an answer after the tokens that its client has. Noise depends only on seed,
+        position and token, so the next tokens are those of an undisturbed run."""
         token_ids = unpack_ids(delivered.token_ids).tolist()
         sampling, kept = sequence.sampling, token_ids
         ends = {*self._info.eos_token_ids, *sampling.stop_token_ids}

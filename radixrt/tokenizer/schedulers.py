@@ -1,5 +1,5 @@
-"""The schedulers behind the tokenizer process: one, or one of each replica here and on other machines, with the router that
-chooses between them."""
+"""The schedulers behind the tokenizer process: one, or one of each replica here and on other
+machines, with the router that chooses between them."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ class SchedulerLink:
         self.num_sequences = 0
         """Sent."""
         self.num_open = 0
-        """Of these, those whose answers are not complete."""
+        """Sequences whose answers are not complete."""
 
     @property
     def replica(self) -> int:
@@ -95,7 +95,7 @@ class Schedulers:
     def __init__(self, config: ServerConfig, channels: Channels) -> None:
         self._channels = channels
         self._num_replicas = config.dp
-        """On this machine."""
+        """Replicas on this machine."""
         self._is_routed = config.is_routed
         self._port: JoinPort | None = None
         if config.replica_listen is not None:
@@ -103,7 +103,7 @@ class Schedulers:
             model = model_fingerprint(config) if config.dp else ""
             self._port = JoinPort(config.replica_listen, keys, channels, config.dp, model)
         self.links: dict[int, SchedulerLink] = {}
-        """By replica."""
+        """Links by replica."""
         if not config.is_routed:
             latest = max(channels.replicas(), key=lambda replica: replica.start)
             self.links[0] = SchedulerLink(latest)
@@ -120,8 +120,9 @@ class Schedulers:
         )
 
     async def info(self) -> EngineInfo:
-        """Wait until all schedulers of this machine are ready, or the first that joins, while :meth:`serve` runs. In the place of a
-        tokenizer process that has died, one is enough: another may be loading its model."""
+        """Wait until all schedulers of this machine are ready, or the first that joins, while
+        :meth:`serve` runs. In the place of a tokenizer process that has died, one is enough:
+        another may be loading its model."""
         await self._ready.wait()
         assert self._first is not None
         return self._first

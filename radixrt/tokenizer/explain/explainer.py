@@ -16,13 +16,15 @@ from radixrt.tokenizer.explain.volatile import volatile_at_divergence
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 CONTEXT_TOKENS = 32
-"""Before the divergence, to recognise a date that begins before it."""
+"""Tokens before the divergence, to recognise a date that begins before it."""
 
 MIN_AGREEING = 16
-"""Characters behind volatile text that have to agree: otherwise other text follows, and the volatile text is no cause."""
+"""Characters behind volatile text that have to agree: otherwise other text follows, and the
+volatile text is no cause."""
 
 MIN_AGREEING_TOKENS = 32
-"""In the last message, which is new by nature: volatile text is a cause only if it parts a long text from its cache."""
+"""Tokens that must agree in the last message, which is new by nature: volatile text is a cause only
+if it parts a long text from its cache."""
 
 
 class Explainer:

@@ -1,8 +1,9 @@
 """Encodes a query and a document that a model judges together.
 
-Decoders get them by their chat template: by one for judges, which takes the roles "query" and "document", or by one for chats, in the form
-on which Qwen3-Reranker was trained. The query comes first, so the documents of one query share a prefix. Encoders get the pair
-as their tokenizer joins two texts.
+Decoders get them by their chat template: by one for judges, which takes the roles "query" and
+"document", or by one for chats, in the form on which Qwen3-Reranker was trained. The query comes
+first, so the documents of one query share a prefix. Encoders get the pair as their tokenizer joins
+two texts.
 """
 
 import re
@@ -28,7 +29,8 @@ _MAX_CUTS = 4
 class EncodedPair(NamedTuple):
     token_ids: list[int]
     second_segment_start: int
-    """Position of the second text's first token, for models that tell the texts apart; 0: none does."""
+    """Position of the second text's first token, for models that tell the texts apart; 0: none
+    does."""
 
 
 class PairEncoder:
