@@ -33,7 +33,7 @@ class Pooled(NamedTuple):
     """The numbers of prompts that were computed together."""
 
     id: str
-    """Of their request."""
+    """The id of their request."""
     vectors: list[Vector]
     """One a prompt."""
     reports: list[AnswerReport]
@@ -99,8 +99,8 @@ async def judge(
     max_tokens: int | None = None,
     max_document_tokens: int | None = None,
 ) -> Judged:
-    """The scores of pairs of a query and a document: by a cross-encoder, by a decoder's logits for yes and no, or by the cosine of
-    two vectors.
+    """The scores of pairs of a query and a document: by a cross-encoder, by a decoder's logits for
+    yes and no, or by the cosine of two vectors.
 
     Args:
         instruction: for decoders; "": their usual one.
@@ -159,7 +159,8 @@ def paired(first: str | Sequence[str], second: str | Sequence[str]) -> list[tupl
 
 
 def cut(prompt: Prompt, max_tokens: int | None) -> Prompt:
-    """A text or token ids, cut at the end to a number of tokens; None: as it is, and refused if it is too long."""
+    """A text or token ids, cut at the end to a number of tokens; None: as it is, and refused if it
+    is too long."""
     if max_tokens is None:
         return prompt
     if isinstance(prompt, TextPrompt):
@@ -218,7 +219,8 @@ def unit(vector: Vector) -> Vector:
 
 
 def _probability(relevant: float, not_relevant: float = 0.0) -> float:
-    """Of the first of two logits (Qwen3-Reranker). One logit alone is its own log-odds."""
+    """The probability of the first of two logits (Qwen3-Reranker). One logit alone is its own
+    log-odds."""
     return 1 / (1 + math.exp(min(not_relevant - relevant, 700.0)))
 
 
