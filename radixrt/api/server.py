@@ -20,11 +20,10 @@ from starlette.types import ASGIApp
 
 from radixrt.api.app import ERROR_SHAPES, build_app
 from radixrt.api.banner import banner
-from radixrt.api.http.acceptor import Acceptor, protocols_of
+from radixrt.api.http.acceptor import Acceptor, accepting
 from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
-from radixrt.api.http.gate import Gate, Throttles
+from radixrt.api.http.gate import Gate, Throttles, loading_app
 from radixrt.api.http.keys import Keys
-from radixrt.api.http.loading import Loading, accepting
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
@@ -33,7 +32,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import LONGEST_WAIT_S
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.supervision import end_process, supervise
-from radixrt.base.tls import server_context
+from radixrt.base.server_url import server_context
 from radixrt.client.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,8 @@ FLUSH_S = 1
 SHUTTING_DOWN = "The server is shutting down."
 
 MAX_UNREAD_CHUNKS = 4096
-"""Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
+"""Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's
+buffers."""
 
 
 def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> None:
@@ -54,13 +54,14 @@ def run_api(config: ServerConfig, channels: Channels, listen_socket_fd: int) -> 
         listen_socket_fd: a listening TCP socket.
     """
     _allow_many_connections()
-    gc.freeze()  # the collector need not visit the libraries' objects: that takes some tenths of a second
+    gc.freeze()  # visiting the libraries' objects would take the collector tenths of a second
     uvloop.run(serve(config, channels, socket.socket(fileno=listen_socket_fd)))
 
 
 async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.socket) -> None:
     listen_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
+    # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed
+    # acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tracing: Tracing | None = None
     client = EngineClient(channels, MAX_UNREAD_CHUNKS, config.random_seed, end_process)
@@ -69,7 +70,7 @@ async def serve(config: ServerConfig, channels: Channels, listen_socket: socket.
         keys = _keys(config)
         throttles = Throttles()
         loading = _http_config(
-            config, Loading(ERROR_SHAPES), throttles, Counter("unread", "", registry=None)
+            config, loading_app(ERROR_SHAPES), throttles, Counter("unread", "", registry=None)
         )
         with accepting(listen_socket, loading):
             info = await client.ready()
@@ -149,7 +150,8 @@ def _keys(config: ServerConfig) -> Keys:
 
 
 class _Server(uvicorn.Server):
-    """Ends when the open requests are answered, or have had the time that the settings give them."""
+    """Ends when the open requests are answered, or have had the time that the settings give
+    them."""
 
     def __init__(self, state: ServerState, channels: Channels, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -161,9 +163,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections at our own pace instead of uvicorn's."""
         await super().startup(sockets=[])
-        make_protocol = protocols_of(self.config, self.server_state)
         for listener in sockets or []:
-            self._acceptors.append(Acceptor(listener, make_protocol, self.config.ssl))
+            self._acceptors.append(Acceptor(listener, self.config, self.server_state))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
@@ -196,6 +197,7 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files to the system's maximum: each connection is one file, and 1,024 is a common default."""
+    """Raise the limit of open files to the system's maximum: each connection is one file, and 1,024
+    is a common default."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

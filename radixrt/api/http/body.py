@@ -33,7 +33,8 @@ async def read_json(request: Request, bounds: JsonBounds) -> dict[str, Any]:
     """The body as a JSON object; its integers are exact.
 
     Raises:
-        RequestError: it is not a JSON object in UTF-8, or holds too many values. NaN and lone surrogates are not JSON.
+        RequestError: it is not a JSON object in UTF-8, or holds too many values. NaN and lone
+            surrogates are not JSON.
     """
     try:
         raw = await request.body()

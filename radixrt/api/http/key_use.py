@@ -15,8 +15,8 @@ BUSY_RETRY_S = 1
 
 
 class _Bucket:
-    """A token bucket: refilled at a rate up to the amount of a minute. It may be overdrawn, since the number of tokens is
-    known only when they are there; the debt is paid back first."""
+    """A token bucket: refilled at a rate up to the amount of a minute. It may be overdrawn, since
+    the number of tokens is known only when they are there; the debt is paid back first."""
 
     def __init__(self) -> None:
         self._used = 0.0
@@ -48,7 +48,7 @@ class KeyUse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.limits = KeyLimits()
-        """As the last request came with them."""
+        """The limits that the last request came with."""
         self.in_flight = 0
         """Requests."""
         self._requests, self._tokens = _Bucket(), _Bucket()

@@ -36,7 +36,8 @@ class RefuseWhileDraining:
 
 
 class AnswerHead:
-    """Lets HEAD be asked of everything that takes GET; uvicorn leaves the body out, and streams end with their headers."""
+    """Lets HEAD be asked of everything that takes GET; uvicorn leaves the body out, and streams end
+    with their headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -79,7 +80,8 @@ class LimitBody:
 
 
 class SetRequestId:
-    """Gives every response, errors included, an ``X-Request-Id``: ``request.state.request_id`` if the endpoint has set it."""
+    """Gives every response, errors included, an ``X-Request-Id``: ``request.state.request_id`` if
+    the endpoint has set it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
