@@ -62,7 +62,8 @@ def usage_json(
 
 
 def structured_extras(report: AnswerReport) -> dict[str, Any]:
-    """The ``structured_output`` object of a complete answer that was not held to all of its constraint."""
+    """The ``structured_output`` object of a complete answer that was not held to all of its
+    constraint."""
     if report.finish_reason is None or not (report.unenforced or report.violation):
         return {}
     unenforced = [msgspec.to_builtins(one) for one in report.unenforced]
@@ -95,7 +96,8 @@ def _value_event(event: ValueEvent) -> dict[str, Any]:
 
 
 def times_extras(report: AnswerReport) -> dict[str, Any]:
-    """The ``times`` object of a complete answer; see :class:`radixrt.messages.answers.AnswerTimes`."""
+    """The ``times`` object of a complete answer; see
+    :class:`radixrt.messages.answers.AnswerTimes`."""
     return {} if report.finish_reason is None else {"times": msgspec.to_builtins(report.times)}
 
 

@@ -53,7 +53,7 @@ class ServerState:
         self.is_draining = False
         """A signal to stop has come: open requests are answered, new ones refused."""
         self.fingerprint = _fingerprint(config, info)
-        """Of what answers depend on beside the request, as ``system_fingerprint``."""
+        """``system_fingerprint``: a digest of all that answers depend on beside the request."""
         self.default_sampling: dict[str, Any] = {
             name: value
             for name, value in info.default_sampling.items()
@@ -81,8 +81,9 @@ class ServerState:
     def answers(
         self, requests: list[GenerateRequest], constraint_field: str = ""
     ) -> Iterator[Answers]:
-        """Run the prompts of one HTTP request, some at a time, so that the rest does not stand in the queue before the
-        requests of others. When one fails, or the context is left early, all are aborted.
+        """Run the prompts of one HTTP request, some at a time, so that the rest does not stand in
+        the queue before the requests of others. When one fails, or the context is left early, all
+        are aborted.
 
         Args:
             constraint_field: the field of the HTTP request that errors about the constraint name.
@@ -129,7 +130,8 @@ class ServerState:
         return [found[prompt_index] for prompt_index in range(len(requests))]
 
     def abort(self, name: str, caller: Caller) -> None:
-        """Drop the caller's HTTP request of this id, or one prompt of it. An unknown id is ignored."""
+        """Drop the caller's HTTP request of this id, or one prompt of it. An unknown id is
+        ignored."""
         if answers := self._open.get((caller.tenant.name, name)):
             answers.abort()
         else:
@@ -154,7 +156,8 @@ class ServerState:
 
 
 def _grouped(requests: list[GenerateRequest], max_concurrency: int) -> list[GenerateRequest]:
-    """The requests as one group, under a new id: clients choose the ids of requests, also one twice."""
+    """The requests as one group, under a new id: clients choose the ids of requests, also one
+    twice."""
     size = sum(request.sampling.n for request in requests[:max_concurrency])
     group = new_id("group")
     return [msgspec.structs.replace(one, group_id=group, group_size=size) for one in requests]
@@ -162,8 +165,8 @@ def _grouped(requests: list[GenerateRequest], max_concurrency: int) -> list[Gene
 
 def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:
     """Raises:
-    RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them too; an answer that is
-        cut off without notice would be worse.
+    RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them
+        too; an answer that is cut off without notice would be worse.
     """
     limit = tenant.max_tokens
     asked = max(request.sampling.max_tokens or 0 for request in requests)

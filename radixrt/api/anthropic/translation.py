@@ -11,7 +11,8 @@ from radixrt.api.requests.protocol import CacheControl, ChatCompletionRequest, C
 from radixrt.base.errors import RequestError
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Begins a line that Claude Code writes first into the system prompt. It differs in each request, so no prefix would be shared."""
+"""Begins a line that Claude Code writes first into the system prompt. It differs in each request,
+so no prefix would be shared."""
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -94,9 +95,9 @@ def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.role == "assistant":
-            yield _of_assistant(message.content, f"{where}.content")
+            yield _assistant_message(message.content, f"{where}.content")
         elif message.role in ("user", "system"):
-            yield from _of_user(message, f"{where}.content")
+            yield from _user_messages(message, f"{where}.content")
         else:
             raise RequestError(
                 f"{where}.role must be user or assistant, not {message.role!r:.50}.",
@@ -104,8 +105,9 @@ def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
             )
 
 
-def _of_user(message: InputMessage, where: str) -> Iterator[ChatMessage]:
-    """Results of tools are messages of their own in a chat; the texts between them stay together."""
+def _user_messages(message: InputMessage, where: str) -> Iterator[ChatMessage]:
+    """Results of tools are messages of their own in a chat; the texts between them stay
+    together."""
     if isinstance(message.content, str):
         yield ChatMessage(role=message.role, content=message.content)
         return
@@ -117,12 +119,12 @@ def _of_user(message: InputMessage, where: str) -> Iterator[ChatMessage]:
         if texts:
             yield ChatMessage(role=message.role, content=texts)
             texts = []
-        yield _of_result(block, f"{where}[{number}]")
+        yield _result_message(block, f"{where}[{number}]")
     if texts or not message.content:
         yield ChatMessage(role=message.role, content=texts)
 
 
-def _of_result(block: dict[str, Any], where: str) -> ChatMessage:
+def _result_message(block: dict[str, Any], where: str) -> ChatMessage:
     content = block.get("content") or ""
     return ChatMessage(
         role="tool",
@@ -132,7 +134,7 @@ def _of_result(block: dict[str, Any], where: str) -> ChatMessage:
     )
 
 
-def _of_assistant(content: Blocks, where: str) -> ChatMessage:
+def _assistant_message(content: Blocks, where: str) -> ChatMessage:
     if isinstance(content, str):
         return ChatMessage(role="assistant", content=content)
     texts: list[dict[str, Any]] = []
@@ -141,7 +143,7 @@ def _of_assistant(content: Blocks, where: str) -> ChatMessage:
     for number, block in enumerate(content):
         place, kind = f"{where}[{number}]", block.get("type")
         if kind == "tool_use":
-            calls.append(_of_call(block, place))
+            calls.append(_call(block, place))
         elif kind == "thinking":
             reasoning.append(string_in(block, "thinking", place))
         elif kind != "redacted_thinking":
@@ -154,7 +156,7 @@ def _of_assistant(content: Blocks, where: str) -> ChatMessage:
     )
 
 
-def _of_call(block: dict[str, Any], where: str) -> dict[str, Any]:
+def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = block.get("input", {})
     if not isinstance(arguments, dict):
         raise RequestError(f"{where}.input must be an object.", param=f"{where}.input")
@@ -205,7 +207,8 @@ def _mark(block: dict[str, Any], where: str) -> CacheControl | None:
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The tools that the client runs. A mark on any of them keeps all of them, so it moves to the last."""
+    """The tools that the client runs. A mark on any of them keeps all of them, so it moves to the
+    last."""
     if not tools:
         return None
     own = [tool for tool in tools if tool.get("type") in (None, "custom")]

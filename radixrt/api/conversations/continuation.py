@@ -25,7 +25,8 @@ AnyContinuing = GenerationFields | KeepRequest | PromptRequest
 
 
 def access_key_of(request: Request, cache_salt: str | None) -> bytes:
-    """A digest of caller and cache salt. A request may go on from conversations with the same one."""
+    """A digest of caller and cache salt. A request may go on from conversations with the same
+    one."""
     caller = caller_of(request)
     client = caller.tenant.name.encode() or caller.access
     salt = (cache_salt or "").encode("utf-8", "surrogatepass")
@@ -79,7 +80,7 @@ class Continuation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """As the chat template takes them; none where the request goes on from nothing."""
+        """The messages that it takes, for the chat template; none where it goes on from nothing."""
         found = [] if self.source is None else self.source.first(self.taken)
         assert not isinstance(found, str)
         return found
@@ -101,6 +102,20 @@ def _taken(given: int | None, source: KeptConversation) -> int:
             param="continue_after",
         )
     return given
+
+
+def keeps_conversation(fields: GenerationFields) -> bool:
+    """Whether the request asks to keep the conversation.
+
+    Raises:
+        RequestError: it does, and chose its own id.
+    """
+    if fields.keep and (fields.rid is not None or fields.request_id is not None):
+        raise RequestError(
+            "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
+            param="keep",
+        )
+    return bool(fields.keep)
 
 
 class ConversationRecorder:
@@ -128,31 +143,6 @@ class ConversationRecorder:
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
         self._response = b""
-
-    @staticmethod
-    def for_request(
-        fields: GenerationFields,
-        conversations: ConversationStore,
-        conversation_id: str,
-        continuation: Continuation,
-        new: Items,
-        continues_last_message: bool = False,
-    ) -> "ConversationRecorder | None":
-        """None unless the request asks to keep the conversation.
-
-        Raises:
-            RequestError: the request chose its id.
-        """
-        if not fields.keep:
-            return None
-        if fields.rid is not None or fields.request_id is not None:
-            raise RequestError(
-                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
-                param="keep",
-            )
-        return ConversationRecorder(
-            conversations, conversation_id, continuation, new, continues_last_message
-        )
 
     def add(self, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> None:
         """

@@ -1,4 +1,5 @@
-"""Computes the prompts of a request for numbers, and reads the fields that these endpoints share."""
+"""Computes the prompts of a request for numbers, and reads the fields that these endpoints
+share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ class PooledFields(QueueFields, kw_only=True):
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
-    """A longer input is cut at its end to so many tokens; -1: to the context length. None: it is refused."""
+    """A longer input is cut at its end to so many tokens; -1: to the context length. None: it is
+    refused."""
     user: str | None = None
     """Accepted, and not used."""
     rid: str | None = None

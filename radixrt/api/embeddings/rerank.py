@@ -1,4 +1,5 @@
-"""``/v1/rerank``: sorts documents by how well they fit a query, in the form of Jina's and Cohere's APIs."""
+"""``/v1/rerank``: sorts documents by how well they fit a query, in the form of Jina's and Cohere's
+APIs."""
 
 from typing import Any
 
@@ -23,7 +24,7 @@ class RerankRequest(PooledFields, kw_only=True):
     """Number of results; None: all."""
     return_documents: bool | None = None
     instruction: str | None = None
-    """For decoders: the task by which a document is judged."""
+    """The task by which, with a decoder, a document is judged."""
     instruct: str | None = None
     """The same."""
     max_tokens_per_doc: int | None = None

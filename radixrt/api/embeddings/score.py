@@ -28,7 +28,7 @@ class ScorePairsRequest(PooledFields, kw_only=True):
     text_2: str | list[str]
     """One text on a side stands beside each on the other."""
     instruction: str | None = None
-    """For decoders: the task by which a pair is judged."""
+    """The task by which, with a decoder, a pair is judged."""
 
 
 class ClassifyRequest(PooledFields, kw_only=True):

@@ -84,7 +84,7 @@ class NativeRequest(QueueFields, kw_only=True):
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
-    """From which prompt token on log-probabilities are returned; -1: none of the prompt."""
+    """The first prompt token whose log-probability is returned; -1: none of the prompt."""
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
 
@@ -94,7 +94,8 @@ class PreparedGenerate(Prepared):
     """One HTTP request, ready to run."""
 
     prompt_only: list[bool]
-    """Of each prompt: max_new_tokens was 0, so one token is generated and thrown away."""
+    """Whether max_new_tokens of each prompt was 0, so that one token is generated and thrown
+    away."""
     is_list: bool
     """The response is a list: for a batch, or for n > 1."""
 
@@ -257,7 +258,8 @@ def _constraint(
 
 def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
     """Raises:
-    RequestError: a constraint is in a field where this endpoint has none, or a field is not supported.
+    RequestError: a constraint is in a field where this endpoint has none, or a field is not
+        supported.
     """
     refuse_unsupported(body, also=("max_reasoning_tokens",))
     for name in set(ConstraintFields.__struct_fields__).difference(RequestBody.__struct_fields__):

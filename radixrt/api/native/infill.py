@@ -23,7 +23,8 @@ class ExtraFile(msgspec.Struct, kw_only=True):
 
 
 class InfillRequest(GenerationFields, kw_only=True):
-    """llama.cpp's fields; those of :class:`GenerationFields` have the same meaning as in completions."""
+    """llama.cpp's fields; those of :class:`GenerationFields` have the same meaning as in
+    completions."""
 
     input_prefix: str = ""
     input_suffix: str = ""

@@ -1,4 +1,5 @@
-"""``/score_choices``: log-probabilities of several texts behind one prompt, which is sent and computed once."""
+"""``/score_choices``: log-probabilities of several texts behind one prompt, which is sent and
+computed once."""
 
 from typing import Any
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,17 +17,18 @@ from radixrt.api.http.events import LineStream, json_line, json_response
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.ollama.answers import Answer
 from radixrt.api.ollama.protocol import (
+    REFUSED,
     ChatRequest,
     EmbedRequest,
     GenerateRequest,
     OldEmbedRequest,
     ShowRequest,
-    refuse_unsupported_fields,
-    refuse_unsupported_in_generate,
+    refuse_in_generate,
 )
 from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of
 from radixrt.api.openai.chat import prepare_chat
 from radixrt.api.openai.completions import prepare_completion
+from radixrt.api.requests.protocol import refuse_fields
 from radixrt.api.state import ServerState
 from radixrt.client.pooling import max_input_tokens, unit
 from radixrt.messages.answers import AnswerChunk
@@ -37,14 +39,14 @@ ERRORS = ErrorShape("/api/", lambda error: {"error": error.message}, "")
 def ollama_routes(state: ServerState) -> APIRouter:
     router = Endpoints(state)
 
-    @router.takes("/api/chat", ChatRequest, refuse_unsupported_fields)
+    @router.takes("/api/chat", ChatRequest, partial(refuse_fields, names=REFUSED))
     async def chat(request: Request, fields: ChatRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=True)
         if not fields.messages:
             return json_response(answer.loaded())
         return await _respond(answer, prepare_chat(chat_of(fields), state, request), request)
 
-    @router.takes("/api/generate", GenerateRequest, refuse_unsupported_in_generate)
+    @router.takes("/api/generate", GenerateRequest, refuse_in_generate)
     async def generate(request: Request, fields: GenerateRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=False)
         if not fields.prompt:

@@ -97,7 +97,7 @@ def _retention(seconds: float) -> CacheHint:
 
 
 def _seconds(keep_alive: float | str) -> float:
-    """Of a number, or of a duration as Go writes it ("1h30m").
+    """The seconds of a number, or of a duration as Go writes it ("1h30m").
 
     Raises:
         RequestError: it is neither.

@@ -6,7 +6,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.answering import PreparedRequest, respond
-from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
+from radixrt.api.conversations.continuation import (
+    Continuation,
+    ConversationRecorder,
+    keeps_conversation,
+)
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_logprobs
@@ -85,14 +89,16 @@ def prepare_chat(
         stream_values=streams_values(fields, constraint),
         prediction="" if fields.prediction is None else fields.prediction.text(),
     )
-    recorder = ConversationRecorder.for_request(
-        fields,
-        state.conversations,
-        generate.request_id,
-        continuation,
-        prompt.messages[bool(instructions) + continuation.taken :],
-        prompt.continue_final_message,
-    )
+    recorder = None
+    if keeps_conversation(fields):
+        new = prompt.messages[bool(instructions) + continuation.taken :]
+        recorder = ConversationRecorder(
+            state.conversations,
+            generate.request_id,
+            continuation,
+            new,
+            prompt.continue_final_message,
+        )
     return PreparedRequest(generate.request_id, [generate], field, fields, recorder)
 
 
@@ -113,7 +119,7 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         self._custom: defaultdict[int, CustomCalls] = defaultdict(
             lambda: CustomCalls(self.fields.tools)
         )
-        """Of each choice."""
+        """Gives each choice's calls their form."""
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
         self._usage.add(prompt_index, chunk)
@@ -186,7 +192,8 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 def _reasoning_parser(
     fields: ChatCompletionRequest, state: ServerState, structured: Constraint | None
 ) -> str:
-    """The parser that takes the reasoning out of the answer; "": the reasoning stays in its text."""
+    """The parser that takes the reasoning out of the answer; "": the reasoning stays in its
+    text."""
     if state.config.reasoning_parser == "none" or fields.continue_final_message:
         return ""
     if fields.separate_reasoning is not False:

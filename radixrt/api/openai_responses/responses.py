@@ -62,7 +62,7 @@ def response_routes(state: ServerState) -> APIRouter:
 
 
 def _access_key(request: Request, cache_salt: str | None) -> bytes:
-    """That of a request whose body has this salt."""
+    """The access key of a request whose body has this salt."""
     return access_key_of(request, caller_of(request).tenant.salt(cache_salt))
 
 

@@ -20,7 +20,8 @@ _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "ref
 
 
 def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
-    """The instructions are not among the messages, since they do not belong to the stored conversation.
+    """The instructions are not among the messages, since they do not belong to the stored
+    conversation.
 
     Raises:
         RequestError: an item, tool or choice is not supported or malformed; names it.
@@ -52,7 +53,8 @@ def is_stored(fields: ResponsesRequest) -> bool:
 
 
 def _replays(fields: ResponsesRequest) -> bool:
-    """A client without stored responses keeps the reasoning itself: it asks for it in ``include``, and sends it in its items."""
+    """A client without stored responses keeps the reasoning itself: it asks for it in ``include``,
+    and sends it in its items."""
     if fields.replay_reasoning is not None:
         return fields.replay_reasoning
     items = fields.input if isinstance(fields.input, list) else []
@@ -167,7 +169,8 @@ _ITEMS = {
 
 
 def sealed(reasoning: str) -> str:
-    """The form in which a client that keeps no text hands the reasoning back; it is no secret of the server."""
+    """The form in which a client that keeps no text hands the reasoning back; it is no secret of
+    the server."""
     return base64.b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
 
 
@@ -220,7 +223,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
 
 
 def _custom_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """In the form of chat completions, in which the grammar is an object of its own."""
+    """The tool in the form of chat completions, whose grammar is an object of its own."""
     custom = {name: tool[name] for name in ("name", "description", "format") if name in tool}
     given = custom.get("format")
     if isinstance(given, dict) and given.get("type") == "grammar":

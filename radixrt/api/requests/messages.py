@@ -1,8 +1,8 @@
-"""Reads the messages of a chat: their form for chat templates, text only and with the arguments of calls
-as objects, and their cache breakpoints.
+"""Reads the messages of a chat: their form for chat templates, text only and with the arguments of
+calls as objects, and their cache breakpoints.
 
-Anthropic's clients mark a breakpoint with ``cache_control``, OpenAI's with ``prompt_cache_breakpoint``.
-Translators of other APIs read their untyped items here too.
+Anthropic's clients mark a breakpoint with ``cache_control``, OpenAI's with
+``prompt_cache_breakpoint``. Translators of other APIs read their untyped items here too.
 """
 
 import logging
@@ -120,7 +120,8 @@ def cache_breakpoints(
     num_before: int,
     options: PromptCacheOptions | None,
 ) -> list[CacheBreakpoint]:
-    """One for each message, and the tools, that has any; a message with several is kept for the longest time.
+    """One for each message, and the tools, that has any; a message with several is kept for the
+    longest time.
 
     Args:
         num_before: number of messages before these.

@@ -1,5 +1,5 @@
-"""Reads the id and the options of a request: sampling settings over the model's defaults, cache hints,
-priority, deadline and speculation."""
+"""Reads the id and the options of a request: sampling settings over the model's defaults, cache
+hints, priority, deadline and speculation."""
 
 import time
 from typing import Any
@@ -25,7 +25,8 @@ _SAME_NAME = set(SamplingParams.__struct_fields__) - {
     "reasoning_opening_ids",
     "reasoning_closing_ids",
 }
-"""Fields of completions and chat with the same name and meaning here; ``logprobs`` means another thing in each."""
+"""Fields of completions and chat with the same name and meaning here; ``logprobs`` means another
+thing in each."""
 
 MAX_STOP_CHARS = 1024
 """Longest stop string."""
@@ -88,7 +89,8 @@ def generation_options(
 
 
 def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
-    """Sampling settings over the model's defaults, validated: the only place where the api process does so.
+    """Sampling settings over the model's defaults, validated: the only place where the api process
+    does so.
 
     Args:
         given: by their names in :class:`SamplingParams`; None: not given.

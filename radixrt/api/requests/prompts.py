@@ -106,8 +106,8 @@ def parse_prompts(
         field: that errors name.
 
     Raises:
-        RequestError: it is none of the four forms, there are too many prompts, or an id is not in the
-            vocabulary.
+        RequestError: it is none of the four forms, there are too many prompts, or an id is not in
+            the vocabulary.
     """
     if isinstance(prompt, str):
         return [TextPrompt(prompt, add_special_tokens)]

@@ -1,7 +1,7 @@
 """The fields of requests, as structs; their greatest lengths; and the unsupported fields, which are
 refused rather than ignored."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,7 +65,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
-    """Every JSON body has a cache salt. So no endpoint can take a prompt that is not put into the namespace of its caller."""
+    """Every JSON body has a cache salt. So no endpoint can take a prompt that is not put into the
+    namespace of its caller."""
 
     cache_salt: str | None = None
     """Prefixes are shared only among requests with the same salt."""
@@ -92,11 +93,12 @@ class ConstraintFields(RequestBody, kw_only=True):
     """llama.cpp's: EBNF; empty means none."""
     structural_tag: dict[str, Any] | str | None = None
     property_order: str | None = None
-    """Of the objects of a JSON schema: "any", or "schema", the default."""
+    """Order of properties in the objects of a JSON schema: "any", or "schema", the default."""
 
 
 class QueueFields(RequestBody, kw_only=True):
-    """Fields of every request that computes something; see :class:`GenerationFields` for their meaning."""
+    """Fields of every request that computes something; see :class:`GenerationFields` for their
+    meaning."""
 
     cache: CacheHint | None = None
     priority: int | None = None
@@ -110,7 +112,8 @@ class PromptCacheOptions(msgspec.Struct, kw_only=True):
     mode: str | None = None
     """"implicit" or "explicit": ``ttl`` is for the breakpoints only."""
     ttl: str | None = None
-    """"30m": retention level "high" for this time, of the whole request, and of breakpoints that have no time."""
+    """"30m": retention level "high" for this time, of the whole request, and of breakpoints that
+    have no time."""
 
 
 class GenerationFields(ConstraintFields, kw_only=True):
@@ -145,7 +148,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     bad_words: list[str] | None = None
     ignore_eos: bool | None = None
     max_reasoning_tokens: int | None = None
-    """Of chats: most tokens of the reasoning, with its tags."""
+    """Most tokens of a chat's reasoning, with its tags."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -165,7 +168,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     continue_after: int | None = None
     """Number of its messages (of a text: characters) to continue from; None: all."""
     stream_values: bool | None = None
-    """Of a stream: tell of each value of the JSON when it begins and when it is complete."""
+    """Events of a stream say when each value of the JSON begins and when it is complete."""
     return_times: bool | None = None
     """Return the times of the first answer, in seconds: queued, prefill, total."""
 
@@ -232,7 +235,8 @@ class KeepRequest(RequestBody, kw_only=True):
 
 
 class PromptRequest(QueueFields, kw_only=True):
-    """One prompt to compute without an answer. Its fields are the same as in chat and completions."""
+    """One prompt to compute without an answer. Its fields are the same as in chat and
+    completions."""
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -260,7 +264,7 @@ class Prediction(msgspec.Struct, kw_only=True):
 
     def text(self) -> str:
         """Raises:
-        RequestError: it is not of the kind "content", or a part is no text.
+        RequestError: it is not of the kind "content", or a part is not text.
         """
         if self.type != "content":
             raise RequestError(
@@ -313,6 +317,15 @@ UNSUPPORTED = (
 
 _WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
 """Values of unsupported fields that change nothing and are accepted."""
+
+
+def refuse_fields(body: dict[str, Any], names: Iterable[str]) -> None:
+    """Raises:
+    RequestError: the body has one of these fields, which the server would have to ignore.
+    """
+    for name in names:
+        if body.get(name):
+            raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
 
 
 def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None:

@@ -76,8 +76,8 @@ def tool_constraint(
         asked: the constraint on the answer's content.
 
     Raises:
-        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be distinguished
-            from constrained content.
+        RequestError: ``tool_choice`` can't be met, a tool's parameters are not a schema, or calls
+            can't be distinguished from constrained content.
     """
     names, must_call = _choice(fields)
     if not calls_tools(fields):
@@ -119,7 +119,8 @@ def tool_constraint(
 def _call_or(
     tools: Iterable[Tool], written: CallSyntax, other: Constraint, parallel: bool | None
 ) -> Constraint:
-    """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
+    """The constraint to either one call, or content that satisfies ``other``, as the model
+    decides."""
     if not isinstance(other, JsonSchema | AnyJson) or not written.is_told_from(other):
         raise RequestError(
             'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '
@@ -177,7 +178,8 @@ def _choice(fields: ChatCompletionRequest) -> tuple[list[str] | None, bool]:
 
 
 def _tool_name(choice: Any) -> str | None:
-    """The name in ``{"type": "function", "function": {"name": ...}}``, or the same with "custom"; None: it has another form."""
+    """The name in ``{"type": "function", "function": {"name": ...}}``, or the same with "custom";
+    None: it has another form."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in _NAMED_KINDS:
         return None
@@ -211,7 +213,7 @@ class CustomTool:
     name: str
     description: str | None
     syntax: str
-    """Of the grammar: "lark" or "regex"; "": the text is free."""
+    """Syntax of the grammar: "lark" or "regex"; "": the text is free."""
     definition: str
 
     @staticmethod
@@ -332,7 +334,7 @@ class CustomCalls:
         }
         self._is_custom = False
         self._text = ""
-        """Of the open call's arguments: what is not sent yet."""
+        """The part of the open call's arguments that is not sent yet."""
         self._is_inside = False
         """The text is inside the string."""
 
