@@ -1,1 +1,2 @@
-"""The api process: HTTP, JSON, server-sent events, authentication and metrics. It sees no tokenizer."""
+"""The api process: HTTP, JSON, server-sent events, authentication and metrics. It sees no
+tokenizer."""

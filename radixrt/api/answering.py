@@ -1,4 +1,5 @@
-"""Answers HTTP requests: runs their prompts and lets a formatter write the chunks, as a stream or as one body."""
+"""Answers HTTP requests: runs their prompts and lets a formatter write the chunks, as a stream or
+as one body."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable
@@ -40,7 +41,7 @@ class PreparedRequest(Prepared, Generic[Fields]):
 
     fields: Fields
     recorder: ConversationRecorder | None
-    """Of the conversation, if it is to be kept."""
+    """Keeps the conversation; None: it is not to be kept."""
 
     def check_one_answer(self) -> None:
         """Raises:
@@ -52,7 +53,8 @@ class PreparedRequest(Prepared, Generic[Fields]):
     def record(
         self, chunk: AnswerChunk, text: str, calls: list[dict[str, Any]], response: bytes = b""
     ) -> dict[str, Any]:
-        """Record a piece of the first answer; returns ``kept`` with the last one, if the conversation is to be kept.
+        """Record a piece of the first answer; returns ``kept`` with the last one, if the
+        conversation is to be kept.
 
         Args:
             text, calls: as the client gets them.
@@ -78,11 +80,12 @@ class Formatter(ABC):
     def __init__(self, prepared: Prepared) -> None:
         self._streams = prepared.streams
         self._parts: list[Any] = []
-        """Of a response that is not streamed."""
+        """The parts of a response that is not streamed."""
 
     @abstractmethod
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterable[Any]:
-        """The events of a stream, or parts of a body, that a chunk adds. A part is encoded before the next one is taken."""
+        """The events of a stream, or parts of a body, that a chunk adds. A part is encoded before
+        the next one is taken."""
 
     @abstractmethod
     def whole(self, parts: list[Any]) -> Any:

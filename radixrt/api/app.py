@@ -41,7 +41,7 @@ _ROUTES = (
 MAX_BODY_BYTES = 32 << 20
 
 ERROR_SHAPES = (ANTHROPIC_ERRORS, OLLAMA_ERRORS)
-"""Of the paths whose errors are not in OpenAI's form."""
+"""The forms of errors other than OpenAI's, by path."""
 
 
 def build_app(state: ServerState, tracing: Tracing | None = None) -> FastAPI:

@@ -1,4 +1,5 @@
-"""The text that the terminal shows when the server is ready: address, example command, documentation."""
+"""The text that the terminal shows when the server is ready: address, example command,
+documentation."""
 
 import json
 import shlex
@@ -8,7 +9,7 @@ from typing import Any
 from radixrt import __version__
 from radixrt.api.http.browsers import ANY, accepted_names, is_loopback
 from radixrt.base.config import DEMO_MODEL, ServerConfig
-from radixrt.base.local_url import local_url
+from radixrt.base.server_url import local_url
 from radixrt.base.settings.setting import listed
 from radixrt.messages.answers import EngineInfo
 

@@ -1,4 +1,5 @@
-"""JSON of log-probabilities, in the forms of the endpoints; long lists are made in slices, between which other requests go on."""
+"""JSON of log-probabilities, in the forms of the endpoints; long lists are made in slices, between
+which other requests go on."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks (as in OpenAI's API)."""
 
 SLICE_POSITIONS = 128
-"""With 20 alternatives each they take some milliseconds."""
+"""Positions in a slice: with 20 alternatives each, some milliseconds."""
 
 
 class JsonList:
@@ -27,7 +28,7 @@ class JsonList:
             self._text += orjson.dumps(items)[1:-1]
 
     def json(self) -> orjson.Fragment:
-        """For :func:`orjson.dumps`."""
+        """A list that :func:`orjson.dumps` writes."""
         return orjson.Fragment(b"".join((b"[", self._text, b"]")))
 
 
@@ -75,7 +76,7 @@ class CompletionLogprobs:
 
     def __init__(self) -> None:
         self._offset = 0
-        """In the choice's text, in characters, where the next token begins."""
+        """Place in the choice's text, in characters, where the next token begins."""
 
     async def json(self, *new: TokenLogprobs) -> dict[str, Any]:
         """
@@ -112,8 +113,8 @@ def _top_by_text(token: TokenLogprob) -> dict[str, float | None] | None:
 
 
 async def prompt_logprobs(tokens: TokenLogprobs) -> orjson.Fragment:
-    """The ``prompt_logprobs`` extension: for each token of the prompt, a map from token ids; null for
-    the first."""
+    """The ``prompt_logprobs`` extension: for each token of the prompt, a map from token ids; null
+    for the first."""
 
     def by_id(token: TokenLogprob) -> dict[str, Any] | None:
         if token.logprob is None:

@@ -1,4 +1,5 @@
-"""Names, labels and units of ``/metrics``: the label ``model_name``, and the names of vLLM and SGLang for dashboards and routers."""
+"""Names, labels and units of ``/metrics``: the label ``model_name``, and the names of vLLM and
+SGLang for dashboards and routers."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -16,7 +17,7 @@ class _Source(NamedTuple):
     """The metric of radixrt behind a peer's metric."""
 
     name: str
-    """After ``radixrt_``, without ``_total``."""
+    """The name after ``radixrt_``, without ``_total``."""
     renamed: Mapping[str, str] = {}
     """Labels under their new names."""
     labels: Mapping[str, str] = {}
@@ -73,7 +74,8 @@ _OF_PEERS: dict[MetricsPeerName, dict[str, _Source]] = {
         "gen_throughput": _Source("generation_tokens_per_second"),
     },
 }
-"""Peer's name after its prefix, without ``_total``, to ours. Both as their dashboards and routers read them."""
+"""Peer's name after its prefix, without ``_total``, to ours. Both as their dashboards and routers
+read them."""
 
 _LABELS: dict[MetricsPeerName, Mapping[str, str]] = {"vllm": {"engine": "0"}, "sglang": {}}
 

@@ -54,7 +54,7 @@ class Metrics:
         self.engine = EngineCollector(self.requests, self.recent, info.page_size)
         self.registry.register(self.engine)
         self.exported = CollectorRegistry()
-        """Those of ``registry`` as ``/metrics`` shows them."""
+        """The metrics of ``registry`` as ``/metrics`` shows them."""
         sizes = {
             "block_size": str(info.page_size),
             "num_gpu_blocks": str(info.kv_pool_tokens // info.page_size),
@@ -168,10 +168,10 @@ class EngineCollector(Collector):
         )
         yield from _families(stats.structured)
         if not stats.replicas:
-            yield from self._of_scheduler(stats)
+            yield from self._scheduler_families(stats)
             return
         of_replicas = {
-            replica: list(self._of_scheduler(one)) for replica, one in stats.replicas.items()
+            replica: list(self._scheduler_families(one)) for replica, one in stats.replicas.items()
         }
         for families in zip(*of_replicas.values(), strict=True):
             for replica, family in zip(of_replicas, families, strict=True):
@@ -183,7 +183,7 @@ class EngineCollector(Collector):
             first.samples += [sample for family in others for sample in family.samples]
             yield first
 
-    def _of_scheduler(self, stats: SchedulerStats) -> Iterator[Family]:
+    def _scheduler_families(self, stats: SchedulerStats) -> Iterator[Family]:
         hit_rate = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
         yield GaugeMetricFamily(
             "radixrt_cache_hit_rate", "Cached share of all prompt tokens since start.", hit_rate

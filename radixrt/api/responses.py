@@ -62,7 +62,8 @@ def usage_json(
 
 
 def structured_extras(report: AnswerReport) -> dict[str, Any]:
-    """The ``structured_output`` object of a complete answer that was not held to all of its constraint."""
+    """The ``structured_output`` object of a complete answer that was not held to all of its
+    constraint."""
     if report.finish_reason is None or not (report.unenforced or report.violation):
         return {}
     unenforced = [msgspec.to_builtins(one) for one in report.unenforced]
@@ -81,21 +82,22 @@ def value_events(chunk: AnswerChunk) -> dict[str, Any]:
 
 
 def _value_event(event: ValueEvent) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "event": f"value.{event.event}",
         "pointer": event.pointer,
         "type": event.type,
     }
     if event.tool_call is not None:
-        told["tool_call"] = event.tool_call
+        fields["tool_call"] = event.tool_call
     if event.text is not None:
         line = event.text.replace("\n", " ").replace("\r", " ")  # an event's data is one line
-        told |= {"value": orjson.Fragment(line), "validated": event.validated}
-    return told
+        fields |= {"value": orjson.Fragment(line), "validated": event.validated}
+    return fields
 
 
 def times_extras(report: AnswerReport) -> dict[str, Any]:
-    """The ``times`` object of a complete answer; see :class:`radixrt.messages.answers.AnswerTimes`."""
+    """The ``times`` object of a complete answer; see
+    :class:`radixrt.messages.answers.AnswerTimes`."""
     return {} if report.finish_reason is None else {"times": msgspec.to_builtins(report.times)}
 
 

@@ -21,11 +21,10 @@ from starlette.types import ASGIApp
 
 from radixrt.api.app import ERROR_SHAPES, build_app
 from radixrt.api.banner import banner
-from radixrt.api.http.acceptor import Acceptor, protocols_of
+from radixrt.api.http.acceptor import Acceptor, accepting
 from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
-from radixrt.api.http.gate import Gate, Throttles
+from radixrt.api.http.gate import Gate, Throttles, loading_app
 from radixrt.api.http.keys import Keys
-from radixrt.api.http.loading import Loading, accepting
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
@@ -35,7 +34,7 @@ from radixrt.base.ipc import LONGEST_WAIT_S
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.liveness.supervision import end_process, supervise
-from radixrt.base.tls import server_context
+from radixrt.base.server_url import server_context
 from radixrt.client.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
@@ -46,7 +45,8 @@ FLUSH_S = 1
 SHUTTING_DOWN = "The server is shutting down."
 
 MAX_UNREAD_CHUNKS = 4096
-"""Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's buffers."""
+"""Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's
+buffers."""
 
 
 def run_api(
@@ -73,7 +73,8 @@ async def serve(
         listen_socket: a listening TCP socket.
     """
     listen_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed acknowledgement.
+    # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed
+    # acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tracing: Tracing | None = None
     client = EngineClient(channels, MAX_UNREAD_CHUNKS, config.random_seed, end_process, supervisor)
@@ -82,7 +83,7 @@ async def serve(
         keys = _keys(config)
         throttles = Throttles()
         loading = _http_config(
-            config, Loading(ERROR_SHAPES), throttles, Counter("unread", "", registry=None)
+            config, loading_app(ERROR_SHAPES), throttles, Counter("unread", "", registry=None)
         )
         with accepting(listen_socket, loading):
             info = await client.ready()
@@ -149,7 +150,7 @@ def _keys(config: ServerConfig) -> Keys:
     Raises:
         ConfigError: they are not valid.
     """
-    source = KeySource.of(config, os.environ)
+    source = KeySource.from_config(config, os.environ)
     keys = Keys(source)
     if source.file is not None and threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, keys.reload)
@@ -162,7 +163,8 @@ def _keys(config: ServerConfig) -> Keys:
 
 
 class _Server(uvicorn.Server):
-    """Ends when the open requests are answered, or have had the time that the settings give them."""
+    """Ends when the open requests are answered, or have had the time that the settings give
+    them."""
 
     def __init__(
         self, state: ServerState, supervisor: SupervisorLink, config: uvicorn.Config
@@ -176,9 +178,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections at our own pace instead of uvicorn's."""
         await super().startup(sockets=[])
-        make_protocol = protocols_of(self.config, self.server_state)
         for listener in sockets or []:
-            self._acceptors.append(Acceptor(listener, make_protocol, self.config.ssl))
+            self._acceptors.append(Acceptor(listener, self.config, self.server_state))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
@@ -218,6 +219,7 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files to the system's maximum: each connection is one file, and 1,024 is a common default."""
+    """Raise the limit of open files to the system's maximum: each connection is one file, and 1,024
+    is a common default."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

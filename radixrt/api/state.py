@@ -53,7 +53,7 @@ class ServerState:
         self.is_draining = False
         """A signal to stop has come: open requests are answered, new ones refused."""
         self.fingerprint = _fingerprint(config, info)
-        """Of what answers depend on beside the request, as ``system_fingerprint``."""
+        """``system_fingerprint``: a digest of all that answers depend on beside the request."""
         self.default_sampling: dict[str, Any] = {
             name: value
             for name, value in info.default_sampling.items()
@@ -77,22 +77,13 @@ class ServerState:
         """HTTP requests that compute an answer."""
         return len(self._open)
 
-    def check_answer_count(self, num_prompts: int, n: int) -> None:
-        """Raises:
-        RequestError: one HTTP request asks for more answers than the queue can ever hold.
-        """
-        if num_prompts * n > self.config.max_queued_requests:
-            raise RequestError(
-                f"The request asks for {num_prompts * n} answers ({num_prompts} prompts, n={n}); this server takes "
-                f"at most {self.config.max_queued_requests} in one request (--max-queued-requests)."
-            )
-
     @contextmanager
     def answers(
         self, requests: list[GenerateRequest], constraint_field: str = ""
     ) -> Iterator[Answers]:
-        """Run the prompts of one HTTP request, some at a time, so that the rest does not stand in the queue before the
-        requests of others. When one fails, or the context is left early, all are aborted.
+        """Run the prompts of one HTTP request, some at a time, so that the rest does not stand in
+        the queue before the requests of others. When one fails, or the context is left early, all
+        are aborted.
 
         Args:
             constraint_field: the field of the HTTP request that errors about the constraint name.
@@ -139,7 +130,8 @@ class ServerState:
         return [found[prompt_index] for prompt_index in range(len(requests))]
 
     def abort(self, name: str, caller: Caller) -> None:
-        """Drop the caller's HTTP request of this id, or one prompt of it. An unknown id is ignored."""
+        """Drop the caller's HTTP request of this id, or one prompt of it. An unknown id is
+        ignored."""
         if answers := self._open.get((caller.tenant.name, name)):
             answers.abort()
         else:
@@ -164,7 +156,8 @@ class ServerState:
 
 
 def _grouped(requests: list[GenerateRequest], max_concurrency: int) -> list[GenerateRequest]:
-    """The requests as one group, under a new id: clients choose the ids of requests, also one twice."""
+    """The requests as one group, under a new id: clients choose the ids of requests, also one
+    twice."""
     size = sum(request.sampling.n for request in requests[:max_concurrency])
     group = new_id("group")
     return [msgspec.structs.replace(one, group_id=group, group_size=size) for one in requests]
@@ -172,14 +165,14 @@ def _grouped(requests: list[GenerateRequest], max_concurrency: int) -> list[Gene
 
 def check_max_tokens(requests: list[GenerateRequest], tenant: Tenant) -> None:
     """Raises:
-    RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them too; an answer that is
-        cut off without notice would be worse.
+    RequestError: a request asks for longer answers than its key may get. OpenAI's API refuses them
+        too; an answer that is cut off without notice would be worse.
     """
-    most = tenant.max_tokens
+    limit = tenant.max_tokens
     asked = max(request.sampling.max_tokens or 0 for request in requests)
-    if most is not None and asked > most:
+    if limit is not None and asked > limit:
         raise RequestError(
-            f"max_tokens is {asked}; this API key gets at most {most} tokens an answer.",
+            f"max_tokens is {asked}; this API key gets at most {limit} tokens an answer.",
             param="max_tokens",
         )
 

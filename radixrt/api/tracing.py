@@ -1,7 +1,9 @@
-"""Exports a trace of each request by OpenTelemetry: the request, and within it encoding, grammar, queue, prefill and decode.
+"""Exports a trace of each request by OpenTelemetry: the request, and within it encoding, grammar,
+queue, prefill and decode.
 
-Names and attributes are those of OpenTelemetry's semantic conventions for generative AI. Only this process talks to a collector.
-The durations of the other processes' work come with the report of an answer, so tracing costs them nothing.
+Names and attributes are those of OpenTelemetry's semantic conventions for generative AI. Only this
+process talks to a collector. The durations of the other processes' work come with the report of an
+answer, so tracing costs them nothing.
 """
 
 from collections.abc import Iterator
@@ -42,7 +44,8 @@ class Tracing:
     def __init__(self, endpoint: str, model_name: str) -> None:
         """
         Args:
-            endpoint: address of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318.
+            endpoint: address of a collector that takes OTLP over HTTP, such as
+                http://127.0.0.1:4318.
 
         Raises:
             ConfigError: OpenTelemetry is not installed.

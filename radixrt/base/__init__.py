@@ -1,1 +1,2 @@
-"""Modules that every folder may import: errors, settings, sampling parameters, sockets, child processes."""
+"""Modules that every folder may import: errors, settings, sampling parameters, sockets, child
+processes."""

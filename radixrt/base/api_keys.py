@@ -1,7 +1,7 @@
 """API keys: the file that declares them, their digests, and new keys.
 
-A file holds digests only. A plain SHA-256 suffices: keys are random and of 256 bits, so no search finds one, and the slow
-hashes that passwords need would cost each request milliseconds.
+A file holds digests only. A plain SHA-256 suffices: keys are random and of 256 bits, so no search
+finds one, and the slow hashes that passwords need would cost each request milliseconds.
 """
 
 import hashlib
@@ -35,12 +35,13 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Bounds on the requests of one key. None: no bound."""
 
     max_parallel_requests: Count | None = None
-    """HTTP requests in flight. A batch counts as one, and runs at most this number of its prompts at a time."""
+    """HTTP requests in flight. A batch counts as one, and runs at most this number of its prompts
+    at a time."""
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
-    """Of prompts and answers."""
+    """Tokens of prompts and answers."""
     max_tokens: Count | None = None
-    """Of one answer."""
+    """Most tokens of one answer."""
     max_pinned_fraction: Fraction | None = None
     """Share of the KV pool that the key may pin at a time."""
     max_cached_fraction: Fraction | None = None
@@ -60,7 +61,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Several while a key is being replaced."""
     role: Role = "user"
     weight: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
-    """Share of the engine that the key's requests get while those of other keys wait, relative to the other weights."""
+    """Share of the engine that the key's requests get while those of other keys wait, relative to
+    the other weights."""
     cache_group: Name | None = None
     """Keys of one group share cached prefixes; by default a key shares none."""
     limits: KeyLimits = KeyLimits()
@@ -75,7 +77,7 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     keys: list[ApiKey]
     limits: KeyLimits = KeyLimits()
-    """Of the keys that do not set their own."""
+    """The limits of keys that do not set their own."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class KeySource:
     """Keys of admins, as clients send them."""
 
     @staticmethod
-    def of(config: ServerConfig, environment: Mapping[str, str]) -> "KeySource":
+    def from_config(config: ServerConfig, environment: Mapping[str, str]) -> "KeySource":
         """The flags, and the environment for those that are not given."""
         declared = config.api_keys or environment.get(KEYS_VARIABLE) or None
         plain = config.api_key or environment.get(KEY_VARIABLE) or None

@@ -1,14 +1,20 @@
-"""Declares every setting of a server once: checks, command line, ``LLM`` and docs/server.md read the declaration."""
+"""Declares every setting of a server once: the flags, the settings file, ``LLM``, the checks and
+docs/server.md follow from the declaration."""
 
-import dataclasses
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from radixrt.base.errors import ConfigError
 from radixrt.base.settings.setting import (
-    METRICS_PEERS,
+    METRICS_PEER,
+    ORIGIN,
+    REASONING_ALIASES,
+    SECTIONS,
+    TCP_ADDRESS,
+    TOOL_CALL_ALIASES,
+    ZMQ_ADDRESS,
     AttentionBackendName,
     EvictionPolicyName,
     GrammarBackendName,
@@ -16,32 +22,21 @@ from radixrt.base.settings.setting import (
     SchedulePolicyName,
     ToolCallParserName,
     WhitespaceName,
-    check_value,
-    flag_of,
-    listed,
     section,
+    settings_of,
 )
 
 DEMO_MODEL = "demo"
 """The value of ``--model-path`` that stands for the model inside the package."""
 
 MIN_STEP_TIMEOUT_S = 2.0
-
 MAX_REPLICAS = 64
 
 MIN_RUNNING_REQUESTS, MAX_RUNNING_REQUESTS = 256, 1024
 """Bounds of ``max_running_requests`` if it is not given; the lower one is its value on a CPU."""
 
-_model = section("Model")
-_http = section("HTTP server")
-_device = section("Device")
-_replicas = section("Replicas")
-_memory = section("Memory")
-_cache = section("KV cache")
-_scheduling = section("Scheduling")
-_kv_events = section("KV events")
-_structured = section("Structured output")
-_debug = section("Debugging")
+(_model, _http, _device, _replicas, _memory, _cache,
+ _scheduling, _kv_events, _structured, _debug) = map(section, SECTIONS)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +45,13 @@ class SchedulerSettings:
 
     eviction_policy: EvictionPolicyName = _cache(
         "lru",
-        "KV that is evicted first: lru the least recently used, prefixes of waiting "
-        "requests last; fifo the first computed; priority that of the lowest priority.",
+        "KV that is evicted first: lru the least recently used, prefixes of waiting requests last; "
+        "fifo the first computed; priority that of the lowest priority.",
     )
     max_pinned_fraction: float = _cache(
         0.5,
         "Share of the KV pool that clients may pin at a time (POST /v1/cache/pin).",
-        at_least=0,
-        at_most=1,
+        within=(0, 1),
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
 
@@ -65,49 +59,49 @@ class SchedulerSettings:
         None,
         "Maximum number of sequences in the running batch; by default 256, and on a GPU one for "
         "each 1,024 tokens of its KV pool, from 256 to 1,024.",
-        at_least=1,
-        at_most=65536,
+        within=(1, 65536),
     )
     max_queued_requests: int = _scheduling(
         4096,
         "Maximum number of waiting sequences; further requests get status 503 with Retry-After.",
-        at_least=1,
+        within=(1, None),
     )
     max_queue_seconds: float = _scheduling(
         30.0,
-        "Longest wait in the queue, in seconds: a request that would wait longer, or has, "
-        "gets status 503 with Retry-After; 0 is no limit.",
-        at_least=0,
+        "Longest wait in the queue, in seconds: a request that would wait longer, or has, gets "
+        "status 503 with Retry-After; 0 is no limit.",
+        within=(0, None),
     )
     max_step_ms: float | None = _scheduling(
         None,
-        "Longest step, in milliseconds, which sizes prefill chunks; by default the step of "
-        "the running answers plus four times that of one, from 15 to 150; 0 is no limit.",
-        at_least=0,
+        "Longest step, in milliseconds, which sizes prefill chunks; by default the step of the "
+        "running answers plus four times that of one, from 15 to 150; 0 is no limit.",
+        within=(0, None),
     )
     chunked_prefill_size: int = _scheduling(
-        2048, "Maximum number of prompt tokens of one sequence in one step.", at_least=1
+        2048, "Maximum number of prompt tokens of one sequence in one step.", within=(1, None)
     )
     schedule_policy: SchedulePolicyName = _scheduling(
         "lpm",
-        "Order of the waiting queue: lpm longest prefix match, suf shortest uncached "
-        "prefill, fcfs first come first served, priority the smallest priority, then lpm.",
+        "Order of the waiting queue: lpm longest prefix match, suf shortest uncached prefill, fcfs "
+        "first come first served, priority the smallest priority, then lpm.",
     )
     speculation: Literal["auto", "off"] = _scheduling(
         "auto",
-        "Draft tokens from text that the server knows, and verify several in one step where "
-        "that saves time; answers stay the same. Only on a CPU.",
+        "Draft tokens from text that the server knows, and verify several in one step where that "
+        "saves time; answers stay the same. Only on a CPU.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(SchedulerSettings):
-    """Settings of one engine and its server. Field ``max_total_tokens`` is flag ``--max-total-tokens``."""
+    """Settings of one engine and its server. Field ``max_total_tokens`` is flag
+    ``--max-total-tokens``."""
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M "
-        "for a GGUF file of the hub; the default is the built-in model.",
+        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M for a "
+        "GGUF file of the hub; the default is the built-in model.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -128,51 +122,50 @@ class ServerConfig(SchedulerSettings):
     )
     quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
         "auto",
-        "Weight format of the linear layers: auto keeps the checkpoint's; int8, int4 and "
-        "fp8 quantize a plain checkpoint while it is loaded.",
+        "Weight format of the linear layers: auto keeps the checkpoint's; int8, int4 and fp8 "
+        "quantize a plain checkpoint while it is loaded.",
     )
     context_length: int | None = _model(
         None,
         "Longest prompt plus answer, in tokens; at most (and by default) the checkpoint's.",
-        at_least=1,
+        within=(1, None),
     )
     chat_template: str | None = _model(
         None, "File with a Jinja chat template that replaces the tokenizer's own.", metavar="FILE"
     )
     trust_remote_code: bool = _model(
         False,
-        "Let transformers run Python code that comes with the checkpoint; it can do "
-        "anything that you can do.",
+        "Let transformers run Python code that comes with the checkpoint; it can do anything that "
+        "you can do.",
     )
     random_seed: int = _model(
-        0, "Seed of dummy weights and of requests without a seed.", at_least=0
+        0, "Seed of dummy weights and of requests without a seed.", within=(0, None)
     )
 
     host: str = _http("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
-    port: int = _http(
-        30000, "TCP port to listen on; 0 picks a free one.", at_least=0, at_most=65535
-    )
+    port: int = _http(30000, "TCP port to listen on; 0 picks a free one.", within=(0, 65535))
     api_keys: str | None = _http(
         None,
-        "JSON or TOML file with the API keys, their roles and limits (docs/security.md); "
-        "SIGHUP reads it again. Also RADIXRT_API_KEYS.",
+        "JSON or TOML file with the API keys, their roles and limits (docs/security.md); SIGHUP "
+        "reads it again. Also RADIXRT_API_KEYS.",
         metavar="FILE",
     )
     api_key: str | None = _http(
         None,
-        "One API key, an admin's. Other users of the machine can see it; the environment "
-        "variable RADIXRT_API_KEY hides it.",
+        "One API key, an admin's. Other users of the machine can see it; the environment variable "
+        "RADIXRT_API_KEY hides it.",
     )
     allowed_hosts: str | None = _http(
         None,
-        "Further host names of the server, separated by commas; * is all. IP addresses, "
-        "localhost and the machine's own name always pass.",
+        "Further host names of the server, separated by commas; * is all. IP addresses, localhost "
+        "and the machine's own name always pass.",
         metavar="NAME,...",
     )
     cors_origins: str | None = _http(
         None,
         "Origins of web pages that may use the server, such as https://chat.example.com, separated by commas; * is all.",
         metavar="ORIGIN,...",
+        form=ORIGIN,
     )
     tls_cert: str | None = _http(
         None,
@@ -188,6 +181,7 @@ class ServerConfig(SchedulerSettings):
         None,
         "Repeat /metrics under the names of vllm, sglang, or both, separated by commas.",
         metavar="NAME,...",
+        form=METRICS_PEER,
     )
     otlp_endpoint: str | None = _http(
         None,
@@ -199,35 +193,33 @@ class ServerConfig(SchedulerSettings):
         False, "Show no text of prompts in /v1/cache/tree and in explanations of cache misses."
     )
     kept_conversations_mb: int = _http(
-        256,
-        "Memory in MiB for kept conversations (field keep); 0 keeps none.",
-        at_least=0,
+        256, "Memory in MiB for kept conversations (field keep); 0 keeps none.", within=(0, None)
     )
     max_timeout: float = _http(
-        3600.0, "Largest timeout that a request may set, in seconds.", at_least=1
+        3600.0, "Largest timeout that a request may set, in seconds.", within=(1, None)
     )
     step_timeout: float | None = _http(
         None,
-        "Seconds after which a process that hangs is killed and replaced (a worker: at least "
-        "20 times its longest step); 0 is never; by default 30, and 3 for a stopped process.",
-        at_least=0,
+        "Seconds after which a process that hangs is killed and replaced (a worker: at least 20 "
+        "times its longest step); 0 is never; by default 30, and 3 for a stopped process.",
+        within=(0, None),
     )
     shutdown_grace: float = _http(
-        30.0, "Seconds in which running answers may finish after SIGTERM.", at_least=0
+        30.0, "Seconds in which running answers may finish after SIGTERM.", within=(0, None)
     )
     log_level: Literal["debug", "info", "warning", "error"] = _http("info", "Minimum log level.")
 
     device: Literal["auto", "cpu", "cuda"] = _device(
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
-    tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", at_least=1)
+    tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", within=(1, None))
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
     prefill_kernel: Literal["auto", "fa2", "fa3"] = _device(
         "auto",
-        "FlashInfer kernel for prompts; auto is fa3 for long prompts on Hopper if it works, "
-        "else fa2.",
+        "FlashInfer kernel for prompts; auto is fa3 for long prompts on Hopper if it works, else "
+        "fa2.",
     )
     deterministic: bool = _device(
         False,
@@ -236,75 +228,73 @@ class ServerConfig(SchedulerSettings):
     )
     kernel_threads: int | None = _device(
         None,
-        "Threads that compute on a CPU, in each rank; by default one per core, and one for "
-        "small models.",
-        at_least=1,
+        "Threads that compute on a CPU, in each rank; by default one per core, and one for small "
+        "models.",
+        within=(1, None),
     )
     cuda_graph_max_batch_size: int | None = _device(
         None,
         "Largest decode step that is captured as a CUDA graph, in sequences; by default "
         "--max-running-requests, at most 1,024.",
-        at_least=1,
-        at_most=4096,
+        within=(1, 4096),
     )
     dp: int = _replicas(
         1,
         "Replicas of the engine behind one router (docs/routing.md). --kernel-threads and "
         "--max-total-tokens are of each. 0: all are on other machines (--replica-listen).",
-        at_least=0,
-        at_most=MAX_REPLICAS,
+        within=(0, MAX_REPLICAS),
     )
     replica_listen: str | None = _replicas(
         None,
-        "ZeroMQ address at which engines on other machines join, such as "
-        "tcp://0.0.0.0:30100; needs --join-token-file.",
+        "ZeroMQ address at which engines on other machines join, such as tcp://0.0.0.0:30100; "
+        "needs --join-token-file.",
         metavar="ADDRESS",
+        form=TCP_ADDRESS,
     )
     join: str | None = _replicas(
         None,
-        "Join the server whose --replica-listen is at this address, such as "
-        "tcp://10.0.0.1:30100; --host and --port then serve /health and /ready only.",
+        "Join the server whose --replica-listen is at this address, such as tcp://10.0.0.1:30100; "
+        "--host and --port then serve /health and /ready only.",
         metavar="ADDRESS",
+        form=TCP_ADDRESS,
     )
     join_token_file: str | None = _replicas(
         None,
-        "File with the secret of the links between machines, of at least 32 random "
-        "characters; make it with: openssl rand -hex 32.",
+        "File with the secret of the links between machines, of at least 32 random characters; "
+        "make it with: openssl rand -hex 32.",
         metavar="FILE",
     )
 
     mem_fraction_static: float = _memory(
         0.85,
-        "Share of the GPU's memory for weights, the largest step and the KV pool; on a CPU, "
-        "share of half of the available memory (up to 8 GiB) for the KV pool.",
-        at_least=0.05,
-        at_most=0.98,
+        "Share of the GPU's memory for weights, the largest step and the KV pool; on a CPU, share "
+        "of half of the available memory (up to 8 GiB) for the KV pool.",
+        within=(0.05, 0.98),
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "int8"] = _memory(
         "auto",
-        "Type of the KV cache: auto is the activations' own; fp8_e4m3 (GPUs) and int8 "
-        "(CPUs) hold twice the tokens of bfloat16, at less precision.",
+        "Type of the KV cache: auto is the activations' own; fp8_e4m3 (GPUs) and int8 (CPUs) hold "
+        "twice the tokens of bfloat16, at less precision.",
     )
     max_total_tokens: int | None = _memory(
-        None, "Size of the KV pool in tokens; by default computed from the memory.", at_least=1
+        None,
+        "Size of the KV pool in tokens; by default computed from the memory.",
+        within=(1, None),
     )
     page_size: int = _memory(
-        16,
-        "Tokens in a page of KV cache; prefixes are shared in whole pages.",
-        at_least=1,
-        at_most=1024,
+        16, "Tokens in a page of KV cache; prefixes are shared in whole pages.", within=(1, 1024)
     )
 
     max_prefill_tokens: int | None = _scheduling(
         None,
-        "Maximum number of prompt tokens in one step, over all sequences; by default 8192 "
-        "on a GPU and 512 on a CPU.",
-        at_least=1,
+        "Maximum number of prompt tokens in one step, over all sequences; by default 8192 on a GPU "
+        "and 512 on a CPU.",
+        within=(1, None),
     )
     request_log: str | None = _scheduling(
         None,
-        "File for one line per request (times, lengths, hashes of prefixes, no text), for "
-        "radixrt bench cache.",
+        "File for one line per request (times, lengths, hashes of prefixes, no text), for radixrt "
+        "bench cache.",
         metavar="FILE",
     )
 
@@ -313,26 +303,28 @@ class ServerConfig(SchedulerSettings):
         "ZeroMQ address for events of blocks that enter and leave the KV cache, such as "
         "tcp://127.0.0.1:5557; all who can connect can read them.",
         metavar="ADDRESS",
+        form=ZMQ_ADDRESS,
     )
     kv_events_replay: str | None = _kv_events(
         None,
         "ZeroMQ address that answers subscribers which have missed events.",
         metavar="ADDRESS",
+        form=ZMQ_ADDRESS,
     )
     kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
         "radixrt",
-        "Wire format of events and replays: radixrt's (docs/kv_events.md) or vLLM's, which "
-        "needs --kv-events-tokens.",
+        "Wire format of events and replays: radixrt's (docs/kv_events.md) or vLLM's, which needs "
+        "--kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(
-        False,
-        "Publish the token ids of the blocks too: the prompts and answers of all users.",
+        False, "Publish the token ids of the blocks too: the prompts and answers of all users."
     )
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output: llguidance, and with auto and fsm the finite-state machines of "
-        "outlines-core for regular expressions and choices that have small ones.",
+        "Library that enforces structured output: llguidance, and with auto and fsm the "
+        "finite-state machines of outlines-core for regular expressions and choices that have "
+        "small ones.",
         aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(
@@ -342,39 +334,19 @@ class ServerConfig(SchedulerSettings):
     grammar_compile_timeout: float = _structured(
         10.0,
         "Seconds after which a compilation is stopped and its request refused.",
-        at_least=0.1,
-        at_most=3600,
+        within=(0.1, 3600),
     )
     tool_call_parser: ToolCallParserName = _structured(
         "auto",
         "Format of the model's tool calls (docs/tools.md); auto recognises it by the chat "
         "template, none refuses requests with tools.",
-        aliases={
-            "qwen25": "hermes",
-            "granite4": "hermes",
-            "ernie45": "hermes",
-            "llama3": "llama3_json",
-            "qwen3_xml": "qwen3_coder",
-            "minimax-m2": "minimax_m2",
-            "phi4_mini_json": "phi4_mini",
-            "openai": "harmony",
-            "gpt-oss": "harmony",
-        },
+        aliases=TOOL_CALL_ALIASES,
     )
     reasoning_parser: ReasoningParserName = _structured(
         "auto",
-        "Format of the model's reasoning (docs/tools.md); auto recognises it by the chat "
-        "template, none leaves it in the answer.",
-        aliases={
-            "deepseek_r1": "deepseek-r1",
-            "glm45": "qwen3",
-            "glm47": "qwen3",
-            "minimax_m2": "qwen3",
-            "olmo3": "qwen3",
-            "hunyuan_a13b": "hunyuan",
-            "openai_gptoss": "harmony",
-            "gpt-oss": "harmony",
-        },
+        "Format of the model's reasoning (docs/tools.md); auto recognises it by the chat template, "
+        "none leaves it in the answer.",
+        aliases=REASONING_ALIASES,
     )
 
     debug_disable_cascade: bool = _debug(
@@ -395,12 +367,6 @@ class ServerConfig(SchedulerSettings):
         False, "Check every finished answer once more against its schema; log and count mismatches."
     )
 
-    def __post_init__(self) -> None:
-        for setting in dataclasses.fields(self):
-            value = getattr(self, setting.name)
-            if isinstance(value, str) and value in setting.metadata.get("aliases", ()):
-                object.__setattr__(self, setting.name, setting.metadata["aliases"][value])
-
     def prefill_budget(self, device: str) -> int:
         """Most prompt tokens of one step on ``device`` ("cpu", "cuda:0")."""
         if self.max_prefill_tokens is not None:
@@ -408,97 +374,67 @@ class ServerConfig(SchedulerSettings):
         return 512 if device == "cpu" else 8192  # larger steps on a CPU are no faster
 
     def validate(self) -> "ServerConfig":
-        """Return self.
+        """Return these settings, with choices in place of their aliases.
 
         Raises:
-            ConfigError: a value is of the wrong type or out of its range.
+            ConfigError: a value is of the wrong type or out of its range, or settings exclude each
+                other.
         """
-        for setting in dataclasses.fields(self):
-            check_value(setting, getattr(self, setting.name))
-        if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
-            raise ConfigError(
-                f"--max-total-tokens {self.max_total_tokens} is less than one page of {self.page_size} tokens "
-                "(--page-size)."
-            )
+        values = {name: setting.check(getattr(self, name)) for name, setting in SETTINGS.items()}
+        for problem in self._problems():
+            raise ConfigError(problem)
+        return ServerConfig(**values)
+
+    def _problems(self) -> Iterator[str]:
+        """One sentence for each value, or pair of values, that the server can't start with."""
+        pool = self.max_total_tokens
+        if pool is not None and pool < self.page_size:
+            page = f"one page of {self.page_size} tokens (--page-size)"
+            yield f"--max-total-tokens {pool} is less than {page}."
         if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError(
-                "--api-key is empty, so no client could send it; leave it out or set it."
-            )
+            yield "--api-key is empty, so no client could send it; leave it out or set it."
         if self.chat_template is not None and not Path(self.chat_template).is_file():
-            raise ConfigError(f"--chat-template {self.chat_template}: there is no such file.")
+            yield f"--chat-template {self.chat_template}: there is no such file."
         if self.tls_key is not None and self.tls_cert is None:
-            raise ConfigError("--tls-key needs --tls-cert FILE.")
-        self._validate_origins()
-        if wrong := sorted(set(listed(self.metrics_compat)) - set(METRICS_PEERS)):
-            known = " and ".join(METRICS_PEERS)
-            raise ConfigError(f"--metrics-compat knows {known}, not {', '.join(wrong)}.")
+            yield "--tls-key needs --tls-cert FILE."
         if 0 < (self.step_timeout or 0) < MIN_STEP_TIMEOUT_S:
-            raise ConfigError(
-                f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of life once a "
-                f"second: set 0 or at least {MIN_STEP_TIMEOUT_S:g}."
+            yield (
+                f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of "
+                f"life once a second: set 0 or at least {MIN_STEP_TIMEOUT_S:g}."
             )
-        self._validate_kv_events()
-        self._validate_replicas()
-        return self
-
-    def _validate_origins(self) -> None:
-        for origin in listed(self.cors_origins):
-            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+", origin):
-                raise ConfigError(
-                    f"--cors-origins {origin} is no origin: write it as https://chat.example.com or "
-                    "http://localhost:3000, in small letters and without a path."
-                )
-
-    def _validate_replicas(self) -> None:
-        for name in ("join", "replica_listen"):
-            address = getattr(self, name)
-            if address is not None and not re.fullmatch(r"tcp://[^/\s]+:\d+", address):
-                raise ConfigError(f"{flag_of(name)} {address}: write tcp://HOST:PORT.")
         if self.join is not None and self.replica_listen is not None:
-            raise ConfigError("--join and --replica-listen are for different machines: leave one out.")  # fmt: skip
+            yield "--join and --replica-listen are for different machines: leave one out."
         is_linked = self.join is not None or self.replica_listen is not None
         if is_linked != (self.join_token_file is not None):
-            raise ConfigError("--join-token-file goes with --join or --replica-listen, which need it.")  # fmt: skip
+            yield "--join-token-file goes with --join or --replica-listen, which need it."
         if self.dp == 0 and self.replica_listen is None:
-            raise ConfigError("--dp 0 starts no engine, so others must join: set --replica-listen.")
-
-    def _validate_kv_events(self) -> None:
-        for name in ("kv_events", "kv_events_replay"):
-            address = getattr(self, name)
-            if address is not None and not address.startswith(("tcp://", "ipc://")):
-                raise ConfigError(
-                    f"{flag_of(name)} {address} is no ZeroMQ address: write tcp://IP:PORT or ipc://FILE."
-                )
+            yield "--dp 0 starts no engine, so others must join: set --replica-listen."
         if self.kv_events is None and (self.kv_events_replay or self.kv_events_tokens):
-            raise ConfigError("--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS.")
+            yield "--kv-events-replay and --kv-events-tokens need --kv-events ADDRESS."
         if self.kv_events_format == "vllm" and not self.kv_events_tokens:
-            raise ConfigError(
-                "--kv-events-format vllm needs --kv-events-tokens: readers of vLLM's events compute hashes of their own from the "
-                "token ids."
+            yield (
+                "--kv-events-format vllm needs --kv-events-tokens: readers of vLLM's events "
+                "compute hashes of their own from the token ids."
             )
-        ports = [
-            int(port)
-            for address in (self.kv_events, self.kv_events_replay)
-            if address is not None and (port := address.rpartition(":")[2]).isdigit()
-        ]
+        tails = [(one or "").rpartition(":")[2] for one in (self.kv_events, self.kv_events_replay)]
+        ports = [int(port) for port in tails if port.isdigit()]
         if self.dp > 1 and len(ports) == 2 and abs(ports[0] - ports[1]) < self.dp:
-            raise ConfigError(
-                f"--kv-events and --kv-events-replay need ports that are at least {self.dp} apart with --dp {self.dp}: each "
-                "replica takes the next port."
+            yield (
+                f"--kv-events and --kv-events-replay need ports that are at least {self.dp} apart with "
+                f"--dp {self.dp}: each replica takes the next port."
             )
         if self.kv_events is not None and self.disable_radix_cache:
-            raise ConfigError(
-                "--kv-events publishes nothing with --disable-radix-cache: leave one out."
-            )
+            yield "--kv-events publishes nothing with --disable-radix-cache: leave one out."
 
     @property
     def is_routed(self) -> bool:
-        """The engine has several replicas, or may have, so a router needs to know their load and their caches."""
+        """Whether the engine has several replicas, or may have, so that a router needs to know
+        their load and their caches."""
         return self.dp != 1 or self.join is not None or self.replica_listen is not None
 
     @property
-    def most_replicas(self) -> int:
-        """With those that may join."""
+    def max_replicas(self) -> int:
+        """Replicas, with those that may join."""
         return self.dp if self.replica_listen is None else MAX_REPLICAS
 
     @property
@@ -508,6 +444,10 @@ class ServerConfig(SchedulerSettings):
 
     @property
     def model_names(self) -> list[str]:
-        """That name, and the other names that requests may use."""
+        """Its name in the API, and the other names that requests may use."""
         given = (self.served_model_name or "").replace(",", " ").split()
         return given or [self.model_path.rstrip("/").split("/")[-1]]
+
+
+SETTINGS = settings_of(ServerConfig)
+"""Every setting, by name."""

@@ -1,4 +1,4 @@
-"""Converts the values of a request to the declared types of a struct."""
+"""Checks values of requests: their types, and how deep they are nested."""
 
 from typing import Any, TypeVar
 
@@ -7,6 +7,9 @@ import msgspec
 from radixrt.base.errors import RequestError
 
 Converted = TypeVar("Converted", bound=msgspec.Struct)
+
+MAX_DEPTH = 64
+"""Deepest nesting of a JSON value that chat templates take; they fail at deeper ones."""
 
 
 def converted(values: dict[str, Any], kind: type[Converted], field: str = "") -> Converted:
@@ -25,3 +28,19 @@ def converted(values: dict[str, Any], kind: type[Converted], field: str = "") ->
         name = path.strip("`$.").partition("[")[0]
         name = f"{field}.{name}" if field else name
         raise RequestError(f"{name} is of the wrong type: {reason}.", param=name) from None
+
+
+def check_depth(value: Any, field: str, limit: int = MAX_DEPTH) -> None:
+    """Raises:
+    RequestError: lists and objects are nested more than ``limit`` deep.
+    """
+    if _is_deeper(value, limit - 1):
+        raise RequestError(f"{field} is nested more than {limit} deep.", param=field)
+
+
+def _is_deeper(value: Any, allowed: int) -> bool:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        return False
+    return allowed < 0 or any(_is_deeper(item, allowed - 1) for item in value)

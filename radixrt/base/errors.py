@@ -9,7 +9,8 @@ class RadixrtError(Exception):
 
 
 class ConfigError(RadixrtError):
-    """The engine cannot start because of a setting, a checkpoint or the machine; the message names the necessary change."""
+    """The engine cannot start because of a setting, a checkpoint or the machine; the message names
+    the necessary change."""
 
 
 class NotCachedError(ConfigError):

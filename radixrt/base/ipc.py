@@ -1,8 +1,8 @@
 """Typed one-way channels between processes: ZeroMQ sockets that carry msgspec messages.
 
-A link between two processes is two channels, one in each direction. The receiver binds. Addresses (:mod:`radixrt.base.channels`) are
-``ipc://`` files in a directory that only this user can enter; :mod:`radixrt.joining` has the links between machines. Nothing is ever
-unpickled.
+A link between two processes is two channels, one in each direction. The receiver binds. Addresses
+(:mod:`radixrt.base.channels`) are ``ipc://`` files in a directory that only this user can enter;
+:mod:`radixrt.joining` has the links between machines. Nothing is ever unpickled.
 """
 
 import logging
@@ -24,7 +24,7 @@ LONGEST_WAIT_S = 1.0
 """Seconds after which a waiting process writes a heartbeat."""
 
 LINGER_MS = 500
-"""For which a process that ends waits until its last messages have left."""
+"""Time for which a process that ends waits until its last messages have left."""
 
 MAX_FRAME_BYTES = 512 << 20
 """A larger frame is an error of the sender; ZeroMQ drops the connection."""
@@ -69,7 +69,8 @@ def _connect(context: zmq.Context, address: str) -> zmq.Socket:
 
 
 def close_all() -> None:
-    """Close all channels of this process that have no event loop; returns when their messages have left, or after LINGER_MS."""
+    """Close all channels of this process that have no event loop; returns when their messages have
+    left, or after LINGER_MS."""
     zmq.Context.instance().destroy(LINGER_MS)
 
 
@@ -161,7 +162,8 @@ class Poller:
         self._poller.unregister(socket)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until a message arrives or the time is over (LONGEST_WAIT_S at most); True if one has arrived."""
+        """Sleep until a message arrives or the time is over (LONGEST_WAIT_S at most); True if one
+        has arrived."""
         timeout_s = LONGEST_WAIT_S if timeout_s is None else min(timeout_s, LONGEST_WAIT_S)
         return bool(self._poller.poll(math.ceil(timeout_s * 1000)))
 

@@ -1,4 +1,5 @@
-"""Round robin over tenants and, of each tenant, over keys: one with many items does not make the others wait."""
+"""Round robin over tenants and, of each tenant, over keys: one with many items does not make the
+others wait."""
 
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +20,8 @@ class RoundRobin(Generic[Item]):
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[str, deque[Item]]] = {}
-        """In order of arrival. The first tenant and its first key are next, and then go to the end."""
+        """The items of each tenant and key, in order of arrival. The first tenant and its first key
+        are next, and then go to the end."""
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

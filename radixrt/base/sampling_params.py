@@ -41,7 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
-    """Sample from the smallest set of tokens whose probability reaches top_p (Holtzman et al. 2020)."""
+    """Sample from the smallest set of tokens whose probability reaches top_p (Holtzman et al.
+    2020)."""
     top_k: int = 0
     """Sample from the k likeliest tokens; 0 or -1: no limit."""
     min_p: float = 0.0
@@ -55,18 +56,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] | None = None
     """Added to the logits of the given token ids."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """Only these tokens are sampled. The answer ends at an end token only if that is among them, or where a grammar
-    allows the end (vLLM)."""
+    """Only these tokens are sampled. The answer ends at an end token only if that is among them, or
+    where a grammar allows the end (vLLM)."""
     bad_words: tuple[str, ...] = ()
-    """Texts that the answer does not contain: the tokens of each, and of each behind a space, are not sampled in this
-    order (vLLM). Other tokens of the same text are not forbidden."""
+    """Texts that the answer does not contain: the tokens of each, and of each behind a space, are
+    not sampled in this order (vLLM). Other tokens of the same text are not forbidden."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that the answer does not contain. The tokenizer process adds those of ``bad_words``."""
+    """Token sequences that the answer does not contain. The tokenizer process adds those of
+    ``bad_words``."""
     max_reasoning_tokens: int | None = None
-    """Most tokens of the reasoning with its tags, in chats whose reasoning is parsed. Before the last of them the end of the
-    reasoning is forced."""
+    """Most tokens of the reasoning with its tags, in chats whose reasoning is parsed. Before the
+    last of them the end of the reasoning is forced."""
     reasoning_opening_ids: tuple[int, ...] = ()
-    """The tokens with which the answer opens its reasoning; empty: it begins inside. Set by the tokenizer process."""
+    """The tokens with which the answer opens its reasoning; empty: it begins inside. Set by the
+    tokenizer process."""
     reasoning_closing_ids: tuple[int, ...] = ()
     """The tokens that close it. Set by the tokenizer process."""
     seed: int | None = None
@@ -102,13 +105,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
 
     def validate(self, vocab_size: int | None = None) -> "SamplingParams":
-        """Return these settings with each value of its declared type (a single ``stop`` string, a list),
-        and no stop token twice.
+        """Return these settings with each value of its declared type (a single ``stop`` string, a
+        list), and no stop token twice.
 
         Raises:
             RequestError: a value is of another type or out of its range; names the field.
         """
-        checked = _of_declared_types(self)
+        checked = _with_declared_types(self)
         if checked.stop_token_ids:
             different = tuple(dict.fromkeys(checked.stop_token_ids))
             checked = msgspec.structs.replace(checked, stop_token_ids=different)
@@ -127,24 +130,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).",
                 param="min_tokens",
             )
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(self.stop)}.",
-                param="stop",
-            )
+        for name, (limit, unit) in _MAX_LENGTHS.items():
+            if (length := len(getattr(self, name) or ())) > limit:
+                raise RequestError(
+                    f"{name} takes at most {limit} {unit}, not {length}.", param=name
+                )
         if any(not s for s in self.stop):
             raise RequestError("stop must not contain an empty string.", param="stop")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise RequestError(
-                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} different ids, "
-                f"not {len(self.stop_token_ids)}.",
-                param="stop_token_ids",
-            )
-        if len(self.logit_bias or ()) > MAX_LOGIT_BIAS:
-            raise RequestError(
-                f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, not {len(self.logit_bias or ())}.",
-                param="logit_bias",
-            )
         for token in self.stop_token_ids:
             _require_token("stop_token_ids", token, vocab_size)
         for token, bias in (self.logit_bias or {}).items():
@@ -162,23 +154,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
             for token in (min(allowed), max(allowed)):
                 _require_token("allowed_token_ids", token, vocab_size)
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise RequestError(
-                f"bad_words takes at most {MAX_BAD_WORDS} strings, not {len(self.bad_words)}.",
-                param="bad_words",
-            )
         if not all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in self.bad_words):
             raise RequestError(
                 f"A string of bad_words must have 1 to {MAX_BAD_WORD_CHARS} characters.",
                 param="bad_words",
             )
         sequences = self.bad_words_token_ids
-        most = 2 * MAX_BAD_WORDS
-        if len(sequences) > most or not all(
+        limit = 2 * MAX_BAD_WORDS
+        if len(sequences) > limit or not all(
             0 < len(one) <= MAX_BAD_WORD_CHARS for one in sequences
         ):
             raise RequestError(
-                f"bad_words_token_ids takes at most {most} sequences of 1 to {MAX_BAD_WORD_CHARS} tokens.",
+                f"bad_words_token_ids takes at most {limit} sequences of 1 to {MAX_BAD_WORD_CHARS} tokens.",
                 param="bad_words_token_ids",
             )
         for token in {token for one in sequences for token in one}:
@@ -186,7 +173,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 PREFILL_ONLY = SamplingParams(max_tokens=0, temperature=0.0)
-"""For a request that computes a prompt's KV and generates nothing. ``validate`` refuses it from clients."""
+"""Settings of a request that computes a prompt's KV and generates nothing. ``validate`` refuses it
+from clients."""
+
+_MAX_LENGTHS = {
+    "stop": (MAX_STOP_STRINGS, "strings"),
+    "stop_token_ids": (MAX_STOP_TOKEN_IDS, "different ids"),
+    "logit_bias": (MAX_LOGIT_BIAS, "tokens"),
+    "bad_words": (MAX_BAD_WORDS, "strings"),
+}
+"""The most entries of each setting, and what they are."""
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),
@@ -207,7 +203,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
-def _of_declared_types(params: SamplingParams) -> SamplingParams:
+def _with_declared_types(params: SamplingParams) -> SamplingParams:
     fields = msgspec.structs.asdict(params)
     if isinstance(params.stop, str):
         fields["stop"] = (params.stop,)

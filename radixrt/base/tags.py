@@ -1,7 +1,8 @@
 """Finds the tags around a reasoning in an answer, in whatever tokens the model writes them.
 
-A tag is compared as symbols: the bytes of its text, and control tokens, each of which is one symbol. So a tag of text is found
-however the vocabulary splits it, and text never counts as a control token.
+A tag is compared as symbols: the bytes of its text, and control tokens, each of which is one
+symbol. So a tag of text is found however the vocabulary splits it, and text never counts as a
+control token.
 """
 
 import copy
@@ -22,14 +23,16 @@ def token_symbols(token_id: int, text: bytes, *, is_control: bool) -> Symbols:
 
 
 def tag_symbols(token_ids: Iterable[int], symbols_of: SymbolsOf) -> Symbols:
-    """The symbols of a tag that is encoded as ``token_ids``, without the space that some tokenizers put before a text."""
+    """The symbols of a tag that is encoded as ``token_ids``, without the space that some tokenizers
+    put before a text."""
     symbols = [symbol for token_id in token_ids for symbol in symbols_of(token_id)]
     return tuple(symbols[symbols[:1] == [_SPACE] and len(symbols) > 1 :])
 
 
 @functools.lru_cache(64)
 def fallbacks(tag: Symbols) -> tuple[int, ...]:
-    """For each number of matched symbols, the next smaller number that is matched too [len(tag)] (Knuth, Morris and Pratt)."""
+    """The next smaller number, for each number of matched symbols, that is matched too [len(tag)]
+    (Knuth, Morris and Pratt)."""
     found = [0] * len(tag)
     for matched in range(2, len(tag)):
         shorter = found[matched - 1]
@@ -52,7 +55,8 @@ class TagFinder:
         self.matched = 0
 
     def push(self, symbols: Symbols) -> int | None:
-        """Go on; returns how many of ``symbols`` there are up to the end of the tag, or None if it has not ended."""
+        """Go on; returns how many of ``symbols`` there are up to the end of the tag, or None if it
+        has not ended."""
         shorter = fallbacks(self.tag)
         for number, symbol in enumerate(symbols, 1):
             while self.matched and self.tag[self.matched] != symbol:
@@ -65,16 +69,18 @@ class TagFinder:
 
 
 class GrammarStart:
-    """Where in an answer its grammar begins, followed token by token.
+    """The place in an answer where its grammar begins, followed token by token.
 
     Args:
-        opening: if given, the grammar begins at once unless the answer begins with this tag, which may follow a space.
+        opening: if given, the grammar begins at once unless the answer begins with this tag, which
+            may follow a space.
         closing: the grammar begins behind this tag; empty: at once.
         then: if given, behind this tag after ``closing`` instead.
 
     Attributes:
         opened: the answer began with ``opening``, or needs none; None: that is not decided yet.
-        has_begun: the next token is the grammar's. Where ``opened`` is False, the tokens so far were, too.
+        has_begun: the next token is the grammar's. Where ``opened`` is False, the tokens so far
+            were, too.
         num_opened: matched symbols of ``opening``.
         finder: of the next tag.
     """

@@ -28,7 +28,7 @@ class TokenBytes:
         self._is_byte_level = "ByteLevel" in steps
         self._has_byte_tokens = "ByteFallback" in steps
 
-    def of(self, token_id: int) -> bytes:
+    def bytes_of(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; b"" for an id without a token."""
         if token_id in self.added:
             return self.added[token_id].encode()
@@ -55,11 +55,11 @@ class TokenBytesTable:
         self.data = data
 
     @staticmethod
-    def of_tokens(tokens: Iterable[bytes]) -> "TokenBytesTable":
+    def from_tokens(tokens: Iterable[bytes]) -> "TokenBytesTable":
         tokens = list(tokens)
         return TokenBytesTable(array("I", accumulate(map(len, tokens))).tobytes(), b"".join(tokens))
 
-    def of(self, token_id: int) -> bytes | None:
+    def bytes_of(self, token_id: int) -> bytes | None:
         """The bytes of a token; None for an id beyond the table."""
         if not 0 <= token_id < len(self.ends):
             return None
@@ -72,11 +72,12 @@ class TokenBytesTable:
 
 
 class SavedTokens(msgspec.Struct, frozen=True):
-    """The tokens of a tokenizer, as a file beside its tokenizer.json, which is read in a twentieth of the time."""
+    """The tokens of a tokenizer, as a file beside its tokenizer.json, which is read in a twentieth
+    of the time."""
 
     special_ids: tuple[int, ...]
     ends: bytes
-    """As in :class:`TokenBytesTable`."""
+    """The ends of :class:`TokenBytesTable`."""
     data: bytes
 
     @staticmethod
@@ -112,8 +113,8 @@ def _component_types(component: Any) -> set[str]:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """The byte of each character in byte-level BPE (GPT-2): printable Latin-1 characters stand for themselves, and
-    the characters 256, 257, ... for the other bytes in order."""
+    """The byte of each character in byte-level BPE (GPT-2): printable Latin-1 characters stand for
+    themselves, and the characters 256, 257, ... for the other bytes in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): bytes([byte]) for byte in printable}

@@ -21,14 +21,15 @@ def user_cache(name: str) -> Path:
     return cache / "radixrt" / name
 
 
-def drop_oldest(cache: Path, most: int) -> None:
-    """Leave at most this number of files and folders in a folder of the cache, the last that were made.
+def drop_oldest(cache: Path, limit: int) -> None:
+    """Leave at most this number of files and folders in a folder of the cache, the last that were
+    made.
 
     Raises:
         OSError: the folder cannot be read, or a file not removed.
     """
     oldest_first = sorted(cache.iterdir(), key=lambda entry: entry.stat().st_mtime)
-    for entry in oldest_first[:-most]:
+    for entry in oldest_first[:-limit]:
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
         else:
@@ -36,7 +37,8 @@ def drop_oldest(cache: Path, most: int) -> None:
 
 
 def sealed(content: bytes) -> bytes:
-    """The content of a file whose damage :func:`unsealed` notices: a crash may leave zeros in it."""
+    """The content of a file whose damage :func:`unsealed` notices: a crash may leave zeros in
+    it."""
     return hashlib.sha256(content).digest() + content
 
 

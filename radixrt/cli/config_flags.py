@@ -2,12 +2,11 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import Field, fields
 from typing import Any
 
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import SETTINGS, ServerConfig
 from radixrt.base.settings.renamed import REMOVED, RENAMED, RENAMED_VALUES, upgraded
-from radixrt.base.settings.setting import SECTIONS, Kind, flag_of
+from radixrt.base.settings.setting import SECTIONS, Setting, flag_of
 from radixrt.cli.settings_file import read_settings
 
 _CONFIG_HELP = "YAML or JSON file of settings, under the names of these flags without their dashes; flags win over it"
@@ -17,9 +16,9 @@ MAX_LISTED_CHOICES = 8
 """The page lists the choices of a setting up to this number; its help names the page that has more."""
 
 
-def _by_section() -> Iterator[tuple[str, list[Field]]]:
+def _by_section() -> Iterator[tuple[str, list[Setting]]]:
     for section in SECTIONS:
-        yield section, [s for s in fields(ServerConfig) if s.metadata["section"] == section]
+        yield section, [setting for setting in SETTINGS.values() if setting.section == section]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,20 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for section, settings in _by_section():
         group = parser.add_argument_group(section)
         for setting in settings:
-            kind, options = Kind.of(setting), _options(setting)
-            if kind.type is bool:
-                group.add_argument(flag_of(setting.name), action="store_true", **options)
-                continue
-            metavar = kind.type.__name__.upper()
-            if kind.choices:
-                metavar = "{" + ",".join(kind.choices) + "}"
-                aliases = setting.metadata.get("aliases", ())
-                renamed = RENAMED_VALUES.get(setting.name, ())
-                options["choices"] = [*kind.choices, *aliases, *renamed]
-            options["metavar"] = setting.metadata.get("metavar", metavar)
-            if setting.metadata.get("several"):
-                options["nargs"] = "+"
-            group.add_argument(flag_of(setting.name), type=kind.type, **options)
+            group.add_argument(setting.flag, **_options(setting))
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for name in RENAMED:
         parser.add_argument(flag_of(name), action="store_true", **hidden)
@@ -49,11 +35,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag_of(name), **hidden)
 
 
-def _options(setting: Field) -> dict[str, Any]:
-    default, text = setting.default, setting.metadata["help"].replace("%", "%%")
-    if default is not None and default is not False:
-        text = f"{text} (default: {default})"
-    return {"dest": setting.name, "default": argparse.SUPPRESS, "help": text}
+def _options(setting: Setting) -> dict[str, Any]:
+    text = setting.help.replace("%", "%%")
+    if setting.default is not None and setting.default is not False:
+        text = f"{text} (default: {setting.default})"
+    options: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": text}
+    if setting.type is bool:
+        return options | {"action": "store_true"}
+    metavar = setting.type.__name__.upper()
+    if setting.choices:
+        metavar = "{" + ",".join(setting.choices) + "}"
+        renamed = RENAMED_VALUES.get(setting.name, ())
+        options["choices"] = [*setting.choices, *setting.aliases, *renamed]
+    if setting.several:
+        options["nargs"] = "+"
+    return options | {"type": setting.type, "metavar": setting.metavar or metavar}
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
@@ -63,7 +59,7 @@ def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
         ConfigError: a setting is unknown or has a wrong value.
     """
     file = getattr(arguments, "config", None)
-    names = {*(f.name for f in fields(ServerConfig)), *RENAMED, *REMOVED}
+    names = {*SETTINGS, *RENAMED, *REMOVED}
     given = {
         name: " ".join(value) if isinstance(value, list) else value
         for name, value in vars(arguments).items()
@@ -77,27 +73,20 @@ def markdown_page() -> str:
     """The text of docs/server.md."""
     lines = [_PAGE_HEAD]
     for section, settings in _by_section():
-        lines += [
-            "",
-            f"## {section}",
-            "",
-            "| flag | default | meaning |",
-            "|---|---|---|",
-        ]
+        lines += ["", f"## {section}", "", "| flag | default | meaning |", "|---|---|---|"]
         lines += map(_row, settings)
     return "\n".join(lines) + "\n"
 
 
-def _row(setting: Field) -> str:
-    kind = Kind.of(setting)
-    value = setting.metadata.get("metavar", kind.type.__name__.upper())
-    if kind.type is bool:
+def _row(setting: Setting) -> str:
+    value = setting.metavar or setting.type.__name__.upper()
+    if setting.type is bool:
         value = ""
-    elif kind.choices:
-        value = "\\|".join(kind.choices) if len(kind.choices) <= MAX_LISTED_CHOICES else "NAME"
+    elif setting.choices:
+        few = len(setting.choices) <= MAX_LISTED_CHOICES
+        value = "\\|".join(setting.choices) if few else "NAME"
     default = "" if not value or setting.default is None else f"`{setting.default}`"
-    meaning = setting.metadata["help"]
-    return f"| `{flag_of(setting.name)}` {value} | {default} | {meaning} |".replace("  ", " ")
+    return f"| `{setting.flag}` {value} | {default} | {setting.help} |".replace("  ", " ")
 
 
 _PAGE_HEAD = """# The server's settings

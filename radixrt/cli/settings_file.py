@@ -1,11 +1,10 @@
 """Reads the file of ``--config``: settings in YAML or JSON, under the names of the flags."""
 
-import dataclasses
 import difflib
 from pathlib import Path
 from typing import Any
 
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import SETTINGS
 from radixrt.base.errors import ConfigError
 from radixrt.base.settings.renamed import REMOVED, RENAMED
 from radixrt.base.settings.setting import flag_of
@@ -36,13 +35,13 @@ def read_settings(path: str) -> dict[str, Any]:
 
 
 def _name_of(key: Any, path: str) -> str:
-    known = [*(field.name for field in dataclasses.fields(ServerConfig)), *RENAMED, *REMOVED]
+    known = [*SETTINGS, *RENAMED, *REMOVED]
     name = str(key).replace("-", "_")
     if name in known:
         return name
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {flag_of(near[0])[2:]}?" if near else ""
-    raise ConfigError(f"--config {path}: {key} is no setting.{hint}")
+    raise ConfigError(f"--config {path}: {key} is not a setting.{hint}")
 
 
 def _value_of(value: Any) -> Any:

@@ -10,12 +10,14 @@ from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.requests import GenerateRequest
 
 DEADLINE_GRACE_S = 0.5
-"""The scheduler ends a request at its deadline; the client does it this much later, should the scheduler hang."""
+"""The scheduler ends a request at its deadline; the client does it this much later, should the
+scheduler hang."""
 
 
 class Answers:
-    """Sends requests, each when fewer than ``max_concurrency`` of them run, and iterates over their chunks with the index of
-    each chunk's request. All chunks arrive in one mailbox, so no task or generator stands between it and the reader.
+    """Sends requests, each when fewer than ``max_concurrency`` of them run, and iterates over their
+    chunks with the index of each chunk's request. All chunks arrive in one mailbox, so no task or
+    generator stands between it and the reader.
 
     It is a context manager: leaving it aborts the requests that have not ended.
     """
@@ -83,7 +85,8 @@ class Answers:
         return number, arrival
 
     def abort(self) -> None:
-        """End all answers where they are, with finish reason "abort". If a request has not begun, the reader gets a RequestError."""
+        """End all answers where they are, with finish reason "abort". If a request has not begun,
+        the reader gets a RequestError."""
         self._is_aborted = True
         for opened in self._running.values():
             self._abort(opened)

@@ -1,4 +1,5 @@
-"""Scores texts by their log-probabilities behind one prompt, in one batch, so that the prompt is computed once.
+"""Scores texts by their log-probabilities behind one prompt, in one batch, so that the prompt is
+computed once.
 
 ``/score_choices``, ``LLM.score`` and the language's ``select`` use it.
 """
@@ -34,7 +35,7 @@ AT_ONCE = 64
 """Choices encoded at a time."""
 
 MAX_SCORED_TOKENS = 1 << 24
-"""Of all choices, each with the prompt before it."""
+"""Most tokens of all choices, each with the prompt before it."""
 
 Item = TypeVar("Item")
 
@@ -43,20 +44,21 @@ class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True):
     """The log-probabilities of one choice, token by token."""
 
     logprobs: list[float]
-    """Of its tokens behind the prompt. All choices begin at the same token: the first that one of them changes."""
+    """The log-probabilities of its tokens behind the prompt. All choices begin at the same token:
+    the first that one of them changes."""
     unconditional_logprobs: list[float] | None = None
-    """Of the same tokens without the prompt, behind its first token alone; where it was asked for."""
+    """Those of the same tokens behind the prompt's first token alone, where they were asked for."""
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, kw_only=True):
     scores: list[ChoiceScore]
     """One for each choice, in their order."""
     prompt_tokens: int
-    """Of the prompt alone."""
+    """Tokens of the prompt alone."""
     cached_tokens: int
-    """Of these, found in the radix tree and not computed for any of the choices."""
+    """Prompt tokens that were in the radix tree and not computed for any of the choices."""
     choice_tokens: int
-    """Of all choices together."""
+    """Tokens of all choices together."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class ChoiceQuestion:
     """A prompt, and the texts that may come behind it."""
 
     prompt: TextPrompt | ChatPrompt
-    """Of a chat, each choice is (or with ``continue_final_message`` continues) the assistant's message."""
+    """The prompt. Each choice of a chat is (or with ``continue_final_message`` continues) the
+    assistant's message."""
     choices: Sequence[str]
     unconditional: bool = False
 
@@ -91,8 +94,9 @@ async def score_choices(
 ) -> ChoiceScores:
     """Encode the prompt with each choice behind it, and score the tokens that differ.
 
-    A choice's first characters may join the prompt's last token. So the scores begin at the first token in which one
-    of the encoded texts differs from the prompt alone: at the same token for all.
+    A choice's first characters may join the prompt's last token. So the scores begin at the first
+    token in which one of the encoded texts differs from the prompt alone: at the same token for
+    all.
 
     Args:
         client: encodes the texts.
@@ -101,7 +105,8 @@ async def score_choices(
         options: of the requests; their sampling settings are not used.
 
     Raises:
-        RequestError: there is nothing to score, or the engine refuses the prompt, or drops a request.
+        RequestError: there is nothing to score, or the engine refuses the prompt, or drops a
+            request.
         EngineDiedError: the engine ended.
     """
     question.check()
@@ -197,14 +202,15 @@ async def _encoded(
 
 
 async def _in_slices(items: Sequence[Item], size: int) -> AsyncIterator[Sequence[Item]]:
-    """At most ``size`` items at a time; other requests go on in between."""
+    """Slices of at most ``size`` items; other requests go on in between."""
     for begin in range(0, len(items), size):
         await asyncio.sleep(0)
         yield items[begin : begin + size]
 
 
 def _joint(whole: TokenIds, tail: TokenIds) -> int | None:
-    """Index of the first token of ``tail`` from which it equals the end of ``whole``. None: not even the last quarter is equal."""
+    """Index of the first token of ``tail`` from which it equals the end of ``whole``. None: not
+    even the last quarter is equal."""
     num_same = shared_tokens(whole[::-1], tail[::-1])
     return len(tail) - num_same if num_same > len(tail) // 4 else None
 

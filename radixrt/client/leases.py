@@ -1,8 +1,8 @@
 """The leases of a client, which are taken again when an engine dies and its radix tree with it.
 
-The client keeps the prompt of each lease. After a takeover it computes these prompts once more, in the background and behind the open
-requests, and pins them under the same ids for the rest of their time. A lease that can't be taken again is lost, and its release
-says so.
+The client keeps the prompt of each lease. After a takeover it computes these prompts once more, in
+the background and behind the open requests, and pins them under the same ids for the rest of their
+time. A lease that can't be taken again is lost, and its release says so.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from radixrt.messages.replies import LeaseGranted
 from radixrt.messages.requests import NO_TENANT, GenerateRequest, RequestOptions, Tenant
 
 MAX_PROMPT_BYTES = 64 << 20
-"""Of all kept prompts. Leases beyond it are lost when the engine dies."""
+"""Most bytes of all kept prompts. Leases beyond it are lost when the engine dies."""
 
 MIN_PURGE = 64
 """Kept leases before those that have expired are forgotten."""
@@ -41,7 +41,7 @@ class _Lease:
     num_bytes: int
     tenant: Tenant
     expires: float
-    """On the clock."""
+    """Time on the clock at which it expires."""
     lost: str = ""
     """The reason for its loss."""
 
@@ -74,7 +74,7 @@ class ClientLeases:
         """Leases that are not taken again yet."""
 
     def __len__(self) -> int:
-        """Those that have expired may be among them."""
+        """Number of leases; those that have expired may be among them."""
         return len(self._by_id)
 
     async def pin(self, call: PinCall) -> LeaseGranted:

@@ -1,4 +1,5 @@
-"""The calls of a client that have no reply yet, and their repetition in the next engine when an engine dies."""
+"""The calls of a client that have no reply yet, and their repetition in the next engine when an
+engine dies."""
 
 import asyncio
 import itertools
@@ -26,13 +27,14 @@ class _OpenCall:
     message: AnyCall
     reply: asyncio.Future[Any]
     was_sent: bool = False
-    """To the engine that lives, or lived last."""
+    """Whether it was sent to the engine that lives, or lived last."""
     deaths: int = 0
     """Engines that died while they had it."""
 
     @property
     def may_be_repeated(self) -> bool:
-        """A new engine would give the reply that the old one would have given; a pinned prompt is not in its tree."""
+        """A new engine would give the reply that the old one would have given; a pinned prompt is
+        not in its tree."""
         return not isinstance(self.message, PinCall) and self.deaths < MAX_DEATHS_OF_A_CALL
 
 
@@ -40,7 +42,8 @@ class OpenCalls:
     """All open calls of a client.
 
     Args:
-        send: to the engine; raises a RequestError if the call cannot be sent, an EngineDiedError if no engine will follow.
+        send: to the engine; raises a RequestError if the call cannot be sent, an EngineDiedError if
+            no engine will follow.
         engine_is_alive: calls that come while it is not wait for :meth:`take_over`.
     """
 

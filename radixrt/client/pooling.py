@@ -33,7 +33,7 @@ class Pooled(NamedTuple):
     """The numbers of prompts that were computed together."""
 
     id: str
-    """Of their request."""
+    """The id of their request."""
     vectors: list[Vector]
     """One a prompt."""
     reports: list[AnswerReport]
@@ -96,23 +96,23 @@ async def judge(
     pairs: Sequence[tuple[str, str]],
     *,
     instruction: str = "",
-    most_tokens: int | None = None,
-    most_document_tokens: int | None = None,
+    max_tokens: int | None = None,
+    max_document_tokens: int | None = None,
 ) -> Judged:
-    """The scores of pairs of a query and a document: by a cross-encoder, by a decoder's logits for yes and no, or by the cosine of
-    two vectors.
+    """The scores of pairs of a query and a document: by a cross-encoder, by a decoder's logits for
+    yes and no, or by the cosine of two vectors.
 
     Args:
         instruction: for decoders; "": their usual one.
-        most_tokens: to which the documents of longer pairs, or longer texts for a cosine, are cut.
-        most_document_tokens: to which longer documents are cut.
+        max_tokens: to which the documents of longer pairs, or longer texts for a cosine, are cut.
+        max_document_tokens: to which longer documents are cut.
 
     Raises:
         RequestError: the model judges no pairs, or a text is empty or too long.
     """
     pooling = info.pooling
     if pooling is not None and pooling.task == "embed":
-        return await _by_cosine(compute, pairs, most_tokens, most_document_tokens)
+        return await _by_cosine(compute, pairs, max_tokens, max_document_tokens)
     if pooling is not None and pooling.size != 1:
         raise RequestError(
             f"This server's classifier has {pooling.size} classes and gives no score of a pair; use /classify."
@@ -127,8 +127,8 @@ async def judge(
             query,
             document,
             instruction=instruction,
-            most_tokens=most_tokens,
-            most_document_tokens=most_document_tokens,
+            max_tokens=max_tokens,
+            max_document_tokens=max_document_tokens,
         )
         for query, document in pairs
     ]
@@ -148,28 +148,29 @@ def paired(first: str | Sequence[str], second: str | Sequence[str]) -> list[tupl
     for name, texts in (("text_1", left), ("text_2", right)):
         if not texts or "" in texts:
             raise RequestError(f"{name} is empty, or holds an empty text.", param=name)
-    most = max(len(left), len(right))
-    if {len(left), len(right)} - {1, most}:
+    count = max(len(left), len(right))
+    if {len(left), len(right)} - {1, count}:
         raise RequestError(
             f"text_1 has {len(left)} texts and text_2 {len(right)}: give one of either, or as many of both.",
             param="text_2",
         )
-    left, right = (texts * (most // len(texts)) for texts in (left, right))
+    left, right = (texts * (count // len(texts)) for texts in (left, right))
     return list(zip(left, right, strict=True))
 
 
-def cut(prompt: Prompt, most_tokens: int | None) -> Prompt:
-    """A text or token ids, cut at the end to a number of tokens; None: as it is, and refused if it is too long."""
-    if most_tokens is None:
+def cut(prompt: Prompt, max_tokens: int | None) -> Prompt:
+    """A text or token ids, cut at the end to a number of tokens; None: as it is, and refused if it
+    is too long."""
+    if max_tokens is None:
         return prompt
     if isinstance(prompt, TextPrompt):
-        return msgspec.structs.replace(prompt, most_tokens=most_tokens)
-    if isinstance(prompt, TokenPrompt) and num_ids(prompt.token_ids) > most_tokens:
-        return TokenPrompt(pack_ids(unpack_ids(prompt.token_ids)[:most_tokens]))
+        return msgspec.structs.replace(prompt, max_tokens=max_tokens)
+    if isinstance(prompt, TokenPrompt) and num_ids(prompt.token_ids) > max_tokens:
+        return TokenPrompt(pack_ids(unpack_ids(prompt.token_ids)[:max_tokens]))
     return prompt
 
 
-def most_input_tokens(asked: int | None, info: EngineInfo) -> int | None:
+def max_input_tokens(asked: int | None, info: EngineInfo) -> int | None:
     """The limit to which inputs are cut: ``truncate_prompt_tokens``.
 
     Raises:
@@ -218,22 +219,23 @@ def unit(vector: Vector) -> Vector:
 
 
 def _probability(relevant: float, not_relevant: float = 0.0) -> float:
-    """Of the first of two logits (Qwen3-Reranker). One logit alone is its own log-odds."""
+    """The probability of the first of two logits (Qwen3-Reranker). One logit alone is its own
+    log-odds."""
     return 1 / (1 + math.exp(min(not_relevant - relevant, 700.0)))
 
 
 async def _by_cosine(
     compute: Compute,
     pairs: Sequence[tuple[str, str]],
-    most_tokens: int | None,
-    most_document_tokens: int | None,
+    max_tokens: int | None,
+    max_document_tokens: int | None,
 ) -> Judged:
     """The cosine of the texts' vectors. A text of several pairs is computed once."""
-    limits = [most for most in (most_tokens, most_document_tokens) if most is not None]
-    most_of = {document: min(limits, default=None) for _, document in pairs}
-    most_of |= {query: most_tokens for query, _ in pairs}
-    prompts: list[Prompt] = [TextPrompt(text, most_tokens=most) for text, most in most_of.items()]
+    limits = [limit for limit in (max_tokens, max_document_tokens) if limit is not None]
+    limit_of = {document: min(limits, default=None) for _, document in pairs}
+    limit_of |= {query: max_tokens for query, _ in pairs}
+    prompts: list[Prompt] = [TextPrompt(text, max_tokens=limit) for text, limit in limit_of.items()]
     run = await compute(prompts, DEFAULT_POOLING)
-    vectors = {text: unit(one) for text, one in zip(most_of, run.vectors, strict=True)}
+    vectors = {text: unit(one) for text, one in zip(limit_of, run.vectors, strict=True)}
     scores = [float(np.dot(vectors[query], vectors[document])) for query, document in pairs]
     return Judged(scores, run)

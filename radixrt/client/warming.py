@@ -1,4 +1,5 @@
-"""Computes the KV of a prompt ahead of its requests (warm), and keeps it from eviction for a time (pin)."""
+"""Computes the KV of a prompt ahead of its requests (warm), and keeps it from eviction for a time
+(pin)."""
 
 import msgspec
 

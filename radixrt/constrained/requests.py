@@ -9,8 +9,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, get_args
 
+from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError
-from radixrt.base.nesting import check_depth
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import (
     AnyJson,

@@ -74,7 +74,7 @@ class TokenizerFacts:
         """Take a tokenizer that is loaded; its truncation and padding are switched off. Raises
         ConfigError if no end token lies in the vocabulary."""
         source = TokenBytes(tokenizer)
-        tokens, special_ids = [source.of(i) for i in range(vocab_size)], source.special_ids
+        tokens, special_ids = [source.bytes_of(i) for i in range(vocab_size)], source.special_ids
         facts = TokenizerFacts._make(
             tokens, special_ids, vocab_size, eos_token_ids, lambda: tokenizer
         )

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from radixrt.lang.backends.protocol import CacheHints, PartialValue
+from radixrt.lang.backends.protocol import CallHints, PartialValue
 from radixrt.lang.errors import ProgramError, UnknownVariable
 from radixrt.lang.expressions import (
     Documents,
@@ -128,7 +128,7 @@ class State:
         record = CallRecord(expression.name, what, expression.source, self._branch, after)
         placeholder = Placeholder(record)
         site = CallSite(
-            self._run, self._transcript, placeholder, CacheHints(next_use_s=self._next_use_s)
+            self._run, self._transcript, placeholder, CallHints(next_use_s=self._next_use_s)
         )
         transcript = self._transcript.with_part(placeholder)
         if isinstance(expression, Gen):

@@ -1,4 +1,5 @@
-"""The messages that carry answers: the report of an answer, from the scheduler to the client, and the chunks of its text."""
+"""The messages that carry answers: the report of an answer, from the scheduler to the client, and
+the chunks of its text."""
 
 from typing import Any, Literal
 
@@ -16,10 +17,11 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt itself, for requests that want it back (its token ids, or their log-probabilities)."""
+    """The prompt itself, for requests that want it back (its token ids, or their
+    log-probabilities)."""
 
     text: str
-    """As rendered by the chat template, or decoded from the token ids."""
+    """The prompt as the chat template renders it, or decoded from the token ids."""
     token_ids: PackedIds
     logprobs: TokenLogprobs | None = None
 
@@ -28,25 +30,27 @@ class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Durations in seconds; but for the first two, by the scheduler's clock."""
 
     encode_s: float = 0.0
-    """To render and encode the prompt, with the wait for earlier prompts."""
+    """Time to render and encode the prompt, with the wait for earlier prompts."""
     grammar_s: float = 0.0
-    """To compile the constraint, beside the encoding; 0 without a constraint."""
+    """Time to compile the constraint, beside the encoding; 0 without a constraint."""
     queued_s: float = 0.0
-    """From arrival at the scheduler to the first planned chunk."""
+    """Time from arrival at the scheduler to the first planned chunk."""
     prefill_s: float = 0.0
-    """From the first planned chunk to the first token."""
+    """Time from the first planned chunk to the first token."""
     total_s: float = 0.0
-    """From arrival at the scheduler to the last token."""
+    """Time from arrival at the scheduler to the last token."""
 
 
 class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The facts about one answer beside its text.
 
-    The scheduler makes it with the first token and again with the last one; the tokenizer process adds the facts
-    that only it knows. It reaches the client whole: a new fact is a new field here, set by its producer.
+    The scheduler makes it with the first token and again with the last one; the tokenizer process
+    adds the facts that only it knows. It reaches the client whole: a new fact is a new field here,
+    set by its producer.
 
-    A new field needs a default. It may stand anywhere: on the wire the fields are known by their order alone
-    (``array_like``), but all processes of an engine run the same code, and no report is stored.
+    A new field needs a default. It may stand anywhere: on the wire the fields are known by their
+    order alone (``array_like``), but all processes of an engine run the same code, and no report is
+    stored.
     """
 
     prompt_tokens: int = 0
@@ -57,15 +61,16 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     output_tokens: int = 0
     """Tokens of this answer so far."""
     accepted_prediction_tokens: int = 0
-    """Of a complete answer: draft tokens that were accepted. They are among its tokens."""
+    """Draft tokens of a complete answer that were accepted. They are among its tokens."""
     rejected_prediction_tokens: int = 0
     """Draft tokens that were verified and are not in the answer."""
     reasoning_tokens: int = 0
-    """Of them, those of the reasoning with its tags; set by the tokenizer process."""
+    """Output tokens of the reasoning, with its tags; set by the tokenizer process."""
     finish_reason: FinishReason | None = None
     """None until the answer is complete."""
     stop_reason: str | int | None = None
-    """The stop string or stop token id that ended the answer; None if the model's own end token did."""
+    """The stop string or stop token id that ended the answer; None if the model's own end token
+    did."""
     encode_s: float = 0.0
     grammar_s: float = 0.0
     """Set by the tokenizer process."""
@@ -76,11 +81,12 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     retries: int = 0
     """Number of rollbacks of this answer after a failed check."""
     unenforced: tuple[Unenforced, ...] = ()
-    """Of a complete answer: the keywords that were not enforced (only if the request allowed it)."""
+    """Keywords that were not enforced in a complete answer (only if the request allowed it)."""
     violation: str | None = None
-    """Of a complete answer: its violation of the unenforced keywords; None: there is none."""
+    """A complete answer's violation of the unenforced keywords; None: there is none."""
     cache_explanation: CacheExplanation | None = None
-    """Of a complete answer, if the request asked for it; set by the tokenizer process."""
+    """Why tokens of the prompt missed the cache, in a complete answer whose request asked for it;
+    set by the tokenizer process."""
 
     @property
     def times(self) -> AnswerTimes:
@@ -124,15 +130,16 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     """New text of the reasoning before the answer; it is not in ``text``."""
     logprobs: TokenLogprobs | None = None
     vector: bytes = b""
-    """The numbers of the prompt, if the request asked for them in place of an answer: as 32-bit floats."""
+    """The numbers of the prompt, if the request asked for them in place of an answer: as 32-bit
+    floats."""
     prompt: PromptInfo | None = None
-    """With the first chunk, if the request asked for it."""
+    """The prompt, with the first chunk, if the request asked for it."""
     report: AnswerReport = AnswerReport()
-    """As far as it is known; complete with the last chunk."""
+    """The report as far as it is known; complete with the last chunk."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the report: None but in the last chunk."""
+        """The report's finish reason: None but in the last chunk."""
         return self.report.finish_reason
 
 
@@ -143,7 +150,8 @@ class AnswerBatch(Message, frozen=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """A request was refused or dropped. See :class:`radixrt.base.errors.RequestError` for the fields."""
+    """A request was refused or dropped. See :class:`radixrt.base.errors.RequestError` for the
+    fields."""
 
     request_id: str = ""
     """Empty in a CallReply."""
@@ -154,7 +162,7 @@ class RequestFailed(Message, frozen=True, kw_only=True):
     retry_after_s: int | None = None
 
     @staticmethod
-    def of(error: RequestError, request_id: str = "") -> "RequestFailed":
+    def from_error(error: RequestError, request_id: str = "") -> "RequestFailed":
         return RequestFailed(request_id=request_id, **vars(error))
 
     def as_error(self) -> RequestError:
@@ -164,12 +172,14 @@ class RequestFailed(Message, frozen=True, kw_only=True):
 
 
 class EngineInfo(Message, frozen=True, kw_only=True):
-    """Facts about the engine, sent once from the workers up to the api when requests can be served. Lengths are in tokens."""
+    """Facts about the engine, sent once from the workers up to the api when requests can be served.
+    Lengths are in tokens."""
 
     engine: int = 0
     """Number of the engine, counted from the start of the server; set by the tokenizer process."""
     replicas: int = 1
-    """Of which the other fields are true, if they are always there; 0: engines join and leave. Set by the tokenizer process."""
+    """Replicas of which the other fields are true, if they are always there; 0: engines join and
+    leave. Set by the tokenizer process."""
     context_length: int
     """Longest prompt plus answer."""
     vocab_size: int
@@ -188,9 +198,10 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     attention_backend: str
     architecture: str
     default_sampling: dict[str, Any] = {}
-    """From the checkpoint's generation_config.json: temperature, top_p, top_k, ..."""
+    """Settings of the checkpoint's generation_config.json: temperature, top_p, top_k, ..."""
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingInfo | None = None
-    """Of a checkpoint that gives numbers; None: it generates text."""
+    """The numbers that the checkpoint gives; None: it generates text."""
     score_tokens: tuple[int, ...] = ()
-    """Of a checkpoint that judges pairs of texts: the tokens for relevant and, perhaps, not relevant."""
+    """The tokens by which a checkpoint judges pairs of texts: relevant and, perhaps, not
+    relevant."""

@@ -1,4 +1,5 @@
-"""The explanation of the cache misses of a request, and the facts of the scheduler that it is made from."""
+"""The explanation of the cache misses of a request, and the facts of the scheduler that it is made
+from."""
 
 from typing import Literal
 
@@ -26,32 +27,36 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     """The eviction of the first page that a prompt missed."""
 
     seconds_ago: float
-    """Before the admission of the request."""
+    """Seconds before the admission of the request."""
     rule: str
-    """The eviction policy; "retain=none" or "retain=high" for KV of that retention level, "next_use" for KV with a stated next
-    use, "max_cached_fraction" for KV of a key above its share, "flush" for a flush of the cache."""
+    """The eviction policy; "retain=none" or "retain=high" for KV of that retention level,
+    "next_use" for KV with a stated next use, "max_cached_fraction" for KV of a key above its share,
+    "flush" for a flush of the cache."""
 
 
 class CacheFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The state of the radix tree around the end of a prompt's cached prefix, when its sequence was admitted."""
+    """The state of the radix tree around the end of a prompt's cached prefix, when its sequence was
+    admitted."""
 
     cached_tokens: int = 0
-    """Prompt tokens whose KV came from the tree. Set with the first token: sequences that compute the same prompt at once share
-    its pages."""
+    """Prompt tokens whose KV came from the tree. Set with the first token: sequences that compute
+    the same prompt at once share its pages."""
     reusable_tokens: int
-    """Leading tokens that could have come from the tree: all but the last, unless the request asks for log-probabilities of its
-    prompt or the cache is off."""
+    """Leading tokens that could have come from the tree: all but the last, unless the request asks
+    for log-probabilities of its prompt or the cache is off."""
     seen_tokens: int = 0
-    """Leading tokens of the prompt with which a cached sequence begins, those of its last, incomplete page included."""
+    """Leading tokens of the prompt with which a cached sequence begins, those of its last,
+    incomplete page included."""
     cached_ids: PackedIds = b""
     """The next tokens of that sequence: up to SHOWN_TOKENS."""
     seq_id: int = -1
-    """Of the request that used that sequence last; -1: unknown."""
+    """The id of the request that used that sequence last; -1: unknown."""
     is_own: bool = False
-    """That request had the same key."""
+    """Whether that request had the same key."""
     evicted: Eviction | None = None
     other_salt_tokens: int = 0
-    """Leading tokens of the prompt that are cached under another salt of the same key, if they are more."""
+    """Leading tokens of the prompt that are cached under another salt of the same key, if they are
+    more."""
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,14 +65,15 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     token_index: int
     """Number of leading tokens that agree."""
     message_index: int | None
-    """Of the message of the prompt in which the texts begin to differ, system message included; None: in the tools, or the prompt
-    has no messages."""
+    """Index of the message of the prompt in which the texts begin to differ, system message
+    included; None: in the tools, or the prompt has no messages."""
     role: str | None
-    """Of that message."""
+    """The role of that message."""
     prompt_text: str | None
     """The prompt from that token on, its first tokens; None: texts are not shown to this client."""
     cached_text: str | None
-    """The cached sequence from there on; empty if it ends there. None: as above, or another key of the cache group has used it last."""
+    """The cached sequence from there on; empty if it ends there. None: as above, or another key of
+    the cache group has used it last."""
 
 
 class CacheExplanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,13 +12,14 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     node: int
     """The node's id: that of the last page of its edge."""
     text: str | None = None
-    """Of the first tokens; the tokenizer process puts it in their place. None: not shown."""
+    """The text of the first tokens; the tokenizer process puts it in their place. None: not
+    shown."""
     first_token_ids: PackedIds = b""
     """Up to 32 of the edge's tokens."""
     num_tokens: int
-    """Of the edge."""
+    """Tokens of the edge."""
     total_tokens: int
-    """Of the edge and everything below it."""
+    """Tokens of the edge and everything below it."""
     total_nodes: int
     num_children: int = 0
     """Edges that begin where this one ends."""
@@ -37,14 +38,15 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """Since its last use, or that of what is below it; 0 while it is used."""
     retention: RetentionLevel = "default"
     children: list["CacheTreeNode"] = []
-    """Those with the most tokens below them first; fewer than there are, where the view ends."""
+    """Children, those with the most tokens below them first; fewer than there are, where the view
+    ends."""
 
 
 class CacheNamespace(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the tree that requests with one cache salt share."""
 
     namespace: str = ""
-    """Of the API keys that share it: ``key:NAME`` or ``group:NAME``."""
+    """The namespace of the API keys that share it: ``key:NAME`` or ``group:NAME``."""
     salted: bool
     """Whether the requests brought a salt. The salt itself is a secret and not shown."""
     replica: int = 0
@@ -62,9 +64,9 @@ class CacheTree(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     total_nodes: int
     namespaces: list[CacheNamespace]
-    """Those with the most tokens first."""
+    """Namespaces, those with the most tokens first."""
     above: list[CacheTreeNode] = []
-    """Of a view below one node: the nodes on the way to it from the root, without children."""
+    """The nodes on the way from the root to the node of the view, without children."""
 
 
 class CacheLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +79,19 @@ class CacheLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node with its whole prefix: the value of the reply to a CacheNodeCall. It holds secrets, which the api keeps."""
+    """One node with its whole prefix: the value of the reply to a CacheNodeCall. It holds secrets,
+    which the api keeps."""
 
     cache_salt: str
     token_ids: PackedIds
-    """From the root to the end of its edge."""
+    """Tokens from the root to the end of its edge."""
     num_tokens: int
-    """Of its edge."""
+    """Tokens of its edge."""
     text: str | None = None
-    """Of the beginning of its edge, as far as it is shown; the tokenizer process adds the texts. None: not shown."""
+    """The text of the beginning of its edge, as far as it is shown; the tokenizer process adds the
+    texts. None: not shown."""
     text_before: str | None = None
-    """Of the last tokens before its edge."""
+    """The text of the last tokens before its edge."""
     age_s: float
     """Since its pages were computed."""
     idle_s: float

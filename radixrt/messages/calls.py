@@ -1,8 +1,9 @@
 """Calls: requests to the engine that want one reply and no answer of the model.
 
-Each call is declared once, here: its fields, the type of its reply (``Call[Reply]``), and the process that answers it. A
-:class:`Call` is answered by the tokenizer process (``tokenizer/calls.py``), a :class:`SchedulerCall` by the schedulers
-(``scheduler/calls.py``). Each process finds the handler of a call by its type.
+Each call is declared once, here: its fields, the type of its reply (``Call[Reply]``), and the
+process that answers it. A :class:`Call` is answered by the tokenizer process
+(``tokenizer/calls.py``), a :class:`SchedulerCall` by the schedulers (``scheduler/calls.py``). Each
+process finds the handler of a call by its type.
 """
 
 from functools import reduce
@@ -36,14 +37,16 @@ Reply = TypeVar("Reply")
 
 
 class Call(Message, Generic[Reply], frozen=True, kw_only=True):
-    """A call that the tokenizer process answers with a ``Reply``, or with the error of a RequestError."""
+    """A call that the tokenizer process answers with a ``Reply``, or with the error of a
+    RequestError."""
 
     call_id: int = 0
     """The number of the call on its link, set by its sender."""
 
     @classmethod
     def reply_type(cls) -> type[Reply]:
-        """The type to which the value of the :class:`radixrt.messages.replies.CallReply` is converted.
+        """The type to which the value of the :class:`radixrt.messages.replies.CallReply` is
+        converted.
 
         >>> TokenizeCall.reply_type().__name__
         'Tokenized'
@@ -64,18 +67,21 @@ class Replicas(Protocol):
 
 
 class SchedulerCall(Call[Reply], frozen=True, kw_only=True):
-    """A call that the schedulers answer: of all replicas, whose replies are merged, or of the one that it concerns."""
+    """A call that the schedulers answer: of all replicas, whose replies are merged, or of the one
+    that it concerns."""
 
     needs_all: ClassVar[bool] = False
     """True: an error of one replica is the error of the call. False: only the errors of all are."""
 
     def receiver(self, replicas: Replicas) -> tuple[int, Self] | None:
-        """The one replica that the call concerns, and the call in its terms; None: all replicas get it."""
+        """The one replica that the call concerns, and the call in its terms; None: all replicas get
+        it."""
         return None
 
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
-        """The one value of the values of several replicas, all as builtins. The default is for equal ones."""
+        """The one value of the values of several replicas, all as builtins. The default is for
+        equal ones."""
         return next(iter(values.values()))
 
 
@@ -85,7 +91,8 @@ class TokenizeCall(Call[Tokenized], frozen=True):
     prompt: Prompt
     tenant: Tenant
     cache_salt: str
-    """The salt of the requests whose kept answers the prompt may repeat: they are the tokens that were generated."""
+    """The salt of the requests whose kept answers the prompt may repeat: they are the tokens that
+    were generated."""
 
 
 class DetokenizeCall(Call[str], frozen=True):
@@ -97,7 +104,8 @@ class DetokenizeCall(Call[str], frozen=True):
 
 
 class CompileCall(Call[Advice], frozen=True):
-    """Compile a constraint ahead of the requests that will use it; one that can't be enforced is not ``ok``."""
+    """Compile a constraint ahead of the requests that will use it; one that can't be enforced is
+    not ``ok``."""
 
     constraint: Constraint
     tenant: Tenant = NO_TENANT
@@ -126,16 +134,18 @@ class MatchCall(Call[list[CacheMatch]], frozen=True, kw_only=True):
 
 
 class ExplainCacheCall(Call[CacheExplanation], frozen=True):
-    """Explain the cache misses of one of the tenant's last requests. It is an error if the request is unknown."""
+    """Explain the cache misses of one of the tenant's last requests. It is an error if the request
+    is unknown."""
 
     request_id: str
     tenant: Tenant = NO_TENANT
     with_texts: bool = False
-    """As ``CacheHints.explain_texts``."""
+    """The same as ``CacheHints.explain_texts``."""
 
 
 class FlushCacheCall(SchedulerCall[int], frozen=True):
-    """Empty the radix tree of all KV that no running request uses; the reply is the number of pages freed."""
+    """Empty the radix tree of all KV that no running request uses; the reply is the number of pages
+    freed."""
 
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
@@ -143,7 +153,8 @@ class FlushCacheCall(SchedulerCall[int], frozen=True):
 
 
 class ReleaseCacheCall(SchedulerCall[int], frozen=True, kw_only=True):
-    """End a lease, or a session, whose KV is then evicted first; the reply is the number of tokens of either.
+    """End a lease, or a session, whose KV is then evicted first; the reply is the number of tokens
+    of either.
 
     An unknown lease, or another tenant's, is an error with status 404.
     """
@@ -160,21 +171,23 @@ class ReleaseCacheCall(SchedulerCall[int], frozen=True, kw_only=True):
 
 
 class CacheTreeCall(SchedulerCall[dict[str, Any]], frozen=True, kw_only=True):
-    """A view of the radix tree. The reply is a :class:`radixrt.messages.cache_tree.CacheTree` as builtins, to which the
-    tokenizer process adds the texts of its tokens."""
+    """A view of the radix tree. The reply is a :class:`radixrt.messages.cache_tree.CacheTree` as
+    builtins, to which the tokenizer process adds the texts of its tokens."""
 
     depth: int = 3
     """Levels of nodes shown below each root; deeper nodes are only counted."""
     children: int = 16
-    """Most children shown of a node, those with the most pages below them; the others are only counted."""
+    """Most children shown of a node, those with the most pages below them; the others are only
+    counted."""
     namespace: str | None = None
-    """Of the cache salts whose part of the tree is shown; None: all."""
+    """The namespace of the cache salts whose part of the tree is shown; None: all."""
     with_texts: bool = True
     """Show the texts of prompts, unless the server hides them from everybody."""
     most: int = 2000
     """Most nodes shown: those with the most pages in and below them."""
     below: int | None = None
-    """The node whose part of the tree is shown, by the id of an earlier view; if it has left the tree, the whole is shown."""
+    """The node whose part of the tree is shown, by the id of an earlier view; if it has left the
+    tree, the whole is shown."""
 
     def receiver(self, replicas: Replicas) -> tuple[int, Self] | None:
         if self.below is None:
@@ -188,7 +201,8 @@ class CacheTreeCall(SchedulerCall[dict[str, Any]], frozen=True, kw_only=True):
 
 
 class CacheNodeCall(SchedulerCall[CacheNode], frozen=True):
-    """One node of an earlier view, with the tokens of its whole prefix. It is an error if it has left the tree."""
+    """One node of an earlier view, with the tokens of its whole prefix. It is an error if it has
+    left the tree."""
 
     node: int
 

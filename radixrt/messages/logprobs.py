@@ -1,4 +1,5 @@
-"""Log-probabilities of many tokens, in columns: a prompt of 8,000 tokens with 20 alternatives each has 168,000 of them."""
+"""Log-probabilities of many tokens, in columns: a prompt of 8,000 tokens with 20 alternatives each
+has 168,000 of them."""
 
 import itertools
 import math
@@ -13,7 +14,8 @@ from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The log-probability of one token and of the likeliest alternatives at its position (natural logarithm)."""
+    """The log-probability of one token and of the likeliest alternatives at its position (natural
+    logarithm)."""
 
     token_id: int
     token: str
@@ -26,7 +28,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at successive positions: at each, of the chosen token first, then of the likeliest.
+    """Log-probabilities at successive positions: at each, of the chosen token first, then of the
+    likeliest.
 
     >>> columns = LogprobColumns()
     >>> columns.add([7, 8], [-0.5, -1.0])
@@ -39,7 +42,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Number of tokens at each position."""
     token_ids: PackedIds = b""
     logprobs: bytes = b""
-    """As 64-bit floats; NaN where nothing predicts the token."""
+    """Log-probabilities as 64-bit floats; NaN where nothing predicts the token."""
     texts: dict[int, bytes] = {}
     """The bytes of each token."""
 
@@ -51,7 +54,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
             yield from rows
 
     def in_slices(self, size: int) -> Iterator[list[TokenLogprob]]:
-        """At most ``size`` positions at a time."""
+        """Lists of at most ``size`` positions."""
         ends = np.cumsum(unpack_ids(self.counts)).tolist()
         ids, values = unpack_ids(self.token_ids), self._values()
         start = 0
@@ -102,7 +105,7 @@ class LogprobColumns:
         self.add_packed(pack_ids(list(token_ids)), logprobs)
 
     def add_packed(self, token_ids: PackedIds, logprobs: Iterable[float]) -> None:
-        """As :meth:`add`, with packed ids."""
+        """The same as :meth:`add`, with packed ids."""
         self._counts.append(len(token_ids) // 4)
         self._token_ids.append(token_ids)
         self._logprobs.extend(logprobs)

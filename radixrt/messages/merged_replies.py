@@ -1,7 +1,7 @@
 """Merges the replies of several replicas to one call, as builtins.
 
-The ids of nodes, which a replica gives to the nodes of its tree, are multiplied by the number of replicas, plus the number of the
-replica, so a node names its owner.
+The ids of nodes, which a replica gives to the nodes of its tree, are multiplied by the number of
+replicas, plus the number of the replica, so a node names its owner.
 """
 
 from typing import Any

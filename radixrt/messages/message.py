@@ -1,4 +1,5 @@
-"""Base of the messages that a receiver distinguishes by their tag, and the tool calls of answers."""
+"""Base of the messages that a receiver distinguishes by their tag, and the tool calls of
+answers."""
 
 import msgspec
 

@@ -9,7 +9,8 @@ class PoolingRequest(msgspec.Struct, frozen=True, array_like=True):
     """Asks for numbers of a prompt in place of an answer."""
 
     logits_of: tuple[int, ...] = ()
-    """Tokens whose logits behind the prompt are returned. Empty: the numbers that the checkpoint's pooling gives."""
+    """Tokens whose logits behind the prompt are returned. Empty: the numbers that the checkpoint's
+    pooling gives."""
 
 
 DEFAULT_POOLING = PoolingRequest()

@@ -1,5 +1,5 @@
-"""The messages about replicas: their load and the changes of their caches, for the router; their ends, for the api; the way
-in for engines on other machines."""
+"""The messages about replicas: their load and the changes of their caches, for the router; their
+ends, for the api; the way in for engines on other machines."""
 
 import msgspec
 
@@ -11,7 +11,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a scheduler after it has planned a step. Lengths are in tokens."""
 
     received: int = 0
-    """Sequences received since the start; those that the router has sent later are not in the other fields."""
+    """Sequences received since the start; those that the router has sent later are not in the other
+    fields."""
     step_s: float = 0.0
     """Seconds until the steps in flight end."""
     partial_s: list[float] = []
@@ -23,14 +24,14 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     seconds_per_token: float = 0.0
     """Fitted to the last steps: the cost of a prompt token. 0: not known yet."""
     seconds_per_pair: float = 0.0
-    """Of a pair of a prompt token and a token before it."""
+    """Seconds for a pair of a prompt token and a token before it."""
     waiting: int = 0
     context_tokens: int = 0
-    """Of all running sequences; what several share counts for each."""
+    """Tokens of all running sequences; what several share counts for each."""
     held_tokens: int = 0
-    """Of the pool, those that running sequences and leases hold."""
+    """Tokens of the pool that running sequences and leases hold."""
     free_tokens: int = 0
-    """Of the pool, those without KV."""
+    """Tokens of the pool without KV."""
     pool_tokens: int = 1
 
     @property
@@ -44,7 +45,7 @@ class ReplicaReport(Message, frozen=True, kw_only=True):
 
     load: ReplicaLoad
     stream: str
-    """Of its KV events."""
+    """The name of its stream of KV events."""
     sequence: int
     """Number of the last batch of KV events so far: a subscriber that has fewer has lost some."""
     events: bytes = b""
@@ -66,7 +67,8 @@ class EventsReplayed(Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """A tokenizer process tells a scheduler that it is the one to talk to. What others before it have sent is void."""
+    """A tokenizer process tells a scheduler that it is the one to talk to. What others before it
+    have sent is void."""
 
     engine: int
     """Number of its engine."""
@@ -77,7 +79,8 @@ class ReplicaDrained(Message, frozen=True):
 
 
 class RequestsLost(Message, frozen=True, kw_only=True):
-    """A replica has died or drained. The api sends its open requests again, with the tokens that their clients have."""
+    """A replica has died or drained. The api sends its open requests again, with the tokens that
+    their clients have."""
 
     request_ids: list[str]
     leases: list[str]
@@ -87,10 +90,11 @@ class RequestsLost(Message, frozen=True, kw_only=True):
 
 
 class Join(Message, frozen=True, kw_only=True):
-    """An engine on another machine asks to become a replica: the first message of its connection."""
+    """An engine on another machine asks to become a replica: the first message of its
+    connection."""
 
     version: str
-    """Of radixrt: both ends must speak the same messages."""
+    """The version of radixrt: both ends must speak the same messages."""
     model: str
     """Fingerprint of the checkpoint and the types that it is computed in."""
     info: EngineInfo

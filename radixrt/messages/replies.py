@@ -13,14 +13,14 @@ class CallReply(Message, frozen=True, kw_only=True):
 
     call_id: int
     value: Any = None
-    """As the call documents it; a struct is received as builtins."""
+    """The value as the call documents it; a struct is received as builtins."""
     error: RequestFailed | None = None
 
 
 class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     prompt: str
-    """As text."""
+    """The prompt as text."""
 
 
 class CacheMatch(msgspec.Struct, frozen=True, kw_only=True):

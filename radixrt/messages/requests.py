@@ -1,4 +1,5 @@
-"""The messages that carry requests: prompts, and the options that travel from the client to the scheduler."""
+"""The messages that carry requests: prompts, and the options that travel from the client to the
+scheduler."""
 
 from typing import Any, Literal
 
@@ -16,8 +17,9 @@ RetentionLevel = Literal["none", "default", "high"]
 class TextPrompt(Message, frozen=True):
     text: str
     add_special_tokens: bool = True
-    most_tokens: int | None = None
-    """A longer text is cut at its end; special tokens behind it stay. None: it is refused where it does not fit."""
+    max_tokens: int | None = None
+    """A longer text is cut at its end; special tokens behind it stay. None: it is refused where it
+    does not fit."""
 
 
 class TokenPrompt(Message, frozen=True):
@@ -56,7 +58,8 @@ class ChatPrompt(Message, frozen=True):
     cache_breakpoints: list[CacheBreakpoint] = []
     """The tokenizer process turns them into :class:`Retention`."""
     replay_reasoning: bool = False
-    """Earlier answers are as the model generated them, where the tokenizer process still has them."""
+    """Earlier answers are as the model generated them, where the tokenizer process still has
+    them."""
 
 
 class PairPrompt(Message, frozen=True):
@@ -65,10 +68,10 @@ class PairPrompt(Message, frozen=True):
     query: str
     document: str
     instruction: str = ""
-    """For a chat template: the task by which the document is judged; "": the usual one."""
-    most_tokens: int | None = None
+    """The task, for a chat template, by which the document is judged; "": the usual one."""
+    max_tokens: int | None = None
     """The document is cut at its end so that all of it fits; None: it is refused."""
-    most_document_tokens: int | None = None
+    max_document_tokens: int | None = None
     """A longer document is cut at its end."""
 
 
@@ -82,14 +85,16 @@ class Retention(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int | None = None
     """Leading tokens of prompt and answer that it covers; None: all."""
     ttl_s: float | None = None
-    """Seconds from the end of the request after which the level is "default" again; None: it stays."""
+    """Seconds from the end of the request after which the level is "default" again; None: it
+    stays."""
 
 
 class CacheHints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A client's knowledge of the future use of a request's KV. Advice: it never changes an answer."""
+    """A client's knowledge of the future use of a request's KV. Advice: it never changes an
+    answer."""
 
     retain: list[Retention] = []
-    """Where several cover the same tokens, the higher level holds."""
+    """Retention levels; where several cover the same tokens, the higher one holds."""
     next_use_s: float | None = None
     """Seconds from the end of the request until the client expects to go on from here."""
     session: str = ""
@@ -104,13 +109,14 @@ NO_HINTS = CacheHints()
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The holder of an API key, for whom a request or a call is made. The default stands for all clients of a server
-    without declared keys."""
+    """The holder of an API key, for whom a request or a call is made. The default stands for all
+    clients of a server without declared keys."""
 
     name: str = ""
-    """Of the key."""
+    """The name of the key."""
     cache_namespace: str = ""
-    """Prefixes are shared only within it. It is the first part of each of the tenant's cache salts."""
+    """Prefixes are shared only within it. It is the first part of each of the tenant's cache
+    salts."""
     weight: float = 1.0
     """Share of the engine while others wait, relative to their weights."""
     max_tokens: int | None = None
@@ -125,8 +131,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max_tokens if self.max_tokens is None else min(max_tokens, self.max_tokens)
 
     def salt(self, own: str | None) -> str:
-        """The cache salt of a request that brings the salt ``own``. No two namespaces have one in common: the text before
-        the first NUL is the namespace.
+        """The cache salt of a request that brings the salt ``own``. No two namespaces have one in
+        common: the text before the first NUL is the namespace.
 
         >>> Tenant().salt("a"), Tenant(cache_namespace="key:bob").salt("a")
         ('a', 'key:bob\\x00a')
@@ -149,7 +155,8 @@ NO_TENANT = Tenant()
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The settings of a request that the scheduler reads. They travel whole from the client to the scheduler's sequence."""
+    """The settings of a request that the scheduler reads. They travel whole from the client to the
+    scheduler's sequence."""
 
     sampling: SamplingParams = SamplingParams()
     tenant: Tenant = NO_TENANT
@@ -171,27 +178,29 @@ class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: PackedIds = b""
     retries: int = 0
-    """Of the report that came with the last of these tokens; sampling depends on it."""
+    """Retries in the report that came with the last of these tokens; sampling depends on it."""
     is_complete: bool = False
 
 
 class GenerateRequest(Message, frozen=True, kw_only=True):
-    """One prompt, ``n`` answers. Answered by AnswerChunks (in AnswerBatches) until each is complete, or by one
-    RequestFailed."""
+    """One prompt, ``n`` answers. Answered by AnswerChunks (in AnswerBatches) until each is
+    complete, or by one RequestFailed."""
 
     request_id: str
     """Never used twice."""
     group_id: str = ""
-    """Shared by the prompts of one HTTP request, which are aborted together and are one key of the fair queue of
-    encoding. Default: the request's own id."""
+    """Shared by the prompts of one HTTP request, which are aborted together and are one key of the
+    fair queue of encoding. Default: the request's own id."""
     group_size: int = 1
-    """Answers of the group that are submitted at once; the others follow when some of these have ended."""
+    """Answers of the group that are submitted at once; the others follow when some of these have
+    ended."""
     prompt: Prompt
     options: RequestOptions = RequestOptions()
     stream: bool = False
     """False: one AnswerChunk an answer, when it is complete."""
     return_prompt_token_ids: bool = False
-    """The first chunk brings the prompt, as it also does where its log-probabilities are asked for."""
+    """The first chunk brings the prompt, as it also does where its log-probabilities are asked
+    for."""
     parse_tool_calls: str = ""
     """Take tool calls out of the answers' text: the name of how the model writes them, a key of
     :data:`radixrt.constrained.tool_calls.FORMATS`. Empty: they stay."""
@@ -211,7 +220,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> SamplingParams:
-        """Of the options."""
+        """The options' sampling settings."""
         return self.options.sampling
 
 

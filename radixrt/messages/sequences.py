@@ -17,25 +17,28 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     seq_id: int
     token_ids: PackedIds
     options: RequestOptions
-    """Of the request, with ``max_tokens`` and ``seed`` of this answer filled in."""
+    """The request's options, with ``max_tokens`` and ``seed`` of this answer filled in."""
     num_output: int = 0
-    """Number of token_ids, at their end, that an answer has generated before: max_tokens and penalties count them."""
+    """Number of token_ids, at their end, that an answer has generated before: max_tokens and
+    penalties count them."""
     second_segment_start: int = 0
-    """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
+    """Position of the first token of a pair's second text, for models that tell them apart."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
     prediction: PackedIds = b""
     """The tokens of the answer as the client expects it."""
     group: str = ""
-    """Shared by the answers of one HTTP request, which are accepted or refused as a whole; never used twice."""
+    """Shared by the answers of one HTTP request, which are accepted or refused as a whole; never
+    used twice."""
     group_size: int = 1
-    """Of these, those that are sent without a wait for the end of another."""
+    """Sequences of the group that are sent without a wait for the end of another."""
     has_begun: bool = False
-    """The client has tokens of the answer, or it is generated once more: it is not refused for its wait."""
+    """The client has tokens of the answer, or it is generated once more: it is not refused for its
+    wait."""
 
     @property
     def sampling(self) -> SamplingParams:
-        """Of the options."""
+        """The options' sampling settings."""
         return self.options.sampling
 
 
@@ -44,11 +47,13 @@ class ReleaseSequences(Message, frozen=True):
 
     seq_ids: PackedIds
     complete: bool = False
-    """True: a stop string has ended the answers. False: the client is gone, or the request has failed."""
+    """True: a stop string has ended the answers. False: the client is gone, or the request has
+    failed."""
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position of a sequence: the chosen token first, then the likeliest, descending."""
+    """Log-probabilities at one position of a sequence: the chosen token first, then the likeliest,
+    descending."""
 
     token_ids: PackedIds
     logprobs: list[float]
@@ -60,20 +65,21 @@ class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
     token_ids: list[int] = []
     """New tokens."""
     started: AnswerReport | None = None
-    """With the first token."""
+    """The report, with the first token."""
     finished: AnswerReport | None = None
-    """With the last token. A stop token that ended the answer is among the tokens."""
+    """The report, with the last token. A stop token that ended the answer is among the tokens."""
     cache_facts: CacheFacts | None = None
-    """With the first token, if the client wants its cache misses explained."""
+    """Facts that come with the first token, if the client wants its cache misses explained."""
     logprobs: list[PositionLogprobs] = []
     """One a new token, in order, if the request has ``logprobs``."""
     prompt_logprobs: list[PositionLogprobs] = []
-    """In order of position, from the prompt's second token on."""
+    """Log-probabilities in order of position, from the prompt's second token on."""
     drafts: tuple[int, int] | None = None
-    """Of a sequence with stop strings of which a draft was verified: draft tokens so far, and of these those that were accepted.
-    The tokenizer process finds the end of its answer, and reports them."""
+    """Drafts of a sequence with stop strings of which one was verified: draft tokens so far, and of
+    these those that were accepted. The tokenizer process finds the end of its answer, and reports
+    them."""
     vector: bytes = b""
-    """With the end of a sequence that asks for numbers: as 32-bit floats."""
+    """Numbers as 32-bit floats, with the end of a sequence that asks for them."""
 
     def extend(self, later: "SequenceOutput") -> None:
         """Add the results of a later step."""
@@ -89,7 +95,7 @@ class TokenBatch(Message, frozen=True, kw_only=True):
     """The results of one step."""
 
     outputs: dict[int, SequenceOutput] = {}
-    """By sequence id."""
+    """Results by sequence id."""
     refused: list["SequenceRefused"] = []
     """Sequences that were not accepted, or that the model can't go on with."""
 
@@ -112,4 +118,5 @@ class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):
     status: int
     retry_after_s: int | None = None
     grammar_lost: bool = False
-    """The scheduler does not have its grammar: no rank can use it until it is dropped and sent again."""
+    """The scheduler does not have its grammar: no rank can use it until it is dropped and sent
+    again."""

@@ -15,7 +15,7 @@ class Metric(NamedTuple):
     kind: Literal["counter", "gauge", "histogram"]
     text: str
     name: str = ""
-    """After ``radixrt_``; "": the field's name."""
+    """The name after ``radixrt_``; "": the field's name."""
     label: str = ""
     """Name of the label by whose values the field is a dictionary; "": it is a number."""
 
@@ -28,8 +28,8 @@ counter, gauge, histogram = (
 
 
 class TimeHistogram(msgspec.Struct):
-    """A Prometheus-style histogram: ``counts[i]`` observations ≤ ``bounds[i]``, not cumulative; the last
-    entry of counts is the number of observations above all bounds."""
+    """A Prometheus-style histogram: ``counts[i]`` observations ≤ ``bounds[i]``, not cumulative; the
+    last entry of counts is the number of observations above all bounds."""
 
     bounds: list[float]
     counts: list[int]
@@ -142,14 +142,14 @@ class Counters(msgspec.Struct, kw_only=True):
     ] = 0
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
-    """Of output_tokens, those that a grammar forced: no forward pass sampled them."""
+    """Output tokens that a grammar forced: no forward pass sampled them."""
     drafted_tokens: Annotated[
         dict[str, int], counter("Draft tokens that were verified, by drafter.", label="drafter")
     ] = msgspec.field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     accepted_draft_tokens: Annotated[
         dict[str, int], counter("Draft tokens that were accepted, by drafter.", label="drafter")
     ] = msgspec.field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
-    """Of output_tokens, those that came with the token of a step."""
+    """Output tokens that came with the token of a step."""
     deferred_rows: Annotated[
         int,
         counter("Times that a sequence gave no token in a step: its grammar's mask was not ready."),
@@ -166,7 +166,7 @@ class Counters(msgspec.Struct, kw_only=True):
     step_seconds: Annotated[TimeHistogram, histogram("Time of a step on the worker.")]
     plan_seconds: Annotated[TimeHistogram, histogram("Time the scheduler took to plan a step.")]
     forward_seconds: Annotated[float, counter("Time in the model's forward passes.")] = 0.0
-    """Of step_seconds, the model's forward passes; all steps together."""
+    """The part of step_seconds in the model's forward passes; all steps together."""
     wait_seconds: Annotated[
         float, counter("Worker's waits for plans while busy.", "worker_wait_seconds")
     ] = 0.0
@@ -179,17 +179,17 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     """Tokens in a page."""
     prompt_tokens: int
-    """Of admitted sequences."""
+    """Prompt tokens of admitted sequences."""
     cached_tokens: int
-    """Of the prompt tokens, found in the tree."""
+    """Prompt tokens that were in the tree."""
     cache_write_tokens: int
-    """Of the prompt tokens, computed and put into the tree."""
+    """Prompt tokens that were computed and put into the tree."""
     output_tokens: int
     hit_rate: float
     """cached_tokens / prompt_tokens; 0 before there are any."""
     leases: int
     pinned_tokens: int
-    """Under leases in the tenant's namespace."""
+    """Tokens under leases in the tenant's namespace."""
 
 
 class SchedulerStats(Counters, kw_only=True):
@@ -203,12 +203,12 @@ class SchedulerStats(Counters, kw_only=True):
             "Seconds until all prompts so far are computed, by forecast.", "queued_prefill_seconds"
         ),
     ] = 0.0
-    """As the router gets it; autoscalers go by it."""
+    """The load as the router gets it; autoscalers go by it."""
     evicted_pages: Annotated[int, counter("Pages evicted from the radix tree.")]
     pages_total: Annotated[int, gauge("Pages of the KV pool.", "kv_pages_capacity")]
     pages_owned: Annotated[int, gauge("Pages held by running sequences alone.", "kv_pages_used")]
     pages_cached: Annotated[int, gauge("Pages in the radix tree.", "kv_pages_cached")]
-    """In the tree, locked or not."""
+    """Pages in the tree, locked or not."""
     pages_evictable: Annotated[
         int, gauge("Evictable pages of the radix tree.", "kv_pages_evictable")
     ]
@@ -221,7 +221,8 @@ class SchedulerStats(Counters, kw_only=True):
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     malformed_frames: Annotated[int, counter("Frames that a process could not decode.")]
-    """Frames that the api, the tokenizer process or the scheduler could not read; the worker only logs its own."""
+    """Frames that the api, the tokenizer process or the scheduler could not read; the worker only
+    logs its own."""
     request_log_dropped: Annotated[
         int, counter("Lines of the request log that were not written.")
     ] = 0
@@ -233,4 +234,5 @@ class SchedulerStats(Counters, kw_only=True):
     structured: StructuredStats = msgspec.field(default_factory=StructuredStats)
     """Filled in by the tokenizer process."""
     replicas: dict[str, "SchedulerStats"] = {}
-    """Of each replica by its number, if there are several; the other fields are their sums."""
+    """The counters of each replica by its number, if there are several; the other fields are their
+    sums."""

@@ -9,14 +9,16 @@ from radixrt.messages.message import Message
 from radixrt.messages.pooling import PoolingRequest
 
 NO_TOKEN = -1
-"""In place of a sampled token: the model's logits were not finite, so no token could be sampled."""
+"""Stands for a sampled token: the model's logits were not finite, so no token could be sampled."""
 
 GRAMMAR_FAILED = -2
-"""In place of a sampled token: the grammar allows no token of the vocabulary, or its matcher failed."""
+"""Stands for a sampled token: the grammar allows no token of the vocabulary, or its matcher
+failed."""
 
 
 MAX_DRAFTED = 31
-"""Draft tokens of one sequence in a step. With the token before them they are 32 rows, two tiles of the CPU's kernels."""
+"""Draft tokens of one sequence in a step. With the token before them they are 32 rows, two tiles of
+the CPU's kernels."""
 
 
 FULL_SAVING = 1.0
@@ -51,7 +53,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     pool: PoolingRequest | None = None
     """The end of the prompt gives these numbers, and no token is sampled."""
     second_segment_start: int = 0
-    """Of a pair of texts: position of the second one's first token, for models that tell them apart."""
+    """Position of the first token of a pair's second text, for models that tell them apart."""
     drafts: DraftSources | None = None
     """None: no tokens of this sequence are drafted."""
 
@@ -66,8 +68,8 @@ class BlockTable(msgspec.Struct, frozen=True, array_like=True):
 class Prefill(msgspec.Struct, frozen=True, array_like=True):
     """Compute the next ``num_tokens`` prompt tokens of a slot, from position ``start``.
 
-    ``start`` moves past the tokens that the worker computed for this slot when another sequence's pages were
-    adopted. The chunk that reaches the end of the prompt samples a token.
+    ``start`` moves past the tokens that the worker computed for this slot when another sequence's
+    pages were adopted. The chunk that reaches the end of the prompt samples a token.
     """
 
     slot: int
@@ -78,20 +80,22 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(Message, frozen=True, kw_only=True):
     """The changes before a step, and the step itself.
 
-    Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward pass
-    computes the ``prefill`` chunks and one token for every slot whose prompt was complete before. These slots have no
-    entry, so a step without changes has a few bytes for any batch size. A slot that is released while its token is held
-    (``StepResult.deferred_slots``) gives that token first: its sequence may have ended by this very token.
+    Applied in this order: ``release``, ``admit``, ``block_tables``, ``extend_*``. Then one forward
+    pass computes the ``prefill`` chunks and one token for every slot whose prompt was complete
+    before. These slots have no entry, so a step without changes has a few bytes for any batch size.
+    A slot that is released while its token is held (``StepResult.deferred_slots``) gives that token
+    first: its sequence may have ended by this very token.
     """
 
     step_id: int
     release: list[int] = []
     admit: list[Admit] = []
     block_tables: list[BlockTable] = []
-    """Of slots that adopted pages which another sequence computes."""
+    """Block tables of slots that adopted pages which another sequence computes."""
     extend_slots: PackedIds = b""
     extend_pages: PackedIds = b""
-    """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``. The entries of a slot are adjacent."""
+    """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``. The
+    entries of a slot are adjacent."""
     prefill: list[Prefill] = []
     draft_saving: float = FULL_SAVING
     """Part of the tokens to come that will be sampled when all prompts are computed. Only these take
@@ -100,7 +104,8 @@ class StepPlan(Message, frozen=True, kw_only=True):
 
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position of a slot: the chosen token first, then the likeliest, descending."""
+    """Log-probabilities at one position of a slot: the chosen token first, then the likeliest,
+    descending."""
 
     slot: int
     token_ids: PackedIds
@@ -112,7 +117,7 @@ class SlotVector(msgspec.Struct, frozen=True, array_like=True):
 
     slot: int
     values: bytes
-    """As 32-bit floats; empty: they were not finite."""
+    """Numbers as 32-bit floats; empty: they were not finite."""
 
 
 class VerifiedDraft(msgspec.Struct, frozen=True, array_like=True):
@@ -123,32 +128,35 @@ class VerifiedDraft(msgspec.Struct, frozen=True, array_like=True):
     """Index into ``DRAFTERS``."""
     num_drafted: int
     num_accepted: int
-    """Of them, the leading ones that the sampler drew too."""
+    """Leading draft tokens that the sampler drew too."""
 
 
 DRAFTERS = ("grammar", "tree", "ngram", "pool", "prediction")
-"""Names of the drafters, as metrics show them. Of drafts that promise as much, the one of the first is taken."""
+"""Names of the drafters, as metrics show them. Of drafts that promise as much, the one of the first
+is taken."""
 
 
 class StepResult(Message, frozen=True, kw_only=True):
-    """The sampled tokens of one step, in columns; a slot with several tokens has several entries."""
+    """The sampled tokens of one step, in columns; a slot with several tokens has several
+    entries."""
 
     step_id: int
     slots: PackedIds
     token_ids: PackedIds
-    """Sampled tokens, those of accepted drafts included, each followed by those that the grammar forces after it; or NO_TOKEN, GRAMMAR_FAILED."""
+    """Sampled tokens, those of accepted drafts included, each followed by those that the grammar
+    forces after it; or NO_TOKEN, GRAMMAR_FAILED."""
     jump_slots: PackedIds = b""
     jump_tokens: PackedIds = b""
-    """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` tokens beyond the one of a decode step: forced ones, and drafts
-    that were accepted."""
+    """Slot ``jump_slots[i]`` was advanced by ``jump_tokens[i]`` tokens beyond the one of a decode
+    step: forced ones, and drafts that were accepted."""
     drafts: list[VerifiedDraft] = []
     deferred_slots: PackedIds = b""
-    """Slots that were to sample a token and did not, because their grammar's mask was not ready. The next step does not
-    compute them: it samples their tokens from the same logits."""
+    """Slots that were to sample a token and did not, because their grammar's mask was not ready.
+    The next step does not compute them: it samples their tokens from the same logits."""
     logprobs: list[SlotLogprobs] = []
     prompt_logprobs: list[SlotLogprobs] = []
     vectors: list[SlotVector] = []
-    """Of the slots whose prompts end in this step and that sample no token."""
+    """Vectors of the slots whose prompts end in this step and that sample no token."""
     forward_s: float = 0.0
     """The model's forward pass, logits included."""
     wait_s: float = 0.0

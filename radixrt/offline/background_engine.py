@@ -1,4 +1,5 @@
-"""Runs an engine's processes and its client in the background of a program without an event loop."""
+"""Runs an engine's processes and its client in the background of a program without an event
+loop."""
 
 import asyncio
 import concurrent.futures
@@ -21,7 +22,8 @@ PATIENCE_S = 2.0
 
 
 class BackgroundEngine:
-    """Starts the processes, runs the client's event loop in a thread, and notices when a process dies."""
+    """Starts the processes, runs the client's event loop in a thread, and notices when a process
+    dies."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Start, and wait until requests can be taken.
@@ -64,7 +66,8 @@ class BackgroundEngine:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the client's loop and wait for its result. An interrupted wait cancels it."""
+        """Run a coroutine in the client's loop and wait for its result. An interrupted wait cancels
+        it."""
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -73,7 +76,8 @@ class BackgroundEngine:
             raise
 
     def iterate(self, source: AsyncGenerator[Result, None]) -> Iterator[Result]:
-        """Yield the items of an iterator that runs in the client's loop. Leaving early closes the iterator."""
+        """Yield the items of an iterator that runs in the client's loop. Leaving early closes the
+        iterator."""
         arrived: queue.SimpleQueue[tuple[Result] | BaseException | None] = queue.SimpleQueue()
 
         async def forward() -> None:

@@ -1,6 +1,5 @@
 """``LLM``: the engine in a Python program, with the same processes as a server but without HTTP."""
 
-import dataclasses
 import itertools
 import os
 import weakref
@@ -11,7 +10,7 @@ from typing import Any, Unpack, overload
 from msgspec.structs import asdict, replace
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.base.config import DEMO_MODEL, SETTINGS, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.renamed import upgraded
@@ -22,7 +21,7 @@ from radixrt.client.pooling import (
     check_embeds,
     cut,
     judge,
-    most_input_tokens,
+    max_input_tokens,
     paired,
     run_pooled,
     shortened,
@@ -44,7 +43,7 @@ from radixrt.messages.requests import (
 )
 from radixrt.messages.stats import SchedulerStats
 from radixrt.offline.background_engine import BackgroundEngine
-from radixrt.offline.outputs import Answer, Embedding, Output, PinnedPrompt
+from radixrt.offline.outputs import Answer, Embedding, Output, PinnedPrompt, output_from_chunks
 from radixrt.offline.prompt_forms import (
     Messages,
     PromptLike,
@@ -72,7 +71,8 @@ class LLM:
             print(output.text, output.cached_tokens)
 
     Args:
-        model_path: folder of a Hugging Face checkpoint, a hub id, a GGUF file, or ``hf:USER/REPO:QUANTIZATION``.
+        model_path: folder of a Hugging Face checkpoint, a hub id, a GGUF file, or
+            ``hf:USER/REPO:QUANTIZATION``.
         settings: any field of :class:`radixrt.base.config.ServerConfig`, such as ``page_size=1``.
 
     Raises:
@@ -81,18 +81,14 @@ class LLM:
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
         settings = upgraded(settings)
-        known = {setting.name for setting in dataclasses.fields(ServerConfig)}
-        unknown = sorted(settings.keys() - known)
-        if unknown:
+        if unknown := sorted(settings.keys() - SETTINGS.keys()):
             raise ConfigError(
                 f"LLM has no setting {', '.join(unknown)}. It takes those of `radixrt serve`, with underscores, "
                 "such as page_size=1."
             )
-        defaults = {
-            "log_level": "warning",
-            "max_queue_seconds": 0,
-        }  # a program waits for its answers
-        config = prepare(ServerConfig(model_path=model_path, **{**defaults, **settings}))
+        # a program waits for its answers
+        defaults: dict[str, Any] = {"log_level": "warning", "max_queue_seconds": 0}
+        config = prepare(ServerConfig(model_path=model_path, **defaults | settings))
         self._engine = BackgroundEngine(config)
         self.config = config
         self.info: EngineInfo = self._engine.info
@@ -129,10 +125,10 @@ class LLM:
             cache_salt: prefixes are shared only among requests with the same salt.
             cache: hint about the future use of these prompts' KV; never changes an answer.
             progress: show a progress bar (only for many prompts).
-            constraint: on all answers, one of: ``schema`` (a JSON schema as a dict or its text, or a
-                type such as a pydantic model; with ``strict=False`` as far as it can be enforced), ``regex``,
-                ``choices`` (a list of texts), ``grammar`` (EBNF or Lark), ``structured`` (any constraint of
-                :mod:`radixrt.constrained.constraint`).
+            constraint: on all answers, one of: ``schema`` (a JSON schema as a dict or its text, or
+                a type such as a pydantic model; with ``strict=False`` as far as it can be
+                enforced), ``regex``, ``choices`` (a list of texts), ``grammar`` (EBNF or Lark),
+                ``structured`` (any constraint of :mod:`radixrt.constrained.constraint`).
 
         Returns:
             An :class:`Output` for one prompt, a list of them for many, in their order.
@@ -207,7 +203,8 @@ class LLM:
         cache_salt: str = "",
         cache: CacheHint | None = None,
     ) -> ChoiceScores:
-        """Log-probabilities of several texts behind a prompt; all are scored in one batch, and the prompt is computed once.
+        """Log-probabilities of several texts behind a prompt; all are scored in one batch, and the
+        prompt is computed once.
 
         Args:
             prompt: text, or messages: then each choice is the assistant's next message.
@@ -248,21 +245,23 @@ class LLM:
 
         Args:
             prompts: text or token ids, one or many.
-            dimensions: length to which the vectors are cut, for models that were trained for it (Matryoshka).
-            truncate_prompt_tokens: longer prompts are cut at their end to this number of tokens; -1: to the context length.
-                None: they are refused.
+            dimensions: length to which the vectors are cut, for models that were trained for it
+                (Matryoshka).
+            truncate_prompt_tokens: longer prompts are cut at their end to this number of tokens;
+                -1: to the context length. None: they are refused.
             cache_salt: as in :meth:`generate`.
 
         Raises:
-            RequestError: a prompt is invalid, or the model gives no vectors, or none of this length.
+            RequestError: a prompt is invalid, or the model gives no vectors, or none of this
+                length.
         """
         check_embeds(self.info.pooling, dimensions)
         single = is_one_prompt(prompts)
-        most = most_input_tokens(truncate_prompt_tokens, self.info)
+        limit = max_input_tokens(truncate_prompt_tokens, self.info)
         many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
         run = self._engine.run(
             self._computing(cache_salt)(
-                [cut(prompt_of(one), most) for one in many], DEFAULT_POOLING
+                [cut(prompt_of(one), limit) for one in many], DEFAULT_POOLING
             )
         )
         vectors = run.vectors
@@ -283,13 +282,15 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         cache_salt: str = "",
     ) -> list[float]:
-        """Scores of pairs of a query and a document: a higher one means that the document fits the query better.
+        """Scores of pairs of a query and a document: a higher one means that the document fits the
+        query better.
 
         Args:
             text_1: a query, or one for each document.
             text_2: a document, or many.
             instruction: for decoders: the task by which a pair is judged.
-            truncate_prompt_tokens: documents are cut so that the pair fits into this number of tokens; -1: into the context.
+            truncate_prompt_tokens: documents are cut so that the pair fits into this number of
+                tokens; -1: into the context.
             cache_salt: as in :meth:`generate`.
 
         Raises:
@@ -300,7 +301,7 @@ class LLM:
             self.info,
             paired(text_1, text_2),
             instruction=instruction,
-            most_tokens=most_input_tokens(truncate_prompt_tokens, self.info),
+            max_tokens=max_input_tokens(truncate_prompt_tokens, self.info),
         )
         return self._engine.run(judging).scores
 
@@ -390,7 +391,8 @@ class LLM:
         return self._engine
 
     def flush_cache(self) -> int:
-        """Empty the radix tree of all KV that no running request uses; returns the number of pages freed."""
+        """Empty the radix tree of all KV that no running request uses; returns the number of pages
+        freed."""
         return self._engine.run(self._engine.client.call(FlushCacheCall()))
 
     def stats(self, *, check_invariants: bool = False) -> SchedulerStats:
@@ -468,7 +470,7 @@ class LLM:
         answers = await self._engine.client.answers(
             requests, MAX_CONCURRENT_REQUESTS, lambda number, answer: bar.advance(task)
         )
-        return [Output.of(chunks) for chunks in answers]
+        return [output_from_chunks(chunks) for chunks in answers]
 
 
 def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:

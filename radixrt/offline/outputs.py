@@ -15,7 +15,8 @@ from radixrt.messages.logprobs import TokenLogprob
 
 
 class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):
-    """One of the ``n`` answers to a prompt, with every field of its :class:`~radixrt.messages.answers.AnswerReport`."""
+    """One of the ``n`` answers to a prompt, with every field of its
+    :class:`~radixrt.messages.answers.AnswerReport`."""
 
     text: str
     token_ids: list[int]
@@ -23,17 +24,6 @@ class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):
     """One for each token, if asked for."""
     reasoning: str = ""
     """The text of the reasoning before the answer (with ``reasoning_parser``, in chats)."""
-
-    @staticmethod
-    def of(chunk: AnswerChunk) -> "Answer":
-        """From the only chunk of an answer that was not streamed."""
-        return Answer(
-            text=chunk.text,
-            token_ids=unpack_ids(chunk.token_ids).tolist(),
-            logprobs=None if chunk.logprobs is None else list(chunk.logprobs),
-            reasoning=chunk.reasoning,
-            **msgspec.structs.asdict(chunk.report),
-        )
 
 
 @dataclass(frozen=True)
@@ -43,14 +33,6 @@ class Output:
     answers: list[Answer]
     prompt_logprobs: list[TokenLogprob] | None = None
     """One for each token of the prompt, if asked for."""
-
-    @staticmethod
-    def of(chunks: list[AnswerChunk]) -> "Output":
-        """From the chunks of a request that was not streamed, one for each answer."""
-        chunks.sort(key=lambda chunk: chunk.index)
-        prompt = next((chunk.prompt for chunk in chunks if chunk.prompt is not None), None)
-        logprobs = None if prompt is None or prompt.logprobs is None else list(prompt.logprobs)
-        return Output([Answer.of(chunk) for chunk in chunks], logprobs)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -79,6 +61,28 @@ class Output:
         return self.answers[0].finish_reason
 
 
+def output_from_chunks(chunks: list[AnswerChunk]) -> Output:
+    """The output of a request that was not streamed.
+
+    Args:
+        chunks: the only one of each answer.
+    """
+    chunks.sort(key=lambda chunk: chunk.index)
+    prompt = next((chunk.prompt for chunk in chunks if chunk.prompt is not None), None)
+    logprobs = None if prompt is None or prompt.logprobs is None else list(prompt.logprobs)
+    answers = [
+        Answer(
+            text=chunk.text,
+            token_ids=unpack_ids(chunk.token_ids).tolist(),
+            logprobs=None if chunk.logprobs is None else list(chunk.logprobs),
+            reasoning=chunk.reasoning,
+            **msgspec.structs.asdict(chunk.report),
+        )
+        for chunk in chunks
+    ]
+    return Output(answers, logprobs)
+
+
 @dataclass(frozen=True, eq=False)
 class Embedding:
     """The vector of one prompt."""
@@ -91,7 +95,8 @@ class Embedding:
 
 
 class PinnedPrompt(Pinned, frozen=True, kw_only=True):
-    """A prompt whose KV stays until the end of a ``with`` block, :meth:`release`, or the end of its lease."""
+    """A prompt whose KV stays until the end of a ``with`` block, :meth:`release`, or the end of its
+    lease."""
 
     release_lease: Callable[[str], int]
 

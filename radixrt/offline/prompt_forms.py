@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError
-from radixrt.base.nesting import check_depth
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 PromptLike = str | Sequence[int]
 """Text, or token ids."""
 Messages = Sequence[dict[str, Any]]
-"""Of a chat, each with a role and content."""
+"""The messages of a chat, each with a role and content."""
 
 
 def list_of(values: Any, name: str) -> list[Any]:
     """A list of the values.
 
     Raises:
-        RequestError: they are no list; ``name`` is that in the error.
+        RequestError: they are not a list; ``name`` is that in the error.
     """
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         raise RequestError(f"{name} must be a list, not {type(values).__name__}.", param=name)
@@ -43,7 +43,7 @@ def prompt_or_chat(
     template_kwargs: dict[str, Any] | None = None,
     **flags: bool,
 ) -> Prompt:
-    """As :func:`prompt_of`, or :func:`chat_of` where it begins with a message."""
+    """The prompt of :func:`prompt_of`, or of :func:`chat_of` where it begins with a message."""
     is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
     if not is_chat:
         return prompt_of(prompt)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def chat_of(
     """The wire form of a chat.
 
     Raises:
-        RequestError: it is no list of messages, or they are nested too deeply.
+        RequestError: it is not a list of messages, or they are nested too deeply.
     """
     messages = list_of(messages, "messages")
     if not all(isinstance(message, dict) for message in messages):

@@ -1,1 +1,2 @@
-"""How model families write reasoning and tool calls: recognition by the chat template, constraint, and parser of each format."""
+"""How model families write reasoning and tool calls: recognition by the chat template, constraint,
+and parser of each format."""

@@ -1,4 +1,5 @@
-"""Chooses the parsers of a server: those that are set, or those that the chat template and the vocabulary show."""
+"""Chooses the parsers of a server: those that are set, or those that the chat template and the
+vocabulary show."""
 
 import dataclasses
 import logging
@@ -19,7 +20,8 @@ class _Recognisable(Protocol):
 
 
 def with_parsers(config: ServerConfig) -> ServerConfig:
-    """The settings with the names of the parsers instead of ``auto``. Both paths of the settings are folders.
+    """The settings with the names of the parsers instead of ``auto``. Both paths of the settings
+    are folders.
 
     Raises:
         ConfigError: the chat template can't be read.
@@ -27,7 +29,7 @@ def with_parsers(config: ServerConfig) -> ServerConfig:
     if "auto" not in (config.tool_call_parser, config.reasoning_parser):
         return config
     folder = Path(config.tokenizer_path or config.model_path)
-    marks = ModelMarks.of(folder, config.chat_template)
+    marks = ModelMarks.from_checkpoint(folder, config.chat_template)
     chosen: dict[str, Any] = {
         name: _recognised(formats, marks, flag)
         for name, formats, flag in (

@@ -1,8 +1,9 @@
 """Splits an answer in the harmony format of gpt-oss into reasoning, content and tool calls.
 
-An answer is a row of messages: a header, ``<|message|>``, a text, and ``<|end|>``, or the end of the answer. The header names a
-channel: *analysis* is reasoning, *final* the content, *commentary* a text to the user or, with the recipient ``to=functions.NAME``,
-the arguments of a call. The prompt has the beginning of the first header: ``<|start|>assistant``.
+An answer is a row of messages: a header, ``<|message|>``, a text, and ``<|end|>``, or the end of
+the answer. The header names a channel: *analysis* is reasoning, *final* the content, *commentary* a
+text to the user or, with the recipient ``to=functions.NAME``, the arguments of a call. The prompt
+has the beginning of the first header: ``<|start|>assistant``.
 """
 
 import re
@@ -36,12 +37,14 @@ class HarmonyParser:
         prompt_end: the last characters of the prompt.
         calls: messages to functions are calls; else they are content.
         in_pieces: see :class:`~radixrt.parsers.tool_calls.parser.ToolCallParser`.
-        is_held: a grammar governs the answer. Its content or its call then goes on to the end of it; without calls, the final
-            message alone is content.
-        marks_are_told: only the marks that are told by :meth:`tell_mark` are some; other texts only look like them.
+        is_held: a grammar governs the answer. Its content or its call then goes on to the end of
+            it; without calls, the final message alone is content.
+        marks_are_given: only the marks that are added by :meth:`add_mark` are some; other texts
+            only look like them.
 
     Attributes:
-        end: length in characters of the reasoning before all other messages, with its headers; None: it goes on.
+        end: length in characters of the reasoning before all other messages, with its headers;
+            None: it goes on.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class HarmonyParser:
         calls: bool = False,
         in_pieces: bool = False,
         is_held: bool = False,
-        marks_are_told: bool = False,
+        marks_are_given: bool = False,
     ) -> None:
         self._takes_calls = calls
         self._is_held = is_held
@@ -69,9 +72,9 @@ class HarmonyParser:
         self.push(prompt_end.rpartition(ASSISTANT)[2] if ASSISTANT in prompt_end else "")
         self._num_pushed = len(self._text.unread)
         self.end = None if self.end is None else 0
-        self._marks = set() if marks_are_told else None
+        self._marks = set() if marks_are_given else None
 
-    def tell_mark(self, end: int) -> None:
+    def add_mark(self, end: int) -> None:
         """Tell where a mark ends, in characters of the answer, before its text is pushed."""
         if self._marks is not None:
             self._marks.add(end)
@@ -119,7 +122,8 @@ class HarmonyParser:
                 yield from self._body("final", to_the_end=self._is_held and channel == "final")
 
     def _is_reasoning(self, channel: str, recipient: str, is_call: bool) -> bool:
-        """Also messages to tools that no request has, those before content that a grammar governs, and calls that it does not."""
+        """Also messages to tools that no request has, those before content that a grammar governs,
+        and calls that it does not."""
         if self._is_held and channel == "analysis":
             return True
         if is_call and self._takes_calls:
@@ -129,7 +133,8 @@ class HarmonyParser:
         return self._is_held and not self._takes_calls and channel != "final"
 
     def _header(self) -> Reading[str | None]:
-        """All of a message before its text; "" where a text stands without a header, None where the answer ends within it."""
+        """All of a message before its text; "" where a text stands without a header, None where the
+        answer ends within it."""
         text = self._text
         mark = yield from text.accept(*MARKS, " to=")
         if mark in MARKS and not self._is_mark():

@@ -1,4 +1,5 @@
-"""Reads the marks of a checkpoint by which its formats are recognised: the chat template and the added tokens."""
+"""Reads the marks of a checkpoint by which its formats are recognised: the chat template and the
+added tokens."""
 
 import contextlib
 import dataclasses
@@ -19,12 +20,12 @@ class ModelMarks:
     template: str
     """The text of the chat template, of all of them if there are several; "" without one."""
     folder: Path
-    """Of tokenizer.json."""
+    """The folder of tokenizer.json."""
 
     @functools.cached_property
     def tokens(self) -> frozenset[str]:
-        """The texts of the tokens that were added to the vocabulary, such as control tokens. tokenizer.json, of many megabytes, is read for
-        them when they are first needed.
+        """The texts of the tokens that were added to the vocabulary, such as control tokens.
+        tokenizer.json, of many megabytes, is read for them when they are first needed.
 
         Raises:
             ConfigError: the file can't be read.
@@ -37,7 +38,7 @@ class ModelMarks:
         return all(mark in self.template for mark in marks)
 
     @staticmethod
-    def of(folder: Path, template_file: str | None = None) -> "ModelMarks":
+    def from_checkpoint(folder: Path, template_file: str | None = None) -> "ModelMarks":
         """The marks of the tokenizer in a folder.
 
         Args:
@@ -77,7 +78,8 @@ class _Tokenizer(msgspec.Struct):
 
 
 def _own_template(folder: Path) -> str:
-    """As transformers looks for it: files of their own come before the tokenizer's settings."""
+    """The template where transformers looks for it: files of their own come before the tokenizer's
+    settings."""
     files = [
         folder / "chat_template.jinja",
         *sorted(folder.glob("additional_chat_templates/*.jinja")),

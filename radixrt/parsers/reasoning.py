@@ -20,17 +20,19 @@ class ReasoningFormat:
     begins_inside: bool
     """The answer begins with the reasoning, with or without the opening tag."""
     families: tuple[str, ...] = ()
-    """Marks in the chat template of models that write so; without: of all other models whose template has one of the tags."""
+    """Marks in the chat template of models that write so; without: of all other models whose
+    template has one of the tags."""
     answer_marks: tuple[str, ...] = ()
     """Around the content; they are dropped from it, unless a grammar governs it."""
     label: str = ""
-    """Behind the opening tag; no part of the reasoning."""
+    """A word behind the opening tag that is not a part of the reasoning."""
     asked_by: str = ""
     """The beginning of a prompt has this text if the model is to reason; "": it may always."""
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """Texts that are dropped from the content: a closing tag alone, an opening with its label, marks around the answer."""
+        """Texts that are dropped from the content: a closing tag alone, an opening with its label,
+        marks around the answer."""
         labelled = (f"{self.opening}{self.label}\n",) if self.label else ()
         return self.closing, *labelled, *self.answer_marks
 
@@ -90,7 +92,7 @@ FORMATS: dict[str, ReasoningFormat] = {
     ),
     "gemma4": ReasoningFormat("<|channel>", "<channel|>", begins_inside=False, label="thought"),
 }
-"""By the name that ``--reasoning-parser`` gives them."""
+"""Formats by the name that ``--reasoning-parser`` gives them."""
 
 
 class ReasoningParser:
@@ -107,12 +109,14 @@ class ReasoningParser:
         prompt_end: the last characters of the prompt, which may hold an opening or a closing tag.
         is_asked: the prompt lets the model reason.
         held: a grammar governs the content. The reasoning then ends where the grammar begins, at
-            ``reasoning_length``, which the caller sets as soon as it is known, and the content is not trimmed.
-            A held answer that may open its reasoning begins with the opening tag, or has none. The caller says so in ``opened``.
+            ``reasoning_length``, which the caller sets as soon as it is known, and the content is
+            not trimmed. A held answer that may open its reasoning begins with the opening tag, or
+            has none. The caller says so in ``opened``.
 
     Attributes:
         opened: the answer begins with the opening tag; None: not known. Only if ``is_optional``.
-        reasoning_length: length in characters of the reasoning with its tags; None: not known. Only if ``held``.
+        reasoning_length: length in characters of the reasoning with its tags; None: not known. Only
+            if ``held``.
         end: that length, once the reasoning has ended; 0: there is none.
     """
 
@@ -175,7 +179,8 @@ class ReasoningParser:
         )
 
     def flush(self) -> tuple[str, str]:
-        """The rest, once the answer is complete. Reasoning without a closing tag stays reasoning."""
+        """The rest, once the answer is complete. Reasoning without a closing tag stays
+        reasoning."""
         rest = self._take(len(self._undecided))
         if self._inside or (self._may_open and self._held):
             return self._trimmed_reasoning(rest.rstrip()), ""
@@ -197,7 +202,8 @@ class ReasoningParser:
         return True
 
     def _take_label(self) -> bool:
-        """Take the label behind the opening tag, if there is one. False: more text is needed to decide."""
+        """Take the label behind the opening tag, if there is one. False: more text is needed to
+        decide."""
         label = self._label
         if len(self._undecided) < len(label) and label.startswith(self._undecided):
             return False
@@ -207,7 +213,7 @@ class ReasoningParser:
         return True
 
     def _reasoning_end(self) -> int | None:
-        """Where in the undecided text the reasoning and its tag end."""
+        """The place in the undecided text where the reasoning and its tag end."""
         if self._held:
             if self.reasoning_length is None:
                 return None

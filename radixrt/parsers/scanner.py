@@ -1,7 +1,8 @@
 """Reads text that arrives in pieces: the scanner under all parsers of tool calls.
 
-A reading function is a generator. It yields where the next character decides and has not arrived; the parser resumes it with the
-next piece. So a parser reads as if the whole text were there, and its result does not depend on where the text was cut.
+A reading function is a generator. It yields where the next character decides and has not arrived;
+the parser resumes it with the next piece. So a parser reads as if the whole text were there, and
+its result does not depend on where the text was cut.
 """
 
 import re
@@ -19,7 +20,7 @@ _SCALAR = re.compile(r"[-+.\w]*")
 
 
 class NoCallError(Exception):
-    """The text is no tool call of the format."""
+    """The text is not a tool call of the format."""
 
 
 class Scanner:
@@ -101,7 +102,8 @@ class Scanner:
         return found
 
     def piece(self, *marks: str) -> Reading[tuple[str, str]]:
-        """Some text before the next mark, and the mark if it stands right behind; both "" at the end of the text."""
+        """Some text before the next mark, and the mark if it stands right behind; both "" at the
+        end of the text."""
         pattern = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
         while True:
             if found := pattern.search(self.unread):
@@ -130,7 +132,8 @@ class Scanner:
                 raise NoCallError
 
     def matched(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Take the longest run of characters that the pattern matches; it matches every beginning of a run."""
+        """Take the longest run of characters that the pattern matches; it matches every beginning
+        of a run."""
         pieces = []
         while True:
             match = pattern.match(self.unread)
@@ -139,7 +142,8 @@ class Scanner:
                 return "".join(pieces)
 
     def json(self, into: Callable[[str], object]) -> Reading[None]:
-        """Take a JSON value and pass it on piece by piece. Only its brackets and strings are checked.
+        """Take a JSON value and pass it on piece by piece. Only its brackets and strings are
+        checked.
 
         Raises:
             NoCallError: there is none, or the text ends within it.
@@ -159,14 +163,15 @@ class Scanner:
         into(self.take(end))
 
     def whole_json(self) -> Reading[str]:
-        """As :meth:`json`, in one text."""
+        """The same as :meth:`json`, in one text."""
         pieces: list[str] = []
         yield from self.json(pieces.append)
         return "".join(pieces)
 
 
 class JsonScanner:
-    """Finds the end of a JSON object, array or string whose text comes in pieces, by counting brackets outside strings."""
+    """Finds the end of a JSON object, array or string whose text comes in pieces, by counting
+    brackets outside strings."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -174,7 +179,8 @@ class JsonScanner:
         self._is_escaped = False
 
     def end(self, piece: str) -> int | None:
-        """The offset in the next piece after the last character of the value; None: the value goes on."""
+        """The offset in the next piece after the last character of the value; None: the value goes
+        on."""
         at = 0
         if self._is_escaped and piece:
             self._is_escaped, at = False, 1

@@ -101,7 +101,7 @@ class Calls:
         if not isinstance(error, RequestError):
             log.error("A call failed.", exc_info=error)
             error = unexpected_error()
-        self._send(CallReply(call_id=call_id, error=RequestFailed.of(error)))
+        self._send(CallReply(call_id=call_id, error=RequestFailed.from_error(error)))
 
     # ------------------------------------------------------------ one call each
 

@@ -11,7 +11,7 @@ import sys
 from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
-from radixrt.base.tls import server_context
+from radixrt.base.server_url import server_context
 from radixrt.models.checkpoint import (
     check_checkpoint,
     check_ranks,
@@ -37,7 +37,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     Raises:
         ConfigError: says what to change.
     """
-    config.validate()
+    config = config.validate()
     has_engine = config.dp > 0  # otherwise no weights are needed
     model_dir = resolve_model_path(config.model_path, with_weights=has_engine)
     try:
@@ -105,7 +105,7 @@ def serve(config: ServerConfig) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt_once)
     try:
-        keys = KeySource.of(config, os.environ)
+        keys = KeySource.from_config(config, os.environ)
         keys.load()  # here for its errors; the api process holds the keys
         config = prepare(config)
         if config.tls_cert is not None:

@@ -1,4 +1,5 @@
-"""``python -m radixrt.tokenizer``: the tokenizer process. Imports make no garbage, as in ``radixrt/worker/__main__.py``."""
+"""``python -m radixrt.tokenizer``: the tokenizer process. Imports make no garbage, as in
+``radixrt/worker/__main__.py``."""
 
 import gc
 

@@ -49,12 +49,13 @@ _CALLS = ""
 
 
 MAX_NODE_TOKENS = 1024
-"""Of a node's edge, and of the tokens before it, that are shown as text."""
+"""Most tokens of a node's edge, and of those before it, that are shown as text."""
 
 
 @dataclasses.dataclass(eq=False)
 class Calls:
-    """The calls of one engine. Those to which this process adds something have a handler below, found by their type.
+    """The calls of one engine. Those to which this process adds something have a handler below,
+    found by their type.
 
     Args:
         ask: lets the schedulers answer a call, and returns the value of their reply as builtins.
@@ -168,7 +169,7 @@ class Calls:
     async def _tree(self, call: CacheTreeCall) -> _Builtins:
         tree = await self.ask(call)
         shows_texts = self.shows_cache_texts and call.with_texts
-        work = partial(with_texts, tree, self.node_texts.of, shows_texts)
+        work = partial(with_texts, tree, self.node_texts.text_of, shows_texts)
         return await self._queued(NO_TENANT, _num_shown_tokens(tree), work)
 
     @_answer.register
@@ -189,7 +190,8 @@ class Calls:
         return dataclasses.replace(self.limits, context_length=2**31)
 
     def _with_text(self, node: _Builtins) -> _Builtins:
-        """A CacheNode as builtins, with the text of its edge and of the tokens before it, if they may be shown."""
+        """A CacheNode as builtins, with the text of its edge and of the tokens before it, if they
+        may be shown."""
         _, own_salt = split_salt(node["cache_salt"])
         if self.shows_cache_texts and not own_salt:
             ids = unpack_ids(node["token_ids"])
@@ -204,8 +206,8 @@ def with_texts(tree: _Builtins, text_of: Callable[[bytes], str], show_texts: boo
     """The tree, changed in place: each node has the ``text`` of its first tokens, or None.
 
     Args:
-        show_texts: False: no node has a text. Nodes of salted namespaces never have one, since the caller need not
-            know the salt.
+        show_texts: False: no node has a text. Nodes of salted namespaces never have one, since the
+            caller need not know the salt.
     """
     for salted, node in _nodes(tree):
         ids = node.pop("first_token_ids")

@@ -1,9 +1,10 @@
-"""Fair queue of the work of encoding: round robin over tenants and, of each, over requests, with a thread each for short
-and for long texts.
+"""Fair queue of the work of encoding: round robin over tenants and, of each, over requests, with a
+thread each for short and for long texts.
 
-The prompts of one HTTP request share a key, so a request that comes after a batch of a thousand prompts waits for
-one of them, not for all. Work runs in threads, so that the tokens of running answers never wait. It must release the GIL, as the batch
-methods of ``tokenizers`` do and the single ones don't.
+The prompts of one HTTP request share a key, so a request that comes after a batch of a thousand
+prompts waits for one of them, not for all. Work runs in threads, so that the tokens of running
+answers never wait. It must release the GIL, as the batch methods of ``tokenizers`` do and the
+single ones don't.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ _Job = tuple[asyncio.Future[Any], Callable[[], Any]]
 """Takes the result of the work."""
 
 SHORT_CHARS = 20_000
-"""Up to this length encoding takes some tens of milliseconds; longer texts have a thread of their own."""
+"""Up to this length encoding takes some tens of milliseconds; longer texts have a thread of their
+own."""
 
 
 class FairQueue:
@@ -36,8 +38,8 @@ class FairQueue:
     async def run(
         self, tenant: str, key: str, num_chars: int, work: Callable[[], Result]
     ) -> Result:
-        """Run the work when it is the turn of its tenant and, of the tenant's, of its key; return its result. Cancelled before
-        that, it never runs."""
+        """Run the work when it is the turn of its tenant and, of the tenant's, of its key; return
+        its result. Cancelled before that, it never runs."""
         lane = self._short if num_chars <= SHORT_CHARS else self._long
         return await lane.run(tenant, key, work)
 
@@ -80,7 +82,8 @@ class _Lane:
             del done, work  # an error, its frames and its future are a cycle otherwise
 
     def _drop_cancelled(self) -> None:
-        """Forget the prompts that nobody waits for any more; those of a batch are cancelled at once."""
+        """Forget the prompts that nobody waits for any more; those of a batch are cancelled at
+        once."""
         self._has_cancelled = False
         self._waiting.drop(lambda job: job[0].cancelled())
 
@@ -117,8 +120,9 @@ class _Lane:
 
 
 def _without_leftovers(work: Callable[[], Result]) -> Result:
-    """The result of some work. An error keeps no local variables of it: they may hold hundreds of megabytes until the garbage
-    collector finds the cycle of an error and its frames. A panic of the tokenizers library is an error of the work alone."""
+    """The result of some work. An error keeps no local variables of it: they may hold hundreds of
+    megabytes until the garbage collector finds the cycle of an error and its frames. A panic of the
+    tokenizers library is an error of the work alone."""
     try:
         return work()
     except BaseException as error:
@@ -133,6 +137,7 @@ def _without_leftovers(work: Callable[[], Result]) -> Result:
 
 
 def _give_memory_back() -> None:
-    """Return the free memory of this process to the system, in some milliseconds, where the C library is able to."""
+    """Return the free memory of this process to the system, in some milliseconds, where the C
+    library is able to."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

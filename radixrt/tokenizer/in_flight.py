@@ -1,7 +1,7 @@
 """The answers in flight: takes the scheduler's tokens in and sends chunks to the api.
 
-Values that no grammar covers are validated on the way. An answer with an invalid value goes on from an earlier
-point, as a new sequence (a retry).
+Values that no grammar covers are validated on the way. An answer with an invalid value goes on from
+an earlier point, as a new sequence (a retry).
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class _InFlight:
     checked: CheckedSequence | None
     """Holds tokens back until the values in them are validated."""
     grammar_key: GrammarKey | None
-    """Of the grammar that it uses."""
+    """The key of the grammar that it uses."""
     scheduler: SchedulerLink
 
     @property
@@ -91,7 +91,8 @@ class InFlightAnswers:
         scheduler.send(sequence)
 
     def forget_if_complete(self, request_id: str) -> None:
-        """Forget a request whose answers are all complete, as after a takeover of answers that nobody has read yet."""
+        """Forget a request whose answers are all complete, as after a takeover of answers that
+        nobody has read yet."""
         if not self._seq_ids_of.get(request_id, True):
             del self._seq_ids_of[request_id]
 
@@ -124,7 +125,8 @@ class InFlightAnswers:
         return lost
 
     def absorb(self, batch: TokenBatch) -> None:
-        """Turn a step's tokens into text and send it to the api. Ids of dropped sequences are ignored."""
+        """Turn a step's tokens into text and send it to the api. Ids of dropped sequences are
+        ignored."""
         chunks: list[AnswerChunk | None] = []
         for seq_id, output in batch.outputs.items():
             entry = self._by_seq_id.get(seq_id)
@@ -158,7 +160,8 @@ class InFlightAnswers:
     def _next_chunk(
         self, entry: _InFlight, output: SequenceOutput, *, is_over: bool
     ) -> AnswerChunk | None:
-        """Let an answer take in tokens that are certain. ``is_over``: the scheduler has ended the sequence."""
+        """Let an answer take in tokens that are certain. ``is_over``: the scheduler has ended the
+        sequence."""
         answer = entry.answer
         answer.absorb(output)
         chunk = answer.take_chunk()
@@ -173,7 +176,8 @@ class InFlightAnswers:
     # ------------------------------------------------------------ values that are validated
 
     def _next_checked_chunk(self, entry: _InFlight, checked: CheckedSequence) -> AnswerChunk | None:
-        """Start the validations that are due; the chunk has the tokens that no verdict can take back."""
+        """Start the validations that are due; the chunk has the tokens that no verdict can take
+        back."""
         for due in checked.due():
             task = asyncio.get_running_loop().create_task(self._validate(entry, checked, due))
             self._validating.add(task)  # the loop itself keeps only a weak reference
@@ -259,8 +263,9 @@ def _release_grammar(entry: _InFlight) -> None:
 
 
 def failure(request_id: str, error: Exception) -> RequestFailed:
-    """The message to the api about an error. An error that is no fault of the request is logged."""
+    """The message to the api about an error, which is logged if it is not the fault of the
+    request."""
     if not isinstance(error, RequestError):
         log.error("Request %s failed in the tokenizer.", request_id, exc_info=error)
         error = unexpected_error()
-    return RequestFailed.of(error, request_id)
+    return RequestFailed.from_error(error, request_id)

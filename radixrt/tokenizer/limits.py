@@ -20,9 +20,11 @@ CALL_CHARS_PER_TOKEN = 4
 
 
 CHARS_PER_TOKEN = 8
-"""A text with more characters than that for each token of the context is hardly ever one that fits, ..."""
+"""A text with more characters than that for each token of the context is hardly ever one that fits,
+..."""
 _PIECE_CHARS = 1 << 16
-"""... so the tokens of pieces of this size are counted first. A megabyte can have three million tokens, which take 200 MB."""
+"""... so the tokens of pieces of this size are counted first. A megabyte can have three million
+tokens, which take 200 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Limits:
     vocab_size: int
 
     @staticmethod
-    def of(info: EngineInfo) -> "Limits":
+    def from_info(info: EngineInfo) -> "Limits":
         return Limits(info.context_length, info.kv_pool_tokens, info.vocab_size)
 
     @property
@@ -48,11 +50,11 @@ class Limits:
         Raises:
             RequestError: it is several times as long as any prompt could be.
         """
-        most = self.call_tokens * CALL_CHARS_PER_TOKEN if is_text else self.call_tokens
-        if size > most:
+        limit = self.call_tokens * CALL_CHARS_PER_TOKEN if is_text else self.call_tokens
+        if size > limit:
             unit = "characters" if is_text else "token ids"
             raise RequestError(
-                f"{size} {unit} are too many; this server takes at most {most} here. Send them in pieces.",
+                f"{size} {unit} are too many; this server takes at most {limit} here. Send them in pieces.",
                 status=413,
                 param="prompt" if is_text else "tokens",
             )
@@ -65,8 +67,8 @@ class Limits:
             count: the number of tokens of a text.
 
         Raises:
-            RequestError: even in tokens of the greatest length the text is over the context; or pieces of it, one after the other,
-                have several times as many tokens.
+            RequestError: even in tokens of the greatest length the text is over the context; or
+                pieces of it, one after the other, have several times as many tokens.
         """
         at_least = len(text) // longest_token
         is_too_long = at_least > self.context_length
@@ -106,7 +108,8 @@ class Limits:
             )
 
     def max_tokens(self, prompt_length: int, requested: int | None) -> int:
-        """Most tokens to generate: ``requested`` (0: only the prompt is computed), else all that fit.
+        """Most tokens to generate: ``requested`` (0: only the prompt is computed), else all that
+        fit.
 
         Raises:
             RequestError: the prompt is empty, or prompt and answer don't fit.

@@ -13,11 +13,11 @@ CAPACITY_BYTES = 4 << 20
 class NodeTexts:
     """The texts of the first tokens of nodes. Safe to use from several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, most_bytes: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_bytes: int) -> None:
         self._vocabulary = vocabulary
-        self._memory: TokenMemory[str] = TokenMemory(min(CAPACITY_BYTES, most_bytes))
+        self._memory: TokenMemory[str] = TokenMemory(min(CAPACITY_BYTES, max_bytes))
 
-    def of(self, token_ids: PackedIds) -> str:
+    def text_of(self, token_ids: PackedIds) -> str:
         """The text of a node's first tokens."""
         text = self._memory.find(token_ids)
         if text is None:

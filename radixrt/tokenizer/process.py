@@ -66,10 +66,11 @@ Other = TypeVar("Other")
 log = logging.getLogger(__name__)
 
 PREPARE_AFTER_S = 0.5
-"""Seconds without a request until what later requests may need is loaded, which takes a second or two."""
+"""Seconds without a request until what later requests may need is loaded, which takes a second or
+two."""
 
 MAX_CHARS_OF_A_TOKEN = 16
-"""Of a prediction, at most this number of characters are encoded for each token that the answer may have."""
+"""Most characters of a prediction that are encoded for each token that the answer may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,17 +78,18 @@ class _Encoded:
     """A request whose prompt is encoded and fits the engine."""
 
     request: GenerateRequest
-    """Its options have ``max_tokens`` and the retention of the prompt's cache breakpoints filled in."""
+    """Its options have ``max_tokens`` and the retention of the prompt's cache breakpoints filled
+    in."""
     text: str | None
-    """Of the prompt; None if it came in tokens."""
+    """The text of the prompt; None if it came in tokens."""
     token_ids: list[int]
     prediction: PackedIds
     turn: OpenTurn | None
     """Keeps the answer for the chat's later requests."""
     layout: ChatLayout | None
-    """Of the messages of a chat."""
+    """The layout of the messages of a chat."""
     second_segment_start: int
-    """Of a pair of texts."""
+    """Position of the first token of a pair's second text."""
 
 
 class TokenizerProcess:
@@ -129,7 +131,7 @@ class TokenizerProcess:
         info = getting_ready.result()
         await learning
         self._info = info
-        self._limits = Limits.of(info)
+        self._limits = Limits.from_info(info)
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
         kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
@@ -141,11 +143,11 @@ class TokenizerProcess:
         self._explainer = Explainer(
             self._vocabulary,
             info.page_size,
-            most_bytes=min(MAX_BYTES, kept_bytes),
+            max_bytes=min(MAX_BYTES, kept_bytes),
             shows_texts=not self._config.hide_cache_texts,
         )
         self._replica_calls = ReplicaCalls(
-            self._schedulers, self._config.most_replicas, self._config.is_routed
+            self._schedulers, self._config.max_replicas, self._config.is_routed
         )
         self._calls = Calls(
             vocabulary=self._vocabulary,
@@ -186,14 +188,16 @@ class TokenizerProcess:
             channel.close()
 
     async def _beat(self) -> None:
-        """Give signs of life as long as the event loop turns and no text keeps a thread for too long."""
+        """Give signs of life as long as the event loop turns and no text keeps a thread for too
+        long."""
         limit_s = work_limit_s(self._config.step_timeout)
         while True:
             self._heartbeat.promise(limit_s - self._queue.seconds_at_work())
             await asyncio.sleep(LONGEST_WAIT_S)
 
     async def _prepare_when_idle(self) -> None:
-        """Load what chats, regular expressions and choices need, at a time without other requests; the first of them loads it otherwise."""
+        """Load what chats, regular expressions and choices need, at a time without other requests;
+        the first of them loads it otherwise."""
         idle_since = time.monotonic()
         while time.monotonic() < idle_since + PREPARE_AFTER_S:
             await asyncio.sleep(PREPARE_AFTER_S / 5)
@@ -280,7 +284,8 @@ class TokenizerProcess:
 
     def _check_task(self, request: GenerateRequest) -> None:
         """Raises:
-        RequestError: the request wants an answer of a model that gives numbers, or the other way round.
+        RequestError: the request wants an answer of a model that gives numbers, or the other way
+            round.
         """
         pool, pooling = request.options.pool, self._info.pooling
         warms = request.sampling.max_tokens == 0 and not (pooling and pooling.whole_prompts)
@@ -317,8 +322,8 @@ class TokenizerProcess:
             layout=encoded.layout,
         )
         for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
-            told = request.resumed[index] if request.resumed else PartialAnswer()
-            if told.is_complete:
+            delivered = request.resumed[index] if request.resumed else PartialAnswer()
+            if delivered.is_complete:
                 continue
             sequence = SequenceRequest(
                 seq_id=self._in_flight.new_seq_id(),
@@ -350,8 +355,8 @@ class TokenizerProcess:
                 grammar_s=grammar_s,
             )
             checked = None if compiled is None else self._constraints.checked(sequence, compiled)
-            if told.token_ids:
-                sequence = self._resume(sequence, answer, checked, told)
+            if delivered.token_ids:
+                sequence = self._resume(sequence, answer, checked, delivered)
             grammar_to_send = None if compiled is None else compiled.grammar
             self._in_flight.begin(sequence, answer, scheduler, checked, grammar_to_send)
             record.seq_ids.append(sequence.seq_id)
@@ -363,19 +368,19 @@ class TokenizerProcess:
         sequence: SequenceRequest,
         answer: AnswerState,
         checked: CheckedSequence | None,
-        told: PartialAnswer,
+        delivered: PartialAnswer,
     ) -> SequenceRequest:
-        """Continue an answer after the tokens that its client has. Noise depends only on seed, position and token, so the
-        next tokens are those of an undisturbed run."""
-        token_ids = unpack_ids(told.token_ids).tolist()
+        """Continue an answer after the tokens that its client has. Noise depends only on seed,
+        position and token, so the next tokens are those of an undisturbed run."""
+        token_ids = unpack_ids(delivered.token_ids).tolist()
         sampling, kept = sequence.sampling, token_ids
         ends = {*self._info.eos_token_ids, *sampling.stop_token_ids}
         if token_ids[-1] in ends or len(token_ids) >= (sampling.max_tokens or math.inf):
             kept = token_ids[:-1]  # the scheduler has to see the answer end
         answer.resume(token_ids, num_repeated=len(token_ids) - len(kept))
         if checked is not None:
-            checked.resume(kept, told.retries)
-        sampling = replace(sampling, seed=answer_seed(sampling.seed or 0, told.retries))
+            checked.resume(kept, delivered.retries)
+        sampling = replace(sampling, seed=answer_seed(sampling.seed or 0, delivered.retries))
         return replace(
             sequence,
             token_ids=sequence.token_ids + pack_ids(kept),

@@ -1,4 +1,5 @@
-"""Sends calls to the schedulers of all replicas, or to the one that they concern, and merges the replies."""
+"""Sends calls to the schedulers of all replicas, or to the one that they concern, and merges the
+replies."""
 
 import asyncio
 import itertools
@@ -59,7 +60,8 @@ class ReplicaCalls:
         """Replica of each lease, and the time at which it expires."""
 
     async def ask(self, call: AnySchedulerCall) -> Any:
-        """Send a call to the replicas that it concerns; returns the value of the merged reply, as builtins.
+        """Send a call to the replicas that it concerns; returns the value of the merged reply, as
+        builtins.
 
         Raises:
             RequestError: the reply is an error, or there is no such replica.

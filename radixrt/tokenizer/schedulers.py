@@ -1,5 +1,5 @@
-"""The schedulers behind the tokenizer process: one, or one of each replica here and on other machines, with the router that
-chooses between them."""
+"""The schedulers behind the tokenizer process: one, or one of each replica here and on other
+machines, with the router that chooses between them."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ class SchedulerLink:
         self.num_sequences = 0
         """Sent."""
         self.num_open = 0
-        """Of these, those whose answers are not complete."""
+        """Sequences whose answers are not complete."""
 
     @property
     def replica(self) -> int:
@@ -114,7 +114,7 @@ class Schedulers:
         self._channels = channels
         self._supervisor = supervisor
         self._num_replicas = config.dp
-        """On this machine."""
+        """Replicas on this machine."""
         self._is_routed = config.is_routed
         self._port: JoinPort | None = None
         if config.replica_listen is not None:
@@ -124,7 +124,7 @@ class Schedulers:
                 config.replica_listen, keys, channels, supervisor, config.dp, model
             )
         self.links: dict[int, SchedulerLink] = {}
-        """By replica."""
+        """Links by replica."""
         if not config.is_routed:
             latest = channels.of_replica(0, supervisor.status.starts.get(0, 0))
             self.links[0] = SchedulerLink(latest, supervisor)
@@ -141,8 +141,9 @@ class Schedulers:
         )
 
     async def info(self) -> EngineInfo:
-        """Wait until all schedulers of this machine are ready, or the first that joins, while :meth:`serve` runs. In the place of a
-        tokenizer process that has died, one is enough: another may be loading its model."""
+        """Wait until all schedulers of this machine are ready, or the first that joins, while
+        :meth:`serve` runs. In the place of a tokenizer process that has died, one is enough:
+        another may be loading its model."""
         await self._ready.wait()
         assert self._first is not None
         return self._first

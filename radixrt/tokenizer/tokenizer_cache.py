@@ -1,7 +1,8 @@
 """Keeps loaded tokenizers in the user's cache, with the facts about them that take long to find.
 
-Of 262,144 tokens, transformers takes 2.4 s to load a tokenizer, the ``tokenizers`` library 0.7 s. An entry of the cache holds what
-transformers has made of a checkpoint's files. Its name is a hash of these files and of the versions of both libraries.
+Of 262,144 tokens, transformers takes 2.4 s to load a tokenizer, the ``tokenizers`` library 0.7 s.
+An entry of the cache holds what transformers has made of a checkpoint's files. Its name is a hash
+of these files and of the versions of both libraries.
 """
 
 import functools
@@ -30,7 +31,7 @@ _FORM = 3
 """Raised whenever the content of the entries changes, or the code that finds it."""
 _MAX_ENTRIES = 32
 _FEWEST_TOKENS = 1 << 14
-"""Of a tokenizer that is kept; smaller ones are loaded in a moment."""
+"""Fewest tokens of a tokenizer that is kept; smaller ones are loaded in a moment."""
 _READ = {".json", ".jinja", ".model", ".txt"}
 """Endings of the files that transformers may read for a tokenizer."""
 _TOKENIZER, _FACTS = "tokenizer.json", "facts.msgpack"
@@ -47,12 +48,13 @@ class Facts(msgspec.Struct, frozen=True):
     longest_token: int
     """Length in characters."""
     token_ends: bytes
-    """As in ``TokenBytesTable``; with ``token_data`` the bytes of all tokens."""
+    """The ends of ``TokenBytesTable``; with ``token_data`` the bytes of all tokens."""
     token_data: bytes
 
 
 class CachedTokenizer:
-    """Stands for the transformers tokenizer. Its first chat imports transformers, which other prompts need not wait for."""
+    """Stands for the transformers tokenizer. Its first chat imports transformers, which other
+    prompts need not wait for."""
 
     def __init__(self, file: Path, facts: Facts) -> None:
         """Raises:
@@ -79,13 +81,14 @@ class CachedTokenizer:
         return True
 
     def apply_chat_template(self, *args: Any, **settings: Any) -> Any:
-        """As transformers does."""
+        """Apply the template as transformers does."""
         self.renderer.chat_template = self.chat_template  # one of several depends on the tools
         return self.renderer.apply_chat_template(*args, **settings)
 
 
 def entry_of(folder: Path) -> Path | None:
-    """The cache's folder for the tokenizer of a checkpoint; it may not exist yet. None if there can be none."""
+    """The cache's folder for the tokenizer of a checkpoint; it may not exist yet. None if there can
+    be none."""
     try:
         return user_cache("tokenizers") / _digest_of(folder)
     except OSError as error:
@@ -118,7 +121,8 @@ def read_entry(entry: Path) -> CachedTokenizer | None:
 
 
 def write_entry(entry: Path, hf: Any, facts: Facts) -> None:
-    """Keep a tokenizer of transformers, unless it is small, has a way of its own, or the cache cannot be written."""
+    """Keep a tokenizer of transformers, unless it is small, has a way of its own, or the cache
+    cannot be written."""
     from transformers import PreTrainedTokenizerBase
 
     if (
@@ -144,8 +148,8 @@ def write_entry(entry: Path, hf: Any, facts: Facts) -> None:
 
 
 def _with_short_merges(tokenizer_json: str) -> bytes:
-    """Write each merge as one string, the older form, which is read in three quarters of the time, unless a token would be misread
-    in it."""
+    """Write each merge as one string, the older form, which is read in three quarters of the time,
+    unless a token would be misread in it."""
     content = orjson.loads(tokenizer_json)
     merges = content["model"].get("merges") or []
     if not any(" " in part or part.startswith("#version") for merge in merges for part in merge):

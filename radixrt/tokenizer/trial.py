@@ -1,7 +1,8 @@
 """Tries a tokenizer in a child process with limits, before this process loads it.
 
-A tokenizer.json is a program: patterns that backtrack without end, replacements that double the text. Neither can be seen in the
-file, and the library holds Python's lock meanwhile, or aborts the process.
+A tokenizer.json is a program: patterns that backtrack without end, replacements that double the
+text. Neither can be seen in the file, and the library holds Python's lock meanwhile, or aborts the
+process.
 """
 
 import os
@@ -19,11 +20,12 @@ from radixrt.tokenizer.tokenizer_cache import entry_of
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 BASE_CPU_S, CPU_S_PER_MB = 3, 0.5
-"""Of CPU time: for any tokenizer, and for each megabyte of its file. Gemma's, of 33 MB, takes 3 s with transformers."""
+"""Most CPU time: for any tokenizer, and for each megabyte of its file. Gemma's, of 33 MB, takes 3 s
+with transformers."""
 BASE_BYTES, BYTES_PER_BYTE = 512 << 20, 32
-"""Of memory beyond that of this process, in the same way."""
+"""Most memory beyond that of this process, in the same way."""
 MAX_WAIT_S = 120.0
-"""For the child on a busy machine."""
+"""Longest wait for the child on a busy machine."""
 
 MAX_ADDED_TOKENS = 1 << 16
 """The segments of chats are found by comparing them. Gemma has 6,500."""
@@ -41,7 +43,8 @@ class _Content(msgspec.Struct):
 
 
 def try_tokenizer(config: ServerConfig) -> None:
-    """Load the tokenizer and encode some lines, in a child process. One that is in the cache has been tried; the child adds a large one.
+    """Load the tokenizer and encode some lines, in a child process. One that is in the cache has
+    been tried; the child adds a large one.
 
     Raises:
         ConfigError: it takes too much time or memory, or ends its process.

@@ -29,24 +29,28 @@ from radixrt.tokenizer.tokenizer_cache import (
 )
 
 KEPT_WORDS = 4000
-"""Words whose tokens the tokenizers library keeps, in each thread that encodes; it never replaces them. A word takes some 32 bytes
-for each of its letters, of which it has at most 256. The library's default is 10,000: up to 84 MB for each thread, and hours until they
-have come together. Text whose words are kept is encoded in half the time (measured with Gemma's vocabulary: 0.16 instead of 0.34 µs a
-character; 4,000 are enough for all pages of docs/, 3,000 are not)."""
+"""Words whose tokens the tokenizers library keeps, in each thread that encodes; it never replaces
+them. A word takes some 32 bytes for each of its letters, of which it has at most 256. The library's
+default is 10,000: up to 84 MB for each thread, and hours until they have come together. Text whose
+words are kept is encoded in half the time (measured with Gemma's vocabulary: 0.16 instead of 0.34
+µs a character; 4,000 are enough for all pages of docs/, 3,000 are not)."""
 
 CUT_CHARS_PER_TOKEN, CUT_MARGIN = 8, 64
-"""A text that is cut off is encoded up to this number of characters a token first, and further if that gives fewer tokens
-than are wanted and the margin. The last tokens depend on the text behind them."""
+"""A text that is cut off is encoded up to this number of characters a token first, and further if
+that gives fewer tokens than are wanted and the margin. The last tokens depend on the text behind
+them."""
 
 MAX_THREADS = 4
-"""In which the library encodes the parts of a text, so that a machine of many cores does not keep the words for each."""
+"""Most threads in which the library encodes the parts of a text, so that a machine of many cores
+does not keep the words for each."""
 
 
 class Vocabulary:
     """A checkpoint's tokenizer: encoding, and the bytes behind each token.
 
     Attributes:
-        hf: the transformers tokenizer, or one from the cache that stands for it: for its chat template.
+        hf: the transformers tokenizer, or one from the cache that stands for it: for its chat
+            template.
         backend: the ``tokenizers`` tokenizer that does the work.
         special_tokens: the control tokens, by id.
         special_ids: their ids.
@@ -73,7 +77,7 @@ class Vocabulary:
         self._token_bytes = TokenBytes(self.backend)
         self._known_bytes: TokenBytesTable | None = None
         if facts is None:
-            rules = SegmentRules.of(self.backend, list(self.special_tokens.values()))
+            rules = SegmentRules.from_tokenizer(self.backend, list(self.special_tokens.values()))
             self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         else:
             rules, self.longest_token = facts.segment_rules, facts.longest_token
@@ -130,7 +134,8 @@ class Vocabulary:
         )
 
     def save(self, file: Path) -> None:
-        """Write the tokenizer.json, and the tokens beside it if they are known. Other processes may read the files meanwhile."""
+        """Write the tokenizer.json, and the tokens beside it if they are known. Other processes may
+        read the files meanwhile."""
         if (known := self._known_bytes) is not None:
             SavedTokens(tuple(self.special_ids), known.ends.tobytes(), known.data).save(file)
         written = file.with_suffix(".new")
@@ -146,8 +151,8 @@ class Vocabulary:
     def encode(
         self, text: str, add_special_tokens: bool, check_length: CheckLength = any_length
     ) -> list[int]:
-        """Token ids of a text in which special tokens count as such. A text that already begins with the
-        beginning-of-sequence token does not get a second one.
+        """Token ids of a text in which special tokens count as such. A text that already begins
+        with the beginning-of-sequence token does not get a second one.
 
         Args:
             check_length: gets the number of tokens before they are copied.
@@ -157,18 +162,19 @@ class Vocabulary:
             return ids[1:]
         return ids
 
-    def encode_cut(self, text: str, add_special_tokens: bool, most_tokens: int) -> list[int]:
-        """As :meth:`encode`, with the end of the text cut off beyond ``most_tokens``; special tokens behind it stay."""
-        end = CUT_CHARS_PER_TOKEN * (most_tokens + CUT_MARGIN)
-        longest = most_tokens * self.longest_token
+    def encode_cut(self, text: str, add_special_tokens: bool, max_tokens: int) -> list[int]:
+        """The same as :meth:`encode`, with the end of the text cut off beyond ``max_tokens``;
+        special tokens behind it stay."""
+        end = CUT_CHARS_PER_TOKEN * (max_tokens + CUT_MARGIN)
+        longest = max_tokens * self.longest_token
         while True:
             part = text[: min(end, longest)]
             (encoding,) = self.backend.encode_batch_fast([part], add_special_tokens=False)
-            if len(encoding) > most_tokens + CUT_MARGIN or end >= min(len(text), longest):
+            if len(encoding) > max_tokens + CUT_MARGIN or end >= min(len(text), longest):
                 break
             end *= 4
         added = self.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
-        encoding.truncate(max(0, most_tokens - added))
+        encoding.truncate(max(0, max_tokens - added))
         ids: list[int] = self.backend.post_process(encoding, None, add_special_tokens).ids
         return ids
 
@@ -187,8 +193,8 @@ class Vocabulary:
         return tuple(one for (one,) in ids) if all(len(one) == 1 for one in ids) else ()
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences of texts that an answer must not contain: of each text without spaces at its beginning, and of
-        the same behind one space, unless that ends with the first."""
+        """The token sequences of texts that an answer must not contain: of each text without spaces
+        at its beginning, and of the same behind one space, unless that ends with the first."""
         texts = [word.lstrip(" ") or word for word in words]
         both = [text for word in texts for text in (word, f" {word}")]
         found = self.backend.encode_batch_fast(both, add_special_tokens=False)
@@ -209,8 +215,8 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; b"" for an id without a token."""
-        found = None if self._known_bytes is None else self._known_bytes.of(token_id)
-        return self._token_bytes.of(token_id) if found is None else found
+        found = None if self._known_bytes is None else self._known_bytes.bytes_of(token_id)
+        return self._token_bytes.bytes_of(token_id) if found is None else found
 
     def symbols_of(self, token_id: int) -> Symbols:
         """What a token adds to the text, as tags are compared."""
@@ -222,10 +228,11 @@ class Vocabulary:
         return tag_symbols(token_ids, self.symbols_of)
 
     def learn_token_bytes(self) -> None:
-        """Find the bytes of all tokens, in some tenths of a second, so that :meth:`token_bytes` is quick for many of them."""
+        """Find the bytes of all tokens, in some tenths of a second, so that :meth:`token_bytes` is
+        quick for many of them."""
         if self._known_bytes is None:
             ids = range(1 + max(self.backend.get_vocab().values(), default=-1))
-            self._known_bytes = TokenBytesTable.of_tokens(map(self._token_bytes.of, ids))
+            self._known_bytes = TokenBytesTable.from_tokens(map(self._token_bytes.bytes_of, ids))
 
 
 def encode_aside(
@@ -234,8 +241,8 @@ def encode_aside(
     add_special_tokens: bool,
     check_length: CheckLength = any_length,
 ) -> list[int]:
-    """Token ids of a text. Other threads run meanwhile: ``Tokenizer.encode`` would hold the GIL (0.7 s
-    for a megabyte), the batch methods release it. Offsets are not used and not computed."""
+    """Token ids of a text. Other threads run meanwhile: ``Tokenizer.encode`` would hold the GIL
+    (0.7 s for a megabyte), the batch methods release it. Offsets are not used and not computed."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     check_length(len(encoding))
     ids: list[int] = encoding.ids
@@ -243,7 +250,8 @@ def encode_aside(
 
 
 def encode_aside_with_ends(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
-    """As :func:`encode_aside`, no special tokens added; with the character at which each token ends."""
+    """The same as :func:`encode_aside`, no special tokens added; with the character at which each
+    token ends."""
     (encoding,) = tokenizer.encode_batch([text], add_special_tokens=False)
     return encoding.ids, [end for _, end in encoding.offsets]
 
@@ -253,8 +261,9 @@ _NO_PARTICULAR_CLASS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def _load(folder: Path, trust_remote_code: bool) -> Any:
-    """The tokenizer as transformers has it. A checkpoint whose tokenizer is of no particular class is spared
-    AutoTokenizer, which imports torch and reads the model's config to find out: two seconds.
+    """The tokenizer as transformers has it. A checkpoint whose tokenizer is of no particular class
+    is spared AutoTokenizer, which imports torch and reads the model's config to find out: two
+    seconds.
     """
     import transformers
 

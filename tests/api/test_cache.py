@@ -5,9 +5,8 @@ from typing import Any
 import openai
 import pytest
 
-from radixrt.api.requests.cache_control import without_cache_control
+from radixrt.api.requests.messages import to_template_messages, without_cache_control
 from radixrt.api.requests.protocol import ChatMessage
-from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention

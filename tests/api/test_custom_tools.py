@@ -9,9 +9,9 @@ import pytest
 from radixrt.api.http.body import to_struct
 from radixrt.api.openai_responses.protocol import ResponsesRequest
 from radixrt.api.openai_responses.translation import to_chat
-from radixrt.api.requests.custom_tools import CustomTool
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
+from radixrt.api.requests.tools import CustomTool
 from radixrt.constrained.constraint import Lark
 from radixrt.messages.ids import unpack_ids
 from tests.api.conftest import RunningServer
@@ -148,7 +148,7 @@ def test_the_choice_of_a_custom_tool_holds_the_answer_to_it(
 def test_a_grammar_of_each_syntax_is_the_constraint(syntax: str) -> None:
     grammar = {"syntax": syntax, "definition": "start: /[a-c]+/" if syntax == "lark" else "[a-c]+"}
     custom = {"name": "f", "format": {"type": "grammar", "grammar": grammar}}
-    tool = CustomTool.of({"type": "custom", "custom": custom}, "tools[0]").as_tool("tools[0]")
+    tool = CustomTool.read({"type": "custom", "custom": custom}, "tools[0]").as_tool("tools[0]")
     if syntax == "lark":
         assert tool.grammar == Lark(grammar="start: /[a-c]+/", in_json_string=True)
     else:

@@ -194,7 +194,7 @@ def test_each_kind_of_model_refuses_what_it_cannot_give(
     for path in ("/v1/embeddings", "/api/embed"):
         assert "modules.json" in refusal(judge, path, {"input": "hi"}, status=501)[1]
     assert "/classify" in refusal(classifier, "/v1/embeddings", {"input": "hi"})[1]
-    assert "no classifier" in refusal(embedder, "/classify", {"input": "hi"})[1]
+    assert "not a classifier" in refusal(embedder, "/classify", {"input": "hi"})[1]
     pair = {"query": "a", "documents": ["b"]}
     assert "2 classes" in refusal(classifier, "/v1/rerank", pair)[1]
     with embedder.http as http:
@@ -348,7 +348,7 @@ def test_fifty_documents_behind_one_query_compute_it_once(start_server: StartSer
     with server.http as http:
         stats = http.get("/v1/cache/stats").json()
 
-    encoder, limits = PromptEncoder(server.vocabulary), Limits.of(info)
+    encoder, limits = PromptEncoder(server.vocabulary), Limits.from_info(info)
     prompts = [encoder.encode(PairPrompt(query, text), limits)[1] for text in documents]
     prefix = min(shared_tokens(prompts[0], prompt) for prompt in prompts)
     assert query in server.vocabulary.decode(prompts[0][:prefix])

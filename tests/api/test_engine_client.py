@@ -254,7 +254,7 @@ async def test_an_abort_while_an_answer_is_taken_over_ends_it_where_it_is(engine
     engines.client.abort("r")
     await engines.next(AbortRequest)  # while the prompt is encoded
     error = RequestError("The request was aborted before it began.", code="request_aborted")
-    engines.reply(RequestFailed.of(error, again.request_id))
+    engines.reply(RequestFailed.from_error(error, again.request_id))
     assert [chunk.finish_reason async for chunk in answer] == ["abort"]
 
 

@@ -131,14 +131,16 @@ def test_reloading_takes_new_keys_and_refuses_removed_ones(tmp_path: Path) -> No
 def test_keys_come_from_the_flags_before_the_environment(tmp_path: Path) -> None:
     file = key_file(tmp_path)
     environment = {"RADIXRT_API_KEYS": file.read_text(), "RADIXRT_API_KEY": "plain"}
-    keys = Keys(KeySource.of(ServerConfig(), environment))
+    keys = Keys(KeySource.from_config(ServerConfig(), environment))
     assert keys.find(b"bob-key") is not None
     plain = keys.find(b"plain")
     assert plain is not None and plain.is_admin
-    assert Keys(KeySource.of(ServerConfig(), {"RADIXRT_API_KEYS": str(file)})).find(b"bob-key")
-    keys = Keys(KeySource.of(ServerConfig(api_key="flag"), {"RADIXRT_API_KEY": "plain"}))
+    assert Keys(KeySource.from_config(ServerConfig(), {"RADIXRT_API_KEYS": str(file)})).find(
+        b"bob-key"
+    )
+    keys = Keys(KeySource.from_config(ServerConfig(api_key="flag"), {"RADIXRT_API_KEY": "plain"}))
     assert keys.find(b"plain") is None and keys.find(b"flag") is not None
-    assert not Keys(KeySource.of(ServerConfig(), {})).are_declared
+    assert not Keys(KeySource.from_config(ServerConfig(), {})).are_declared
 
 
 def test_sighup_reads_the_file_again(tmp_path: Path, model_folder: Path) -> None:

@@ -95,5 +95,5 @@ def test_openmetrics_has_the_names_of_peers_too(used_server: RunningServer) -> N
 
 
 def test_an_unknown_peer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="knows vllm and sglang, not tgi"):
+    with pytest.raises(ConfigError, match="tgi is not a valid name: write vllm or sglang"):
         ServerConfig(metrics_compat="vllm,tgi").validate()

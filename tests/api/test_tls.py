@@ -13,7 +13,7 @@ import pytest
 from radixrt.api.banner import banner
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.tls import server_context
+from radixrt.base.server_url import server_context
 from radixrt.cli.chat.local_server import client_of
 from radixrt.cli.main import main
 from radixrt.cli.top.readings import ServerAwayError, ServerWatch

@@ -29,8 +29,8 @@ def test_flags_win_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prot: 1", "prot is no setting. Did you mean port?"),
-        ("colour: red", "colour is no setting."),
+        ("prot: 1", "prot is not a setting. Did you mean port?"),
+        ("colour: red", "colour is not a setting."),
         ("port: many", "--port must be of type int, not 'many'."),
         ("- port", "must hold names and values"),
         ("port: [", "cannot be read"),

@@ -51,7 +51,7 @@ def with_saved_tokens(tokenizer_json: str, tmp_path: Path) -> Path:
     file = tmp_path / "tokenizer.json"
     shutil.copy(tokenizer_json, file)
     facts = facts_of(KIND)
-    table = TokenBytesTable.of_tokens(facts.tokens)
+    table = TokenBytesTable.from_tokens(facts.tokens)
     SavedTokens(tuple(facts.special_ids), table.ends.tobytes(), table.data).save(file)
     return file
 

@@ -134,12 +134,12 @@ def test_the_template_of_the_command_line_counts(tmp_path: Path) -> None:
 
 def test_templates_are_found_where_transformers_finds_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": LLAMA}))
-    assert ModelMarks.of(tmp_path).template == LLAMA
+    assert ModelMarks.from_checkpoint(tmp_path).template == LLAMA
     several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": CODER}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    assert ModelMarks.of(tmp_path).in_template("<function=")
+    assert ModelMarks.from_checkpoint(tmp_path).in_template("<function=")
     (tmp_path / "chat_template.jinja").write_text("own file")
-    assert ModelMarks.of(tmp_path).template == "own file"
+    assert ModelMarks.from_checkpoint(tmp_path).template == "own file"
 
 
 def test_the_built_in_model_calls_as_hermes_and_does_not_reason() -> None:

@@ -21,21 +21,21 @@ def vocabulary() -> Vocabulary:
 
 
 def test_memory_is_bounded_by_its_bytes(vocabulary: Vocabulary) -> None:
-    most_bytes = 1 << 19
-    texts = NodeTexts(vocabulary, most_bytes)
+    max_bytes = 1 << 19
+    texts = NodeTexts(vocabulary, max_bytes)
     tracemalloc.start()
     try:
         for ids in NODES:
-            texts.of(bytes(bytearray(ids)))  # of its own, as in each view
+            texts.text_of(bytes(bytearray(ids)))  # of its own, as in each view
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0.6 * most_bytes < used < 1.1 * most_bytes
+    assert 0.6 * max_bytes < used < 1.1 * max_bytes
 
 
 def test_a_text_is_decoded_once(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = NodeTexts(vocabulary, 1 << 19)
-    first = [texts.of(ids) for ids in NODES[:100]]
+    first = [texts.text_of(ids) for ids in NODES[:100]]
     assert first == [vocabulary.decode(memoryview(ids).cast("i").tolist()) for ids in NODES[:100]]
     monkeypatch.setattr(vocabulary, "decode", None)
-    assert [texts.of(ids) for ids in NODES[:100]] == first
+    assert [texts.text_of(ids) for ids in NODES[:100]] == first

@@ -35,7 +35,7 @@ def test_the_marks_around_an_answer_are_no_content(
 ) -> None:
     request = GenerateRequest(request_id="a", prompt=TextPrompt(prompt), parse_reasoning=name)
     for pieces in ([*answer], [answer]):
-        parser = OutputParser.of(request, vocabulary, vocabulary.encode(prompt, False))
+        parser = OutputParser.for_request(request, vocabulary, vocabulary.encode(prompt, False))
         found = [""] * 2
         for number, piece in enumerate(pieces, 1):
             reasoning, content, calls = parser.split(piece, is_last=number == len(pieces))
@@ -71,7 +71,7 @@ def test_held_content_begins_behind_a_tag_in_any_tokens(
     request = GenerateRequest(
         request_id="a", prompt=TextPrompt(""), parse_reasoning="qwen3", constraint=AnyJson()
     )
-    parser = OutputParser.of(request, vocabulary, [])
+    parser = OutputParser.for_request(request, vocabulary, [])
     parts = []
     for piece in pieces:
         tokens = vocabulary.encode(piece, False)
@@ -89,7 +89,7 @@ def test_an_answer_that_is_cut_off_in_its_opening_is_reasoning(vocabulary: Vocab
     request = GenerateRequest(
         request_id="a", prompt=TextPrompt(""), parse_reasoning="qwen3", constraint=AnyJson()
     )
-    parser = OutputParser.of(request, vocabulary, [])
+    parser = OutputParser.for_request(request, vocabulary, [])
     for token in vocabulary.encode("<thi", False):
         parser.watch(vocabulary.decode([token]), token)
     assert parser.split("<thi", is_last=True) == ("<thi", "", [])

@@ -81,10 +81,10 @@ def word_level(folder: Path) -> Path:
     ("limits", "ids"),
     [
         ({}, [1, 3, 4, 2, 5, 6, 7, 2]),
-        ({"most_document_tokens": 2}, [1, 3, 4, 2, 5, 6, 2]),
-        ({"most_tokens": 6}, [1, 3, 4, 2, 5, 2]),
-        ({"most_tokens": 5}, [1, 3, 4, 2, 2]),
-        ({"most_tokens": 8}, [1, 3, 4, 2, 5, 6, 7, 2]),
+        ({"max_document_tokens": 2}, [1, 3, 4, 2, 5, 6, 2]),
+        ({"max_tokens": 6}, [1, 3, 4, 2, 5, 2]),
+        ({"max_tokens": 5}, [1, 3, 4, 2, 2]),
+        ({"max_tokens": 8}, [1, 3, 4, 2, 5, 6, 7, 2]),
     ],
 )
 def test_without_a_template_the_tokenizer_joins_the_texts(

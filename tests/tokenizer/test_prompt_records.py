@@ -27,8 +27,8 @@ def record(number: int, num_tokens: int, num_messages: int) -> PromptRecord:
 
 @pytest.mark.parametrize("num_messages", [1, 10, 40])
 def test_memory_is_bounded_by_its_bytes(num_messages: int) -> None:
-    most_bytes = 1 << 20
-    records = PromptRecords(most_bytes)
+    max_bytes = 1 << 20
+    records = PromptRecords(max_bytes)
     sizes = random.Random(1)
     tracemalloc.start()
     try:
@@ -37,7 +37,7 @@ def test_memory_is_bounded_by_its_bytes(num_messages: int) -> None:
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0.6 * most_bytes < used < 1.15 * most_bytes
+    assert 0.6 * max_bytes < used < 1.15 * max_bytes
     assert records.find("tenant", f"chatcmpl-{1499:032}") is not None
     assert records.find("tenant", f"chatcmpl-{0:032}") is None
     assert records.of_sequence(10_000) is None

@@ -29,7 +29,9 @@ def special_tokens(tokenizer: Tokenizer) -> list[AddedToken]:
 
 
 def encoder_of(tokenizer: Tokenizer) -> SegmentEncoder:
-    return SegmentEncoder(tokenizer, SegmentRules.of(tokenizer, special_tokens(tokenizer)))
+    return SegmentEncoder(
+        tokenizer, SegmentRules.from_tokenizer(tokenizer, special_tokens(tokenizer))
+    )
 
 
 def at_once(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -27,7 +27,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def masks_of(file: Path, tokens: list[str]) -> TagMasks:
     """The masks of a vocabulary that has these tokens behind the first three."""
-    table = TokenBytesTable.of_tokens([b"</s>", b"<ab>", b"", *map(str.encode, tokens)])
+    table = TokenBytesTable.from_tokens([b"</s>", b"<ab>", b"", *map(str.encode, tokens)])
     SavedTokens((EOS, CONTROL), table.ends.tobytes(), table.data).save(file)
     return TagMasks(file, 3 + len(tokens), [EOS])
 

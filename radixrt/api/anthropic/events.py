@@ -18,7 +18,8 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 class MessageEvents:
     """The events of one message.
 
-    At most one content block is open at a time: ``thinking``, ``text`` or ``tool_use``, in the order in which the model writes them.
+    At most one content block is open at a time: ``thinking``, ``text`` or ``tool_use``, in the
+    order in which the model writes them.
     """
 
     def __init__(
@@ -32,13 +33,13 @@ class MessageEvents:
         self._kind: str | None = None
         """Type of the open block."""
         self._index = -1
-        """Of the open block, or of the last one."""
+        """Index of the open block, or of the last one."""
         self._space = ""
         """White space at the end of the text so far, which is dropped if a call follows it."""
         self._thinking = hashlib.sha256()
         self._has_called = False
 
-    def of(
+    def from_chunk(
         self,
         chunk: AnswerChunk,
         calls: list[dict[str, Any]],
@@ -67,8 +68,8 @@ class MessageEvents:
             yield self._delta({"type": "text_delta", "text": self._space})
         yield from self._close()
         times = times_extras(report) if self._returns_times else {}
-        told = structured_extras(report) | explanation_extras(report) | times | extras
-        yield self._message_delta(report) | told
+        extras = structured_extras(report) | explanation_extras(report) | times | extras
+        yield self._message_delta(report) | extras
         yield {"type": "message_stop"}
 
     def _pieces(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:
@@ -148,7 +149,8 @@ class MessageEvents:
 
 
 def usage_json(report: AnswerReport) -> dict[str, Any]:
-    """Anthropic's ``usage``: the tokens of the prompt are the sum of its three counts of input tokens."""
+    """Anthropic's ``usage``: the tokens of the prompt are the sum of its three counts of input
+    tokens."""
     known = report.cached_tokens + report.cache_write_tokens
     return {
         "input_tokens": report.prompt_tokens - known,
@@ -188,7 +190,8 @@ def whole_message(events: Iterable[Event]) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Those of a call that ``max_tokens`` has cut off can't be read; the stop reason tells it."""
+    """The arguments of a call; none if ``max_tokens`` has cut it off, which the stop reason
+    says."""
     try:
         arguments: dict[str, Any] = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:

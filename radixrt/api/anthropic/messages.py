@@ -1,6 +1,7 @@
 """``/v1/messages`` and ``/v1/messages/count_tokens``, and the form of their errors."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -8,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.answering import Formatter, respond
 from radixrt.api.anthropic.events import Event, MessageEvents, whole_message
 from radixrt.api.anthropic.protocol import (
+    REFUSED,
     CountTokensRequest,
     MessagesRequest,
-    refuse_unsupported_fields,
 )
 from radixrt.api.anthropic.translation import to_chat
 from radixrt.api.conversations.continuation import Continuation
@@ -21,6 +22,7 @@ from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
+from radixrt.api.requests.protocol import refuse_fields
 from radixrt.api.requests.tools import call_delta
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
@@ -61,9 +63,9 @@ ERRORS = ErrorShape("/v1/messages", error_body, "error")
 
 
 def message_routes(state: ServerState) -> APIRouter:
-    router = Endpoints(state)
+    router, refuse = Endpoints(state), partial(refuse_fields, names=REFUSED)
 
-    @router.takes("/v1/messages", MessagesRequest, refuse_unsupported_fields)
+    @router.takes("/v1/messages", MessagesRequest, refuse)
     async def messages(request: Request, fields: MessagesRequest) -> Response:
         if fields.max_tokens is None:
             raise RequestError("max_tokens is missing.", param="max_tokens")
@@ -74,10 +76,10 @@ def message_routes(state: ServerState) -> APIRouter:
         prepared.check_one_answer()
         return await respond(_Message(prepared, state), prepared, request, state)
 
-    @router.takes("/v1/messages/count_tokens", CountTokensRequest, refuse_unsupported_fields)
+    @router.takes("/v1/messages/count_tokens", CountTokensRequest, refuse)
     async def count_tokens(request: Request, fields: CountTokensRequest) -> Response:
         chat = to_chat(fields)
-        continuation = Continuation.of(chat, "messages", state.conversations, request)
+        continuation = Continuation.find(chat, "messages", state.conversations, request)
         prompt = chat_prompt(chat, chat.messages, continuation.messages)
         call = TokenizeCall(prompt, caller_of(request).tenant, fields.cache_salt or "")
         tokenized = await state.client.call(call)
@@ -103,7 +105,7 @@ class _Message(Formatter):
         self._is_aborted = chunk.finish_reason == "abort"
         calls = [call_delta(call, "toolu") for call in chunk.tool_calls]
         kept = self._prepared.record(chunk, chunk.text, calls)
-        return self._events.of(chunk, calls, await chat_entries(chunk.logprobs), kept)
+        return self._events.from_chunk(chunk, calls, await chat_entries(chunk.logprobs), kept)
 
     def encoded(self, part: Event) -> bytes:
         return event(part, part["type"])

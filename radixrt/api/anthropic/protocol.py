@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 
 from radixrt.api.requests.protocol import UNSUPPORTED, CacheControl, GenerationFields
-from radixrt.base.errors import RequestError
 
 Blocks = str | list[dict[str, Any]]
 """Content: a text, or content blocks."""
@@ -57,17 +56,8 @@ class MessagesRequest(GenerationFields, kw_only=True):
 
 
 class CountTokensRequest(MessagesRequest, kw_only=True):
-    """As a request for a message; what does not belong to the prompt is not read."""
+    """The fields of a request for a message, of which only those of the prompt are read."""
 
 
-_UNSUPPORTED = ("mcp_servers", "container", "inference_geo")
-"""Fields that would change the answer, beyond those that chat refuses."""
-
-
-def refuse_unsupported_fields(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore.
-    """
-    for name in (*UNSUPPORTED, *_UNSUPPORTED):
-        if body.get(name):
-            raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
+REFUSED = (*UNSUPPORTED, "mcp_servers", "container", "inference_geo")
+"""Fields that would change the answer: those that chat refuses, and further ones."""

@@ -6,18 +6,13 @@ from typing import Any
 import msgspec
 
 from radixrt.api.anthropic.protocol import Blocks, InputMessage, MessagesRequest
-from radixrt.api.requests.items import string_in, text_parts, warn_of_skipped
-from radixrt.api.requests.json_text import json_text
-from radixrt.api.requests.protocol import (
-    CacheControl,
-    ChatCompletionRequest,
-    ChatMessage,
-    GenerationFields,
-)
+from radixrt.api.requests.messages import json_text, string_in, text_parts, warn_of_skipped
+from radixrt.api.requests.protocol import CacheControl, ChatCompletionRequest, ChatMessage
 from radixrt.base.errors import RequestError
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Begins a line that Claude Code writes first into the system prompt. It differs in each request, so no prefix would be shared."""
+"""Begins a line that Claude Code writes first into the system prompt. It differs in each request,
+so no prefix would be shared."""
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "disabled": False}
@@ -31,7 +26,7 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
     messages = [*_system(fields.system), *_messages(fields.messages)]
     if fields.cache_control is not None and messages:
         messages[-1].cache_control = fields.cache_control
-    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+    shared: dict[str, Any] = {}
     if fields.stop_sequences:
         shared["stop"] = fields.stop_sequences
     thinking = fields.thinking
@@ -42,7 +37,8 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
     if answer_format is not None:
         shared["response_format"] = _response_format(answer_format)
     choice, parallel = _tool_choice(fields.tool_choice)
-    return ChatCompletionRequest(
+    return fields.translated(
+        ChatCompletionRequest,
         **shared,
         messages=messages,
         tools=_tools(fields.tools),
@@ -53,8 +49,6 @@ def to_chat(fields: MessagesRequest) -> ChatCompletionRequest:
         chat_template_kwargs=_template_kwargs(fields),
         replay_reasoning=fields.replay_reasoning is not False,
         include_reasoning=not (thinking and thinking.display == "omitted"),
-        logprobs=fields.logprobs,
-        top_logprobs=fields.top_logprobs,
     )
 
 
@@ -101,9 +95,9 @@ def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.role == "assistant":
-            yield _of_assistant(message.content, f"{where}.content")
+            yield _assistant_message(message.content, f"{where}.content")
         elif message.role in ("user", "system"):
-            yield from _of_user(message, f"{where}.content")
+            yield from _user_messages(message, f"{where}.content")
         else:
             raise RequestError(
                 f"{where}.role must be user or assistant, not {message.role!r:.50}.",
@@ -111,8 +105,9 @@ def _messages(messages: list[InputMessage]) -> Iterator[ChatMessage]:
             )
 
 
-def _of_user(message: InputMessage, where: str) -> Iterator[ChatMessage]:
-    """Results of tools are messages of their own in a chat; the texts between them stay together."""
+def _user_messages(message: InputMessage, where: str) -> Iterator[ChatMessage]:
+    """Results of tools are messages of their own in a chat; the texts between them stay
+    together."""
     if isinstance(message.content, str):
         yield ChatMessage(role=message.role, content=message.content)
         return
@@ -124,12 +119,12 @@ def _of_user(message: InputMessage, where: str) -> Iterator[ChatMessage]:
         if texts:
             yield ChatMessage(role=message.role, content=texts)
             texts = []
-        yield _of_result(block, f"{where}[{number}]")
+        yield _result_message(block, f"{where}[{number}]")
     if texts or not message.content:
         yield ChatMessage(role=message.role, content=texts)
 
 
-def _of_result(block: dict[str, Any], where: str) -> ChatMessage:
+def _result_message(block: dict[str, Any], where: str) -> ChatMessage:
     content = block.get("content") or ""
     return ChatMessage(
         role="tool",
@@ -139,7 +134,7 @@ def _of_result(block: dict[str, Any], where: str) -> ChatMessage:
     )
 
 
-def _of_assistant(content: Blocks, where: str) -> ChatMessage:
+def _assistant_message(content: Blocks, where: str) -> ChatMessage:
     if isinstance(content, str):
         return ChatMessage(role="assistant", content=content)
     texts: list[dict[str, Any]] = []
@@ -148,7 +143,7 @@ def _of_assistant(content: Blocks, where: str) -> ChatMessage:
     for number, block in enumerate(content):
         place, kind = f"{where}[{number}]", block.get("type")
         if kind == "tool_use":
-            calls.append(_of_call(block, place))
+            calls.append(_call(block, place))
         elif kind == "thinking":
             reasoning.append(string_in(block, "thinking", place))
         elif kind != "redacted_thinking":
@@ -161,7 +156,7 @@ def _of_assistant(content: Blocks, where: str) -> ChatMessage:
     )
 
 
-def _of_call(block: dict[str, Any], where: str) -> dict[str, Any]:
+def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     arguments = block.get("input", {})
     if not isinstance(arguments, dict):
         raise RequestError(f"{where}.input must be an object.", param=f"{where}.input")
@@ -212,7 +207,8 @@ def _mark(block: dict[str, Any], where: str) -> CacheControl | None:
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The tools that the client runs. A mark on any of them keeps all of them, so it moves to the last."""
+    """The tools that the client runs. A mark on any of them keeps all of them, so it moves to the
+    last."""
     if not tools:
         return None
     own = [tool for tool in tools if tool.get("type") in (None, "custom")]

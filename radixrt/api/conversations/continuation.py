@@ -16,8 +16,8 @@ from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
 from radixrt.api.http.keys import caller_of
 from radixrt.api.http.middleware import new_id
+from radixrt.api.requests.messages import to_template_messages
 from radixrt.api.requests.protocol import GenerationFields, KeepRequest, PromptRequest
-from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 
@@ -25,7 +25,8 @@ AnyContinuing = GenerationFields | KeepRequest | PromptRequest
 
 
 def access_key_of(request: Request, cache_salt: str | None) -> bytes:
-    """A digest of caller and cache salt. A request may go on from conversations with the same one."""
+    """A digest of caller and cache salt. A request may go on from conversations with the same
+    one."""
     caller = caller_of(request)
     client = caller.tenant.name.encode() or caller.access
     salt = (cache_salt or "").encode("utf-8", "surrogatepass")
@@ -42,7 +43,7 @@ class Continuation:
     """Number of its messages, or characters."""
 
     @staticmethod
-    def of(
+    def find(
         fields: AnyContinuing, kind: Kind, conversations: ConversationStore, request: Request
     ) -> "Continuation":
         """Raises:
@@ -66,7 +67,7 @@ class Continuation:
         return Continuation(access_key, source, _taken(fields.continue_after, source))
 
     @staticmethod
-    def of_one_prompt(
+    def find_one_prompt(
         fields: KeepRequest | PromptRequest, conversations: ConversationStore, request: Request
     ) -> "Continuation":
         """Raises:
@@ -75,11 +76,11 @@ class Continuation:
         if (fields.messages is None) == (fields.prompt is None):
             raise RequestError("Give either messages or a prompt (a string).", param="messages")
         kind: Kind = "text" if fields.messages is None else "messages"
-        return Continuation.of(fields, kind, conversations, request)
+        return Continuation.find(fields, kind, conversations, request)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """As the chat template takes them; none where the request goes on from nothing."""
+        """The messages that it takes, for the chat template; none where it goes on from nothing."""
         found = [] if self.source is None else self.source.first(self.taken)
         assert not isinstance(found, str)
         return found
@@ -101,6 +102,20 @@ def _taken(given: int | None, source: KeptConversation) -> int:
             param="continue_after",
         )
     return given
+
+
+def keeps_conversation(fields: GenerationFields) -> bool:
+    """Whether the request asks to keep the conversation.
+
+    Raises:
+        RequestError: it does, and chose its own id.
+    """
+    if fields.keep and (fields.rid is not None or fields.request_id is not None):
+        raise RequestError(
+            "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
+            param="keep",
+        )
+    return bool(fields.keep)
 
 
 class ConversationRecorder:
@@ -128,31 +143,6 @@ class ConversationRecorder:
         self._reasoning: list[str] = []
         self._tool_calls: list[dict[str, Any]] = []
         self._response = b""
-
-    @staticmethod
-    def of(
-        fields: GenerationFields,
-        conversations: ConversationStore,
-        conversation_id: str,
-        continuation: Continuation,
-        new: Items,
-        continues_last_message: bool = False,
-    ) -> "ConversationRecorder | None":
-        """None unless the request asks to keep the conversation.
-
-        Raises:
-            RequestError: the request chose its id.
-        """
-        if not fields.keep:
-            return None
-        if fields.rid is not None or fields.request_id is not None:
-            raise RequestError(
-                "keep needs an id that nobody can guess, so the request can't choose its own: leave rid out.",
-                param="keep",
-            )
-        return ConversationRecorder(
-            conversations, conversation_id, continuation, new, continues_last_message
-        )
 
     def add(self, text: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> None:
         """
@@ -222,7 +212,7 @@ def conversation_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/v1/conversations", KeepRequest)
     async def keep(request: Request, fields: KeepRequest) -> Response:
-        continuation = Continuation.of_one_prompt(fields, state.conversations, request)
+        continuation = Continuation.find_one_prompt(fields, state.conversations, request)
         items: Items = fields.prompt or ""
         if fields.messages is not None:
             items = to_template_messages(fields.messages)

@@ -1,8 +1,9 @@
 """Keeps conversations, so that clients need not send them again.
 
-A conversation that goes on from another holds only its new part and a reference to its parent: a chat of a hundred
-messages, or a hundred continuations of one document, are stored once. Use of a conversation counts as use of its
-parents, so the least recently used one, which is dropped first, is never the parent of one that stays.
+A conversation that goes on from another holds only its new part and a reference to its parent: a
+chat of a hundred messages, or a hundred continuations of one document, are stored once. Use of a
+conversation counts as use of its parents, so the least recently used one, which is dropped first,
+is never the parent of one that stays.
 """
 
 import secrets
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from radixrt.api.http.json_size import upper_bound
-from radixrt.api.requests.limits import MAX_ENTRIES
+from radixrt.api.requests.protocol import MAX_ENTRIES
 from radixrt.base.errors import RequestError
 
 Kind = Literal["messages", "text"]
@@ -27,10 +28,11 @@ CONVERSATION_GONE = "conversation_gone"
 MAX_LENGTH = {"messages": MAX_ENTRIES["messages"], "text": 32 << 20}
 """Messages or characters of a conversation with all of its parents."""
 MAX_LINKS = 10_000
-"""Conversations in a row, each the parent of the next. All of them are visited at each use. A text may grow by one character at
-each continuation, so its length hardly bounds them."""
+"""Conversations in a row, each the parent of the next. All of them are visited at each use. A text
+may grow by one character at each continuation, so its length hardly bounds them."""
 MAX_MARKS = 200_000
-"""Brackets and commas of its messages with all of its parents, those in texts too: they are parsed at each continuation."""
+"""Brackets and commas of its messages with all of its parents, those in texts too: they are parsed
+at each continuation."""
 
 OVERHEAD_BYTES = 512
 """Estimated memory of one conversation beside its text."""
@@ -48,7 +50,7 @@ class KeptConversation:
     taken: int
     """Messages or characters of the parent that come first."""
     own: bytes
-    """Those that follow: JSON, or the text in UTF-8."""
+    """The messages or characters that follow: JSON, or the text in UTF-8."""
     length: int
     """Messages or characters in all."""
     used_at: float
@@ -95,7 +97,8 @@ class ConversationStore:
     ) -> None:
         """
         Args:
-            max_bytes: of all conversations together; beyond it the least recently used ones are dropped.
+            max_bytes: of all conversations together; beyond it the least recently used ones are
+                dropped.
             ttl_s: seconds without use after which a conversation is dropped.
         """
         self._max_bytes = max_bytes
@@ -128,13 +131,15 @@ class ConversationStore:
         taken: int = 0,
         response: bytes = b"",
     ) -> bool:
-        """Keep a conversation: the first ``taken`` messages or characters of ``parent``, then ``items``.
+        """Keep a conversation: the first ``taken`` messages or characters of ``parent``, then
+        ``items``.
 
         Args:
             response: JSON of the response that ends it, to be retrieved.
 
         Returns:
-            False if it is larger than a conversation may be, or than the whole store, and therefore not kept.
+            False if it is larger than a conversation may be, or than the whole store, and therefore
+            not kept.
         """
         if parent is not None and self._kept.get(parent.id) is not parent:
             items, parent, taken = (
@@ -173,7 +178,8 @@ class ConversationStore:
         return conversation_id in self._kept
 
     def hide(self, conversation_id: str, access_key: bytes) -> None:
-        """Let no request find a conversation any more. It is dropped when none that goes on from it is in use.
+        """Let no request find a conversation any more. It is dropped when none that goes on from it
+        is in use.
 
         Raises:
             RequestError: as in :meth:`find`.
@@ -199,7 +205,7 @@ class ConversationStore:
 
 
 def _encoded(items: Items) -> bytes:
-    """As bytes, since these take the memory that they seem to."""
+    """The items as bytes, since these take the memory that they seem to."""
     return items.encode() if isinstance(items, str) else msgspec.json.encode(items)
 
 

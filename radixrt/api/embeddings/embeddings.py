@@ -20,7 +20,7 @@ from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError, shown
-from radixrt.client.pooling import Pooled, Vector, check_embeds, most_input_tokens, shortened
+from radixrt.client.pooling import Pooled, Vector, check_embeds, max_input_tokens, shortened
 
 WRITTEN_AT_ONCE = 16
 """Vectors: 16 of 4096 numbers take some milliseconds."""
@@ -50,7 +50,7 @@ def embedding_routes(state: ServerState) -> APIRouter:
             state,
             fields,
             fields.input,
-            most_input_tokens(fields.truncate_prompt_tokens, state.info),
+            max_input_tokens(fields.truncate_prompt_tokens, state.info),
             fields.dimensions,
         )
         form = in_base64 if fields.encoding_format == "base64" else as_list
@@ -76,13 +76,13 @@ async def embed(
     state: ServerState,
     fields: PooledFields,
     given: str | list[Any],
-    most_tokens: int | None,
+    max_tokens: int | None,
     dimensions: int | None = None,
 ) -> Pooled:
     """The vectors of an ``input`` field.
 
     Args:
-        most_tokens: to which longer inputs are cut; None: they are refused.
+        max_tokens: to which longer inputs are cut; None: they are refused.
         dimensions: to which the vectors are cut.
 
     Raises:
@@ -91,7 +91,7 @@ async def embed(
     info = state.info.pooling
     check_embeds(info, dimensions)
     with prompt_errors_name("input"):
-        prompts = input_prompts(given, "input", state, most_tokens)
+        prompts = input_prompts(given, "input", state, max_tokens)
         found = await compute(request, state, fields, "embd", prompts)
     if dimensions is None or info is None:
         return found

@@ -1,4 +1,5 @@
-"""Computes the prompts of a request for numbers, and reads the fields that these endpoints share."""
+"""Computes the prompts of a request for numbers, and reads the fields that these endpoints
+share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +10,13 @@ from fastapi import Request
 
 from radixrt.api.http.events import while_connected
 from radixrt.api.http.keys import caller_of
-from radixrt.api.http.middleware import request_id
-from radixrt.api.requests.options import request_options
+from radixrt.api.requests.options import check_answer_count, request_id, request_options
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import QueueFields, refuse_unsupported
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
-from radixrt.client.pooling import Judged, Pooled, cut, judge, most_input_tokens, run_pooled
+from radixrt.client.pooling import Judged, Pooled, cut, judge, max_input_tokens, run_pooled
 from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
 from radixrt.messages.requests import Prompt
 
@@ -26,7 +26,8 @@ class PooledFields(QueueFields, kw_only=True):
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
-    """A longer input is cut at its end to so many tokens; -1: to the context length. None: it is refused."""
+    """A longer input is cut at its end to so many tokens; -1: to the context length. None: it is
+    refused."""
     user: str | None = None
     """Accepted, and not used."""
     rid: str | None = None
@@ -52,7 +53,7 @@ async def compute(
         RequestError: a field is out of its range, or a prompt was refused or dropped.
         EngineDiedError: the engine ended.
     """
-    state.check_answer_count(len(prompts), 1)
+    check_answer_count(state.config, len(prompts))
     name = request.state.request_id = request_id(kind, fields.rid, fields.request_id)
     options = request_options(fields, state.config, caller_of(request), PREFILL_ONLY)
     return await while_connected(request, run_pooled(state.run, name, prompts, options, pool))
@@ -65,7 +66,7 @@ async def judge_pairs(
     kind: str,
     pairs: list[tuple[str, str]],
     instruction: str = "",
-    most_document_tokens: int | None = None,
+    max_document_tokens: int | None = None,
 ) -> Judged:
     """:func:`radixrt.client.pooling.judge` for a request; ``kind`` as in :func:`compute`."""
     return await judge(
@@ -73,8 +74,8 @@ async def judge_pairs(
         state.info,
         pairs,
         instruction=instruction,
-        most_tokens=most_input_tokens(fields.truncate_prompt_tokens, state.info),
-        most_document_tokens=most_document_tokens,
+        max_tokens=max_input_tokens(fields.truncate_prompt_tokens, state.info),
+        max_document_tokens=max_document_tokens,
     )
 
 
@@ -88,20 +89,17 @@ def usage_of(run: Pooled) -> dict[str, Any]:
 
 
 def input_prompts(
-    given: str | list[Any], field: str, state: ServerState, most_tokens: int | None
+    given: str | list[Any], field: str, state: ServerState, max_tokens: int | None
 ) -> list[Prompt]:
     """The prompts of a field in OpenAI's forms: a text, texts, token ids, or lists of them.
 
     Args:
-        most_tokens: to which longer ones are cut.
+        max_tokens: to which longer ones are cut.
 
     Raises:
         RequestError: it is none of these, or too many; names the field.
     """
-    prompts = parse_prompts(
-        given, state.info.vocab_size, True, lambda n: state.check_answer_count(n, 1), field
-    )
-    return [cut(prompt, most_tokens) for prompt in prompts]
+    return [cut(prompt, max_tokens) for prompt in parse_prompts(given, state, field=field)]
 
 
 def refuse_others(body: dict[str, Any]) -> None:

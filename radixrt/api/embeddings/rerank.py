@@ -1,4 +1,5 @@
-"""``/v1/rerank``: sorts documents by how well they fit a query, in the form of Jina's and Cohere's APIs."""
+"""``/v1/rerank``: sorts documents by how well they fit a query, in the form of Jina's and Cohere's
+APIs."""
 
 from typing import Any
 
@@ -7,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.embeddings.pooled import PooledFields, judge_pairs, refuse_others, usage_of
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
-from radixrt.api.requests.items import string_in
+from radixrt.api.requests.messages import string_in
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 
@@ -23,7 +24,7 @@ class RerankRequest(PooledFields, kw_only=True):
     """Number of results; None: all."""
     return_documents: bool | None = None
     instruction: str | None = None
-    """For decoders: the task by which a document is judged."""
+    """The task by which, with a decoder, a document is judged."""
     instruct: str | None = None
     """The same."""
     max_tokens_per_doc: int | None = None

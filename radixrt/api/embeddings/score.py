@@ -17,9 +17,10 @@ from radixrt.api.embeddings.pooled import (
 )
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response
+from radixrt.api.requests.options import check_answer_count
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.client.pooling import Pooled, Vector, most_input_tokens, paired
+from radixrt.client.pooling import Pooled, Vector, max_input_tokens, paired
 
 
 class ScorePairsRequest(PooledFields, kw_only=True):
@@ -27,7 +28,7 @@ class ScorePairsRequest(PooledFields, kw_only=True):
     text_2: str | list[str]
     """One text on a side stands beside each on the other."""
     instruction: str | None = None
-    """For decoders: the task by which a pair is judged."""
+    """The task by which, with a decoder, a pair is judged."""
 
 
 class ClassifyRequest(PooledFields, kw_only=True):
@@ -40,7 +41,7 @@ def score_routes(state: ServerState) -> APIRouter:
 
     async def score_pairs(request: Request, fields: ScorePairsRequest) -> Response:
         pairs = paired(fields.text_1, fields.text_2)
-        state.check_answer_count(len(pairs), 1)
+        check_answer_count(state.config, len(pairs))
         judged = await judge_pairs(request, state, fields, "score", pairs, fields.instruction or "")
         data = [
             {"index": index, "object": "score", "score": score}
@@ -55,10 +56,10 @@ def score_routes(state: ServerState) -> APIRouter:
     async def classify(request: Request, fields: ClassifyRequest) -> Response:
         info = state.info.pooling
         if info is None or info.task != "classify":
-            raise RequestError("This server's model is no classifier.")
-        most_tokens = most_input_tokens(fields.truncate_prompt_tokens, state.info)
+            raise RequestError("This server's model is not a classifier.")
+        max_tokens = max_input_tokens(fields.truncate_prompt_tokens, state.info)
         with prompt_errors_name("input"):
-            prompts = input_prompts(fields.input, "input", state, most_tokens)
+            prompts = input_prompts(fields.input, "input", state, max_tokens)
             run = await compute(request, state, fields, "classify", prompts)
         data = [
             {"index": index, **_classes(vector, info.labels)}

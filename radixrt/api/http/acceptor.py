@@ -1,14 +1,16 @@
 """Accepts connections, a few in each turn of the event loop.
 
-The event loop's own server accepts as long as connections wait: a flood of them would hold every stream.
+The event loop's own server accepts as long as connections wait: a flood of them would hold every
+stream.
 """
 
 import asyncio
 import errno
 import logging
 import socket
-import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from uvicorn.server import ServerState
@@ -16,27 +18,15 @@ from uvicorn.server import ServerState
 log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
-"""Of connections, some 0.1 ms of work each."""
+"""Connections in one turn, some 0.1 ms of work each."""
 
 HANDSHAKE_TIMEOUT_S = 20.0
-"""Of TLS."""
+"""Longest TLS handshake."""
 
 PAUSE_S = 0.5
-"""After an error that time may mend, such as too many open files."""
+"""Pause after an error that time may mend, such as too many open files."""
 
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-
-
-def protocols_of(config: uvicorn.Config, state: ServerState) -> Callable[[], asyncio.Protocol]:
-    """Makes the protocol of each connection, as uvicorn's own server does."""
-
-    def make_protocol() -> asyncio.Protocol:
-        protocol: asyncio.Protocol = config.http_protocol_class(  # type: ignore[assignment, call-arg]
-            config=config, server_state=state, app_state={}
-        )
-        return protocol
-
-    return make_protocol
 
 
 class Acceptor:
@@ -45,12 +35,20 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext | None,
+        config: uvicorn.Config,
+        state: ServerState | None = None,
     ) -> None:
+        """
+        Args:
+            config: has been loaded.
+            state: of uvicorn's server, which is to know the connections; None: there is none.
+        """
         self._listener = listener
-        self._make_protocol = make_protocol
-        self._tls = tls
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        self._make_protocol = partial(
+            make, config=config, server_state=state or ServerState(), app_state={}
+        )
+        self._tls = config.ssl
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
@@ -91,3 +89,14 @@ class Acceptor:
             )
         except OSError:  # the client has left, or does not speak TLS
             connection.close()
+
+
+@contextmanager
+def accepting(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
+    """Accept connections for the application of ``config`` until the block ends."""
+    config.load()
+    acceptor = Acceptor(listener, config)
+    try:
+        yield
+    finally:
+        acceptor.close()

@@ -10,10 +10,9 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from radixrt.api.http.json_bounds import JsonBounds
-from radixrt.api.requests.limits import check_lengths
-from radixrt.api.requests.protocol import UNSUPPORTED
-from radixrt.base.errors import RequestError
-from radixrt.base.nesting import MAX_DEPTH
+from radixrt.api.requests.protocol import UNSUPPORTED, check_lengths
+from radixrt.base.convert import MAX_DEPTH
+from radixrt.base.errors import RequestError, shown
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,8 @@ async def read_json(request: Request, bounds: JsonBounds) -> dict[str, Any]:
     """The body as a JSON object; its integers are exact.
 
     Raises:
-        RequestError: it is not a JSON object in UTF-8, or holds too many values. NaN and lone surrogates are not JSON.
+        RequestError: it is not a JSON object in UTF-8, or holds too many values. NaN and lone
+            surrogates are not JSON.
     """
     try:
         raw = await request.body()
@@ -100,7 +100,7 @@ def _wrong_field(error: msgspec.ValidationError) -> RequestError:
     unknown = re.match(r"Object contains unknown field `(.*)`", text)
     if unknown:
         path = f"{path}.{unknown.group(1)}".lstrip(".")
-        return RequestError(f"{path:.200} is no field of this request; leave it out.", param=path)
+        return RequestError(f"Unknown field {shown(path)}; leave it out.", param=path)
     wrong = re.match(r"Expected `(.*)`, got `(.*)`", text)
     if wrong:
         expected, got = (_json_names(names) for names in wrong.groups())

@@ -1,13 +1,18 @@
-"""Refuses requests that a web page makes without permission, and requests to host names that are not the server's.
+"""Refuses requests that a web page makes without permission, and requests to host names that are
+not the server's.
 
-A browser sends requests of any page to any address that it can reach, also to a server on its own machine. Two attacks
-follow from that:
+A browser sends requests of any page to any address that it can reach, also to a server on its own
+machine. Two attacks follow from that:
 
-- Cross-site requests. A page can post a form or ``text/plain`` without asking the server first. Browsers mark such requests
-  with ``Origin`` or ``Sec-Fetch-Site`` (https://www.w3.org/TR/fetch-metadata/), so requests with either are checked.
-- DNS rebinding. The name of a page's host is pointed at the server after the page has loaded. The page then has the
-  server's origin, and its GET requests carry no ``Origin``. They do carry the page's name as ``Host``, so each request's
-  ``Host`` is checked. An address in place of a name is accepted: no DNS answer is involved.
+- Cross-site requests. A page can post a form or ``text/plain`` without asking the server first.
+Browsers mark such requests
+  with ``Origin`` or ``Sec-Fetch-Site`` (https://www.w3.org/TR/fetch-metadata/), so requests with
+  either are checked.
+- DNS rebinding. The name of a page's host is pointed at the server after the page has loaded. The
+page then has the
+  server's origin, and its GET requests carry no ``Origin``. They do carry the page's name as
+  ``Host``, so each request's ``Host`` is checked. An address in place of a name is accepted: no DNS
+  answer is involved.
 """
 
 import ipaddress
@@ -22,7 +27,7 @@ from radixrt.api.http.errors import error_response
 from radixrt.base.errors import RequestError
 
 ANY = "*"
-"""As a name or an origin: all of them."""
+"""The name, or origin, that stands for all of them."""
 
 PAGE_FILES = "/page/"
 """Beginning of the paths of the web page's files."""
@@ -31,7 +36,8 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def accepted_names(host: str, allowed: Collection[str]) -> tuple[str, ...]:
-    """The host names that requests may carry, besides IP addresses and names that end in ``.localhost``.
+    """The host names that requests may carry, besides IP addresses and names that end in
+    ``.localhost``.
 
     Args:
         host: the address that the server listens on; a name is accepted.
@@ -55,7 +61,8 @@ def cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
 
 
 class CheckBrowsers:
-    """Answers 421 to unknown host names, 403 to pages of other origins, and 415 to a page's body that is not JSON."""
+    """Answers 421 to unknown host names, 403 to pages of other origins, and 415 to a page's body
+    that is not JSON."""
 
     def __init__(self, app: ASGIApp, names: Collection[str], origins: Collection[str]) -> None:
         """
@@ -136,7 +143,8 @@ def asks_for_page(scope: Scope) -> bool:
 
 
 def accepts_html(headers: Headers) -> bool:
-    """Whether the client names HTML among the types that it takes, as browsers do where a page is opened."""
+    """Whether the client names HTML among the types that it takes, as browsers do where a page is
+    opened."""
     return "text/html" in headers.get("accept", "")
 
 

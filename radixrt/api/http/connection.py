@@ -1,8 +1,10 @@
-"""One HTTP connection: bounds the size of headers and the times that a client takes to send a request and to read the answer.
+"""One HTTP connection: bounds the size of headers and the times that a client takes to send a
+request and to read the answer.
 
-uvicorn's protocol bounds none. It collects a header for as long as bytes come, before any authentication, and a
-connection that sends nothing stays open for ever. nginx's limits (``large_client_header_buffers``,
-``client_header_timeout``, ``client_body_timeout``) and Apache's ``RequestReadTimeout`` are the models.
+uvicorn's protocol bounds none. It collects a header for as long as bytes come, before any
+authentication, and a connection that sends nothing stays open for ever. nginx's limits
+(``large_client_header_buffers``, ``client_header_timeout``, ``client_body_timeout``) and Apache's
+``RequestReadTimeout`` are the models.
 """
 
 import asyncio
@@ -25,24 +27,27 @@ MAX_HEADER_BYTES = 64 * 1024
 """Request line and headers together; more get 431."""
 
 IDLE_TIMEOUT_S = 75
-"""Seconds without a request after which a connection is closed. Longer than clients and proxies keep idle connections (httpx and so the
-openai client 5 s, cloud load balancers 60 s): the side that closes first must be the side that sends requests, or a request that is
-just being sent meets a closed connection."""
+"""Seconds without a request after which a connection is closed. Longer than clients and proxies
+keep idle connections (httpx and so the openai client 5 s, cloud load balancers 60 s): the side that
+closes first must be the side that sends requests, or a request that is just being sent meets a
+closed connection."""
 
 HEADER_TIMEOUT_S = 20.0
 """Seconds from the first byte of a request to the end of its headers."""
 
 BODY_TIMEOUT_S = 20.0
-"""Seconds from the end of the headers to the end of the body, plus one for each ``BODY_BYTES_PER_S`` received."""
+"""Seconds from the end of the headers to the end of the body, plus one for each
+``BODY_BYTES_PER_S`` received."""
 
 BODY_BYTES_PER_S = 500
 """The slowest link that is served: Apache's default."""
 
 READ_TIMEOUT_S = 30.0
-"""Seconds in which a client that lets its buffers fill up must read at ``BODY_BYTES_PER_S``, or it is cut off."""
+"""Seconds in which a client that lets its buffers fill up must read at ``BODY_BYTES_PER_S``, or it
+is cut off."""
 
 SEND_BUFFER_BYTES = 256 * 1024
-"""Of the system, for each connection; it grows to some megabytes otherwise."""
+"""The system's buffer for each connection; it grows to some megabytes otherwise."""
 
 _FEED_BYTES = 16 * 1024
 """The parser is fed in pieces of this size, so that the headers' size is known to within one."""
@@ -192,7 +197,8 @@ class Connection(HttpToolsProtocol):
             self._unread = None
 
     def _reads_too_slowly(self, unread_before: int) -> None:
-        """Cut the connection, unless the client has read at the speed of a slow link. Nothing is written meanwhile."""
+        """Cut the connection, unless the client has read at the speed of a slow link. Nothing is
+        written meanwhile."""
         unread = self.transport.get_write_buffer_size()
         if unread_before - unread < READ_TIMEOUT_S * BODY_BYTES_PER_S:
             self._slow_readers.inc()
@@ -204,7 +210,8 @@ class Connection(HttpToolsProtocol):
         self._deadline = None
         received = self._body_bytes - body_bytes_before
         if self._reading is _Reading.BODY and (received or self.flow.read_paused):
-            # The time that these bytes buy; a body that the server does not read is not the client's delay.
+            # The time that these bytes buy. A body that the server does not read is not the
+            # client's delay.
             more_s = max(received / BODY_BYTES_PER_S, 1.0)
             self._deadline = self.loop.call_later(
                 min(more_s, BODY_TIMEOUT_S), self._too_slow, self._body_bytes
@@ -227,7 +234,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _refusal(self, error: RequestError) -> Response:
-        """In the form of the path, as far as it is known."""
+        """The response in the form of the path, as far as it is known."""
         body = shape_of(unquote(self.url.decode("latin-1")), self._shapes).body(error)
         response = json_response(body, error.status)
         response.headers["connection"] = "close"

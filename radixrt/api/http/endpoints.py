@@ -1,4 +1,5 @@
-"""Declares endpoints by the struct of their JSON body, which is validated and described in /openapi.json."""
+"""Declares endpoints by the struct of their JSON body, which is validated and described in
+/openapi.json."""
 
 import functools
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from radixrt.api.state import ServerState
 from radixrt.kv.cache_hint import CacheHint
 
 EXPLAIN_HEADER = "x-radixrt-explain-cache"
-"""With the value 1 it stands for ``explain`` in the field ``cache``."""
+"""A header that, with the value 1, stands for ``explain`` in the field ``cache``."""
 
 Body = TypeVar("Body", bound=RequestBody)
 Endpoint = Callable[[Request, Body], Awaitable[Response]]
@@ -41,17 +42,19 @@ class Endpoints(APIRouter):
         struct: type[Body],
         refuse: Callable[[dict[str, Any]], None] = refuse_unsupported,
     ) -> Callable[[Endpoint[Body]], Endpoint[Body]]:
-        """Decorates the handler of POST requests to ``path``. FastAPI sees the raw request only: msgspec checks types faster.
+        """Decorates the handler of POST requests to ``path``. FastAPI sees the raw request only:
+        msgspec checks types faster.
 
         Args:
             struct: type of the body.
             refuse: raises a RequestError if the body has a field that would have to be ignored.
 
         Raises:
-            TypeError: the struct has no cache salt, so that its prompts would be in nobody's namespace.
+            TypeError: the struct has no cache salt, so that its prompts would be in nobody's
+                namespace.
         """
         if not issubclass(struct, RequestBody):
-            raise TypeError(f"{path} takes a {struct.__name__}, which is no RequestBody")
+            raise TypeError(f"{path} takes a {struct.__name__}, which is not a RequestBody")
         self.bodies[path] = struct
 
         def declare(answer: Endpoint[Body]) -> Endpoint[Body]:
@@ -74,7 +77,8 @@ class Endpoints(APIRouter):
 
 
 def include(app: FastAPI, routers: list[APIRouter]) -> None:
-    """Add endpoints, and the JSON schemas of their bodies to the app's description, which is made when it is first needed."""
+    """Add endpoints, and the JSON schemas of their bodies to the app's description, which is made
+    when it is first needed."""
     bodies: dict[str, type[msgspec.Struct]] = {}
     for router in routers:
         app.include_router(router)

@@ -67,7 +67,7 @@ class _ErrorResponse(Response):
 
     media_type = "application/json"
 
-    def __init__(self, error: RequestError) -> None:
+    def __init__(self, error: RequestError, shapes: Sequence[ErrorShape]) -> None:
         headers = {}
         if error.retry_after_s is not None:
             headers["retry-after"] = str(error.retry_after_s)
@@ -75,20 +75,26 @@ class _ErrorResponse(Response):
             headers["www-authenticate"] = "Bearer"
         super().__init__(orjson.dumps(error_body(error)), error.status, headers)
         self._error = error
+        self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.body = orjson.dumps(error_shape(scope).body(self._error))
+        self.body = orjson.dumps(error_shape(scope, self._shapes).body(self._error))
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 
-def error_response(error: RequestError) -> Response:
-    return _ErrorResponse(error)
+def error_response(error: RequestError, shapes: Sequence[ErrorShape] = ()) -> Response:
+    """
+    Args:
+        shapes: those other than OpenAI's, where no application that has them is around this.
+    """
+    return _ErrorResponse(error, shapes)
 
 
-def error_shape(scope: Scope) -> ErrorShape:
-    """The form of errors of a request."""
-    return shape_of(scope["path"], scope["app"].state.error_shapes if "app" in scope else ())
+def error_shape(scope: Scope, shapes: Sequence[ErrorShape] = ()) -> ErrorShape:
+    """The form of errors of a request; ``shapes`` as in :func:`error_response`."""
+    known = scope["app"].state.error_shapes if "app" in scope else shapes
+    return shape_of(scope["path"], known)
 
 
 def shape_of(path: str, shapes: Sequence[ErrorShape]) -> ErrorShape:
@@ -97,7 +103,8 @@ def shape_of(path: str, shapes: Sequence[ErrorShape]) -> ErrorShape:
 
 
 def _where_it_is(app: FastAPI, path: str) -> str:
-    """What to change where a client's base URL lacks ``/v1``, doubles it, or has it where none belongs (``/v1/api/chat``)."""
+    """What to change where a client's base URL lacks ``/v1``, doubles it, or has it where none
+    belongs (``/v1/api/chat``)."""
     paths = app.openapi()["paths"]
     if path.startswith("/v1/") and path.removeprefix("/v1") in paths:
         return "leave /v1 out of the base URL; the client adds what is needed itself."

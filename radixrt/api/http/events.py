@@ -1,4 +1,5 @@
-"""Responses, whole or as server-sent events, whose work is cancelled when the client disconnects."""
+"""Responses, whole or as server-sent events, whose work is cancelled when the client
+disconnects."""
 
 import asyncio
 import time
@@ -114,14 +115,15 @@ class EventStream(Response):
                 await self._send_body(send, data)
         except Exception as error:
             shape = error_shape(scope)
-            told = self._encoded(shape.body(as_request_error(error)), shape.event)
-            await self._send_body(send, told)
+            encoded = self._encoded(shape.body(as_request_error(error)), shape.event)
+            await self._send_body(send, encoded)
         finally:
             comments.cancel()
         await self._send_body(send, b"", more=False)
 
     async def _fill_pauses(self, send: Send) -> None:
-        """Send comments while no event comes, so that no client or proxy takes the pause for the end."""
+        """Send comments while no event comes, so that no client or proxy takes the pause for the
+        end."""
         while True:
             await asyncio.sleep(COMMENT_EVERY_S)
             if time.monotonic() - self._sent_at >= COMMENT_EVERY_S:

@@ -1,18 +1,19 @@
-"""Starts requests at a bounded rate, and refuses those beyond the limit before any work is done for them.
+"""Starts requests at a bounded rate, and refuses those beyond the limit, or before the model is
+loaded, before any work is done for them.
 
-Ten thousand requests at once would otherwise all begin in one turn of the event loop, and every stream would wait for it.
-Here a few begin in each turn, in the order in which they came, and the loop serves sockets in between. Probes do not wait.
+Ten thousand requests at once would otherwise all begin in one turn of the event loop, and every
+stream would wait for it. Here a few begin in each turn, in the order in which they came, and the
+loop serves sockets in between. Probes do not wait.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import orjson
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from radixrt.api.http.errors import OPENAI_ERRORS, ErrorShape
+from radixrt.api.http.errors import ErrorShape, error_response
 from radixrt.api.http.middleware import OPEN_PATHS, new_id
 from radixrt.base.errors import RequestError
 
@@ -95,15 +96,12 @@ class Gate:
         self._max_open = max_open
         self._open = 0
         self._starts = starts
-        error = RequestError(
+        self._shapes = shapes
+        self._full = RequestError(
             f"The server has {max_open} open requests and takes no more (--max-queued-requests).",
             status=503,
             retry_after_s=RETRY_AFTER_S,
         )
-        self._refusals = [
-            (shape.path, orjson.dumps(shape.body(error))) for shape in (*shapes, OPENAI_ERRORS)
-        ]
-        """Bodies, by the beginning of the path."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -112,7 +110,9 @@ class Gate:
         counts = scope["method"] == "POST" and scope["path"] not in CONTROL_PATHS
         if counts and self._open >= self._max_open:
             self._refused.inc()
-            await self._refuse(scope["path"], send)
+            response = error_response(self._full, self._shapes)
+            response.headers["x-request-id"] = new_id("req")
+            await response(scope, receive, send)
             return
         self._open += counts
         try:
@@ -120,18 +120,6 @@ class Gate:
             await self.app(scope, receive, send)
         finally:
             self._open -= counts
-
-    async def _refuse(self, path: str, send: Send) -> None:
-        found = (body for start, body in self._refusals if path.startswith(start))
-        body = next(found, self._refusals[-1][1])
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"retry-after", str(RETRY_AFTER_S).encode()),
-            (b"x-request-id", new_id("req").encode()),
-        ]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
     async def _turn_to_start(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,3 +130,18 @@ class Gate:
 
         self._starts.run(begin)
         await turn
+
+
+def loading_app(shapes: Sequence[ErrorShape]) -> ASGIApp:
+    """The application of a server that loads its model: 503 with the reason, in the form of the
+    path."""
+    loading = RequestError(
+        "The server is loading its model.", status=503, retry_after_s=RETRY_AFTER_S
+    )
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        response = error_response(loading, shapes)
+        response.headers["connection"] = "close"  # the next request is for the whole application
+        await response(scope, receive, send)
+
+    return refuse

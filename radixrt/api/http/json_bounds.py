@@ -1,9 +1,9 @@
 """Refuses JSON bodies with too many values before they are parsed.
 
-Parsing and checking hold the event loop, and so every stream: 32 MB of ``[]`` took 30 s. The limits keep each of them to
-some tens of milliseconds. Brackets, colons and commas bound the numbers of values from above. Where that bound is
-exceeded, they may stand in strings, as in a prompt that quotes JSON: a process of its own counts those outside of
-strings.
+Parsing and checking hold the event loop, and so every stream: 32 MB of ``[]`` took 30 s. The limits
+keep each of them to some tens of milliseconds. Brackets, colons and commas bound the numbers of
+values from above. Where that bound is exceeded, they may stand in strings, as in a prompt that
+quotes JSON: a process of its own counts those outside of strings.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from radixrt.api.http.json_size import JsonSize, upper_bound
 from radixrt.base.errors import RequestError
 
 LIMIT = JsonSize(containers=50_000, members=100_000, values=1_000_000)
-"""Of a whole body."""
+"""Most values of a whole body."""
 
 Result = TypeVar("Result")
 
@@ -43,8 +43,8 @@ class JsonBounds:
         self._turn = asyncio.Lock()
 
     async def in_turn(self, work: Callable[[], Result]) -> Result:
-        """Do work on a large body in a turn of the event loop of its own: that of two bodies would hold the loop for twice
-        the time."""
+        """Do work on a large body in a turn of the event loop of its own: that of two bodies would
+        hold the loop for twice the time."""
         async with self._turn:
             result = work()
             await asyncio.sleep(0)
@@ -76,7 +76,8 @@ class JsonBounds:
         return size
 
     async def _exact_size(self, body: bytes) -> JsonSize:
-        """Scanning holds Python's lock, so that a thread would not help; one that takes too long counts as too large."""
+        """Scanning holds Python's lock, so that a thread would not help; one that takes too long
+        counts as too large."""
         async with self._free:
             process = await asyncio.create_subprocess_exec(
                 *_COUNT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -94,7 +95,8 @@ class JsonBounds:
 
 
 def _without_token_fields(body: bytes) -> bytes:
-    """The texts of the other fields; none of a body that is no JSON object, which its parser refuses."""
+    """The texts of the other fields; none of a body that is no JSON object, which its parser
+    refuses."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (ValueError, RecursionError):

@@ -1,4 +1,5 @@
-"""Counts the values of a JSON text without parsing it. Run as a program, it counts those of its standard input.
+"""Counts the values of a JSON text without parsing it. Run as a program, it counts those of its
+standard input.
 
 Imports the standard library alone, so that a process that counts starts in some 10 ms.
 """
@@ -25,7 +26,8 @@ class JsonSize(NamedTuple):
 
 
 def upper_bound(text: bytes) -> JsonSize:
-    """Count brackets, colons and commas, in strings too: a bound from above in some milliseconds for 32 MiB.
+    """Count brackets, colons and commas, in strings too: a bound from above in some milliseconds
+    for 32 MiB.
 
     >>> upper_bound(b'{"a": [1, 2], "b": "[{,:"}')
     JsonSize(containers=4, members=3, values=8)

@@ -15,8 +15,8 @@ BUSY_RETRY_S = 1
 
 
 class _Bucket:
-    """A token bucket: refilled at a rate up to the amount of a minute. It may be overdrawn, since the number of tokens is
-    known only when they are there; the debt is paid back first."""
+    """A token bucket: refilled at a rate up to the amount of a minute. It may be overdrawn, since
+    the number of tokens is known only when they are there; the debt is paid back first."""
 
     def __init__(self) -> None:
         self._used = 0.0
@@ -48,7 +48,7 @@ class KeyUse:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.limits = KeyLimits()
-        """As the last request came with them."""
+        """The limits that the last request came with."""
         self.in_flight = 0
         """Requests."""
         self._requests, self._tokens = _Bucket(), _Bucket()
@@ -60,8 +60,8 @@ class KeyUse:
             RequestError: it is over a limit.
         """
         self.limits, now = limits, self._clock()
-        if (most := limits.max_parallel_requests) is not None and self.in_flight >= most:
-            raise _over("max_parallel_requests", most, BUSY_RETRY_S)
+        if (limit := limits.max_parallel_requests) is not None and self.in_flight >= limit:
+            raise _over("max_parallel_requests", limit, BUSY_RETRY_S)
         if (rate := limits.requests_per_minute) is not None:
             self._check(self._requests, "requests_per_minute", rate, now)
         if (rate := limits.tokens_per_minute) is not None:

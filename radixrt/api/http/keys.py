@@ -1,6 +1,7 @@
 """The callers of the API: finds the key of a request, checks its role, and holds its limits.
 
-Without keys every client is a user; an admin is one on this machine, unless its request was forwarded.
+Without keys every client is a user; an admin is one on this machine, unless its request was
+forwarded.
 """
 
 import hmac
@@ -52,15 +53,18 @@ class Caller:
     is_admin: bool
     limits: KeyLimits = NO_LIMITS
     access: bytes = b""
-    """Distinguishes clients where the tenant does not: only the same client may continue a kept conversation."""
+    """Distinguishes clients where the tenant does not: only the same client may continue a kept
+    conversation."""
 
     def session(self, name: str) -> str:
-        """The name of a cache session of this caller's, told apart from those of others; "": none."""
+        """The name of a cache session of this caller's, told apart from those of others; "":
+        none."""
         return f"{self.tenant.name}\0{name}" if name and self.tenant.name else name
 
     @property
     def sees_own_texts(self) -> bool:
-        """Whether texts of the cache under its tenant are its own: without keys, all clients are one tenant."""
+        """Whether texts of the cache under its tenant are its own: without keys, all clients are
+        one tenant."""
         return self.is_admin or self.tenant.name != ""
 
     def sees_engine(self, keys_are_declared: bool) -> bool:
@@ -69,7 +73,7 @@ class Caller:
 
     def check_admin(self, deed: str) -> None:
         """Raises:
-        RequestError: the caller is no admin.
+        RequestError: the caller is not an admin.
         """
         if not self.is_admin:
             raise RequestError(
@@ -96,9 +100,9 @@ class Keys:
     def __init__(self, source: KeySource | None = None) -> None:
         self._source = source or KeySource()
         self._callers: list[tuple[str, Caller]] = []
-        """By the digest of each key."""
+        """The digest of each key, and its caller."""
         self._use: dict[str, KeyUse] = {}
-        """By the name of each key."""
+        """The use of each key, by its name."""
         self._set(self._source.load())
 
     @property
@@ -112,7 +116,8 @@ class Keys:
         return len(self._use)
 
     def reload(self) -> None:
-        """Read the keys again; if they are not valid, the old ones stay. Requests in flight go on in any case."""
+        """Read the keys again; if they are not valid, the old ones stay. Requests in flight go on
+        in any case."""
         try:
             keys = self._source.load()
         except ConfigError as error:
@@ -159,7 +164,8 @@ def _caller(key: ApiKey) -> Caller:
 
 
 class Authenticate:
-    """Answers 401 to requests without a key, and 403 to those of users on paths of admins; sets ``request.state.caller``."""
+    """Answers 401 to requests without a key, and 403 to those of users on paths of admins; sets
+    ``request.state.caller``."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self.app = app
@@ -224,7 +230,8 @@ def _key_in(headers: dict[bytes, bytes]) -> bytes:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether the request comes from this machine, or from this process, and no header says that it was forwarded."""
+    """Whether the request comes from this machine, or from this process, and no header says that it
+    was forwarded."""
     for name, _ in scope["headers"]:
         if name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES):
             return False

@@ -14,25 +14,6 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
 _UNDERSCORED = frozenset({"call", "fc", "msg", "resp", "rs", "toolu"})
 """Prefixes that an underscore ends: clients compare them with ids of OpenAI and Anthropic."""
 
-LONGEST_REQUEST_ID = 256
-"""Characters."""
-
-
-def request_id(prefix: str, *chosen: str | None) -> str:
-    """The first id of ``chosen`` that the client has given, else a new one that nobody can guess.
-
-    Raises:
-        RequestError: it can't stand in a header.
-    """
-    given = next((name for name in chosen if name is not None), None)
-    if given is None:
-        return new_id(prefix)
-    if not (0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable()):
-        raise RequestError(
-            f"rid must have 1 to {LONGEST_REQUEST_ID} printable ASCII characters.", param="rid"
-        )
-    return given
-
 
 def new_id(prefix: str) -> str:
     """A random id, written as the API of its kind writes it."""
@@ -55,7 +36,8 @@ class RefuseWhileDraining:
 
 
 class AnswerHead:
-    """Lets HEAD be asked of everything that takes GET; uvicorn leaves the body out, and streams end with their headers."""
+    """Lets HEAD be asked of everything that takes GET; uvicorn leaves the body out, and streams end
+    with their headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -98,7 +80,8 @@ class LimitBody:
 
 
 class SetRequestId:
-    """Gives every response, errors included, an ``X-Request-Id``: ``request.state.request_id`` if the endpoint has set it."""
+    """Gives every response, errors included, an ``X-Request-Id``: ``request.state.request_id`` if
+    the endpoint has set it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import Caller, caller_of
-from radixrt.api.http.middleware import request_id
-from radixrt.api.requests.options import request_options
+from radixrt.api.requests.options import request_id, request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import PromptRequest, RequestBody
 from radixrt.api.state import ServerState
@@ -37,18 +36,19 @@ MAX_TREE_LEVELS = 16
 MAX_TREE_CHILDREN = 100
 MAX_NODE_ID = (1 << 63) - 1
 _FORMS = ("messages", "prompt", "token_ids")
-"""Of a prompt."""
+"""The forms of a prompt."""
 
 MAX_SESSIONS = 1024
-"""That one request may release."""
+"""Most sessions that one request may release."""
 
 
 NodeId = Annotated[int, msgspec.Meta(ge=0, le=MAX_NODE_ID)]
-"""Of a node of ``/v1/cache/tree``."""
+"""The id of a node of ``/v1/cache/tree``."""
 
 
 class WarmRequest(PromptRequest, kw_only=True):
-    """A prompt in one of three forms: messages, prompt or token_ids. The template adds no generation prompt unless asked to."""
+    """A prompt in one of three forms: messages, prompt or token_ids. The template adds no
+    generation prompt unless asked to."""
 
     token_ids: list[Any] | None = None
 
@@ -57,16 +57,17 @@ class PinRequest(WarmRequest, kw_only=True):
     ttl_s: float | None = None
     """Seconds that the lease lasts."""
     node: NodeId | None = None
-    """In place of a prompt: a node of ``/v1/cache/tree``, whose prefix is pinned as it is."""
+    """A node of ``/v1/cache/tree`` in place of a prompt; its prefix is pinned as it is."""
 
 
 class ReleaseRequest(RequestBody, kw_only=True):
-    """Names a lease, a session, or many sessions; the cache salt is that of the sessions' requests."""
+    """Names a lease, a session, or many sessions; the cache salt is that of the sessions'
+    requests."""
 
     model: str | None = None
     lease: str | None = None
     node: NodeId | None = None
-    """Of ``/v1/cache/tree``: all leases that hold it."""
+    """A node of ``/v1/cache/tree``, for all leases that hold it."""
     session: str | None = None
     sessions: list[str] | None = None
 
@@ -162,7 +163,7 @@ async def tree_for(caller: Caller, state: ServerState, **view: Any) -> dict[str,
 
 async def _node(node: int, state: ServerState, request: Request) -> CacheNode:
     """Raises:
-    RequestError: the node has left the tree, or the caller is no admin.
+    RequestError: the node has left the tree, or the caller is not an admin.
     """
     caller_of(request).check_admin("A node of the radix tree")
     return await state.client.call(CacheNodeCall(node))

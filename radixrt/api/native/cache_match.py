@@ -1,4 +1,5 @@
-"""``/v1/cache/match``: the number of tokens that the cache holds now of each of several prompts. Nothing is computed."""
+"""``/v1/cache/match``: the number of tokens that the cache holds now of each of several prompts.
+Nothing is computed."""
 
 from typing import Any
 
@@ -31,7 +32,7 @@ class MatchRequest(RequestBody, kw_only=True):
     orders: list[list[int]] | None = None
     """Each the indices of the parts of one text."""
     add_special_tokens: bool | None = None
-    """Of texts."""
+    """Whether texts get special tokens."""
 
 
 def match_routes(state: ServerState) -> APIRouter:
@@ -59,7 +60,8 @@ def match_routes(state: ServerState) -> APIRouter:
 
 def _prompts(fields: MatchRequest, state: ServerState, request: Request) -> list[Prompt]:
     """Raises:
-    RequestError: neither prompts nor parts with orders are given, or too many; or one is not well formed.
+    RequestError: neither prompts nor parts with orders are given, or too many; or one is not well
+        formed.
     """
     if (fields.prompts is None) == (fields.parts is None) or (fields.parts is None) != (
         fields.orders is None

@@ -32,7 +32,7 @@ def native_routes(state: ServerState) -> APIRouter:
 
     @router.takes("/generate", NativeRequest, refuse)
     async def generate(request: Request, fields: NativeRequest) -> Response:
-        prepared = PreparedGenerate.of(fields, state, caller_of(request))
+        prepared = PreparedGenerate.read(fields, state, caller_of(request))
         formatter = _Results(prepared, bool(fields.return_text_in_logprobs))
         return await respond(formatter, prepared, request, state)
 

@@ -1,7 +1,7 @@
 """Reads a request to ``/generate``: its prompts, and the sampling settings of each."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +11,14 @@ import msgspec
 from radixrt.api.answering import Prepared
 from radixrt.api.http.body import to_struct
 from radixrt.api.http.keys import Caller
-from radixrt.api.http.middleware import new_id, request_id
+from radixrt.api.http.middleware import new_id
 from radixrt.api.requests.constraint import asked_constraint
-from radixrt.api.requests.options import request_options, sampling_of
+from radixrt.api.requests.options import (
+    check_answer_count,
+    request_id,
+    request_options,
+    sampling_of,
+)
 from radixrt.api.requests.prompts import token_prompt
 from radixrt.api.requests.protocol import (
     ConstraintFields,
@@ -79,7 +84,7 @@ class NativeRequest(QueueFields, kw_only=True):
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
-    """From which prompt token on log-probabilities are returned; -1: none of the prompt."""
+    """The first prompt token whose log-probability is returned; -1: none of the prompt."""
     top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool | None = None
 
@@ -89,18 +94,17 @@ class PreparedGenerate(Prepared):
     """One HTTP request, ready to run."""
 
     prompt_only: list[bool]
-    """Of each prompt: max_new_tokens was 0, so one token is generated and thrown away."""
+    """Whether max_new_tokens of each prompt was 0, so that one token is generated and thrown
+    away."""
     is_list: bool
     """The response is a list: for a batch, or for n > 1."""
 
     @staticmethod
-    def of(fields: NativeRequest, state: ServerState, caller: Caller) -> "PreparedGenerate":
+    def read(fields: NativeRequest, state: ServerState, caller: Caller) -> "PreparedGenerate":
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
-        prompts, is_batch = _prompts(
-            fields, state.info.vocab_size, lambda count: state.check_answer_count(count, 1)
-        )
+        prompts, is_batch = _prompts(fields, state)
         count = len(prompts)
         call_id, names = _request_ids(fields.rid, count)
         given = _given_sampling(fields.sampling_params, count)
@@ -121,7 +125,7 @@ class PreparedGenerate(Prepared):
             for one, (wants, top, start) in zip(given, settings, strict=True)
         ]
         structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
-        state.check_answer_count(count, max(params.n for params in sampling))
+        check_answer_count(state.config, count, max(params.n for params in sampling))
         options = request_options(fields, state.config, caller)
         requests = [
             GenerateRequest(
@@ -145,14 +149,8 @@ class PreparedGenerate(Prepared):
         )
 
 
-def _prompts(
-    fields: NativeRequest, vocab_size: int, check_count: Callable[[int], None]
-) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether they came as a batch.
-
-    Args:
-        check_count: raises a RequestError if so many prompts are too many; called before they are looked at.
-    """
+def _prompts(fields: NativeRequest, state: ServerState) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether they came as a batch."""
     if (fields.text is None) == (fields.input_ids is None):
         raise RequestError("Give either text or input_ids.", param="text")
     if isinstance(fields.text, str):
@@ -160,11 +158,11 @@ def _prompts(
     if fields.text is not None:
         if not fields.text:
             raise RequestError("text is an empty list; give at least one prompt.", param="text")
-        check_count(len(fields.text))
+        check_answer_count(state.config, len(fields.text))
         return [TextPrompt(text) for text in fields.text], True
-    ids = fields.input_ids or []
+    ids, vocab_size = fields.input_ids or [], state.info.vocab_size
     if ids and isinstance(ids[0], list) and all(isinstance(item, list) for item in ids):
-        check_count(len(ids))
+        check_answer_count(state.config, len(ids))
         return [token_prompt(item, vocab_size, "input_ids") for item in ids], True
     return [token_prompt(ids, vocab_size, "input_ids")], False
 
@@ -260,13 +258,14 @@ def _constraint(
 
 def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
     """Raises:
-    RequestError: a constraint is in a field where this endpoint has none, or a field is not supported.
+    RequestError: a constraint is in a field where this endpoint has none, or a field is not
+        supported.
     """
     refuse_unsupported(body, also=("max_reasoning_tokens",))
     for name in set(ConstraintFields.__struct_fields__).difference(RequestBody.__struct_fields__):
         if name not in allowed and body.get(name) is not None:
             raise RequestError(
-                f"{prefix}{name} is no field of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "
+                f"Unknown field {prefix + name!r} of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "
                 "sampling_params.",
                 param=prefix + name,
             )

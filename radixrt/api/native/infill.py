@@ -23,7 +23,8 @@ class ExtraFile(msgspec.Struct, kw_only=True):
 
 
 class InfillRequest(GenerationFields, kw_only=True):
-    """llama.cpp's fields; those of :class:`GenerationFields` have the same meaning as in completions."""
+    """llama.cpp's fields; those of :class:`GenerationFields` have the same meaning as in
+    completions."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -52,15 +53,15 @@ def _prepare(
 ) -> PreparedRequest[CompletionRequest]:
     for name in ("keep", "continue_from"):
         if getattr(fields, name):
-            raise RequestError(f"{name} is no field of /infill; leave it out.", param=name)
-    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
+            raise RequestError(f"Unknown field {name!r} of /infill; leave it out.", param=name)
+    shared: dict[str, Any] = {}
     if fields.n_predict is not None:
         shared["max_tokens"] = fields.n_predict if fields.n_predict >= 0 else None
     if fields.repeat_penalty is not None:
         shared["repetition_penalty"] = fields.repeat_penalty
     files = [(extra.filename, extra.text) for extra in fields.input_extra or ()]
     prompt = FimPrompt(fields.input_prefix, fields.input_suffix, fields.prompt or "", files)
-    completion = CompletionRequest(**shared, prompt="")
+    completion = fields.translated(CompletionRequest, **shared, prompt="")
     prepared = prepare_completion(completion, state, request, prompt, default_max_tokens=None)
     prepared.check_one_answer()
     return prepared
@@ -80,13 +81,13 @@ class _Infill(Formatter):
 
 def _object(chunk: AnswerChunk, model: str) -> dict[str, Any]:
     report = chunk.report
-    told: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
+    body: dict[str, Any] = {"index": 0, "content": chunk.text, "stop": False}
     if report.finish_reason is None:
-        return told
+        return body
     word = report.stop_reason if isinstance(report.stop_reason, str) else ""
     ends = {"stop": "word" if word else "eos", "length": "limit"}
     generating_s = max(0.0, report.total_s - report.queued_s - report.prefill_s)
-    return told | {
+    return body | {
         "stop": True,
         "model": model,
         "stop_type": ends.get(report.finish_reason, "none"),

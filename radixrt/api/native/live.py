@@ -19,8 +19,8 @@ from radixrt.kv.reading import EngineReading
 from radixrt.messages.calls import StatsCall, TenantStatsCall
 
 MAX_STREAMS = 16
-"""At a time, of admins, and of others. A reading of a large tree takes some milliseconds of the
-scheduler."""
+"""Most streams at a time of admins, and as many of others. A reading of a large tree takes some
+milliseconds of the scheduler."""
 
 MAX_STREAM_S = 600
 """Then a stream ends, so that a key that has been removed sees no more; clients connect again."""

@@ -1,4 +1,5 @@
-"""``/score_choices``: log-probabilities of several texts behind one prompt, which is sent and computed once."""
+"""``/score_choices``: log-probabilities of several texts behind one prompt, which is sent and
+computed once."""
 
 from typing import Any
 
@@ -7,9 +8,8 @@ from fastapi import APIRouter, Request, Response
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import caller_of
-from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import json_logprob
-from radixrt.api.requests.options import request_options
+from radixrt.api.requests.options import check_answer_count, request_id, request_options
 from radixrt.api.requests.prompts import one_prompt
 from radixrt.api.requests.protocol import PromptRequest
 from radixrt.api.responses import usage_json
@@ -44,7 +44,7 @@ def scoring_routes(state: ServerState) -> APIRouter:
 async def _scores(
     name: str, question: ChoiceQuestion, options: RequestOptions, state: ServerState
 ) -> ChoiceScores:
-    state.check_answer_count(len(question.choices) * (2 if question.unconditional else 1), 1)
+    check_answer_count(state.config, len(question.choices) * (2 if question.unconditional else 1))
     return await score_choices(state.client, state.run, name, question, options)
 
 

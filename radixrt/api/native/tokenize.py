@@ -1,4 +1,5 @@
-"""``/tokenize``, ``/detokenize`` and ``/v1/grammar/compile``: calls to the tokenizer process alone."""
+"""``/tokenize``, ``/detokenize`` and ``/v1/grammar/compile``: calls to the tokenizer process
+alone."""
 
 from typing import Any
 

@@ -27,7 +27,9 @@ class Answer:
         self._calls: list[dict[str, Any]] = []
         """Calls that may go on."""
 
-    def of(self, chunk: AnswerChunk, logprobs: list[orjson.Fragment]) -> Iterator[dict[str, Any]]:
+    def objects(
+        self, chunk: AnswerChunk, logprobs: list[orjson.Fragment]
+    ) -> Iterator[dict[str, Any]]:
         """The objects that a chunk adds.
 
         Args:
@@ -39,13 +41,13 @@ class Answer:
         complete = self._take_calls(all_of_them=done)
         if not (chunk.text or chunk.reasoning or complete or logprobs or done):
             return
-        told = self._object(chunk.text, chunk.reasoning, complete)
+        body = self._object(chunk.text, chunk.reasoning, complete)
         if logprobs:
-            told["logprobs"] = logprobs
+            body["logprobs"] = logprobs
         if done:
-            told |= {"done": True, **_numbers(chunk.report), **structured_extras(chunk.report)}
-            told |= explanation_extras(chunk.report)
-        yield told
+            body |= {"done": True, **_numbers(chunk.report), **structured_extras(chunk.report)}
+            body |= explanation_extras(chunk.report)
+        yield body
 
     def loaded(self) -> dict[str, Any]:
         """The answer to a request without a prompt."""
@@ -56,12 +58,12 @@ class Answer:
         return self._object("", "", [])
 
     def _object(self, text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        told: dict[str, Any] = {"content" if self._in_message else "response": text}
+        message: dict[str, Any] = {"content" if self._in_message else "response": text}
         if reasoning:
-            told["thinking"] = reasoning
+            message["thinking"] = reasoning
         if calls:
-            told["tool_calls"] = calls
-        body = {"message": {"role": "assistant", **told}} if self._in_message else told
+            message["tool_calls"] = calls
+        body = {"message": {"role": "assistant", **message}} if self._in_message else message
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self._model, "created_at": now, **body, "done": False}
 

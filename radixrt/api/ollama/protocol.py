@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from radixrt.api.embeddings.pooled import PooledFields
-from radixrt.api.requests.protocol import GenerationFields, RequestBody
+from radixrt.api.requests.protocol import GenerationFields, RequestBody, refuse_fields
 from radixrt.base.errors import RequestError
 
 TAG = ":latest"
@@ -13,7 +13,8 @@ TAG = ":latest"
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """Sampling settings under Ollama's names. Those that say how a model is loaded (``num_ctx``, ``num_gpu``, …) are ignored."""
+    """Sampling settings under Ollama's names. Those that say how a model is loaded (``num_ctx``,
+    ``num_gpu``, …) are ignored."""
 
     num_predict: int | None = None
     """``max_tokens``; below 0: as many as fit."""
@@ -37,7 +38,8 @@ class OllamaFields(GenerationFields, kw_only=True):
     think: bool | str | None = None
     """The template's variable ``enable_thinking``; or an effort, ``reasoning_effort`` of chat."""
     keep_alive: float | str | None = None
-    """Time for which the request's KV is retained before others': seconds, or a duration such as "5m"; below 0: without end; 0: not at all."""
+    """Time for which the request's KV is retained before others': seconds, or a duration such as
+    "5m"; below 0: without end; 0: not at all."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -105,27 +107,20 @@ class EmbedRequest(OldEmbedRequest, kw_only=True):
     input: str | list[str] | None = None
     """A text or texts; none: the request only asks whether the model is loaded."""
     truncate: bool | None = None
-    """False: an input that is longer than the context is refused. Otherwise it is cut at its end."""
+    """False: an input that is longer than the context is refused. Otherwise it is cut at its
+    end."""
     dimensions: int | None = None
     """Length to which the vectors are cut."""
 
 
-_UNSUPPORTED = ("images", "template", "context", "width", "height", "steps")
+REFUSED = ("images", "template", "context", "width", "height", "steps")
 """Fields that would change the answer."""
 
 
-def refuse_unsupported_fields(body: dict[str, Any]) -> None:
+def refuse_in_generate(body: dict[str, Any]) -> None:
     """Raises:
-    RequestError: the body has a field that this server would have to ignore.
-    """
-    for name in _UNSUPPORTED:
-        if body.get(name):
-            raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
-
-
-def refuse_unsupported_in_generate(body: dict[str, Any]) -> None:
-    """Raises:
-    RequestError: the body has a field that this server would have to ignore, such as those of tools.
+    RequestError: the body has a field that this server would have to ignore, such as those of
+        tools.
     """
     for name in ("tools", "tool_choice"):
         if body.get(name) not in (None, [], "none", "auto"):
@@ -133,4 +128,4 @@ def refuse_unsupported_in_generate(body: dict[str, Any]) -> None:
                 "/api/generate calls no tools; leave tools and tool_choice out, or send a chat to /api/chat.",
                 param=name,
             )
-    refuse_unsupported_fields(body)
+    refuse_fields(body, REFUSED)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,19 +17,20 @@ from radixrt.api.http.events import LineStream, json_line, json_response
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.ollama.answers import Answer
 from radixrt.api.ollama.protocol import (
+    REFUSED,
     ChatRequest,
     EmbedRequest,
     GenerateRequest,
     OldEmbedRequest,
     ShowRequest,
-    refuse_unsupported_fields,
-    refuse_unsupported_in_generate,
+    refuse_in_generate,
 )
 from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of
 from radixrt.api.openai.chat import prepare_chat
 from radixrt.api.openai.completions import prepare_completion
+from radixrt.api.requests.protocol import refuse_fields
 from radixrt.api.state import ServerState
-from radixrt.client.pooling import most_input_tokens, unit
+from radixrt.client.pooling import max_input_tokens, unit
 from radixrt.messages.answers import AnswerChunk
 
 ERRORS = ErrorShape("/api/", lambda error: {"error": error.message}, "")
@@ -37,14 +39,14 @@ ERRORS = ErrorShape("/api/", lambda error: {"error": error.message}, "")
 def ollama_routes(state: ServerState) -> APIRouter:
     router = Endpoints(state)
 
-    @router.takes("/api/chat", ChatRequest, refuse_unsupported_fields)
+    @router.takes("/api/chat", ChatRequest, partial(refuse_fields, names=REFUSED))
     async def chat(request: Request, fields: ChatRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=True)
         if not fields.messages:
             return json_response(answer.loaded())
         return await _respond(answer, prepare_chat(chat_of(fields), state, request), request)
 
-    @router.takes("/api/generate", GenerateRequest, refuse_unsupported_in_generate)
+    @router.takes("/api/generate", GenerateRequest, refuse_in_generate)
     async def generate(request: Request, fields: GenerateRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=False)
         if not fields.prompt:
@@ -105,10 +107,8 @@ def ollama_routes(state: ServerState) -> APIRouter:
         begun = time.perf_counter_ns()
         answer: dict[str, Any] = {"model": state.config.model_name, "embeddings": []}
         if fields.input:
-            most_tokens = None if fields.truncate is False else most_input_tokens(-1, state.info)
-            found = await embed(
-                request, state, fields, fields.input, most_tokens, fields.dimensions
-            )
+            max_tokens = None if fields.truncate is False else max_input_tokens(-1, state.info)
+            found = await embed(request, state, fields, fields.input, max_tokens, fields.dimensions)
             answer["embeddings"] = await written(found.vectors, lambda one: as_list(unit(one)))
             answer["prompt_eval_count"] = found.prompt_tokens
         times = {"total_duration": time.perf_counter_ns() - begun, "load_duration": 0}
@@ -118,8 +118,8 @@ def ollama_routes(state: ServerState) -> APIRouter:
     async def embed_one(request: Request, fields: OldEmbedRequest) -> Response:
         if not fields.prompt:
             return json_response({"embedding": []})
-        most_tokens = most_input_tokens(-1, state.info)
-        found = await embed(request, state, fields, fields.prompt, most_tokens)
+        max_tokens = max_input_tokens(-1, state.info)
+        found = await embed(request, state, fields, fields.prompt, max_tokens)
         return json_response({"embedding": as_list(found.vectors[0])})
 
     return router
@@ -131,7 +131,7 @@ class _Lines(Formatter):
         self._answer = answer
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[dict[str, Any]]:
-        return self._answer.of(chunk, await chat_entries(chunk.logprobs))
+        return self._answer.objects(chunk, await chat_entries(chunk.logprobs))
 
     def encoded(self, part: dict[str, Any]) -> bytes:
         return json_line(part)

@@ -4,13 +4,8 @@ import re
 from typing import Any
 
 from radixrt.api.ollama.protocol import ChatRequest, GenerateRequest, OllamaFields, OllamaMessage
-from radixrt.api.requests.json_text import json_text
-from radixrt.api.requests.protocol import (
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionRequest,
-    GenerationFields,
-)
+from radixrt.api.requests.messages import json_text
+from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, CompletionRequest
 from radixrt.base.errors import RequestError
 from radixrt.kv.cache_hint import CacheHint
 
@@ -27,10 +22,7 @@ def chat_of(fields: ChatRequest) -> ChatCompletionRequest:
         _message(message, f"messages[{index}]")
         for index, message in enumerate(fields.messages or ())
     ]
-    chat = _chat(fields, messages, fields.tools)
-    chat.tool_choice = fields.tool_choice
-    chat.replay_reasoning = fields.replay_reasoning
-    return chat
+    return _chat(fields, messages, tools=fields.tools or None)
 
 
 def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:
@@ -40,7 +32,7 @@ def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:
     messages = [ChatMessage(role="user", content=fields.prompt)]
     if fields.system:
         messages.insert(0, ChatMessage(role="system", content=fields.system))
-    return _chat(fields, messages, None)
+    return _chat(fields, messages)
 
 
 def completion_of(fields: GenerateRequest) -> CompletionRequest:
@@ -50,40 +42,38 @@ def completion_of(fields: GenerateRequest) -> CompletionRequest:
         RequestError: as in :func:`chat_of`.
     """
     top = fields.top_logprobs or 0
-    return CompletionRequest(
+    return fields.translated(
+        CompletionRequest,
         **_shared(fields),
         prompt=fields.prompt or "",
-        suffix=fields.suffix,
         logprobs=top if fields.logprobs else None,
     )
 
 
 def _chat(
-    fields: OllamaFields, messages: list[ChatMessage], tools: list[dict[str, Any]] | None
+    fields: OllamaFields, messages: list[ChatMessage], **others: Any
 ) -> ChatCompletionRequest:
     effort = fields.think if isinstance(fields.think, str) else None
     kwargs = None if fields.think is None else {"enable_thinking": fields.think is not False}
-    return ChatCompletionRequest(
+    return fields.translated(
+        ChatCompletionRequest,
         **_shared(fields),
+        **others,
         messages=messages,
-        tools=tools or None,
         continue_final_message=messages[-1].role == "assistant" or None,
         reasoning_effort=effort,
         chat_template_kwargs=kwargs,
-        logprobs=fields.logprobs,
-        top_logprobs=fields.top_logprobs,
     )
 
 
 def _shared(fields: OllamaFields) -> dict[str, Any]:
-    """The fields that both have."""
-    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
-    shared["stream"] = fields.stream is not False
+    """The fields of chat and completions that have another value, or another name, here."""
+    shared: dict[str, Any] = {"stream": fields.stream is not False}
     options = fields.options
     for name in options.__struct_fields__ if options else ():
         if (value := getattr(options, name)) is not None:
             shared[_OPTIONS.get(name, name)] = value
-    if shared["max_tokens"] is not None and shared["max_tokens"] < 0:
+    if shared.get("max_tokens", fields.max_tokens or 0) < 0:
         shared["max_tokens"] = None
     if fields.format:
         shared["response_format"] = _response_format(fields.format)
@@ -107,7 +97,7 @@ def _retention(seconds: float) -> CacheHint:
 
 
 def _seconds(keep_alive: float | str) -> float:
-    """Of a number, or of a duration as Go writes it ("1h30m").
+    """The seconds of a number, or of a duration as Go writes it ("1h30m").
 
     Raises:
         RequestError: it is neither.

@@ -6,18 +6,26 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.answering import PreparedRequest, respond
-from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
+from radixrt.api.conversations.continuation import (
+    Continuation,
+    ConversationRecorder,
+    keeps_conversation,
+)
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
-from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import chat_logprobs
 from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.custom_tools import CustomCalls
-from radixrt.api.requests.options import generation_options
+from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
-from radixrt.api.requests.tools import call_as_json, call_delta, calls_tools, tool_constraint
+from radixrt.api.requests.tools import (
+    CustomCalls,
+    call_as_json,
+    call_delta,
+    calls_tools,
+    tool_constraint,
+)
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError, shown
@@ -56,45 +64,42 @@ def prepare_chat(
         instructions: a system message before all messages, which is not kept with them.
 
     Raises:
-    RequestError: a field is out of its range, or does not fit the others; names it.
+        RequestError: a field is out of its range, or does not fit the others; names it.
     """
-    continuation = Continuation.of(fields, "messages", state.conversations, request)
+    continuation = Continuation.find(fields, "messages", state.conversations, request)
     prompt = chat_prompt(fields, fields.messages, continuation.messages, instructions=instructions)
-    format_name = state.config.tool_call_parser
-    constraint = tool_constraint(
-        fields, FORMATS.get(format_name), asked_constraint(fields, state.config)
-    )
+    call_parser = state.config.tool_call_parser
+    asked = asked_constraint(fields, state.config)
+    constraint, field = tool_constraint(fields, FORMATS.get(call_parser), asked)
     max_tokens = fields.max_completion_tokens
-    options = generation_options(
-        fields,
-        state,
-        caller_of(request),
-        constraint.constraint,
-        logprobs=_logprobs(fields),
-        max_tokens=fields.max_tokens if max_tokens is None else max_tokens,
-    )
-    response_id = request_id(id_prefix, fields.rid, fields.request_id)
-    recorder = ConversationRecorder.of(
-        fields,
-        state.conversations,
-        response_id,
-        continuation,
-        prompt.messages[bool(instructions) + continuation.taken :],
-        prompt.continue_final_message,
-    )
+    overrides: dict[str, Any] = {
+        "logprobs": _logprobs(fields),
+        "max_tokens": fields.max_tokens if max_tokens is None else max_tokens,
+    }
+    reasoning_parser = _reasoning_parser(fields, state, constraint)
     generate = GenerateRequest(
-        request_id=response_id,
+        request_id=request_id(id_prefix, fields.rid, fields.request_id),
         prompt=prompt,
-        options=options,
+        options=generation_options(fields, state, caller_of(request), constraint, **overrides),
         stream=bool(fields.stream),
         return_prompt_token_ids=bool(fields.return_token_ids),
-        parse_tool_calls=format_name if calls_tools(fields) else "",
-        constraint=constraint.constraint,
-        parse_reasoning=_reasoning_parser(fields, state, constraint.constraint),
-        stream_values=streams_values(fields, constraint.constraint),
+        parse_tool_calls=call_parser if calls_tools(fields) else "",
+        constraint=constraint,
+        parse_reasoning=reasoning_parser,
+        stream_values=streams_values(fields, constraint),
         prediction="" if fields.prediction is None else fields.prediction.text(),
     )
-    return PreparedRequest(response_id, [generate], constraint.field, fields, recorder)
+    recorder = None
+    if keeps_conversation(fields):
+        new = prompt.messages[bool(instructions) + continuation.taken :]
+        recorder = ConversationRecorder(
+            state.conversations,
+            generate.request_id,
+            continuation,
+            new,
+            prompt.continue_final_message,
+        )
+    return PreparedRequest(generate.request_id, [generate], field, fields, recorder)
 
 
 class _Chat(OpenAIFormatter[ChatCompletionRequest]):
@@ -114,7 +119,7 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         self._custom: defaultdict[int, CustomCalls] = defaultdict(
             lambda: CustomCalls(self.fields.tools)
         )
-        """Of each choice."""
+        """Gives each choice's calls their form."""
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
         self._usage.add(prompt_index, chunk)
@@ -132,7 +137,7 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         if chunk.index == 0:
             extras |= self.beside_first(chunk, message["content"] or "", calls)
         if calls:
-            message["tool_calls"] = self._custom[chunk.index].of(calls)
+            message["tool_calls"] = self._custom[chunk.index].client_calls(calls)
         choice = {
             "index": chunk.index,
             "delta" if self.fields.stream else "message": message,
@@ -187,7 +192,8 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 def _reasoning_parser(
     fields: ChatCompletionRequest, state: ServerState, structured: Constraint | None
 ) -> str:
-    """The parser that takes the reasoning out of the answer; "": the reasoning stays in its text."""
+    """The parser that takes the reasoning out of the answer; "": the reasoning stays in its
+    text."""
     if state.config.reasoning_parser == "none" or fields.continue_final_message:
         return ""
     if fields.separate_reasoning is not False:

@@ -7,14 +7,17 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.answering import PreparedRequest, respond
-from radixrt.api.conversations.continuation import Continuation, ConversationRecorder
+from radixrt.api.conversations.continuation import (
+    Continuation,
+    ConversationRecorder,
+    keeps_conversation,
+)
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
-from radixrt.api.http.middleware import request_id
 from radixrt.api.logprobs import CompletionLogprobs
 from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options
+from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
@@ -41,7 +44,8 @@ def completion_routes(state: ServerState) -> APIRouter:
 
 def _refuse_unsupported_fields(body: dict[str, Any]) -> None:
     """Raises:
-    RequestError: the body has a field that this server would have to ignore, such as those of tools.
+    RequestError: the body has a field that this server would have to ignore, such as those of
+        tools.
     """
     if body.get("tools") or body.get("tool_choice") not in (None, "none", "auto"):
         raise RequestError(
@@ -67,14 +71,14 @@ def prepare_completion(
     Raises:
     RequestError: a field is out of its range, or does not fit the others; names it.
     """
-    continuation = Continuation.of(fields, "text", state.conversations, request)
+    continuation = Continuation.find(fields, "text", state.conversations, request)
     prompts: list[Prompt] = [] if fim is None else [fim]
     if fim is None:
         prompts = parse_prompts(
             _whole_prompt(fields, continuation),
-            state.info.vocab_size,
+            state,
             fields.add_special_tokens is not False,
-            lambda count: state.check_answer_count(count, fields.n or 1),
+            fields.n or 1,
         )
     if fields.suffix:
         prompts = _with_suffix(prompts, fields.suffix, fields)
@@ -91,13 +95,11 @@ def prepare_completion(
             param="max_tokens",
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
-    recorder = ConversationRecorder.of(
-        fields,
-        state.conversations,
-        response_id,
-        continuation,
-        fields.prompt if isinstance(fields.prompt, str) else "",
-    )
+    recorder = None
+    if keeps_conversation(fields):
+        recorder = ConversationRecorder(
+            state.conversations, response_id, continuation, str(fields.prompt)
+        )
     requests = [
         GenerateRequest(
             request_id=f"{response_id}-{number}",
@@ -131,7 +133,7 @@ def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str 
 
 def _with_suffix(prompts: list[Prompt], suffix: str, fields: CompletionRequest) -> list[Prompt]:
     """Raises:
-    RequestError: a prompt is no text, or another field needs a prompt that is one text.
+    RequestError: a prompt is not text, or another field needs a prompt that is one text.
     """
     for name in ("echo", "keep", "continue_from"):
         if getattr(fields, name):
@@ -149,7 +151,8 @@ def _overrides(
 ) -> dict[str, Any]:
     """The sampling settings that differ from the request's fields.
 
-    With ``max_tokens`` 0, which scores a text with ``echo``, one token is generated and thrown away.
+    With ``max_tokens`` 0, which scores a text with ``echo``, one token is generated and thrown
+    away.
 
     Raises:
         RequestError: ``max_tokens`` is 0 without ``echo``.
@@ -173,7 +176,7 @@ class _Completion(OpenAIFormatter[CompletionRequest]):
         self.hides_output = prepared.fields.max_tokens == 0
         super().__init__(prepared, state)
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
-        """Of each choice."""
+        """The log-probabilities of each choice."""
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
         self._usage.add(prompt_index, chunk)

@@ -70,6 +70,7 @@ class OpenAIFormatter(Formatter, Generic[Fields]):
     def beside_first(
         self, chunk: AnswerChunk, text: str, calls: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """Record (a piece of) the first answer; returns the fields of the response beside its choices."""
+        """Record (a piece of) the first answer; returns the fields of the response beside its
+        choices."""
         times = times_extras(chunk.report) if self.fields.return_times else {}
         return times | self.prepared.record(chunk, text, calls)

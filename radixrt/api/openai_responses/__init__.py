@@ -1,1 +1,2 @@
-"""OpenAI's Responses API, translated to and from the chat requests of :mod:`radixrt.api.openai.chat`."""
+"""OpenAI's Responses API, translated to and from the chat requests of
+:mod:`radixrt.api.openai.chat`."""

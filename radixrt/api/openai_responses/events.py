@@ -34,15 +34,15 @@ _CALLS = {
     "function": _CallForm("function_call", "fc", "arguments", "response.function_call_arguments"),
     "custom": _CallForm("custom_tool_call", "ctc", "input", "response.custom_tool_call_input"),
 }
-"""By the kind of tool."""
+"""The form of a call, by the kind of tool."""
 
 
 class ResponseEvents:
     """The events of one response.
 
-    An event holds items that later events change, so it has to be encoded before the next one is taken.
-    At most one output item is open at a time: ``reasoning``, ``message``, ``function_call`` or ``custom_tool_call``, in the order in
-    which the model writes them.
+    An event holds items that later events change, so it has to be encoded before the next one is
+    taken. At most one output item is open at a time: ``reasoning``, ``message``, ``function_call``
+    or ``custom_tool_call``, in the order in which the model writes them.
 
     Attributes:
         response: the response so far; complete after the last chunk.
@@ -62,7 +62,7 @@ class ResponseEvents:
         self._space = ""
         """White space at the end of the text so far, which is dropped if a call follows it."""
 
-    def of(
+    def from_chunk(
         self, chunk: AnswerChunk, calls: list[dict[str, Any]], logprobs: list[orjson.Fragment]
     ) -> Iterator[Event]:
         """The events that a chunk adds.
@@ -106,21 +106,21 @@ class ResponseEvents:
             yield from self._open(item)
             if self._summarizes:
                 item["summary"].append(dict(_SUMMARY))
-                yield self._of_item(
+                yield self._item_event(
                     "response.reasoning_summary_part.added", summary_index=0, part=dict(_SUMMARY)
                 )
             else:
                 item["content"].append(dict(_REASONING))
-                yield self._of_item(
+                yield self._item_event(
                     "response.content_part.added", content_index=0, part=dict(_REASONING)
                 )
         self._part["text"] += text
         if self._summarizes:
-            yield self._of_item(
+            yield self._item_event(
                 "response.reasoning_summary_text.delta", summary_index=0, delta=text
             )
         else:
-            yield self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
+            yield self._item_event("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _write(self, text: str, logprobs: list[orjson.Fragment]) -> Iterator[Event]:
         if self._item is None or self._item["type"] != "message":
@@ -132,10 +132,10 @@ class ResponseEvents:
             }
             yield from self._open(item)
             item["content"].append(_TEXT | {"annotations": [], "logprobs": []})
-            yield self._of_item("response.content_part.added", content_index=0, part=dict(_TEXT))
+            yield self._item_event("response.content_part.added", content_index=0, part=dict(_TEXT))
         self._part["text"] += text
         self._part["logprobs"] += logprobs
-        yield self._of_item(
+        yield self._item_event(
             "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
         )
 
@@ -156,7 +156,7 @@ class ResponseEvents:
         assert self._item is not None
         if delta := called[form.text]:
             self._item[form.text] += delta
-            yield self._of_item(f"{form.events}.delta", delta=delta)
+            yield self._item_event(f"{form.events}.delta", delta=delta)
 
     @property
     def _part(self) -> dict[str, Any]:
@@ -179,13 +179,15 @@ class ResponseEvents:
         if self._item is None:
             return
         if self._item["type"] == "function_call":
-            yield self._of_item(
+            yield self._item_event(
                 "response.function_call_arguments.done",
                 name=self._item["name"],
                 arguments=self._item["arguments"],
             )
         elif self._item["type"] == "custom_tool_call":
-            yield self._of_item("response.custom_tool_call_input.done", input=self._item["input"])
+            yield self._item_event(
+                "response.custom_tool_call_input.done", input=self._item["input"]
+            )
         else:
             yield from self._close_part(self._item["type"])
         self._item["status"] = status
@@ -199,19 +201,23 @@ class ResponseEvents:
         text = part["text"]
         if kind == "message":
             logprobs = part["logprobs"]
-            yield self._of_item(
+            yield self._item_event(
                 "response.output_text.done", content_index=0, text=text, logprobs=logprobs
             )
-            yield self._of_item("response.content_part.done", content_index=0, part=part)
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
             return
         if self._seals and self._item is not None:
             self._item["encrypted_content"] = sealed(text)
         if self._summarizes:
-            yield self._of_item("response.reasoning_summary_text.done", summary_index=0, text=text)
-            yield self._of_item("response.reasoning_summary_part.done", summary_index=0, part=part)
+            yield self._item_event(
+                "response.reasoning_summary_text.done", summary_index=0, text=text
+            )
+            yield self._item_event(
+                "response.reasoning_summary_part.done", summary_index=0, part=part
+            )
         else:
-            yield self._of_item("response.reasoning_text.done", content_index=0, text=text)
-            yield self._of_item("response.content_part.done", content_index=0, part=part)
+            yield self._item_event("response.reasoning_text.done", content_index=0, text=text)
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
 
     def _finish(self, report: AnswerReport) -> Iterator[Event]:
         cut = report.finish_reason == "length"
@@ -236,7 +242,7 @@ class ResponseEvents:
     def _output_index(self) -> int:
         return len(self.response["output"]) - 1
 
-    def _of_item(self, kind: str, **fields: Any) -> Event:
+    def _item_event(self, kind: str, **fields: Any) -> Event:
         """An event about the open item."""
         assert self._item is not None
         ids = {"item_id": self._item["id"], "output_index": self._output_index}

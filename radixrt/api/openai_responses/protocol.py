@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from radixrt.api.requests.protocol import UNSUPPORTED, GenerationFields
+from radixrt.api.requests.protocol import UNSUPPORTED, GenerationFields, refuse_fields
 from radixrt.base.errors import RequestError
 
 Items = str | list[dict[str, Any]]
@@ -59,17 +59,15 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     replay_reasoning: bool | None = None
 
 
-_UNSUPPORTED = ("background", "conversation", "prompt", "moderation")
-"""Fields that would change the answer, beyond those that chat refuses."""
+_REFUSED = (*UNSUPPORTED, "background", "conversation", "prompt", "moderation")
+"""Fields that would change the answer: those that chat refuses, and further ones."""
 
 
 def refuse_unsupported_fields(body: dict[str, Any]) -> None:
     """Raises:
     RequestError: the body has a field that this server would have to ignore.
     """
-    for name in (*UNSUPPORTED, *_UNSUPPORTED):
-        if body.get(name):
-            raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
+    refuse_fields(body, _REFUSED)
     if body.get("truncation") not in (None, "disabled"):
         raise RequestError(
             'truncation must be "disabled" or left out: this server drops nothing of the input.',

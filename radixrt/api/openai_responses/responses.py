@@ -19,9 +19,8 @@ from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.openai_responses.events import Event, ResponseEvents
 from radixrt.api.openai_responses.protocol import ResponsesRequest, refuse_unsupported_fields
 from radixrt.api.openai_responses.translation import to_chat
-from radixrt.api.requests.custom_tools import CustomCalls
-from radixrt.api.requests.json_text import json_text
-from radixrt.api.requests.tools import call_delta
+from radixrt.api.requests.messages import json_text
+from radixrt.api.requests.tools import CustomCalls, call_delta
 from radixrt.api.state import ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.messages.answers import AnswerChunk
@@ -63,7 +62,7 @@ def response_routes(state: ServerState) -> APIRouter:
 
 
 def _access_key(request: Request, cache_salt: str | None) -> bytes:
-    """That of a request whose body has this salt."""
+    """The access key of a request whose body has this salt."""
     return access_key_of(request, caller_of(request).tenant.salt(cache_salt))
 
 
@@ -97,7 +96,7 @@ class _Response(Formatter):
 
     def _events(self, chunk: AnswerChunk, logprobs: list[orjson.Fragment]) -> Iterator[Event]:
         calls = [call_delta(call) for call in chunk.tool_calls]
-        yield from self._made.of(chunk, self._custom.of(calls), logprobs)
+        yield from self._made.from_chunk(chunk, self._custom.client_calls(calls), logprobs)
         response = b"" if chunk.finish_reason is None else orjson.dumps(self._made.response)
         self._prepared.record(chunk, chunk.text, calls, response)
 

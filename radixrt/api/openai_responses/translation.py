@@ -11,8 +11,8 @@ from radixrt.api.openai_responses.protocol import (
     Items,
     ResponsesRequest,
 )
-from radixrt.api.requests.items import string_in, text_parts, warn_of_skipped
-from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, GenerationFields
+from radixrt.api.requests.messages import string_in, text_parts, warn_of_skipped
+from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage
 from radixrt.base.errors import RequestError
 
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text", "summary_text": "text"}  # fmt: skip
@@ -20,31 +20,30 @@ _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "ref
 
 
 def to_chat(fields: ResponsesRequest) -> ChatCompletionRequest:
-    """The instructions are not among the messages, since they do not belong to the stored conversation.
+    """The instructions are not among the messages, since they do not belong to the stored
+    conversation.
 
     Raises:
         RequestError: an item, tool or choice is not supported or malformed; names it.
     """
-    shared = {name: getattr(fields, name) for name in GenerationFields.__struct_fields__}
-    shared["continue_from"] = fields.previous_response_id or fields.continue_from
-    shared["keep"] = is_stored(fields)
+    shared: dict[str, Any] = {}
     if fields.max_output_tokens is not None:
         shared["max_tokens"] = fields.max_output_tokens
     answer_format = fields.text.format if fields.text else None
     if answer_format is not None:
         shared["response_format"] = _response_format(answer_format)
     reasoning = fields.reasoning
-    return ChatCompletionRequest(
+    return fields.translated(
+        ChatCompletionRequest,
         **shared,
+        continue_from=fields.previous_response_id or fields.continue_from,
+        keep=is_stored(fields),
         messages=list(_messages(fields.input)),
         tools=_tools(fields.tools),
         tool_choice=_tool_choice(fields.tool_choice),
-        parallel_tool_calls=fields.parallel_tool_calls,
         reasoning_effort=fields.reasoning_effort or (reasoning.effort if reasoning else None),
-        chat_template_kwargs=fields.chat_template_kwargs,
         replay_reasoning=_replays(fields),
         logprobs=bool(fields.top_logprobs) or TEXT_LOGPROBS in (fields.include or ()) or None,
-        top_logprobs=fields.top_logprobs,
     )
 
 
@@ -54,7 +53,8 @@ def is_stored(fields: ResponsesRequest) -> bool:
 
 
 def _replays(fields: ResponsesRequest) -> bool:
-    """A client without stored responses keeps the reasoning itself: it asks for it in ``include``, and sends it in its items."""
+    """A client without stored responses keeps the reasoning itself: it asks for it in ``include``,
+    and sends it in its items."""
     if fields.replay_reasoning is not None:
         return fields.replay_reasoning
     items = fields.input if isinstance(fields.input, list) else []
@@ -169,7 +169,8 @@ _ITEMS = {
 
 
 def sealed(reasoning: str) -> str:
-    """The form in which a client that keeps no text hands the reasoning back; it is no secret of the server."""
+    """The form in which a client that keeps no text hands the reasoning back; it is no secret of
+    the server."""
     return base64.b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
 
 
@@ -222,7 +223,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
 
 
 def _custom_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """In the form of chat completions, in which the grammar is an object of its own."""
+    """The tool in the form of chat completions, whose grammar is an object of its own."""
     custom = {name: tool[name] for name in ("name", "description", "format") if name in tool}
     given = custom.get("format")
     if isinstance(given, dict) and given.get("type") == "grammar":

@@ -1,8 +1,8 @@
 """Serves the files of the web page: HTML at ``/``, scripts and styles below ``/page/``.
 
-The files lie in the package and refer to nothing outside of the server. The Content-Security-Policy lets a browser load
-nothing else, run no script or style within the HTML, and make no HTML of text (``trusted-types``), so a text of a model or
-of another client is never more than text.
+The files lie in the package and refer to nothing outside of the server. The Content-Security-Policy
+lets a browser load nothing else, run no script or style within the HTML, and make no HTML of text
+(``trusted-types``), so a text of a model or of another client is never more than text.
 """
 
 import hashlib

@@ -1,4 +1,5 @@
-"""Reads the constraint of a request, from the fields of OpenAI and of other servers that can hold one."""
+"""Reads the constraint of a request, from the fields of OpenAI and of other servers that can hold
+one."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ def asked_constraint(
     """Read the constraint of a request.
 
     Args:
-        fields: a struct with some of the fields of :class:`radixrt.api.requests.protocol.ConstraintFields`.
+        fields: a struct with some of the fields of
+            :class:`radixrt.api.requests.protocol.ConstraintFields`.
         prefix: goes before their names in errors.
 
     Raises:
@@ -50,7 +52,7 @@ def streams_values(fields: GenerationFields, constraint: Constraint | None) -> b
     """Whether the stream tells of each value of its JSON.
 
     Raises:
-        RequestError: the response is no stream, or its answer need not be JSON.
+        RequestError: the response is not a stream, or its answer need not be JSON.
     """
     if not fields.stream_values:
         return False
@@ -127,7 +129,8 @@ def _llama_cpp_grammar(value: str, param: str) -> Constraint | None:
 
 
 Reader = Callable[[Any, str], Constraint | None]
-"""Makes a constraint of a field's value; None: no constraint. The second argument is the field's name in errors."""
+"""Makes a constraint of a field's value; None: no constraint. The second argument is the field's
+name in errors."""
 
 _READERS: dict[str, Reader] = {
     "response_format": _response_format,
@@ -178,7 +181,8 @@ _OUTPUT_READERS: dict[str, Reader] = {
 """The reader of each field of :class:`StructuredOutputs`."""
 
 _LIBRARIES = {"guidance": "llguidance", "outlines": "fsm", "xgrammar": "auto"}
-"""vLLM's names of backends, where they differ from ours; what xgrammar takes is enforced by the others."""
+"""vLLM's names of backends, where they differ from ours; what xgrammar takes is enforced by the
+others."""
 
 
 def _check_backend(name: str | None, config: ServerConfig) -> None:

@@ -1,21 +1,22 @@
-"""Reads the options of a request: sampling settings over the model's defaults, cache hints, priority, deadline and speculation."""
+"""Reads the id and the options of a request: sampling settings over the model's defaults, cache
+hints, priority, deadline and speculation."""
 
 import time
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from radixrt.api.http.keys import Caller
-from radixrt.api.requests.prompt_cache import with_prompt_cache
-from radixrt.api.requests.protocol import GenerationFields, QueueFields
+from radixrt.api.http.middleware import new_id
+from radixrt.api.requests.protocol import TTL_S, GenerationFields, QueueFields
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
-from radixrt.base.errors import RequestError
+from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.kv.cache_hint import hints_of
-from radixrt.messages.requests import RequestOptions
+from radixrt.kv.cache_hint import LONGEST_SESSION, hints_of
+from radixrt.messages.requests import CacheHints, RequestOptions, Retention
 
 _SAME_NAME = set(SamplingParams.__struct_fields__) - {
     "logprobs",
@@ -24,10 +25,44 @@ _SAME_NAME = set(SamplingParams.__struct_fields__) - {
     "reasoning_opening_ids",
     "reasoning_closing_ids",
 }
-"""Fields of completions and chat with the same name and meaning here; ``logprobs`` means another thing in each."""
+"""Fields of completions and chat with the same name and meaning here; ``logprobs`` means another
+thing in each."""
 
-LONGEST_STOP_STRING = 1024
-"""Characters."""
+MAX_STOP_CHARS = 1024
+"""Longest stop string."""
+MAX_ID_CHARS = 256
+"""Longest id that a client may choose."""
+
+_RETENTIONS = ("in_memory", "24h")
+_MODES = ("implicit", "explicit")
+
+
+def request_id(prefix: str, *chosen: str | None) -> str:
+    """The first id of ``chosen`` that the client has given, else a new one that nobody can guess.
+
+    Raises:
+        RequestError: it can't stand in a header.
+    """
+    given = next((name for name in chosen if name is not None), None)
+    if given is None:
+        return new_id(prefix)
+    if not (0 < len(given) <= MAX_ID_CHARS and given.isascii() and given.isprintable()):
+        raise RequestError(
+            f"rid must have 1 to {MAX_ID_CHARS} printable ASCII characters.", param="rid"
+        )
+    return given
+
+
+def check_answer_count(config: ServerConfig, num_prompts: int, n: int = 1) -> None:
+    """Raises:
+    RequestError: one HTTP request asks for more answers than the queue can ever hold.
+    """
+    if num_prompts * n > config.max_queued_requests:
+        raise RequestError(
+            f"The request asks for {num_prompts * n} answers ({num_prompts} prompts, n={n}); this "
+            f"server takes at most {config.max_queued_requests} in one request "
+            "(--max-queued-requests)."
+        )
 
 
 def generation_options(
@@ -48,13 +83,14 @@ def generation_options(
         RequestError: a value is out of its range, or does not fit the constraint; names the field.
     """
     sampling = sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
-    state.check_answer_count(num_prompts, sampling.n)
+    check_answer_count(state.config, num_prompts, sampling.n)
     check_sampling(constraint, sampling)
     return request_options(fields, state.config, caller, sampling)
 
 
 def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
-    """Sampling settings over the model's defaults, validated: the only place where the api process does so.
+    """Sampling settings over the model's defaults, validated: the only place where the api process
+    does so.
 
     Args:
         given: by their names in :class:`SamplingParams`; None: not given.
@@ -66,9 +102,9 @@ def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
     if "logit_bias" in settings:
         settings["logit_bias"] = _logit_bias(settings["logit_bias"])
     stop = settings.get("stop", ())
-    if any(len(one) > LONGEST_STOP_STRING for one in ([stop] if isinstance(stop, str) else stop)):
+    if any(len(one) > MAX_STOP_CHARS for one in ([stop] if isinstance(stop, str) else stop)):
         raise RequestError(
-            f"A stop string may have at most {LONGEST_STOP_STRING} characters.", param="stop"
+            f"A stop string may have at most {MAX_STOP_CHARS} characters.", param="stop"
         )
     return SamplingParams(**state.default_sampling | settings).validate(state.info.vocab_size)
 
@@ -97,12 +133,12 @@ def request_options(
     Raises:
         RequestError: a value is out of its range; names the field.
     """
-    hints = with_prompt_cache(hints_of(fields.cache), fields)
+    hints = _with_prompt_cache(hints_of(fields.cache), fields)
     return RequestOptions(
         sampling=sampling or SamplingParams(),
         tenant=caller.tenant,
         cache_salt=fields.cache_salt or "",
-        cache_hints=msgspec.structs.replace(
+        cache_hints=replace(
             hints,
             session=caller.session(hints.session),
             explain_texts=hints.explain and caller.sees_own_texts,
@@ -113,13 +149,55 @@ def request_options(
     )
 
 
-def _deadline(timeout: float | None, most_s: float) -> float | None:
+def _with_prompt_cache(hints: CacheHints, fields: QueueFields | GenerationFields) -> CacheHints:
+    """Cache hints with the meaning of OpenAI's fields added. Those of the field ``cache`` win.
+
+    Raises:
+        RequestError: a value is none that OpenAI's API has; names the field.
+    """
+    if not isinstance(fields, GenerationFields):  # OpenAI's API has them here alone
+        return hints
+    key = fields.prompt_cache_key
+    if key and len(key) > LONGEST_SESSION:
+        raise RequestError(
+            f"prompt_cache_key may have at most {LONGEST_SESSION} characters.",
+            param="prompt_cache_key",
+        )
+    if key and not hints.session:
+        hints = replace(hints, session=key)
+    ttl_s = _lifetime_s(fields)
+    if ttl_s is not None and not hints.retain:
+        hints = replace(hints, retain=[Retention("high", None, ttl_s)])
+    return hints
+
+
+def _lifetime_s(fields: GenerationFields) -> float | None:
+    """Seconds for which all of the request's KV is to be retained before that of others."""
+    retention = fields.prompt_cache_retention
+    _check(retention, _RETENTIONS, "prompt_cache_retention")
+    options = fields.prompt_cache_options
+    if options is not None:
+        _check(options.mode, _MODES, "prompt_cache_options.mode")
+        _check(options.ttl, TTL_S, "prompt_cache_options.ttl")
+        if options.ttl is not None and options.mode != "explicit":
+            return TTL_S[options.ttl]
+    return TTL_S["24h"] if retention == "24h" else None
+
+
+def _check(value: str | None, known: Any, field: str) -> None:
+    if value is not None and value not in known:
+        raise RequestError(
+            f"{field} must be one of {', '.join(known)}, not {shown(value)}.", param=field
+        )
+
+
+def _deadline(timeout: float | None, max_s: float) -> float | None:
     """Unix time at which a request with this timeout in seconds is dropped."""
     if timeout is None:
         return None
-    if not 0 < timeout <= most_s:
+    if not 0 < timeout <= max_s:
         raise RequestError(
-            f"timeout must be above 0 and at most {most_s:g} seconds (--max-timeout).",
+            f"timeout must be above 0 and at most {max_s:g} seconds (--max-timeout).",
             param="timeout",
         )
     return time.time() + timeout

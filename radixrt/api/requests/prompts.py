@@ -1,21 +1,23 @@
 """Reads the prompt of a request: messages for the chat template, a text, or token ids."""
 
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from fastapi import Request
 
 from radixrt.api.conversations.continuation import Continuation
-from radixrt.api.requests.cache_control import cache_breakpoints, without_cache_control
-from radixrt.api.requests.limits import check_lengths
+from radixrt.api.requests.messages import (
+    cache_breakpoints,
+    to_template_messages,
+    without_cache_control,
+)
+from radixrt.api.requests.options import check_answer_count
 from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
-from radixrt.api.requests.template_messages import to_template_messages
 from radixrt.api.requests.tools import offered_tools
 from radixrt.api.state import ServerState
+from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError, shown
-from radixrt.base.nesting import check_depth
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
@@ -28,7 +30,7 @@ def one_prompt(
     Raises:
         RequestError: there is not exactly one prompt, or it is not well formed.
     """
-    continuation = Continuation.of_one_prompt(fields, state.conversations, request)
+    continuation = Continuation.find_one_prompt(fields, state.conversations, request)
     if fields.messages is not None:
         return chat_prompt(fields, fields.messages, continuation.messages, opens_turn)
     if fields.tools is not None:
@@ -54,8 +56,6 @@ def chat_prompt(
     Raises:
         RequestError: there are no messages, or a chat template can't take them.
     """
-    # Again, since a request in another API's form has been checked under its own names.
-    check_lengths({"messages": new, "reasoning_effort": fields.reasoning_effort})
     tools = offered_tools(fields)
     check_depth(fields.chat_template_kwargs, "chat_template_kwargs")
     before = [{"role": "system", "content": instructions}] if instructions else []
@@ -86,33 +86,28 @@ def chat_prompt(
         continue_final_message=bool(fields.continue_final_message),
         template_kwargs=template_kwargs,
         cache_breakpoints=cache_breakpoints(
-            new, tools, len(before) + len(kept), _breakpoint_ttl(fields)
+            new, tools, len(before) + len(kept), getattr(fields, "prompt_cache_options", None)
         ),
         replay_reasoning=bool(fields.replay_reasoning),
     )
 
 
-def _breakpoint_ttl(fields: ChatCompletionRequest | PromptRequest) -> str | None:
-    options = getattr(fields, "prompt_cache_options", None)
-    ttl: str | None = options and options.ttl
-    return ttl
-
-
 def parse_prompts(
     prompt: str | list[Any],
-    vocab_size: int,
-    add_special_tokens: bool,
-    check_count: Callable[[int], None],
+    state: ServerState,
+    add_special_tokens: bool = True,
+    n: int = 1,
     field: str = "prompt",
 ) -> list[Prompt]:
     """One prompt a text or a list of token ids.
 
     Args:
-        check_count: raises a RequestError if so many prompts are too many; called before they are looked at.
+        n: answers to each of them.
         field: that errors name.
 
     Raises:
-        RequestError: it is none of the four forms, or an id is not in the vocabulary.
+        RequestError: it is none of the four forms, there are too many prompts, or an id is not in
+            the vocabulary.
     """
     if isinstance(prompt, str):
         return [TextPrompt(prompt, add_special_tokens)]
@@ -120,12 +115,12 @@ def parse_prompts(
         raise RequestError(f"{field} is an empty list; give at least one text.", param=field)
     kinds = set(map(type, prompt))
     if kinds & {str, list}:
-        check_count(len(prompt))
+        check_answer_count(state.config, len(prompt), n)  # before they are looked at
     if kinds == {str}:
         return [TextPrompt(text, add_special_tokens) for text in prompt]
     if kinds == {list}:
-        return [token_prompt(ids, vocab_size, field) for ids in prompt]
-    return [token_prompt(prompt, vocab_size, field)]
+        return [token_prompt(ids, state.info.vocab_size, field) for ids in prompt]
+    return [token_prompt(prompt, state.info.vocab_size, field)]
 
 
 def token_prompt(ids: list[Any], vocab_size: int, field: str = "prompt") -> TokenPrompt:

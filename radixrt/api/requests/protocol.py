@@ -1,11 +1,41 @@
-"""The fields of requests, as structs, and the unsupported fields, which are refused rather than ignored."""
+"""The fields of requests, as structs; their greatest lengths; and the unsupported fields, which are
+refused rather than ignored."""
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from radixrt.base.errors import RequestError, shown
+from radixrt.base.sampling_params import MAX_LOGIT_BIAS
 from radixrt.kv.cache_hint import CacheHint
+
+Translation = TypeVar("Translation", bound="GenerationFields")
+
+MAX_ENTRIES: Mapping[str, int] = {
+    "messages": 10_000,
+    "input": 10_000,
+    "tools": 1024,
+    "logit_bias": MAX_LOGIT_BIAS,
+    "chat_template_kwargs": 1024,
+}
+"""Most entries of lists and objects, by field, so that no request takes long to check. Other fields
+have limits of their own where they are read."""
+
+MAX_CHARACTERS: Mapping[str, int] = {
+    "cache_salt": 1024,
+    "model": 1024,
+    "continue_from": 1024,
+    "previous_response_id": 1024,
+    "lease": 1024,
+    "guided_decoding_backend": 1024,
+    "reasoning_effort": 1024,
+}
+"""Most characters of strings, by field."""
+
+
+TTL_S = {"30m": 1800.0, "12h": 43200.0, "24h": 86400.0}
+"""Seconds of each lifetime that OpenAI's fields about the cache have."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -35,7 +65,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
-    """Every JSON body has a cache salt. So no endpoint can take a prompt that is not put into the namespace of its caller."""
+    """Every JSON body has a cache salt. So no endpoint can take a prompt that is not put into the
+    namespace of its caller."""
 
     cache_salt: str | None = None
     """Prefixes are shared only among requests with the same salt."""
@@ -62,11 +93,12 @@ class ConstraintFields(RequestBody, kw_only=True):
     """llama.cpp's: EBNF; empty means none."""
     structural_tag: dict[str, Any] | str | None = None
     property_order: str | None = None
-    """Of the objects of a JSON schema: "any", or "schema", the default."""
+    """Order of properties in the objects of a JSON schema: "any", or "schema", the default."""
 
 
 class QueueFields(RequestBody, kw_only=True):
-    """Fields of every request that computes something; see :class:`GenerationFields` for their meaning."""
+    """Fields of every request that computes something; see :class:`GenerationFields` for their
+    meaning."""
 
     cache: CacheHint | None = None
     priority: int | None = None
@@ -80,7 +112,8 @@ class PromptCacheOptions(msgspec.Struct, kw_only=True):
     mode: str | None = None
     """"implicit" or "explicit": ``ttl`` is for the breakpoints only."""
     ttl: str | None = None
-    """"30m": retention level "high" for this time, of the whole request, and of breakpoints that have no time."""
+    """"30m": retention level "high" for this time, of the whole request, and of breakpoints that
+    have no time."""
 
 
 class GenerationFields(ConstraintFields, kw_only=True):
@@ -115,7 +148,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     bad_words: list[str] | None = None
     ignore_eos: bool | None = None
     max_reasoning_tokens: int | None = None
-    """Of chats: most tokens of the reasoning, with its tags."""
+    """Most tokens of a chat's reasoning, with its tags."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -135,7 +168,7 @@ class GenerationFields(ConstraintFields, kw_only=True):
     continue_after: int | None = None
     """Number of its messages (of a text: characters) to continue from; None: all."""
     stream_values: bool | None = None
-    """Of a stream: tell of each value of the JSON when it begins and when it is complete."""
+    """Events of a stream say when each value of the JSON begins and when it is complete."""
     return_times: bool | None = None
     """Return the times of the first answer, in seconds: queued, prefill, total."""
 
@@ -145,6 +178,20 @@ class GenerationFields(ConstraintFields, kw_only=True):
     prompt_cache_retention: str | None = None
     """"24h": retention level "high" for this time; "in_memory"."""
     prompt_cache_options: PromptCacheOptions | None = None
+
+    def translated(self, into: type[Translation], **fields: Any) -> Translation:
+        """This request in the form of another API.
+
+        Args:
+            fields: those that have another name or value there; the others that both have stay as
+                they are.
+
+        Raises:
+            RequestError: a translated field is too long.
+        """
+        check_lengths({name: fields.get(name) for name in ("messages", "reasoning_effort")})
+        shared = set(self.__struct_fields__) & set(into.__struct_fields__)
+        return into(**{name: getattr(self, name) for name in shared} | fields)
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -188,7 +235,8 @@ class KeepRequest(RequestBody, kw_only=True):
 
 
 class PromptRequest(QueueFields, kw_only=True):
-    """One prompt to compute without an answer. Its fields are the same as in chat and completions."""
+    """One prompt to compute without an answer. Its fields are the same as in chat and
+    completions."""
 
     model: str | None = None
     messages: list[ChatMessage] | None = None
@@ -216,7 +264,7 @@ class Prediction(msgspec.Struct, kw_only=True):
 
     def text(self) -> str:
         """Raises:
-        RequestError: it is not of the kind "content", or a part is no text.
+        RequestError: it is not of the kind "content", or a part is not text.
         """
         if self.type != "content":
             raise RequestError(
@@ -271,6 +319,15 @@ _WITHOUT_EFFECT = {"modalities": ["text"], "length_penalty": 1}
 """Values of unsupported fields that change nothing and are accepted."""
 
 
+def refuse_fields(body: dict[str, Any], names: Iterable[str]) -> None:
+    """Raises:
+    RequestError: the body has one of these fields, which the server would have to ignore.
+    """
+    for name in names:
+        if body.get(name):
+            raise RequestError(f"{name} is not supported by this server; leave it out.", param=name)
+
+
 def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None:
     """Raises:
     RequestError: the body has a field that this version does not support, or one of ``also``.
@@ -284,3 +341,21 @@ def refuse_unsupported(body: dict[str, Any], also: tuple[str, ...] = ()) -> None
                 param=name,
                 code="unsupported_parameter",
             )
+
+
+def check_lengths(body: Mapping[str, Any]) -> None:
+    """Raises:
+    RequestError: a field is too long; names it and its limit.
+    """
+    for name, limit in MAX_ENTRIES.items():
+        value = body.get(name)
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise _too_long(name, len(value), limit, "entries")
+    for name, limit in MAX_CHARACTERS.items():
+        value = body.get(name)
+        if isinstance(value, str) and len(value) > limit:
+            raise _too_long(name, len(value), limit, "characters")
+
+
+def _too_long(name: str, size: int, limit: int, unit: str) -> RequestError:
+    return RequestError(f"{name} has {size} {unit}; at most {limit} are taken.", param=name)

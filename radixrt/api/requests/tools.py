@@ -1,41 +1,64 @@
-"""Reads the tools of a request: ``tools``, ``tool_choice`` and ``parallel_tool_calls``."""
+"""Reads the tools of a request: ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
 
+Custom tools of OpenAI's API take a text: a free one, or one of a grammar. The model sees a function
+with one string, ``input``, since chat templates know functions alone. It writes the text as a JSON
+string, which the grammar holds in that form; the client gets the text itself.
+"""
+
+import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
+
 from radixrt.api.http.middleware import new_id
 from radixrt.api.requests.constraint import AskedConstraint
-from radixrt.api.requests.custom_tools import CustomTool
 from radixrt.api.requests.protocol import ChatCompletionRequest, PromptRequest
+from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError, shown
-from radixrt.base.nesting import check_depth
-from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema
-from radixrt.constrained.tool_calls import CallSyntax, Tool, calls, one_call_or_json
+from radixrt.constrained import requests
+from radixrt.constrained.constraint import AnyJson, Constraint, JsonSchema, Lark
+from radixrt.constrained.fields import wrong
+from radixrt.constrained.tool_calls import CUSTOM_INPUT, CallSyntax, Tool, calls, one_call_or_json
 from radixrt.messages.message import ToolCall
 
 _NAMED_KINDS = ("function", "custom")
-"""Of tools."""
+"""Kinds of tools that ``tool_choice`` names."""
+
+_BEFORE_INPUT = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
+_WHOLE_CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
+_KINDS = {"lark": "text of this Lark grammar", "regex": "text that matches this regular expression"}
 
 
 def offered_tools(fields: ChatCompletionRequest | PromptRequest) -> list[dict[str, Any]] | None:
-    """The tools that the template shows to the model.
+    """The tools that the template shows to the model, all of them as functions.
 
     Raises:
         RequestError: a chat template cannot render a tool.
     """
-    tools = fields.tools or []
-    check_tools(tools)
-    if fields.tool_choice == "none":
-        return None
-    return fields.tools and [_as_function(tool, index) for index, tool in enumerate(tools)]
+    check_depth(fields.tools, "tools")
+    offered = [_as_function(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ())]
+    return None if fields.tools is None or fields.tool_choice == "none" else offered
 
 
-def _as_function(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    if tool.get("type") != "custom":
-        return tool
-    function = CustomTool.of(tool, f"tools[{index}]").as_function()
-    mark = tool.get("cache_control")
-    return function if mark is None else {**function, "cache_control": mark}
+def _as_function(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """Templates read the function's name and description, and fail at tools that have none."""
+    if tool.get("type") == "custom":
+        custom = CustomTool.read(tool, where).as_function()
+        mark = tool.get("cache_control")
+        return custom if mark is None else {**custom, "cache_control": mark}
+    if tool.get("type", "function") != "function":
+        raise wrong(
+            f"{where}.type",
+            'must be "function" or "custom"; other kinds of tools are not supported',
+        )
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise wrong(f"{where}.function", "must be an object with a name")
+    if not isinstance(function.get("name"), str):
+        raise wrong(f"{where}.function.name", "must be a string")
+    return tool
 
 
 def calls_tools(fields: ChatCompletionRequest) -> bool:
@@ -53,8 +76,8 @@ def tool_constraint(
         asked: the constraint on the answer's content.
 
     Raises:
-        RequestError: ``tool_choice`` can't be met, a tool's parameters are no schema, or calls can't be distinguished
-            from constrained content.
+        RequestError: ``tool_choice`` can't be met, a tool's parameters are not a schema, or calls
+            can't be distinguished from constrained content.
     """
     names, must_call = _choice(fields)
     if not calls_tools(fields):
@@ -96,7 +119,8 @@ def tool_constraint(
 def _call_or(
     tools: Iterable[Tool], written: CallSyntax, other: Constraint, parallel: bool | None
 ) -> Constraint:
-    """The constraint to either one call, or content that satisfies ``other``, as the model decides."""
+    """The constraint to either one call, or content that satisfies ``other``, as the model
+    decides."""
     if not isinstance(other, JsonSchema | AnyJson) or not written.is_told_from(other):
         raise RequestError(
             'With tools and tool_choice "auto" this constraint is not supported, since its text could look like a '
@@ -113,43 +137,6 @@ def _call_or(
     return one_call_or_json(tools, written, other)
 
 
-def check_tools(tools: list[dict[str, Any]]) -> None:
-    """Templates read the function's name and description, and fail at tools that have none.
-
-    Raises:
-        RequestError: a chat template cannot render a tool.
-    """
-    check_depth(tools, "tools")
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}].function"
-        function = tool.get("function")
-        if tool.get("type") == "custom":
-            CustomTool.of(tool, f"tools[{index}]")
-            continue
-        if tool.get("type", "function") != "function":
-            raise RequestError(
-                f'tools[{index}].type must be "function" or "custom"; other kinds of tools are not supported.',
-                param=f"tools[{index}].type",
-            )
-        if not isinstance(function, dict):
-            raise RequestError(f"{where} must be an object with a name.", param=where)
-        if not isinstance(function.get("name"), str):
-            raise RequestError(f"{where}.name must be a string.", param=f"{where}.name")
-
-
-def call_as_json(call: ToolCall, id_prefix: str = "call") -> dict[str, Any]:
-    """A tool call with a new id: whole, or its first piece."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": new_id(id_prefix), "type": "function", "function": function}
-
-
-def call_delta(call: ToolCall, id_prefix: str = "call") -> dict[str, Any]:
-    """An element of a streamed choice's ``delta.tool_calls``."""
-    if call.name:
-        return {"index": call.index, **call_as_json(call, id_prefix)}
-    return {"index": call.index, "function": {"arguments": call.arguments}}
-
-
 def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for index, tool in enumerate(given):
@@ -162,7 +149,7 @@ def _tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
             raise RequestError(f"Two tools have the name {shown(name)}.", param=f"{where}.name")
         if kind == "custom":
             where = f"tools[{index}]"
-            tools[name] = CustomTool.of(tool, where).as_tool(where)
+            tools[name] = CustomTool.read(tool, where).as_tool(where)
             continue
         if not isinstance(strict, bool | None):
             raise RequestError(f"{where}.strict must be a boolean.", param=f"{where}.strict")
@@ -191,7 +178,8 @@ def _choice(fields: ChatCompletionRequest) -> tuple[list[str] | None, bool]:
 
 
 def _tool_name(choice: Any) -> str | None:
-    """The name in ``{"type": "function", "function": {"name": ...}}``, or the same with "custom"; None: it has another form."""
+    """The name in ``{"type": "function", "function": {"name": ...}}``, or the same with "custom";
+    None: it has another form."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in _NAMED_KINDS:
         return None
@@ -213,3 +201,176 @@ def _allowed_tools(allowed: Any) -> tuple[list[str], bool]:
             param="tool_choice",
         )
     return given, mode == "required"
+
+
+# ---------------------------------------------------------------- custom tools
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomTool:
+    """A tool whose input is a text."""
+
+    name: str
+    description: str | None
+    syntax: str
+    """Syntax of the grammar: "lark" or "regex"; "": the text is free."""
+    definition: str
+
+    @staticmethod
+    def read(tool: dict[str, Any], where: str) -> "CustomTool":
+        """
+        Args:
+            tool: ``{"type": "custom", "custom": {"name": ..., "format": ...}}``.
+            where: its place in the request, for errors.
+
+        Raises:
+            RequestError: it is malformed; names the place.
+        """
+        custom = tool.get("custom")
+        if not isinstance(custom, dict) or not isinstance(custom.get("name"), str):
+            raise wrong(f"{where}.custom", "must be an object with a name")
+        description = custom.get("description")
+        if not isinstance(description, str | None):
+            raise wrong(f"{where}.custom.description", "must be a string")
+        syntax, definition = _grammar(custom.get("format"), f"{where}.custom.format")
+        return CustomTool(custom["name"], description, syntax, definition)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The schema of the function's arguments."""
+        text = {"type": "string"}
+        if self.syntax:
+            text["description"] = f"A {_KINDS[self.syntax]}:\n{self.definition}"
+        return {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: text},
+            "required": [CUSTOM_INPUT],
+            "additionalProperties": False,
+        }
+
+    def as_function(self) -> dict[str, Any]:
+        """The function that the model sees."""
+        function = {"name": self.name, "parameters": self.parameters}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+    def as_tool(self, where: str) -> Tool:
+        """The tool with the constraint on its input.
+
+        Raises:
+            RequestError: the grammar is empty or too long.
+        """
+        parameters, param = self.parameters, f"{where}.custom.format.grammar.definition"
+        grammar = None
+        if self.syntax == "regex":
+            pattern = requests.regex(self.definition, param).pattern
+            parameters["properties"][CUSTOM_INPUT]["pattern"] = f"^(?:{pattern})$"
+        elif self.syntax == "lark":
+            asked = requests.grammar(self.definition, param)
+            if not isinstance(asked, Lark):
+                raise wrong(param, "must be a Lark grammar (name: ...), not EBNF")
+            grammar = Lark(grammar=asked.grammar, in_json_string=True)
+        arguments = Tool.from_schema(self.name, parameters, True, param).arguments
+        return Tool(self.name, arguments, grammar)
+
+
+def _grammar(given: Any, where: str) -> tuple[str, str]:
+    """Syntax and definition."""
+    if given is None or given == {"type": "text"}:
+        return "", ""
+    grammar = given.get("grammar") if isinstance(given, dict) else None
+    if not isinstance(grammar, dict) or given.get("type") != "grammar":
+        raise wrong(where, 'must be {"type": "text"} or {"type": "grammar", "grammar": {...}}')
+    syntax, definition = grammar.get("syntax"), grammar.get("definition")
+    if syntax not in tuple(_KINDS):
+        raise wrong(f"{where}.grammar.syntax", f'must be "lark" or "regex", not {shown(syntax)}')
+    if not isinstance(definition, str):
+        raise wrong(f"{where}.grammar.definition", "must be a string")
+    return str(syntax), definition
+
+
+def call_of_custom(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """The call of the function that a custom tool's call in the history was.
+
+    Raises:
+        RequestError: it is malformed.
+    """
+    custom = call.get("custom")
+    texts = [custom.get(name) for name in ("name", "input")] if isinstance(custom, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise wrong(f"{where}.custom", "must be an object with a name and an input, both strings")
+    rest = {name: value for name, value in call.items() if name != "custom"}
+    function = {"name": texts[0], "arguments": {CUSTOM_INPUT: texts[1]}}
+    return {**rest, "type": "function", "function": function}
+
+
+# ---------------------------------------------------------------- calls, as the client gets them
+
+
+def call_as_json(call: ToolCall, id_prefix: str = "call") -> dict[str, Any]:
+    """A tool call with a new id: whole, or its first piece."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": new_id(id_prefix), "type": "function", "function": function}
+
+
+def call_delta(call: ToolCall, id_prefix: str = "call") -> dict[str, Any]:
+    """An element of a streamed choice's ``delta.tool_calls``."""
+    if call.name:
+        return {"index": call.index, **call_as_json(call, id_prefix)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
+
+
+class CustomCalls:
+    """Gives the calls of one answer the form that its client expects.
+
+    Args:
+        tools: of the request.
+    """
+
+    def __init__(self, tools: Iterable[dict[str, Any]] | None) -> None:
+        self._names = {
+            tool["custom"]["name"] for tool in tools or () if tool.get("type") == "custom"
+        }
+        self._is_custom = False
+        self._text = ""
+        """The part of the open call's arguments that is not sent yet."""
+        self._is_inside = False
+        """The text is inside the string."""
+
+    def client_calls(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """
+        Args:
+            calls: of functions, or pieces of them, in their order.
+        """
+        return [self._shown(call) for call in calls] if self._names else calls
+
+    def _shown(self, call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        begins = "id" in call
+        if begins:
+            self._is_custom, self._is_inside, self._text = (
+                function["name"] in self._names,
+                False,
+                "",
+            )
+        if not self._is_custom:
+            return call
+        rest = {name: value for name, value in call.items() if name not in ("type", "function")}
+        text = self._input(function["arguments"])
+        if begins:
+            return {**rest, "type": "custom", "custom": {"name": function["name"], "input": text}}
+        return {**rest, "custom": {"input": text}}
+
+    def _input(self, arguments: str) -> str:
+        """The next piece of the text."""
+        self._text += arguments
+        if not self._is_inside:
+            begun = _BEFORE_INPUT.match(self._text)
+            if begun is None:
+                return ""
+            self._is_inside, self._text = True, self._text[begun.end() :]
+        whole = _WHOLE_CHARACTERS.match(self._text)
+        assert whole is not None, "it may be empty"
+        self._text = self._text[whole.end() :]
+        return str(orjson.loads(f'"{whole[0]}"'))

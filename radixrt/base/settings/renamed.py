@@ -1,4 +1,4 @@
-"""Settings of the last release that have another name now, or none."""
+"""Names of the last release, of settings and of their values, that are other ones now, or none."""
 
 import logging
 from typing import Any
@@ -31,7 +31,7 @@ RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}, "grammar_backend": {"xgram
 
 
 def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
-    """``settings`` with the names of this release in place of those of the last; warns of each.
+    """Settings with the names of this release in place of those of the last; warns of each.
 
     >>> upgraded({"disable_cascade": True, "page_size": 1})
     {'debug_disable_cascade': True, 'page_size': 1}
@@ -47,7 +47,8 @@ def upgraded(settings: dict[str, Any]) -> dict[str, Any]:
         new_value = RENAMED_VALUES.get(name, {}).get(str(value))
         if new_value is not None:
             _warn(f"{flag_of(name)} {value} is {flag_of(name)} {new_value} now")
-        result[name] = value if new_value is None else new_value
+            value = new_value
+        result[name] = value
     return result
 
 

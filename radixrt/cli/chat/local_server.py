@@ -19,8 +19,7 @@ from rich.status import Status
 from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.supervision import start_thread
-from radixrt.base.local_url import local_url
-from radixrt.base.tls import server_context
+from radixrt.base.server_url import local_url, server_context
 from radixrt.cli.chat.client import ChatClient, ChatError, NoServerError
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.supervisor.launch import bind, prepare

@@ -14,7 +14,7 @@ import msgspec
 
 from radixrt.base.channels import Channels
 from radixrt.base.errors import ConfigError
-from radixrt.base.local_url import local_url
+from radixrt.base.server_url import local_url
 from radixrt.device.host_memory import available_memory
 from radixrt.supervisor.launch import bind
 

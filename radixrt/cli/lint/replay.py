@@ -57,7 +57,7 @@ class PromptLinter:
         self._vocabulary = vocabulary
         self._encoder = PromptEncoder(vocabulary)
         self._limits = Limits(_UNLIMITED, _UNLIMITED, vocabulary.backend.get_vocab_size())
-        self._explainer = Explainer(vocabulary, page_size, most_bytes=_UNLIMITED)
+        self._explainer = Explainer(vocabulary, page_size, max_bytes=_UNLIMITED)
         self._cache = _Cache(page_size, cache_tokens or _UNLIMITED)
         self._larger = _Cache(page_size, _UNLIMITED) if cache_tokens else None
         """Shows what was evicted."""

@@ -47,7 +47,7 @@ Constraint = JsonSchema | Regex | Choices | Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheHints:
+class CallHints:
     """Hints for the KV cache. A backend may ignore them."""
 
     next_use_s: float | None = None
@@ -71,7 +71,7 @@ class Call:
     """Send the answer in pieces. A whole answer costs less."""
     stream_values: bool = False
     """Tell of the values of the JSON answer as they are complete; the call streams."""
-    hints: CacheHints = field(default_factory=CacheHints)
+    hints: CallHints = field(default_factory=CallHints)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +145,8 @@ class ChoiceCall:
     """The texts continue the conversation's last message, which is the assistant's."""
     choices: tuple[str, ...]
     unconditional: bool = False
-    """Whether the texts are also scored without the prompt."""
-    hints: CacheHints = field(default_factory=CacheHints)
+    """Also score the texts without the prompt."""
+    hints: CallHints = field(default_factory=CallHints)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_bod
 from radixrt.lang.backends.protocol import (
     Backend,
     CachedPrompt,
-    CacheHints,
     Call,
+    CallHints,
     ChoiceCall,
     Choices,
     Constraint,
@@ -138,7 +138,7 @@ def backend_of(given: Backend | str) -> Backend:
     return Server(given) if isinstance(given, str) else given
 
 
-def _cache_field(hints: CacheHints) -> dict[str, Any]:
+def _cache_field(hints: CallHints) -> dict[str, Any]:
     """The ``cache`` object of a request."""
     return {} if hints.next_use_s is None else {"cache": {"next_use_s": hints.next_use_s}}
 

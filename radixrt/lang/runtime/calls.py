@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from radixrt.lang.backends.protocol import (
-    CacheHints,
     Call,
+    CallHints,
     ChoiceCall,
     PartialValue,
     Piece,
@@ -37,7 +37,7 @@ class CallSite:
     run: Run
     before: Transcript
     placeholder: Placeholder
-    hints: CacheHints
+    hints: CallHints
 
     @property
     def record(self) -> CallRecord:

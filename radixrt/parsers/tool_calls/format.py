@@ -15,7 +15,8 @@ ToolSchemas = Mapping[str, Any]
 
 
 class ToolCallFormat(CallSyntax):
-    """A way in which models write tool calls: the syntax for constraints, a rule that recognises it, and a reader."""
+    """A way in which models write tool calls: the syntax for constraints, a rule that recognises
+    it, and a reader."""
 
     closings: tuple[str, ...] = ()
     """They end calls. One that stands alone is dropped from the content."""
@@ -47,7 +48,8 @@ class CallSink:
     """Takes the calls of an answer from a format's reader.
 
     Args:
-        in_pieces: pass on each part at once; otherwise a call is passed on when it is complete, and checked.
+        in_pieces: pass on each part at once; otherwise a call is passed on when it is complete, and
+            checked.
     """
 
     def __init__(self, *, in_pieces: bool) -> None:
@@ -80,7 +82,8 @@ class CallSink:
 
     def end(self) -> None:
         """Raises:
-        NoCallError: the call could not be passed on: it has no name, or arguments that are no JSON object.
+        NoCallError: the call could not be passed on: it has no name, or arguments that are no JSON
+            object.
         """
         if not self.in_pieces:
             self._new.append(self._checked())

@@ -1,5 +1,5 @@
-"""The tool calls of FunctionGemma and Gemma 4: ``call:NAME{KEY:VALUE,...}`` between the marks of the model, strings between marks
-too."""
+"""The tool calls of FunctionGemma and Gemma 4: ``call:NAME{KEY:VALUE,...}`` between the marks of
+the model, strings between marks too."""
 
 import re
 

@@ -23,8 +23,8 @@ _TEXT = AnyText(excludes=MARKS)
 
 
 class Harmony(ToolCallFormat):
-    """With ``--reasoning-parser harmony``, :class:`~radixrt.parsers.harmony.HarmonyParser` reads the whole answer, and the calls
-    in it."""
+    """With ``--reasoning-parser harmony``, :class:`~radixrt.parsers.harmony.HarmonyParser` reads
+    the whole answer, and the calls in it."""
 
     openings = (f"{CHANNEL}commentary to=functions.",)
     closings = (CALL,)

@@ -1,11 +1,16 @@
-"""Tool calls that are JSON objects with a name and arguments: the base of several formats."""
+"""Tool calls that are JSON objects with a name and arguments: each in tags (Hermes, Qwen 2.5, Qwen
+3, Granite 4, SmolLM3, EXAONE 4), without tags (Llama 3), or in one list behind a mark (Granite 3,
+Phi-4-mini, Mistral before tokenizer version 11)."""
 
 import json
 
 from radixrt.constrained.constraint import Tag
 from radixrt.constrained.tool_calls import Tool
+from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
-from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat
+from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
+
+_EXAONE = "[|endofturn|]"
 
 
 class JsonCalls(ToolCallFormat):
@@ -37,7 +42,7 @@ class JsonCalls(ToolCallFormat):
         mark = ","
         while mark == ",":
             yield from self.read_object(text, calls)
-            text.record()  # what is read is no content any more
+            text.record()  # what is read is not content any more
             mark = yield from text.expect(",", "]")
 
     def read_object(self, text: Scanner, calls: CallSink) -> Reading[None]:
@@ -70,3 +75,94 @@ class JsonCalls(ToolCallFormat):
         yield from text.json(calls.add)
         yield from text.expect("}")
         calls.end()
+
+
+class Hermes(JsonCalls):
+    openings = ("<tool_call>",)
+    closings = ("</tool_call>",)
+    triggers = ("<tool_call>",)
+    separator = "\n"
+    head = "<tool_call>\n"
+    tail = "\n</tool_call>"
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        others = ("<function=", "<arg_key>", "<tool_calls>", _EXAONE)
+        return marks.in_template("<tool_call>") and not any(map(marks.in_template, others))
+
+    def read(
+        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
+    ) -> Reading[None]:
+        yield from self.read_object(text, calls)
+        yield from text.blank()
+        yield from text.accept("</tool_call>")
+
+
+class Exaone4(Hermes):
+    head = "<tool_call>"
+    tail = "</tool_call>"
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("<tool_call>", _EXAONE)
+
+
+class Llama3Json(JsonCalls):
+    openings = ('{"name": ',)
+    triggers = ('{"name": ',)
+    separator = "; "
+    arguments_key = "parameters"
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("<|start_header_id|>", '"parameters": ')
+
+    def read(
+        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
+    ) -> Reading[None]:
+        text.give_back(opening)
+        yield from self.read_object(text, calls)
+
+
+class JsonList(JsonCalls):
+    """All calls are one JSON list. An opening has the bracket of the list, or stands before it."""
+
+    separator = ", "
+
+    def read(
+        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
+    ) -> Reading[None]:
+        """Some templates show the model one object behind the mark, without the list."""
+        yield from text.blank()
+        if opening.endswith("[") or (yield from text.accept("[")):
+            yield from self.read_list(text, calls)
+        else:
+            yield from self.read_object(text, calls)
+        if self.closings:
+            yield from text.blank()
+            yield from text.accept(*self.closings)
+
+
+class Phi4Mini(JsonList):
+    openings = ("<|tool_call|>", "functools[")
+    closings = ("<|/tool_call|>",)
+    lists = (("<|tool_call|>[", "]<|/tool_call|>"), ("functools[", "]"))
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        named = any(map(marks.in_template, ("functools", "<|tool_call|>")))
+        return marks.in_template("<|tool|>") and (named or "<|tool_call|>" in marks.tokens)
+
+
+class Granite(JsonList):
+    """Granite 3.1 writes ``<tool_call>`` in letters, though its template says ``<|tool_call|>``."""
+
+    openings = ("<|tool_call|>", "<tool_call>")
+    lists = (("<|tool_call|>[", "]"), ("<tool_call>[", "]"))
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("<|start_of_role|>", "<|tool_call|>")
+
+
+class MistralV3(JsonList):
+    openings = ("[TOOL_CALLS]",)
+    lists = (("[TOOL_CALLS] [", "]"), ("[TOOL_CALLS][", "]"))
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("[TOOL_CALLS]") and not marks.in_template("[ARGS]")

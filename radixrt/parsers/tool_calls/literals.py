@@ -1,4 +1,5 @@
-"""Reads values as formats without JSON write them: Python literals, JSON, and strings between marks."""
+"""Reads values as formats without JSON write them: Python literals, JSON, and strings between
+marks."""
 
 import ast
 import json
@@ -111,7 +112,8 @@ def _object(text: Scanner, mark: str, depth: int) -> Reading[dict[str, Any]]:
 def add_arguments(
     text: Scanner, calls: CallSink, sign: str, closing: str, mark: str = ""
 ) -> Reading[None]:
-    """Read named values behind one another, each ``NAME``, ``sign``, value, up to the closing mark, as the arguments of a call.
+    """Read named values behind one another, each ``NAME``, ``sign``, value, up to the closing mark,
+    as the arguments of a call.
 
     Raises:
         NoCallError: there are none.

@@ -8,7 +8,8 @@
     </function>
     </tool_call>
 
-Strings stand as they are, without quotes; other values as JSON. The schema of the tool tells which is which.
+Strings stand as they are, without quotes; other values as JSON. The schema of the tool tells which
+is which.
 """
 
 import json
@@ -25,7 +26,8 @@ from radixrt.parsers.tool_calls.literals import literal
 
 
 class ParameterTags(ToolCallFormat):
-    """A call is ``begin``, with the name of the function in its middle, parameters in the ``style``, and ``end``.
+    """A call is ``begin``, with the name of the function in its middle, parameters in the
+    ``style``, and ``end``.
 
     White space between the marks is free where no grammar holds the answer.
     """
@@ -34,7 +36,7 @@ class ParameterTags(ToolCallFormat):
     names = re.compile(r"[^<>\s]+")
     style: ParameterStyle
     begin: tuple[str, str]
-    """Of a call, before and behind its name."""
+    """The text of a call before and behind its name."""
     end: str
     name_opening: str
     """The part of ``begin`` that stands right before the name, behind the opening; "": none."""
@@ -43,7 +45,7 @@ class ParameterTags(ToolCallFormat):
     value_marks: tuple[str, ...]
     """Between the name of a parameter and its value."""
     wrapper_end = ""
-    """Behind the call, or behind all calls of a list."""
+    """The text behind a call, or behind all calls of a list."""
 
     def tag(self, tool: Tool) -> Tag:
         return tool.parameters_tag(tool.name.join(self.begin), self.style, self.end)
@@ -55,7 +57,7 @@ class ParameterTags(ToolCallFormat):
             yield from text.expect(self.name_opening)
         yield from self._read_call(text, calls, tools)
         while self.wrapper_end:
-            text.record()  # what is read is no content any more
+            text.record()  # what is read is not content any more
             yield from text.blank()
             next_call = (self.name_opening,) if self.lists else ()
             if (yield from text.accept(self.wrapper_end, *next_call)) not in next_call:
@@ -86,8 +88,8 @@ class ParameterTags(ToolCallFormat):
         calls.end()
 
     def _read_value(self, text: Scanner, calls: CallSink, form: Form) -> Reading[None]:
-        """Read a value and its closing tag. Where the style has a line break around values, the one before the closing tag and the
-        one behind the opening tag belong to the tags."""
+        """Read a value and its closing tag. Where the style has a line break around values, the one
+        before the closing tag and the one behind the opening tag belong to the tags."""
         closing = STYLES[self.style].closing.rstrip()
         closings = (closing, closing.lstrip())
         if closing.startswith("\n"):

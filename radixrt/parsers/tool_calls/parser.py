@@ -10,14 +10,16 @@ class ToolCallParser:
 
     Args:
         written: the model's format of calls; None: the text has no calls.
-        in_pieces: return a call as soon as its name is known, and then its arguments in pieces, as calls of the same
-            index without a name. Only for text that a grammar constrains to calls of this format, because sent deltas
-            are final. Otherwise a call is returned when it is complete, and text that only resembles a call stays
-            content.
-        calls_alone: an answer that does not begin with a call contains no call. Only for text that a grammar
-            constrains so; a string in its JSON may resemble a call.
-        stray_marks: further texts that are dropped from the content, such as the closing tag of reasoning.
-        tools: the schemas of the arguments, which give the types of arguments that the format writes without quotes.
+        in_pieces: return a call as soon as its name is known, and then its arguments in pieces, as
+            calls of the same index without a name. Only for text that a grammar constrains to calls
+            of this format, because sent deltas are final. Otherwise a call is returned when it is
+            complete, and text that only resembles a call stays content.
+        calls_alone: an answer that does not begin with a call contains no call. Only for text that
+            a grammar constrains so; a string in its JSON may resemble a call.
+        stray_marks: further texts that are dropped from the content, such as the closing tag of
+            reasoning.
+        tools: the schemas of the arguments, which give the types of arguments that the format
+            writes without quotes.
     """
 
     def __init__(
@@ -37,7 +39,8 @@ class ToolCallParser:
         self._scanner = Scanner()
         self._content: list[str] = []
         self._gap: str | None = None
-        """Text that may separate the last call from the next one; it is content only if content follows."""
+        """Text that may separate the last call from the next one; it is content only if content
+        follows."""
         self._num_refused = 0
         """Openings in the content whose closings are not there yet."""
         self._reading = self._read()

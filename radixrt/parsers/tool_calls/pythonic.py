@@ -1,4 +1,5 @@
-"""The tool calls of Llama 3.2 and 4, ``[f(a=1), g(b="x")]``, which is the whole answer, and of OLMo 3: a list of Python calls."""
+"""The tool calls of Llama 3.2 and 4, ``[f(a=1), g(b="x")]``, which is the whole answer, and of OLMo
+3: a list of Python calls."""
 
 import re
 
@@ -39,7 +40,7 @@ class Pythonic(ToolCallFormat):
             calls.begin(name)
             yield from add_arguments(text, calls, "=", ")")
             calls.end()
-            text.record()  # what is read is no content any more
+            text.record()  # what is read is not content any more
             yield from text.blank()
             if (yield from text.accept(closing)):
                 return

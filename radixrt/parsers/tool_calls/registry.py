@@ -3,11 +3,15 @@
 from radixrt.parsers.tool_calls.format import ToolCallFormat
 from radixrt.parsers.tool_calls.functiongemma import FunctionGemma, Gemma4
 from radixrt.parsers.tool_calls.harmony import Harmony
-from radixrt.parsers.tool_calls.hermes import Exaone4, Hermes
-from radixrt.parsers.tool_calls.hunyuan import Hunyuan
-from radixrt.parsers.tool_calls.json_lists import Granite, Phi4Mini
-from radixrt.parsers.tool_calls.llama3_json import Llama3Json
-from radixrt.parsers.tool_calls.mistral import Mistral, MistralV3
+from radixrt.parsers.tool_calls.json_calls import (
+    Exaone4,
+    Granite,
+    Hermes,
+    Llama3Json,
+    MistralV3,
+    Phi4Mini,
+)
+from radixrt.parsers.tool_calls.named_calls import Hunyuan, Mistral
 from radixrt.parsers.tool_calls.parameter_tags import Glm45, Glm47, MinimaxM2, Qwen3Coder, SeedOss
 from radixrt.parsers.tool_calls.pythonic import Olmo3, Pythonic
 

@@ -1,1 +1,1 @@
-"""From token ids to an answer's text, reasoning and tool calls."""
+"""Turns token ids into an answer's text, reasoning and tool calls."""

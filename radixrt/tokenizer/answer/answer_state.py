@@ -1,4 +1,5 @@
-"""The state of one answer in flight: the scheduler's tokens go in, chunks of text for the api come out."""
+"""The state of one answer in flight: the scheduler's tokens go in, chunks of text for the api come
+out."""
 
 import math
 import time
@@ -27,7 +28,8 @@ from radixrt.tokenizer.prompt.kept_turns import AnswerParts, OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 PROGRESS_TOKENS = 64
-"""Tokens after which an answer that does not stream reports its progress, so that another engine could continue it."""
+"""Tokens after which an answer that does not stream reports its progress, so that another engine
+could continue it."""
 
 
 class AnswerState:
@@ -55,7 +57,8 @@ class AnswerState:
             index: which of the request's ``n`` answers.
             prompt: to send with the first chunk.
             continues_prompt: the text goes on from the prompt's text, without a new beginning.
-            rendered_chat: the prompt as text, if the chat's next request should find the tokens of this answer.
+            rendered_chat: the prompt as text, if the chat's next request should find the tokens of
+                this answer.
             turn: keeps the answer, if the chat's next request should repeat it as it was written.
             record: remembers the answer, if it is one of a chat.
             explainer: explains the cache misses of the record's prompt, if the request asks for it.
@@ -71,10 +74,10 @@ class AnswerState:
         self._prompt = prompt
         self._rendered_chat = rendered_chat
         self._all_ids: list[int] = []
-        """Of the text, where there is a rendered chat."""
+        """Token ids of the text, where there is a rendered chat."""
         self._turn = turn
         self._parts = AnswerParts()
-        """Of an answer that the turn keeps or the record remembers."""
+        """The parts of an answer that the turn keeps or the record remembers."""
         self._record = record
         self._keeps_parts = turn is not None or bool(record and record.layout)
         self._explainer = explainer
@@ -89,7 +92,7 @@ class AnswerState:
             prompt_ids if continues_prompt else (),
         )
         self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
-        self._parser = OutputParser.of(request, vocabulary, prompt_ids)
+        self._parser = OutputParser.for_request(request, vocabulary, prompt_ids)
         self._values = AnswerValues(request, validated=not unenforced)
         self._text: list[str] = []
         self._token_ids: list[int] = []
@@ -106,7 +109,8 @@ class AnswerState:
         self._report_at = 1
         """Number of tokens at which an answer that does not stream reports its progress."""
         self._drafted = self._accepted = 0
-        """Draft tokens until now, and of these those that were accepted, if there are stop strings."""
+        """Draft tokens until now, and of these those that were accepted, if there are stop
+        strings."""
         self._sent_at = time.monotonic()
         self._report = AnswerReport(prompt_tokens=len(prompt_ids))
 
@@ -168,8 +172,8 @@ class AnswerState:
         self._end_here("abort", None)
 
     def take_chunk(self) -> AnswerChunk | None:
-        """The next chunk: all that is new, if the request streams; else now and then the new tokens, and the whole answer
-        at its end."""
+        """The next chunk: all that is new, if the request streams; else now and then the new
+        tokens, and the whole answer at its end."""
         if not self.finished and not (self.request.stream and self._num_tokens):
             return self._progress() if self._num_tokens >= self._report_at else None
         text = "".join(self._text)
@@ -210,8 +214,8 @@ class AnswerState:
         return chunk
 
     def _progress(self) -> AnswerChunk:
-        """The new tokens of an answer that does not stream. Without log-probabilities another engine would not know those of
-        these tokens, so an answer with them would begin again."""
+        """The new tokens of an answer that does not stream. Without log-probabilities another
+        engine would not know those of these tokens, so an answer with them would begin again."""
         self._report_at = self._num_tokens + PROGRESS_TOKENS
         sampling = self.request.sampling
         new = self._token_ids[self._num_reported :]
@@ -259,7 +263,8 @@ class AnswerState:
             self._keep_tokens(self._rendered_chat)
 
     def _end_here(self, reason: FinishReason, stop: str | None) -> None:
-        """The answer ends at a stop string, or because its client has left: the scheduler did not end it."""
+        """The answer ends at a stop string, or because its client has left: the scheduler did not
+        end it."""
         self._report = msgspec.structs.replace(
             self._report,
             finish_reason=reason,
@@ -268,7 +273,8 @@ class AnswerState:
         )
 
     def _count_drafts(self, accepted: int) -> None:
-        """Report the drafts of an answer that ended at a stop string, with ``accepted`` tokens of them in it."""
+        """Report the drafts of an answer that ended at a stop string, with ``accepted`` tokens of
+        them in it."""
         self._report = msgspec.structs.replace(
             self._report,
             accepted_prediction_tokens=accepted,

@@ -1,4 +1,5 @@
-"""Incremental detokenization: text for one token at a time that adds up to the decoding of the whole."""
+"""Incremental detokenization: text for one token at a time that adds up to the decoding of the
+whole."""
 
 from collections.abc import Sequence
 
@@ -7,13 +8,13 @@ from tokenizers.decoders import DecodeStream
 
 MIN_CONTEXT_TOKENS = 8
 MAX_CONTEXT_TOKENS = 256
-"""Prompt tokens that the decoder sees before the answer. More than the least are needed only inside a
-long run of byte-fallback tokens, which decoders take as one."""
+"""Prompt tokens that the decoder sees before the answer. More than the least are needed only inside
+a long run of byte-fallback tokens, which decoders take as one."""
 
 MAX_PENDING_TOKENS = 64
-"""A character is at most four bytes, so as many tokens without a complete one are not text (or they spell
-U+FFFD itself, which looks the same); they are given out as U+FFFD rather than decoded again and again at
-a growing cost."""
+"""A character is at most four bytes, so as many tokens without a complete one are not text (or they
+spell U+FFFD itself, which looks the same); they are given out as U+FFFD rather than decoded again
+and again at a growing cost."""
 
 MAX_INCOMPLETE_TOKENS = 3
 """The first bytes of a character that is not complete."""
@@ -31,8 +32,9 @@ class IncrementalDetokenizer:
     >>> detokenizer.push(0), detokenizer.push(1), detokenizer.flush()
     ('Hel', 'lo', '')
 
-    With ``context_ids`` (the end of a prompt that the answer continues), the text is the addition of the answer to the
-    decoded prompt, with a leading space if there is one. Without them the answer is decoded alone.
+    With ``context_ids`` (the end of a prompt that the answer continues), the text is the addition
+    of the answer to the decoded prompt, with a leading space if there is one. Without them the
+    answer is decoded alone.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class IncrementalDetokenizer:
     def _end_of_prompt(self, prompt_ids: Sequence[int]) -> list[int]:
         """The last tokens of a prompt, as few as make whole characters.
 
-        None where the prompt itself ends inside a character: DecodeStream would give out the prompt's text
-        again once that is complete.
+        None where the prompt itself ends inside a character: DecodeStream would give out the
+        prompt's text again once that is complete.
         """
         ids = [t for t in prompt_ids[-MAX_CONTEXT_TOKENS:] if t not in self._skipped_ids]
         length = MIN_CONTEXT_TOKENS
@@ -95,9 +97,9 @@ class IncrementalDetokenizer:
     def _restart(self) -> str:
         """Return all pending text and start again.
 
-        Byte-fallback decoders may take back a character when an invalid byte follows it (they replace a
-        whole run of bytes), which DecodeStream answers with an exception. Text that was returned
-        cannot be taken back, so the following tokens are decoded separately.
+        Byte-fallback decoders may take back a character when an invalid byte follows it (they
+        replace a whole run of bytes), which DecodeStream answers with an exception. Text that was
+        returned cannot be taken back, so the following tokens are decoded separately.
         """
         before = self._decode(self._context)
         whole = self._decode(self._context + self._pending)

@@ -55,7 +55,8 @@ class OutputParser:
         self._symbols_of = symbols_of
         self._num_characters = 0
         self._ends: list[int] = []
-        """Where each token of an answer with reasoning ends, in characters, until the reasoning has ended."""
+        """The place where each token of an answer with reasoning ends, in characters, until the
+        reasoning has ended."""
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -68,7 +69,7 @@ class OutputParser:
         return min(bisect_left(self._ends, parser.end) + 1, len(self._ends))
 
     @staticmethod
-    def of(
+    def for_request(
         request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
     ) -> "OutputParser":
         if request.parse_reasoning == HARMONY:
@@ -95,7 +96,8 @@ class OutputParser:
     def bounded(
         request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
     ) -> SamplingParams:
-        """The sampling settings of a request, with the tokens around a reasoning that is to be bounded.
+        """The sampling settings of a request, with the tokens around a reasoning that is to be
+        bounded.
 
         Raises:
             RequestError: the bound is less than these tokens, or the reasoning is not parsed.
@@ -132,7 +134,8 @@ class OutputParser:
 
     @staticmethod
     def tag_ids(request: GenerateRequest, vocabulary: Vocabulary) -> set[int]:
-        """The control tokens that stand for tags. They have to be in the text, so that it can be split."""
+        """The control tokens that stand for tags. They have to be in the text, so that it can be
+        split."""
         tags: set[str] = set()
         if request.parse_tool_calls:
             tags |= TOOL_CALL_FORMATS[request.parse_tool_calls].marks
@@ -144,12 +147,12 @@ class OutputParser:
         return {i for i, token in vocabulary.special_tokens.items() if token.content in tags}
 
     def watch(self, text: str, token_id: int | None) -> None:
-        """Note a new token and its text: where the tag that closes the reasoning is complete, the grammar and
-        the content begin."""
+        """Note a new token and its text: where the tag that closes the reasoning is complete, the
+        grammar and the content begin."""
         self._num_characters += len(text)
         if self._messages is not None and token_id is not None:
             if token_id in self._mark_ids:
-                self._messages.tell_mark(self._num_characters)
+                self._messages.add_mark(self._num_characters)
             if self._messages.end is None:
                 self._ends.append(self._num_characters)
             return
@@ -165,7 +168,8 @@ class OutputParser:
             self._reasoning.reasoning_length = self._num_characters
 
     def complete(self) -> None:
-        """The grammar has ended the answer: it opened no reasoning, even if it is the beginning of the tag."""
+        """The grammar has ended the answer: it opened no reasoning, even if it is the beginning of
+        the tag."""
         if self._reasoning is not None and self._reasoning.opened is None:
             self._reasoning.opened = False
 
@@ -205,7 +209,8 @@ def _joined(calls: list[ToolCall]) -> list[ToolCall]:
 
 
 class GrammarPlace(NamedTuple):
-    """The fields of :class:`~radixrt.messages.grammars.GrammarUse` that say where a grammar begins; without any, at once."""
+    """The fields of :class:`~radixrt.messages.grammars.GrammarUse` that say where a grammar begins;
+    without any, at once."""
 
     begin_after: list[int]
     """The tag that closes the reasoning."""
@@ -225,7 +230,7 @@ AT_ONCE = GrammarPlace([], [], [])
 def grammar_place(
     request: GenerateRequest, vocabulary: Vocabulary, prompt_ids: list[int]
 ) -> GrammarPlace:
-    """Where the grammar of a request begins in an answer."""
+    """The place where the grammar of a request begins in an answer."""
     marks = FORMATS.get(request.parse_reasoning)
     if marks is None or request.constraint is None:
         return AT_ONCE
@@ -252,7 +257,7 @@ def _harmony_parser(
         calls=request.parse_tool_calls == HARMONY,
         in_pieces=request.constraint is not None,
         is_held=request.constraint is not None,
-        marks_are_told=len(mark_ids) == len(MARKS),
+        marks_are_given=len(mark_ids) == len(MARKS),
     )
     return OutputParser(None, None, None, None, messages, frozenset(mark_ids))
 

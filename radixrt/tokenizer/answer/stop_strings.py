@@ -8,8 +8,9 @@ class StopStringFinder:
     >>> stops.push("a cat E"), stops.push("ND and more")
     (('a cat ', None), ('', 'END'))
 
-    The answer ends before the stop string that is complete first; of several that are complete at the
-    same character, before the longest. The outcome does not depend on how the text is cut in pieces.
+    The answer ends before the stop string that is complete first; of several that are complete at
+    the same character, before the longest. The outcome does not depend on how the text is cut in
+    pieces.
     """
 
     def __init__(self, stops: tuple[str, ...], include_in_output: bool = False) -> None:
@@ -18,8 +19,8 @@ class StopStringFinder:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text that is now certain to belong to the answer, and the stop string if one is
-        complete. After a stop string, nothing more may be pushed."""
+        """Return the text that is now certain to belong to the answer, and the stop string if one
+        is complete. After a stop string, nothing more may be pushed."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -33,7 +34,7 @@ class StopStringFinder:
         return text[:certain], None
 
     def flush(self) -> str:
-        """The text that was held back: no more will come, so it is no stop string."""
+        """The text that was held back: no more will come, so it is not a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -28,7 +28,7 @@ class _Open:
         self.kind = kind
         self.pointer = pointer
         self.piece, self.start = piece, start
-        """Where it begins: which piece of the text, and which character of it."""
+        """The place where it begins: which piece of the text, and which character of it."""
         self.length = 0
         """Elements of an array so far."""
 
@@ -52,9 +52,9 @@ class ValueTracker:
         self._state = _VALUE
         self._is_escaped = False
         self._name: tuple[int, int] = (0, 0)
-        """Where the last property name begins."""
+        """The place where the last property name begins."""
         self._pointer = ""
-        """Of the next value, if it is a property."""
+        """The pointer of the next value, if it is a property."""
         self._events: list[ValueEvent] = []
 
     def push(self, text: str) -> list[ValueEvent]:
@@ -141,7 +141,8 @@ class ValueTracker:
 
 
 class AnswerValues:
-    """The events of one answer: of its content if that is JSON, and of the arguments of its tool calls."""
+    """The events of one answer: of its content if that is JSON, and of the arguments of its tool
+    calls."""
 
     def __init__(self, request: GenerateRequest, *, validated: bool) -> None:
         """
@@ -182,7 +183,8 @@ class AnswerValues:
 
 
 def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where the longest match at a place ends; the patterns match everywhere, if only the empty text."""
+    """The end of the longest match at a place; the patterns match everywhere, if only the empty
+    text."""
     match = pattern.match(text, at)
     assert match is not None
     return match.end()

@@ -16,13 +16,15 @@ from radixrt.tokenizer.explain.volatile import volatile_at_divergence
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 CONTEXT_TOKENS = 32
-"""Before the divergence, to recognise a date that begins before it."""
+"""Tokens before the divergence, to recognise a date that begins before it."""
 
 MIN_AGREEING = 16
-"""Characters behind volatile text that have to agree: otherwise other text follows, and the volatile text is no cause."""
+"""Characters behind volatile text that have to agree: otherwise other text follows, and the
+volatile text is no cause."""
 
 MIN_AGREEING_TOKENS = 32
-"""In the last message, which is new by nature: volatile text is a cause only if it parts a long text from its cache."""
+"""Tokens that must agree in the last message, which is new by nature: volatile text is a cause only
+if it parts a long text from its cache."""
 
 
 class Explainer:
@@ -33,14 +35,14 @@ class Explainer:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, page_size: int, most_bytes: int, shows_texts: bool = True
+        self, vocabulary: Vocabulary, page_size: int, max_bytes: int, shows_texts: bool = True
     ) -> None:
         """
         Args:
-            most_bytes: memory of the remembered prompts.
+            max_bytes: memory of the remembered prompts.
             shows_texts: False: to nobody.
         """
-        self.records = PromptRecords(most_bytes)
+        self.records = PromptRecords(max_bytes)
         self._vocabulary = vocabulary
         self._page_size = page_size
         self._shows_texts = shows_texts

@@ -38,11 +38,13 @@ class ChatLayout:
     """The messages of a chat's prompt, and their places in its text."""
 
     segments: list[int]
-    """Where each segment of the text begins, in characters; and the length of the text."""
+    """The place where each segment of the text begins, in characters; and the length of the
+    text."""
     tokens: list[int]
     """Number of tokens before each segment; and of all."""
     spans: list[tuple[int, int]]
-    """Beginning and end of each message's content in the text; empty where the template has changed it."""
+    """Beginning and end of each message's content in the text; empty where the template has changed
+    it."""
     roles: list[str]
     messages: list[int]
     """A fingerprint of each message."""
@@ -50,7 +52,7 @@ class ChatLayout:
     """Name and fingerprint of each tool."""
 
     @staticmethod
-    def of(
+    def from_prompt(
         prompt: ChatPrompt, segments: list[Segment], spans: list[tuple[int, int]]
     ) -> "ChatLayout":
         last = segments[-1]
@@ -64,7 +66,8 @@ class ChatLayout:
         )
 
     def position(self, token_index: int, length_of: Callable[[int, int], int]) -> int:
-        """Where in the text a token begins, in characters; estimated far inside of a long segment.
+        """The place in the text where a token begins, in characters; estimated far inside of a long
+        segment.
 
         Args:
             length_of: number of characters of the tokens from one index to another.
@@ -84,7 +87,8 @@ class ChatLayout:
         return len(self.spans) - 1
 
     def num_alike(self, earlier: "PromptRecord") -> int:
-        """Number of leading messages that an earlier request has sent too, or has got as its answer."""
+        """Number of leading messages that an earlier request has sent too, or has got as its
+        answer."""
         assert earlier.layout is not None
         before = earlier.layout.messages
         alike = 0
@@ -105,9 +109,9 @@ class PromptRecord:
     tenant: str
     token_ids: PackedIds
     layout: ChatLayout | None
-    """None: it is no chat, or its text has special tokens in the messages."""
+    """None: it is not a chat, or its text has special tokens in the messages."""
     seq_ids: list[int] = field(default_factory=list)
-    """Of its answers."""
+    """The sequences of its answers."""
     answers: set[int] = field(default_factory=set)
     """Fingerprints of its answers."""
 
@@ -130,18 +134,19 @@ class PromptRecord:
     def add_answer(self, parts: AnswerParts) -> None:
         """Note an answer as its client gets it."""
         try:
-            self.answers.add(_of_answer("".join(parts.content), parts.decoded_calls()))
+            self.answers.add(_answer_fingerprint("".join(parts.content), parts.decoded_calls()))
         except msgspec.DecodeError:
             return  # a call was cut off: no client can send it back
 
 
 class PromptRecords:
-    """The last prompts, by request and by sequence. The oldest are dropped beyond a number of bytes."""
+    """The last prompts, by request and by sequence. The oldest are dropped beyond a number of
+    bytes."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._most_bytes = max_bytes
         self._records: OrderedDict[tuple[str, str], PromptRecord] = OrderedDict()
-        """By tenant and request id."""
+        """Records by tenant and request id."""
         self._by_seq_id: dict[int, PromptRecord] = {}
         self._num_bytes = 0
 
@@ -171,16 +176,17 @@ class PromptRecords:
 
 
 def fingerprint(message: dict[str, Any]) -> int:
-    """Equal for messages that are sent as the same ones. The reasoning of an answer does not count, nor do the ids of calls."""
+    """Equal for messages that are sent as the same ones. The reasoning of an answer does not count,
+    nor do the ids of calls."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = msgspec.json.encode(content).decode()
     if message.get("role") == "assistant":
-        return _of_answer(content, called_functions(message.get("tool_calls") or ()))
+        return _answer_fingerprint(content, called_functions(message.get("tool_calls") or ()))
     return hash((message.get("role"), content, message.get("name")))
 
 
-def _of_answer(content: str, calls: Sequence[tuple[str, Any]]) -> int:
+def _answer_fingerprint(content: str, calls: Sequence[tuple[str, Any]]) -> int:
     return hash(("assistant", content.strip(), _ENCODER.encode(calls) if calls else b""))
 
 

@@ -20,7 +20,8 @@ _KINDS = {
     "a time": re.compile(r"\d\d?:\d\d"),
     "a number": re.compile(r"[+-]?\d+(?:[.,/]\d+)*\Z"),
 }
-"""What a volatile word is called: the first whose pattern it begins with; else it is a hash or an id."""
+"""What a volatile word is called: the first whose pattern it begins with; else it is a hash or an
+id."""
 
 
 class Volatile(NamedTuple):
@@ -28,11 +29,12 @@ class Volatile(NamedTuple):
 
     kind: str
     word: str
-    """In the first text."""
+    """The word in the first text."""
     agreeing: int
-    """Number of characters behind it in the first text that agree with the second text, but for further volatile words."""
+    """Number of characters behind it in the first text that agree with the second text, but for
+    further volatile words."""
     end: int
-    """Where in the first text they end."""
+    """The place in the first text where they end."""
 
 
 def volatile_at_divergence(one: str, other: str) -> Volatile | None:

@@ -1,1 +1,1 @@
-"""From a request's prompt to token ids."""
+"""Turns a request's prompt into token ids."""

@@ -1,8 +1,9 @@
 """Finds the number of leading tokens of a prompt that a cache breakpoint covers.
 
-A cache breakpoint names a message, but retention needs a number of tokens. A template need not render the first
-messages of a chat as it renders them within the whole: it may leave out old reasoning, or put the tools before the last
-question. So the first messages are rendered by themselves, and the common prefix with the prompt is kept.
+A cache breakpoint names a message, but retention needs a number of tokens. A template need not
+render the first messages of a chat as it renders them within the whole: it may leave out old
+reasoning, or put the tools before the last question. So the first messages are rendered by
+themselves, and the common prefix with the prompt is kept.
 """
 
 import re
@@ -24,12 +25,14 @@ _STAND_IN = {"role": "user", "content": f"\ue000{secrets.token_hex(8)}\ue001"}
 def agreed_length(
     render: Callable[[Messages], str], text: str, messages: Messages, message: int
 ) -> int:
-    """Number of leading characters of a rendered chat that are settled by its messages up to one of them.
+    """Number of leading characters of a rendered chat that are settled by its messages up to one of
+    them.
 
     Args:
         render: renders other messages with the same tools.
         text: all messages, rendered.
-        message: index of the last message that counts; -1: the tools and leading system messages count.
+        message: index of the last message that counts; -1: the tools and leading system messages
+            count.
 
     Returns:
         0 where the template refuses to render the beginning.
@@ -52,8 +55,8 @@ def substitute(
     text: str,
     lengths: Sequence[int],
 ) -> tuple[str, list[int]]:
-    """The text with the replacements of all matches, and the lengths of some prefixes of the text after it. A prefix that ends
-    inside a match ends before it."""
+    """The text with the replacements of all matches, and the lengths of some prefixes of the text
+    after it. A prefix that ends inside a match ends before it."""
     pieces: list[str] = []
     new_lengths = list(lengths)
     copied = new_length = 0

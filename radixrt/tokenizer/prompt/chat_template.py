@@ -1,9 +1,10 @@
 """Renders chats by the model's own template, with special tokens in user text kept inert.
 
-Templates are Jinja, run in a sandbox that bounds time and memory (``template_sandbox.py``). A template writes control tokens such as
-``<|im_end|>`` as text. A user's message that contains such text could end the message and begin
-another as the system. So special-token strings inside messages are replaced by unguessable placeholders before
-rendering and become plain text again only after the template's own control tokens are set.
+Templates are Jinja, run in a sandbox that bounds time and memory (``template_sandbox.py``). A
+template writes control tokens such as ``<|im_end|>`` as text. A user's message that contains such
+text could end the message and begin another as the system. So special-token strings inside messages
+are replaced by unguessable placeholders before rendering and become plain text again only after the
+template's own control tokens are set.
 """
 
 import contextlib
@@ -26,11 +27,15 @@ from radixrt.tokenizer.prompt.breakpoints import (
     num_tokens_within,
     substitute,
 )
-from radixrt.tokenizer.prompt.call_ids import demands_nine_characters, with_nine_characters
 from radixrt.tokenizer.prompt.kept_turns import History, KeptTurn, KeptTurns, OpenTurn
 from radixrt.tokenizer.prompt.literals import Literals
+from radixrt.tokenizer.prompt.message_forms import (
+    demands_nine_characters,
+    reads_thinking,
+    with_nine_characters,
+    with_thinking,
+)
 from radixrt.tokenizer.prompt.segments import CheckLength, Segment, any_length, joined
-from radixrt.tokenizer.prompt.thinking import reads_thinking, with_thinking
 from radixrt.tokenizer.tokenizer_cache import template_parameters
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_with_ends
 
@@ -38,12 +43,12 @@ from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside, encode_aside_
 class _Literals:
     """The special-token strings in the messages of one chat."""
 
-    def __init__(self, placeholder: Callable[[str, int], str], most: int) -> None:
+    def __init__(self, placeholder: Callable[[str, int], str], limit: int) -> None:
         self._placeholder = placeholder
-        self._most = most
+        self._limit = limit
         self._count = 0
         self.placeholders: dict[str, str] = {}
-        """Of each string, which may occur many times."""
+        """The placeholder of each string, which may occur many times."""
 
     def hide(self, match: re.Match[str]) -> str:
         """The placeholder of an occurrence.
@@ -52,9 +57,9 @@ class _Literals:
             RequestError: there are too many.
         """
         self._count += 1
-        if self._count > self._most:
+        if self._count > self._limit:
             raise RequestError(
-                f"The messages have more than {self._most} special tokens such as {match.group()} in their texts, several times as "
+                f"The messages have more than {self._limit} special tokens such as {match.group()} in their texts, several times as "
                 "many as fit into this model's context. Shorten them.",
                 param="messages",
                 code="context_length_exceeded",
@@ -68,15 +73,16 @@ class _Literals:
 @dataclasses.dataclass(frozen=True)
 class RenderedChat:
     text: str
-    """With placeholders in it, if there are literals."""
+    """The text, with placeholders in it, if there are literals."""
     literals: list[str]
     """Special-token strings from the messages, each to stand at its placeholders as plain text."""
     agreed: list[int]
-    """For each cache breakpoint: number of leading characters that are settled by the messages before it."""
+    """Leading characters that the messages before each cache breakpoint settle."""
     answer_ends: list[int]
-    """Where in the text the contents of assistants' messages end."""
+    """The places in the text where the contents of assistants' messages end."""
     spans: list[tuple[int, int]]
-    """Beginning and end of each message's content in the text; empty, at the end of the one before, where it is not found."""
+    """Beginning and end of each message's content in the text; empty, at the end of the one before,
+    where it is not found."""
     turn: OpenTurn | None = None
     """Keeps the answer to a chat whose later requests are to repeat it."""
 
@@ -92,18 +98,18 @@ class ChatTemplate:
         self.turns = KeptTurns()
 
     def render(
-        self, prompt: ChatPrompt, salt: str = "", most_literals: int = 1 << 16
+        self, prompt: ChatPrompt, salt: str = "", max_literals: int = 1 << 16
     ) -> RenderedChat:
         """Run the template.
 
         Args:
             salt: kept answers are repeated only in requests with the same one.
-            most_literals: more special-token strings in the messages are refused.
+            max_literals: more special-token strings in the messages are refused.
 
         Raises:
             RequestError: the model has no template, or the template refuses the conversation.
         """
-        literals = _Literals(self._placeholder, most_literals)
+        literals = _Literals(self._placeholder, max_literals)
         given = prompt.messages
         if self._wants_short_ids:
             given = with_nine_characters(given)
@@ -141,8 +147,9 @@ class ChatTemplate:
     def encode(
         self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
     ) -> tuple[str, list[int], list[int], list[Segment]]:
-        """The prompt as text and as token ids, for each cache breakpoint the number of leading tokens that it
-        covers, and the segments of the text, unless it has literals. Only the template adds special tokens.
+        """The prompt as text and as token ids, for each cache breakpoint the number of leading
+        tokens that it covers, and the segments of the text, unless it has literals. Only the
+        template adds special tokens.
 
         Args:
             salt: messages that were encoded before with the same salt are not encoded again.
@@ -176,7 +183,8 @@ class ChatTemplate:
     ) -> tuple[KeptTurn | None, str]:
         """The chat, rendered, and the kept turn with which it begins.
 
-        Behind that turn is the text that the template writes behind its answer; a mark in place of the answer shows it.
+        Behind that turn is the text that the template writes behind its answer; a mark in place of
+        the answer shows it.
 
         Args:
             history: None: no turn is repeated.
@@ -240,7 +248,8 @@ class ChatTemplate:
     ) -> tuple[str, list[int], list[int]]:
         """Tokenize a rendered text in which the strings of ``literals`` are plain text.
 
-        The tokenizer used reads no special token in text; it knows the template's own by other names.
+        The tokenizer used reads no special token in text; it knows the template's own by other
+        names.
         """
         plain_tokenizer, names, ids_of_names = self._plain_tokenizer
         assert self._special is not None
@@ -269,8 +278,8 @@ class ChatTemplate:
 
     @functools.cached_property
     def _plain_tokenizer(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
-        """A copy of the tokenizer that takes special-token strings as text, the names under which it
-        knows each special token instead, and the real ids of those names.
+        """A copy of the tokenizer that takes special-token strings as text, the names under which
+        it knows each special token instead, and the real ids of those names.
 
         Made when first needed, since it takes about a second for a large vocabulary.
         """
@@ -288,8 +297,9 @@ class ChatTemplate:
 
 
 def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
-    """Beginning and end of each message's content in the rendered text, in order; those of calls of tools belong to it.
-    Empty, at the end of the one before, where the text does not contain it unchanged."""
+    """Beginning and end of each message's content in the rendered text, in order; those of calls of
+    tools belong to it. Empty, at the end of the one before, where the text does not contain it
+    unchanged."""
     spans = []
     position = 0
     for message in messages:
@@ -304,11 +314,13 @@ def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
 
 
 _CALL_DISTANCE = 256
-"""Most characters that a template writes before the name of a called function, or between its arguments."""
+"""Most characters that a template writes before the name of a called function, or between its
+arguments."""
 
 
 def _end_of_call(text: str, position: int, call: Any) -> int:
-    """Where in the text the last string of a call of a tool ends, if the template writes it behind ``position``."""
+    """The place in the text where the last string of a tool call ends, if the template writes it
+    behind ``position``."""
     function = call.get("function") or {}
     arguments = function.get("arguments")
     values = arguments.values() if isinstance(arguments, dict) else ()

@@ -1,4 +1,5 @@
-"""Writes prompts for filling in the middle (FIM): text before and behind a gap, in the order in which the model was trained.
+"""Writes prompts for filling in the middle (FIM): text before and behind a gap, in the order in
+which the model was trained.
 
 The model's family is recognised from the control tokens of its vocabulary.
 """
@@ -17,7 +18,8 @@ from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside
 
 @dataclasses.dataclass(frozen=True)
 class FimFormat:
-    """The tokens of one family. The order is prefix, suffix, middle unless ``middle`` is empty: then suffix, prefix."""
+    """The tokens of one family. The order is prefix, suffix, middle unless ``middle`` is empty:
+    then suffix, prefix."""
 
     prefix: str
     suffix: str
@@ -61,7 +63,8 @@ FORMATS = (
 
 _SNIPPET = "\n\n--- snippet ---\n\n"
 _INNER = "☺"
-"""Stands before a text that must not begin with the space that some tokenizers add (as in Code Llama's own code)."""
+"""Stands before a text that must not begin with the space that some tokenizers add (as in Code
+Llama's own code)."""
 
 
 class FillInMiddle:

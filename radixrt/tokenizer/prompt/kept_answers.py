@@ -1,7 +1,9 @@
-"""Keeps the tokens of generated answers, for when an answer comes back in a later request of its chat.
+"""Keeps the tokens of generated answers, for when an answer comes back in a later request of its
+chat.
 
-A text has several forms in tokens, and a model does not always generate its tokenizer's. Encoded anew, such an answer
-becomes other tokens: their KV is not in the cache, and the model reads tokens that it did not generate.
+A text has several forms in tokens, and a model does not always generate its tokenizer's. Encoded
+anew, such an answer becomes other tokens: their KV is not in the cache, and the model reads tokens
+that it did not generate.
 """
 
 import hashlib
@@ -18,7 +20,7 @@ CAPACITY_BYTES = 16 << 20
 
 class KeptAnswer(NamedTuple):
     start: int
-    """Where in the text it begins, in characters."""
+    """The place in the text where it begins, in characters."""
     end: int
     ids: TokenIds
 

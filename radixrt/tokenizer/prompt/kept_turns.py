@@ -1,7 +1,8 @@
 """Keeps the text of each turn of a chat as the model wrote it, for the chat's later requests.
 
-A template may drop the reasoning of earlier answers, or write a tool call in its own way. The prompt then does not begin with the
-earlier prompt and answer, and their KV cannot be used. A kept turn replaces what the template makes of the same messages.
+A template may drop the reasoning of earlier answers, or write a tool call in its own way. The
+prompt then does not begin with the earlier prompt and answer, and their KV cannot be used. A kept
+turn replaces what the template makes of the same messages.
 """
 
 import hashlib
@@ -29,11 +30,11 @@ class KeptTurn:
     key: bytes
     before: "KeptTurn | None"
     text: str
-    """From the end of the turn before, to the end of the answer."""
+    """The text from the end of the turn before, to the end of the answer."""
     end: int
     """Number of characters of the chat up to the end of the answer."""
     reasoning: str
-    """Of the answer."""
+    """The reasoning of the answer."""
 
     def chain(self) -> "list[KeptTurn]":
         """All turns up to this one, in order."""
@@ -46,7 +47,8 @@ class KeptTurn:
 
 
 class KeptTurns:
-    """Turns by all messages up to the answer. The reasoning does not count, since few clients send it back.
+    """Turns by all messages up to the answer. The reasoning does not count, since few clients send
+    it back.
 
     Safe to use from several threads.
     """
@@ -110,7 +112,7 @@ class OpenTurn:
     turns: KeptTurns
     history: History
     text: str
-    """Of the whole prompt."""
+    """The text of the whole prompt."""
     before: KeptTurn | None
     """The turn with which the text begins."""
 

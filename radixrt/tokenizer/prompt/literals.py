@@ -1,7 +1,7 @@
 """Finds strings such as special tokens in long texts, without holding Python's lock for long.
 
-A regular expression holds the lock for the whole of a search: up to 0.2 s for a megabyte that begins like a special token
-again and again. Tokens of running answers wait meanwhile.
+A regular expression holds the lock for the whole of a search: up to 0.2 s for a megabyte that
+begins like a special token again and again. Tokens of running answers wait meanwhile.
 """
 
 import functools
@@ -30,7 +30,8 @@ class Literals:
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
-        """Made for the first text: with Gemma's 6,249 control tokens, that takes a tenth of a second."""
+        """Made for the first text: with Gemma's 6,249 control tokens, that takes a tenth of a
+        second."""
         return re.compile("|".join(map(re.escape, self._longest_first)))
 
     def finditer(self, text: str) -> Iterator[re.Match[str]]:

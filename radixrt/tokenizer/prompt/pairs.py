@@ -1,8 +1,9 @@
 """Encodes a query and a document that a model judges together.
 
-Decoders get them by their chat template: by one for judges, which takes the roles "query" and "document", or by one for chats, in the form
-on which Qwen3-Reranker was trained. The query comes first, so the documents of one query share a prefix. Encoders get the pair
-as their tokenizer joins two texts.
+Decoders get them by their chat template: by one for judges, which takes the roles "query" and
+"document", or by one for chats, in the form on which Qwen3-Reranker was trained. The query comes
+first, so the documents of one query share a prefix. Encoders get the pair as their tokenizer joins
+two texts.
 """
 
 import re
@@ -28,7 +29,8 @@ _MAX_CUTS = 4
 class EncodedPair(NamedTuple):
     token_ids: list[int]
     second_segment_start: int
-    """Position of the second text's first token, for models that tell the texts apart; 0: none does."""
+    """Position of the second text's first token, for models that tell the texts apart; 0: none
+    does."""
 
 
 class PairEncoder:
@@ -42,24 +44,24 @@ class PairEncoder:
         """Raises:
         RequestError: the texts are far too long, or the chat template refuses them.
         """
-        longest, most = self._vocabulary.longest_token, pair.most_tokens
+        longest, limit = self._vocabulary.longest_token, pair.max_tokens
         limits.check_text(pair.query, longest, self._vocabulary.num_tokens)
         document = pair.document
-        if pair.most_document_tokens is not None:
-            document = self._beginning(document, pair.most_document_tokens)
-        if most is None:
+        if pair.max_document_tokens is not None:
+            document = self._beginning(document, pair.max_document_tokens)
+        if limit is None:
             limits.check_text(document, longest, self._vocabulary.num_tokens)
             return self._join(pair, document, limits, salt)
-        document = document[: most * longest]
+        document = document[: limit * longest]
         for _ in range(_MAX_CUTS):  # tokens may join differently where the text is cut
             encoded = self._join(pair, document, limits, salt)
-            surplus = len(encoded.token_ids) - most
+            surplus = len(encoded.token_ids) - limit
             if surplus <= 0:
                 return encoded
             size = len(self._vocabulary.encode(document, add_special_tokens=False))
             document = self._beginning(document, size - surplus)
         raise RequestError(
-            f"The query leaves no place for the document within {most} tokens.",
+            f"The query leaves no place for the document within {limit} tokens.",
             param="truncate_prompt_tokens",
         )
 

@@ -24,8 +24,9 @@ from radixrt.tokenizer.prompt.pairs import PairEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 KEPT_BYTES_PER_TOKEN = 64
-"""Most memory of each kind of kept parts (turns, answers, encoded messages, prompts, texts of nodes), for each token of the KV
-pool. That is 16 times the pool in token ids: of older parts the KV is gone, and most of what they could save with it."""
+"""Most memory of each kind of kept parts (turns, answers, encoded messages, prompts, texts of
+nodes), for each token of the KV pool. That is 16 times the pool in token ids: of older parts the KV
+is gone, and most of what they could save with it."""
 
 
 class EncodedPrompt(NamedTuple):
@@ -33,13 +34,14 @@ class EncodedPrompt(NamedTuple):
     """None if it came in tokens."""
     token_ids: list[int]
     retain: list[Retention]
-    """For its cache breakpoints."""
+    """The retention for its cache breakpoints."""
     turn: OpenTurn | None
     """Keeps the answer to a chat whose later requests are to repeat it."""
     layout: ChatLayout | None
     """The places of a chat's messages; None where special tokens in the messages hide them."""
     second_segment_start: int
-    """Of a pair of texts: position of the second one's first token, for models that tell them apart; else 0."""
+    """Position of the first token of a pair's second text, for models that tell them apart; else
+    0."""
 
 
 class PromptEncoder:
@@ -49,11 +51,12 @@ class PromptEncoder:
         self.fill_in_middle = FillInMiddle(vocabulary)
         self._pairs = PairEncoder(vocabulary, self._template)
 
-    def limit_memory(self, most_bytes: int) -> None:
-        """Bound the memory of each kind of kept parts of prompts. Call it before the first prompt."""
+    def limit_memory(self, max_bytes: int) -> None:
+        """Bound the memory of each kind of kept parts of prompts. Call it before the first
+        prompt."""
         segments = self._vocabulary.segments
         for memory in (segments.memory, segments.answers.memory, self._template.turns.memory):
-            memory.limit(most_bytes)
+            memory.limit(max_bytes)
 
     def encode(
         self, prompt: Prompt, limits: Limits, salt: str = ""
@@ -72,7 +75,8 @@ class PromptEncoder:
     def encode_with_breakpoints(
         self, prompt: Prompt, limits: Limits, salt: str = ""
     ) -> EncodedPrompt:
-        """As :meth:`encode`, and the retention that the cache breakpoints of a chat ask for."""
+        """The same as :meth:`encode`, and the retention that the cache breakpoints of a chat ask
+        for."""
         retain: list[Retention] = []
         turn: OpenTurn | None = None
         layout: ChatLayout | None = None
@@ -82,9 +86,9 @@ class PromptEncoder:
                 text, ids = None, unpack_ids(prompt.token_ids).tolist()
             case TextPrompt(text=""):
                 raise RequestError("The prompt is empty; give at least one token.", param="prompt")
-            case TextPrompt(most_tokens=int(most)):
+            case TextPrompt(max_tokens=int(limit)):
                 add = prompt.add_special_tokens
-                text, ids = prompt.text, self._vocabulary.encode_cut(prompt.text, add, most)
+                text, ids = prompt.text, self._vocabulary.encode_cut(prompt.text, add, limit)
             case TextPrompt():
                 limits.check_text(prompt.text, longest, self._vocabulary.num_tokens)
                 text, ids = (
@@ -105,7 +109,7 @@ class PromptEncoder:
                     chat, salt, limits.check_num_tokens
                 )
                 if segments:
-                    layout = ChatLayout.of(prompt, segments, chat.spans)
+                    layout = ChatLayout.from_prompt(prompt, segments, chat.spans)
                 turn = chat.turn
                 for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
                     if length:

@@ -1,8 +1,9 @@
 """Encodes chats by segments, and keeps the token ids of segments that it has encoded.
 
-A special token splits the text: the text between two of them is encoded independently of the rest. So the ids of such
-a segment (usually a message) are kept, and the next request of a chat encodes only its new messages. A tokenizer takes about a second for a megabyte of text, far longer than a cached prefix takes in the model.
-Earlier answers of the model keep the tokens that it generated.
+A special token splits the text: the text between two of them is encoded independently of the rest.
+So the ids of such a segment (usually a message) are kept, and the next request of a chat encodes
+only its new messages. A tokenizer takes about a second for a megabyte of text, far longer than a
+cached prefix takes in the model. Earlier answers of the model keep the tokens that it generated.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,8 +29,8 @@ _PROBES = ("Hello world", " two  spaces ", "\n\nline\n", "ä€😀", "1234 {}",
 
 
 CheckLength = Callable[[int], None]
-"""Raises a RequestError if a prompt of this number of tokens is too long. Copying the tokens of a text that no context could
-hold would take tenths of a second, in which nothing else runs."""
+"""Raises a RequestError if a prompt of this number of tokens is too long. Copying the tokens of a
+text that no context could hold would take tenths of a second, in which nothing else runs."""
 
 
 def any_length(num_tokens: int) -> None:
@@ -40,7 +41,7 @@ class Segment(NamedTuple):
     """A piece of a text: a special token and the text after it, up to the next special token."""
 
     start: int
-    """Where it begins, in characters."""
+    """The place where it begins, in characters."""
     text: str
     ids: TokenIds
     is_answer: bool = False
@@ -48,7 +49,8 @@ class Segment(NamedTuple):
 
 
 class SegmentRules(msgspec.Struct, frozen=True):
-    """Where a tokenizer's texts may be cut. Found by encoding examples: half a second for Gemma's 6,249 control tokens."""
+    """The places where a tokenizer's texts may be cut. Found by encoding examples: half a second
+    for Gemma's 6,249 control tokens."""
 
     beginnings: list[str]
     """The special tokens at which segments begin."""
@@ -56,12 +58,15 @@ class SegmentRules(msgspec.Struct, frozen=True):
     """Whether a text that is cut anywhere and encoded in two parts decodes to the same text."""
 
     @staticmethod
-    def of(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> "SegmentRules":
+    def from_tokenizer(
+        tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]
+    ) -> "SegmentRules":
         return SegmentRules(_beginnings(tokenizer, special_tokens), _joins_anywhere(tokenizer))
 
 
 class SegmentEncoder:
-    """Encodes texts in which special tokens count as such, and adds none of its own. Safe to use from several threads.
+    """Encodes texts in which special tokens count as such, and adds none of its own. Safe to use
+    from several threads.
 
     Attributes:
         answers: the model's own answers, which are not encoded anew; the caller adds them.
@@ -82,11 +87,12 @@ class SegmentEncoder:
         answer_ends: Sequence[int] = (),
         check_length: CheckLength = any_length,
     ) -> list[Segment]:
-        """The segments of a text, in order; the first one, and one after an answer, may begin without a special token.
+        """The segments of a text, in order; the first one, and one after an answer, may begin
+        without a special token.
 
         Args:
-            salt: segments are shared only among texts with the same salt, so that the time this takes
-                reveals nothing about other clients' texts.
+            salt: segments are shared only among texts with the same salt, so that the time this
+                takes reveals nothing about other clients' texts.
             answer_ends: where in the text, beside special tokens, an earlier answer may end.
             check_length: gets the number of tokens that are encoded anew before they are copied.
         """
@@ -142,10 +148,10 @@ def _without_inner(bounds: list[int], answers: Sequence[KeptAnswer]) -> list[int
 
 
 def _beginnings(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> list[str]:
-    """Where segments begin: at special tokens that split a text cleanly.
+    """The texts at which segments begin: special tokens that split a text cleanly.
 
-    One that swallows the spaces beside it, or is looked for in the normalized text, does not. Nor is any trusted
-    unseen: encoding by segments must give the same ids as encoding at once.
+    One that swallows the spaces beside it, or is looked for in the normalized text, does not. Nor
+    is any trusted unseen: encoding by segments must give the same ids as encoding at once.
     """
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     hidden = _hidden(added, [token.content for token in special_tokens])
@@ -159,7 +165,8 @@ def _beginnings(tokenizer: Tokenizer, special_tokens: Sequence[AddedToken]) -> l
 
 
 def _hidden(added: Sequence[str], specials: Sequence[str]) -> set[str]:
-    """The special tokens that can begin inside an occurrence of an added one, where the search does not find them.
+    """The special tokens that can begin inside an occurrence of an added one, where the search does
+    not find them.
 
     Gemma has 6,000 of each, so pairs are not compared.
     """
@@ -176,7 +183,7 @@ def _hidden(added: Sequence[str], specials: Sequence[str]) -> set[str]:
 
 
 def _each_splits(tokenizer: Tokenizer, specials: list[str]) -> list[bool]:
-    """For each special token, whether the text before it is encoded as if the text ended there."""
+    """Whether the text before each special token is encoded as if the text ended there."""
     pairs = list(zip(_PROBES, _PROBES[1:] + _PROBES[:1], strict=True))
     texts = [
         text

@@ -1,9 +1,11 @@
-"""Bounds the time and the memory of a chat template, which comes with a checkpoint and may be hostile.
+"""Bounds the time and the memory of a chat template, which comes with a checkpoint and may be
+hostile.
 
-Jinja's sandbox, which transformers uses, keeps a template away from Python's internals. It bounds neither time nor memory:
-nested loops of 100,000 steps each, a macro that calls itself twice, ``"a" * 10**9``, or ``x ~ x`` in a loop stop a process.
-This sandbox counts what a template makes: steps of loops, calls, and the characters and items of the values. Operations
-whose result could be large are refused before they run.
+Jinja's sandbox, which transformers uses, keeps a template away from Python's internals. It bounds
+neither time nor memory: nested loops of 100,000 steps each, a macro that calls itself twice,
+``"a" * 10**9``, or ``x ~ x`` in a loop stop a process. This sandbox counts what a template makes:
+steps of loops, calls, and the characters and items of the values. Operations whose result could be
+large are refused before they run.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 log = logging.getLogger(__name__)
 
 MAX_SECONDS = 2.0
-"""Of one rendering. One of 10,000 messages takes some 50 ms."""
+"""Longest rendering. One of 10,000 messages takes some 50 ms."""
 
 MAX_MADE = 256 << 20
 """Characters and items of all values that one rendering makes, ..."""
@@ -35,7 +37,7 @@ MAX_VALUE = 32 << 20
 MAX_INT_BITS = 4096
 MAX_DEPTH = 200
 MAX_WIDTH = 1000
-"""Of a field that a template formats, or an indentation."""
+"""Greatest width of a field that a template formats, or of an indentation."""
 
 _LOOK_EVERY = 16
 """Counted operations between two looks at the clock."""
@@ -98,7 +100,8 @@ def bounded() -> Iterator[None]:
 
 
 def install() -> None:
-    """Let transformers compile templates for this sandbox. Without :func:`bounded` they render as before."""
+    """Let transformers compile templates for this sandbox. Without :func:`bounded` they render as
+    before."""
     from transformers.utils import chat_template_utils
 
     if chat_template_utils.ImmutableSandboxedEnvironment is BoundedSandbox:
@@ -112,7 +115,8 @@ def install() -> None:
 
 
 def check_syntax(template: str) -> None:
-    """Compile a template without transformers, whose import takes half a second, and so without its tag ``generation``.
+    """Compile a template without transformers, whose import takes half a second, and so without its
+    tag ``generation``.
 
     Raises:
         TemplateSyntaxError: the template is not valid, or uses that tag.
@@ -362,7 +366,8 @@ def _length(value: Any) -> int:
 
 
 def _deep_size(value: Any, depth: int = 0) -> int:
-    """Characters of a value's strings, and items of its containers; what is in it twice counts twice."""
+    """Characters of a value's strings, and items of its containers; what is in it twice counts
+    twice."""
     if not isinstance(value, _CONTAINERS):
         return _length(value)
     if depth > MAX_DEPTH:

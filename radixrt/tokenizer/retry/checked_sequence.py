@@ -78,7 +78,7 @@ class CheckedSequence:
         self._held = SequenceOutput()
         """What came and was not passed on."""
         self._started: AnswerReport | None = None
-        self._num_told = 0
+        self._num_delivered = 0
         self._awaits_final = False
         self.violation: str | None = None
         """How the finished answer breaks the final schema."""
@@ -110,11 +110,11 @@ class CheckedSequence:
         """Take in the tokens that the client has from another engine, which had validated them.
 
         Args:
-            retries: of the answer when the last of them was told.
+            retries: of the answer when the last of them was delivered.
         """
         for token in token_ids:
             self._push(token, is_stop=False)
-        self._num_told = len(token_ids)
+        self._num_delivered = len(token_ids)
         self._checked.retries = retries
 
     def _push(self, token: int, *, is_stop: bool) -> None:
@@ -144,8 +144,9 @@ class CheckedSequence:
 
     def take_output(self) -> SequenceOutput | None:
         """What may be passed on now; None: there is nothing."""
-        confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_told
-        confirmed = max(confirmed, 0)  # after a takeover, tokens are told before they are validated
+        confirmed = self._num_before + self._checked.num_confirmed_tokens - self._num_delivered
+        # After a takeover, tokens are delivered before they are validated again.
+        confirmed = max(confirmed, 0)
         held = self._held
         settled = self._checked.is_settled and not self._awaits_final
         if not (confirmed or held.prompt_logprobs or (held.finished and settled)):
@@ -155,7 +156,7 @@ class CheckedSequence:
             logprobs=held.logprobs[confirmed:],
             finished=None if settled else held.finished,
         )
-        self._num_told += confirmed
+        self._num_delivered += confirmed
         return msgspec.structs.replace(
             held,
             token_ids=held.token_ids[:confirmed],
@@ -198,7 +199,7 @@ class CheckedSequence:
     def _go_back(self, rewind: Rewind, seq_id: int) -> SequenceRequest:
         kept = self._num_before + rewind.num_output_kept
         for column in (self._held.token_ids, self._held.logprobs):
-            del column[kept - self._num_told :]
+            del column[kept - self._num_delivered :]
         del self._tokens[kept:]
         self._held.finished = None
         self.seq_id, self.is_over = seq_id, False

@@ -37,7 +37,7 @@ class TagMasks:
         saved = SavedTokens.load(tokenizer_file)
         if saved is None:
             tokens = TokenBytes(read_tokenizer(tokenizer_file))
-            self._table = TokenBytesTable.of_tokens(map(tokens.of, range(vocab_size)))
+            self._table = TokenBytesTable.from_tokens(map(tokens.bytes_of, range(vocab_size)))
             self._control_ids = tokens.special_ids
         else:
             self._table, self._control_ids = saved.table, frozenset(saved.special_ids)
@@ -48,7 +48,7 @@ class TagMasks:
         self._openers: dict[tuple[Symbols, int], BitmaskRow] = {}
 
     def symbols_of(self, token_id: int) -> Symbols:
-        text = self._table.of(token_id) or b""
+        text = self._table.bytes_of(token_id) or b""
         return token_symbols(token_id, text, is_control=token_id in self._control_ids)
 
     def waiting(self, start: GrammarStart) -> BitmaskRow:

@@ -1,4 +1,6 @@
-"""The tool calls of Hunyuan: a name and a fenced JSON object in ``<tool_call>`` tags, all calls in ``<tool_calls>`` tags."""
+"""Tool calls of a name and a JSON object: Mistral's since tokenizer version 11,
+``[TOOL_CALLS]NAME[ARGS]{...}``, and Hunyuan's, with a fenced object in ``<tool_call>`` tags and all
+calls in ``<tool_calls>`` tags."""
 
 import re
 
@@ -7,6 +9,36 @@ from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
+
+
+class Mistral(ToolCallFormat):
+    openings = ("[TOOL_CALLS]",)
+    other_marks = ("[ARGS]", "[CALL_ID]")
+    triggers = ("[TOOL_CALLS]",)
+    separator = ""
+    names = re.compile(r"[^\s{}\[\]]+")
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("[TOOL_CALLS]", "[ARGS]")
+
+    def tag(self, tool: Tool) -> Tag:
+        return tool.json_tag(f"[TOOL_CALLS]{tool.name}[ARGS]", "")
+
+    def read(
+        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
+    ) -> Reading[None]:
+        """Tokenizer version 11 writes ``[CALL_ID]`` and an id between name and arguments."""
+        name, mark = yield from text.until("[ARGS]", "[CALL_ID]", "{")
+        if not self.names.fullmatch(name.strip()):
+            raise NoCallError
+        if mark == "{":
+            text.give_back(mark)
+        elif mark == "[CALL_ID]":
+            yield from text.until("[ARGS]")
+        calls.begin(name.strip())
+        yield from text.blank()
+        yield from text.json(calls.add)
+        calls.end()
 
 
 class Hunyuan(ToolCallFormat):
@@ -36,7 +68,7 @@ class Hunyuan(ToolCallFormat):
             yield from text.blank()
             yield from text.json(calls.add)
             calls.end()
-            text.record()  # what is read is no content any more
+            text.record()  # what is read is not content any more
             for closing in ("```", "</tool_call>"):
                 yield from text.expect(closing)
             yield from text.blank()

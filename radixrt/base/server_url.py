@@ -1,8 +1,21 @@
-"""Loads the server's certificate and key for TLS."""
+"""The URL of a server for clients on its machine, and its certificate and key for TLS."""
 
 import ssl
 
 from radixrt.base.errors import ConfigError
+
+
+def local_url(host: str, port: int, *, is_https: bool = False) -> str:
+    """The address at which a client on this machine reaches a server.
+
+    >>> local_url("0.0.0.0", 30000)
+    'http://127.0.0.1:30000'
+    >>> local_url("::", 30000, is_https=True)
+    'https://[::1]:30000'
+    """
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    scheme = "https" if is_https else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def server_context(cert: str, key: str | None) -> ssl.SSLContext:
@@ -31,7 +44,7 @@ def server_context(cert: str, key: str | None) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Without it, OpenSSL would ask the terminal."""
+    """Refuse an encrypted key; OpenSSL would ask the terminal."""
     raise ConfigError(
         "The key of --tls-key is encrypted; write it without a password: openssl pkey -in KEY -out PLAIN_KEY"
     )
