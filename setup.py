@@ -1,11 +1,12 @@
-"""Compiles the native kernels at installation. All other metadata of the package is in pyproject.toml.
+"""Compiles the native kernels at installation. All other metadata of the package is in
+pyproject.toml.
 
-The environment variable ``RADIXRT_BUILD_KERNELS`` is ``auto``, ``require`` or ``off``. ``auto`` (default): if the kernels cannot
-be compiled, radixrt is installed without them and logs that when it serves. ``require``: an installation without them
-fails. ``off``: nothing is compiled.
+The environment variable ``RADIXRT_BUILD_KERNELS`` is ``auto``, ``require`` or ``off``. ``auto``
+(default): if the kernels cannot be compiled, radixrt is installed without them and logs that when
+it serves. ``require``: an installation without them fails. ``off``: nothing is compiled.
 
-A build in a checkout (``build_ext --inplace``, ``pip install --editable``) also has the AMX kernels with emulated tiles,
-which the tests run on every machine. A wheel does not.
+A build in a checkout (``build_ext --inplace``, ``pip install --editable``) also has the AMX kernels
+with emulated tiles, which the tests run on every machine. A wheel does not.
 """
 
 import os
@@ -23,14 +24,16 @@ SOURCE = Path(__file__).parent / "radixrt_kernels"
 
 
 class CMakeBuild(build_ext):
-    """Compiles ``radixrt_kernels/CMakeLists.txt``. Later builds in the same checkout compile only changed files."""
+    """Compiles ``radixrt_kernels/CMakeLists.txt``. Later builds in the same checkout compile only
+    changed files."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.in_checkout = bool(self.inplace)  # setuptools resets it during the build
 
     def build_extension(self, ext: Extension) -> None:
-        # A wheel is compiled by other tools, in an environment of its own: in one folder each would start from scratch.
+        # A wheel is compiled by other tools, in an environment of its own: in one folder each would
+        # start from scratch.
         name = f"kernels-{sys.implementation.cache_tag}" + ("" if self.in_checkout else "-wheel")
         build_dir = Path("build", name).absolute()
         compile_in(build_dir, emulate_amx=self.in_checkout)
@@ -40,7 +43,8 @@ class CMakeBuild(build_ext):
         self.copy_file(str(compiled), str(target))
 
     def copy_extensions_to_source(self) -> None:
-        """Replace the old file by name, without changing its content: a running server has it mapped."""
+        """Replace the old file by name, without changing its content: a running server has it
+        mapped."""
         for old in SOURCE.glob("_native*.so"):
             old.unlink()
         super().copy_extensions_to_source()

@@ -1,6 +1,7 @@
 """Measures a server's texts per second beside transformers on the same cores, interleaved.
 
-    python -m bench.embeddings [--rounds 5] [--texts 512] [--lengths 8 128] [--dtype bfloat16] [--model-path DIR]
+    python -m bench.embeddings [--rounds 5] [--texts 512] [--lengths 8 128] [--dtype bfloat16]
+    [--model-path DIR]
 
 Without a path the model has MiniLM's shape (6 layers, 384 wide, vocabulary of 30,522) with random
 weights. Both sides compute in one dtype and get the same token ids, of lengths spread evenly

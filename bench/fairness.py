@@ -1,7 +1,9 @@
-"""Measures the first token of one API key while 100 requests of another wait: ``python -m bench.fairness [--quick]``.
+"""Measures the first token of one API key while 100 requests of another wait: ``python -m
+bench.fairness [--quick]``.
 
-Bob sends short prompts one after the other: on an idle server, beside a queue of Alice's that never gets empty, and, for comparison, with Alice's
-key beside the same queue, where his requests wait among hers. The ratio of the first two is the promise: at most 2.
+Bob sends short prompts one after the other: on an idle server, beside a queue of Alice's that never
+gets empty, and, for comparison, with Alice's key beside the same queue, where his requests wait
+among hers. The ratio of the first two is the promise: at most 2.
 """
 
 import argparse

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 _T_95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Quantiles of Student's t distribution by degrees of freedom; above 10: the normal distribution's would be 1.96."""
+"""Quantiles of Student's t distribution by degrees of freedom; above 10: the normal distribution's
+would be 1.96."""
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,13 +1,17 @@
-"""Makes a checkpoint that answers like the built-in model and costs as much to compute as a model of 0.4 billion parameters.
+"""Makes a checkpoint that answers like the built-in model and costs as much to compute as a model
+of 0.4 billion parameters.
 
     python -m bench.padded_demo DIR
 
-It is a plain Llama checkpoint in bfloat16 (0.81 GB), so that other engines and llama.cpp's converter read it too. The built-in
-model's weights lie in the corner of larger matrices of zeros: zeros read nothing from the further channels, heads and neurons, and write
-nothing to them. Further layers have random weights, but zeros in the two projections that add to the hidden state, so they change nothing.
+It is a plain Llama checkpoint in bfloat16 (0.81 GB), so that other engines and llama.cpp's
+converter read it too. The built-in model's weights lie in the corner of larger matrices of zeros:
+zeros read nothing from the further channels, heads and neurons, and write nothing to them. Further
+layers have random weights, but zeros in the two projections that add to the hidden state, so they
+change nothing.
 
-The mean of squares in an RMSNorm is over all channels, so zeros divide it by hidden_size / 256. Epsilon is divided by that too, and the norms'
-weights by its square root. Both are exact for powers of 4. A head's size, its rotary frequencies and the scale of scores stay as they are.
+The mean of squares in an RMSNorm is over all channels, so zeros divide it by hidden_size / 256.
+Epsilon is divided by that too, and the norms' weights by its square root. Both are exact for powers
+of 4. A head's size, its rotary frequencies and the scale of scores stay as they are.
 """
 
 import argparse
@@ -80,7 +84,8 @@ def _check(shape: PaddedShape, config: dict[str, Any]) -> None:
 def _padded(
     tensors: dict[str, Tensor], config: dict[str, Any], shape: PaddedShape
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the padded checkpoint; the built-in model's layers are spread evenly over its layers."""
+    """The tensors of the padded checkpoint; the built-in model's layers are spread evenly over its
+    layers."""
     generator = torch.Generator().manual_seed(SEED)
     layers = config["num_hidden_layers"]
     sources = {i * shape.num_hidden_layers // layers: i for i in range(layers)}
@@ -112,7 +117,8 @@ def _enlarged(name: str, tensor: Tensor, config: dict[str, Any], shape: PaddedSh
         return _corner(norm, (shape.hidden_size,))
 
     def sizes(of: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Rows and columns: each a size, or key-value heads, query heads of each, and the size of a head."""
+        """Rows and columns: each a size, or key-value heads, query heads of each, and the size of a
+        head."""
         hidden, neurons = (of["hidden_size"],), (of["intermediate_size"],)
         kv_heads, head_dim = of["num_key_value_heads"], config["head_dim"]
         queries = (kv_heads, of["num_attention_heads"] // kv_heads, head_dim)

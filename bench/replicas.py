@@ -194,7 +194,7 @@ def decision(num_tokens: int, decisions: int) -> dict[str, str]:
         longer = packed + pack_ids(random.integers(0, VOCABULARY, TURN_TOKENS))
         for times, turn in ((first, packed), (next_turn, longer)):
             begin = time.thread_time()
-            prompt = RoutedPrompt.of(turn, "", PAGE_SIZE)
+            prompt = RoutedPrompt.from_tokens(turn, "", PAGE_SIZE)
             hashed = time.thread_time()
             router.send(prompt, router.choose(prompt, answers), number + 1)
             times.append(time.thread_time() - begin)

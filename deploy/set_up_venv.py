@@ -1,8 +1,9 @@
-"""Makes a virtual environment with everything that radixrt needs: ``python3 deploy/set_up_venv.py .venv``.
+"""Makes a virtual environment with everything that radixrt needs: ``python3 deploy/set_up_venv.py
+.venv``.
 
-The script selects the build of torch. With an NVIDIA GPU, a CUDA build that the machine's Python already has is
-used; otherwise the default build (with CUDA) is installed. FlashInfer and Triton (the extra
-``cuda``) are installed, too. Without a GPU, a CPU build is installed, because the
+The script selects the build of torch. With an NVIDIA GPU, a CUDA build that the machine's Python
+already has is used; otherwise the default build (with CUDA) is installed. FlashInfer and Triton
+(the extra ``cuda``) are installed, too. Without a GPU, a CPU build is installed, because the
 default build for Linux has gigabytes of CUDA libraries.
 """
 
@@ -96,7 +97,8 @@ def base_python_has_cuda_torch() -> bool:
 
 
 def install_torch(python: Path) -> None:
-    """Install :data:`TORCH`, without CUDA where no GPU is. If that fails, an installed torch stays, or the program ends with advice."""
+    """Install :data:`TORCH`, without CUDA where no GPU is. If that fails, an installed torch stays,
+    or the program ends with advice."""
     if has_nvidia_gpu() or platform.system() != "Linux" or pip_would_install_cpu_build(python):
         pip_install(python, TORCH)
         return
@@ -110,7 +112,8 @@ def install_torch(python: Path) -> None:
 
 
 def pip_would_install_cpu_build(python: Path) -> bool:
-    """Whether pip with its current configuration resolves torch to a build without CUDA, or has one installed."""
+    """Whether pip with its current configuration resolves torch to a build without CUDA, or has one
+    installed."""
     command = [
         str(python),
         "-m",

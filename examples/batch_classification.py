@@ -1,9 +1,10 @@
 """Classifies many short texts concurrently, with one shared few-shot prompt.
 
-    python examples/batch_classification.py [--base-url http://127.0.0.1:30000/v1] [--concurrency 16]
+    python examples/batch_classification.py [--base-url http://127.0.0.1:30000/v1] [--concurrency
+    16]
 
-Requests that arrive together also share the prompt. The server inserts the prompt into the radix tree when it plans
-the prefill, so the other requests use the KV of the first one.
+Requests that arrive together also share the prompt. The server inserts the prompt into the radix
+tree when it plans the prefill, so the other requests use the KV of the first one.
 """
 
 import argparse

@@ -1,10 +1,12 @@
-"""Runs an agent that waits for a tool while other requests fill the cache, without and with cache hints.
+"""Runs an agent that waits for a tool while other requests fill the cache, without and with cache
+hints.
 
     radixrt serve --max-total-tokens 8192    # a small cache
     python examples/cache_hints.py [--base-url http://127.0.0.1:30000/v1]
 
-Without a hint, the agent's conversation is the least recently used prefix when its tool returns. It was evicted and is
-computed again. With the field `cache` in the request, the server knows that the agent will continue.
+Without a hint, the agent's conversation is the least recently used prefix when its tool returns. It
+was evicted and is computed again. With the field `cache` in the request, the server knows that the
+agent will continue.
 """
 
 import argparse
@@ -62,7 +64,8 @@ class Server:
 
 
 def agent(server: Server, number: int, hint: dict | None) -> tuple[int, int]:
-    """Run two turns with a tool call between them. Return the cached and all prompt tokens of the second turn."""
+    """Run two turns with a tool call between them. Return the cached and all prompt tokens of the
+    second turn."""
     messages = [
         {"role": "system", "content": crew_list(number)},
         {"role": "user", "content": QUESTION},

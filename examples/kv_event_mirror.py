@@ -1,4 +1,5 @@
-"""Mirrors the KV cache of an engine by its event stream (docs/kv_events.md): which blocks of a prompt are cached there.
+"""Mirrors the KV cache of an engine by its event stream (docs/kv_events.md): which blocks of a
+prompt are cached there.
 
 radixrt serve --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558
 python examples/kv_event_mirror.py tcp://127.0.0.1:5557 tcp://127.0.0.1:5558

@@ -2,8 +2,8 @@
 
     python examples/multi_turn_chat.py [--base-url http://127.0.0.1:30000/v1]
 
-The client sends the whole conversation with each turn, as OpenAI's API requires. The server computes only the new
-tokens, because generated tokens enter the radix tree like prompt tokens.
+The client sends the whole conversation with each turn, as OpenAI's API requires. The server
+computes only the new tokens, because generated tokens enter the radix tree like prompt tokens.
 """
 
 import argparse

@@ -2,7 +2,8 @@
 
     python examples/offline_batch.py [--model-path DIR_OR_HUB_ID]
 
-The prompts share a text. The engine computes the text once, although all prompts arrive at the same time.
+The prompts share a text. The engine computes the text once, although all prompts arrive at the same
+time.
 """
 
 import argparse

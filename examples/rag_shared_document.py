@@ -2,9 +2,9 @@
 
     python examples/rag_shared_document.py [--base-url http://127.0.0.1:30000/v1]
 
-The program works with any OpenAI-compatible server: it sends the document with every question. The first request
-computes the document. From the second request on, the document's KV is in the radix tree, and only the question is
-computed.
+The program works with any OpenAI-compatible server: it sends the document with every question. The
+first request computes the document. From the second request on, the document's KV is in the radix
+tree, and only the question is computed.
 """
 
 import argparse

@@ -1,12 +1,13 @@
 """Native kernels for the CPU, in C++, compiled once per instruction set and selected at run time.
 
-Each module is one kernel family (``activation``, ``attention``, ...). Its functions check shapes, dtypes and strides,
-and raise ``ValueError`` or ``TypeError`` instead of reading out of bounds. ``radixrt_kernels.reference`` has the same
-functions in plain torch. If the package was installed without a compiler, ``native`` is None and callers use torch.
+Each module is one kernel family (``activation``, ``attention``, ...). Its functions check shapes,
+dtypes and strides, and raise ``ValueError`` or ``TypeError`` instead of reading out of bounds.
+``radixrt_kernels.reference`` has the same functions in plain torch. If the package was installed
+without a compiler, ``native`` is None and callers use torch.
 
 Environment variables:
-    RADIXRT_KERNELS_ISA: selects a lower instruction set, for tests: ``baseline``, ``avx2``, ``avx512``, ...
-    RADIXRT_KERNELS: ``off`` disables the compiled kernels.
+    RADIXRT_KERNELS_ISA: selects a lower instruction set, for tests: ``baseline``, ``avx2``,
+    ``avx512``, ... RADIXRT_KERNELS: ``off`` disables the compiled kernels.
 """
 
 import importlib

@@ -1,4 +1,5 @@
-"""Prints the instruction set and threads of the kernels, and checks each kernel: ``python -m radixrt_kernels``."""
+"""Prints the instruction set and threads of the kernels, and checks each kernel: ``python -m
+radixrt_kernels``."""
 
 import sys
 

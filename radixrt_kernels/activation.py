@@ -1,4 +1,5 @@
-"""Gated activations in one pass over memory; torch needs two passes and rounds between them. Also the soft cap of logits."""
+"""Gated activations in one pass over memory; torch needs two passes and rounds between them. Also
+the soft cap of logits."""
 
 import torch
 
@@ -13,11 +14,14 @@ if native is not None:
 def gated_activation(
     gate_up: torch.Tensor, name: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute ``activation(gate) * up``; of ``clamped_swiglu`` ``gate * sigmoid(1.702 gate) * (up + 1)``, both at most 7.
+    """Compute ``activation(gate) * up``; of ``clamped_swiglu`` ``gate * sigmoid(1.702 gate) * (up +
+    1)``, both at most 7.
 
     Args:
-        gate_up: [num_tokens, 2 * size], float32, bfloat16 or float16: the gate, then up. Rows may have gaps between them.
-        name: ``silu``, ``gelu`` (exact), ``gelu_tanh`` (approximated by tanh) or ``clamped_swiglu`` (gpt-oss; up is at least -7).
+        gate_up: [num_tokens, 2 * size], float32, bfloat16 or float16: the gate, then up. Rows may
+            have gaps between them.
+        name: ``silu``, ``gelu`` (exact), ``gelu_tanh`` (approximated by tanh) or ``clamped_swiglu``
+            (gpt-oss; up is at least -7).
         out: [num_tokens, size] of the same dtype, or None for a new tensor.
 
     Returns:
@@ -40,7 +44,8 @@ def gated_activation(
 
 
 def soft_cap_(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """Replace each logit by ``cap * tanh(logit / cap)``, in place. A logit's result does not depend on its place in memory.
+    """Replace each logit by ``cap * tanh(logit / cap)``, in place. A logit's result does not depend
+    on its place in memory.
 
     Args:
         logits: float32 [rows, vocab]. Rows may have gaps between them.

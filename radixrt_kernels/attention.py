@@ -8,22 +8,25 @@ if native is not None:
     _AttentionPlan = native.AttentionPlan
 
 SCALE_BYTES = 2
-"""Of a coded head, behind its codes. A head in an int8 cache is ``head_dim`` integers of at most 127 and the bfloat16 by which they are
-multiplied. Keys are rotated before they are rounded: each block of as many features as the largest power of two that divides
-``head_dim`` is multiplied by a Hadamard matrix, so that no large feature takes the precision of the others. Queries are rotated
+"""Of a coded head, behind its codes. A head in an int8 cache is ``head_dim`` integers of at most
+127 and the bfloat16 by which they are multiplied. Keys are rotated before they are rounded: each
+block of as many features as the largest power of two that divides ``head_dim`` is multiplied by a
+Hadamard matrix, so that no large feature takes the precision of the others. Queries are rotated
 when they are read."""
 
 KEYS_PER_CUT = 256
-"""A multiple of 64. Keys are cut at the multiples of it, counted from the beginning of each sequence; the results of the cuts are
-folded into one another in ascending order. Threads, batch and shared prefixes decide who computes which cuts, and so change no
-bit of the result. Another value changes the last bits of every result."""
+"""A multiple of 64. Keys are cut at the multiples of it, counted from the beginning of each
+sequence; the results of the cuts are folded into one another in ascending order. Threads, batch and
+shared prefixes decide who computes which cuts, and so change no bit of the result. Another value
+changes the last bits of every result."""
 
 
 class AttentionPlan:
     """The ragged batch of one step, checked and divided into tasks.
 
-    Sequence ``i`` has the queries ``qo_indptr[i]:qo_indptr[i+1]`` of the flat batch. They are its last positions. Its keys are
-    in the pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``. The last of these pages has ``last_page_len[i]`` tokens.
+    Sequence ``i`` has the queries ``qo_indptr[i]:qo_indptr[i+1]`` of the flat batch. They are its
+    last positions. Its keys are in the pages ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``. The last
+    of these pages has ``last_page_len[i]`` tokens.
 
     Example, the prefill of two prompts with 3 and 2 tokens into pages of 2 tokens:
         >>> import torch
@@ -63,11 +66,13 @@ class AttentionPlan:
             qo_indptr, kv_indptr: [batch + 1] int32
             last_page_len: [batch] int32, in 1..page_size
             kv_indices: [total_pages] int32
-            kv_slots: [num_tokens] int64, ``page * page_size + offset`` for the key and value of each new token
+            kv_slots: [num_tokens] int64, ``page * page_size + offset`` for the key and value of
+                each new token
             page_size: tokens per page
-            shared_prefixes: ([groups + 1], [groups]) int32. Group ``g`` has the consecutive sequences
-                ``first[g]:first[g+1]``; their first ``second[g]`` pages are equal and precede all their queries. The cuts
-                (``KEYS_PER_CUT``) that lie wholly in these pages are read once per group.
+            shared_prefixes: ([groups + 1], [groups]) int32. Group ``g`` has the consecutive
+                sequences ``first[g]:first[g+1]``; their first ``second[g]`` pages are equal and
+                precede all their queries. The cuts (``KEYS_PER_CUT``) that lie wholly in these
+                pages are read once per group.
 
         Raises:
             ValueError: the arguments contradict one another.
@@ -98,15 +103,19 @@ class AttentionPlan:
         """Write the new keys and values into the cache, then compute causal attention over it.
 
         Args:
-            query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim must be even
-            key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be views of one projection. Both None:
-                they are in the cache already, which an earlier layer shares with this one
-            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same dtype, or coded heads:
-                int8 [num_pages, page_size, num_kv_heads, head_dim + SCALE_BYTES]
+            query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim must be
+                even
+            key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be
+                views of one projection. Both None: they are in the cache already, which an earlier
+                layer shares with this one
+            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same
+                dtype, or coded heads: int8 [num_pages, page_size, num_kv_heads, head_dim +
+                SCALE_BYTES]
             scale: factor of the scores, usually ``head_dim ** -0.5``
             sliding_window: number of visible positions, including the query's own; None: all
             soft_cap: replace scores by ``soft_cap * tanh(scores / soft_cap)``; None: no cap
-            sinks: float32 [num_heads], a score of each head that takes part in every softmax and has no value; None: none
+            sinks: float32 [num_heads], a score of each head that takes part in every softmax and
+                has no value; None: none
 
         Returns:
             [num_tokens, num_heads, head_dim] of the query's dtype
@@ -130,6 +139,7 @@ class AttentionPlan:
         return output
 
     def attend_into(self, *arguments: torch.Tensor | float | None) -> None:
-        """Same as :meth:`attend` with positional arguments: query, key, value, key cache, value cache, output, scale, window,
-        soft cap, sinks. 0 disables the window or the soft cap, None the sinks."""
+        """Same as :meth:`attend` with positional arguments: query, key, value, key cache, value
+        cache, output, scale, window, soft cap, sinks. 0 disables the window or the soft cap, None
+        the sinks."""
         self._plan.attend(*arguments)

@@ -1,7 +1,8 @@
-"""Linear layers with the quantized blocks of GGUF files; activations are rounded to 8 bits, with one scale per 32 columns.
+"""Linear layers with the quantized blocks of GGUF files; activations are rounded to 8 bits, with
+one scale per 32 columns.
 
-The packed form keeps the codes and scales of the file with their own numbers of bits, in panels of 16 output features like
-:mod:`radixrt_kernels.linear`. ``csrc/block_forms.hpp`` describes it.
+The packed form keeps the codes and scales of the file with their own numbers of bits, in panels of
+16 output features like :mod:`radixrt_kernels.linear`. ``csrc/block_forms.hpp`` describes it.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ def pack(
 
     Args:
         blocks: uint8 [at most rows, bytes of a row], as in the file; missing rows become zeros
-        kind: GGUF's number: 2 (Q4_0), 6 (Q5_0), 8 (Q8_0), 12 (Q4_K), 13 (Q5_K), 14 (Q6_K) or 39 (MXFP4)
+        kind: GGUF's number: 2 (Q4_0), 6 (Q5_0), 8 (Q8_0), 12 (Q4_K), 13 (Q5_K), 14 (Q6_K) or 39
+            (MXFP4)
         memory: for the packed form, shared with other matrices; None: its own
 
     Raises:
@@ -65,7 +67,8 @@ def linear(
         hidden: [num_tokens, columns], float32, bfloat16 or float16
         matrices: with the same columns
         bias: [rows of all matrices] of the same dtype, or None
-        output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded, without bias
+        output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded, without
+            bias
 
     Returns:
         [num_tokens, rows of all matrices] of the same dtype, or of ``output_dtype``
@@ -114,7 +117,8 @@ def grouped_linear(
     Args:
         hidden: [num_tokens, columns], float32, bfloat16 or float16
         tokens: int32 [n], the token of each input row; None: the rows of ``hidden``
-        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by
+            matrix ``i``
         stack: packed by :func:`pack_stack`
         bias: [matrices, rows] of the same dtype, or None
 

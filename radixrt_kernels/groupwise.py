@@ -1,7 +1,9 @@
-"""Linear layers with 4- or 8-bit weights, and one scale and zero point per group; activations are rounded to 8 bits.
+"""Linear layers with 4- or 8-bit weights, and one scale and zero point per group; activations are
+rounded to 8 bits.
 
-The packed form has panels of 16 output features, like :mod:`radixrt_kernels.linear`, with four consecutive codes of each
-feature. Each token has one activation scale per 128 columns, or per group if groups are smaller.
+The packed form has panels of 16 output features, like :mod:`radixrt_kernels.linear`, with four
+consecutive codes of each feature. Each token has one activation scale per 128 columns, or per group
+if groups are smaller.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,8 @@ COLUMNS_A_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """A packed matrix [rows, columns] with weights ``(code - zero) * scale``, or a stack of such matrices.
+    """A packed matrix [rows, columns] with weights ``(code - zero) * scale``, or a stack of such
+    matrices.
 
     The tensors of a stack have one more dimension, in front.
     """
@@ -46,7 +49,8 @@ def pack(
         codes: uint8 [rows, columns], each below ``2 ** bits``
         scales, zeros: float16 and uint8 [rows, groups]
         bits: 4 or 8
-        group_size: columns per group: a multiple of 8, or at least the number of columns; the last group may be shorter
+        group_size: columns per group: a multiple of 8, or at least the number of columns; the last
+            group may be shorter
     """
     rows, columns = codes.shape
     padded = F.pad(codes, (0, -columns % COLUMNS_A_STEP, 0, -rows % PANEL))
@@ -61,7 +65,8 @@ def pack(
 
 
 def stack(pack_one: Callable[[int], PackedCodes], count: int) -> PackedCodes:
-    """Stack ``count`` matrices of one shape. ``pack_one(index)`` makes one at a time, so only one matrix exists twice."""
+    """Stack ``count`` matrices of one shape. ``pack_one(index)`` makes one at a time, so only one
+    matrix exists twice."""
     one = pack_one(0)
     parts = (one.codes, one.scales, one.zeros)
     codes, scales, zeros = (part.new_empty((count, *part.shape)) for part in parts)
@@ -90,7 +95,8 @@ def linear(
         hidden: [num_tokens, columns], float32, bfloat16 or float16
         matrix: the packed matrix
         bias: [rows] of the same dtype, or None
-        output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded, without bias
+        output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded, without
+            bias
 
     Returns:
         [num_tokens, rows] of the same dtype, or of ``output_dtype``
@@ -126,7 +132,8 @@ def grouped_linear(
     Args:
         hidden: [num_tokens, columns], float32, bfloat16 or float16
         tokens: int32 [n], the token of each input row; None: the rows of ``hidden``
-        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by
+            matrix ``i``
         stack: the packed matrices
         bias: [matrices, rows] of the same dtype, or None
 

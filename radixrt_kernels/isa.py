@@ -1,4 +1,5 @@
-"""Selects the instruction set of the kernels: the best one, unless its AMX tiles compute wrong products."""
+"""Selects the instruction set of the kernels: the best one, unless its AMX tiles compute wrong
+products."""
 
 import warnings
 from types import ModuleType
@@ -7,8 +8,9 @@ from types import ModuleType
 def choose(native: ModuleType, wanted: str | None) -> None:
     """Make ``native`` use ``wanted``, or by default the best instruction set.
 
-    AMX is used only if it computes the same products as AVX-512 for some test matrices. Otherwise a faulty processor, hypervisor
-    or emulator would stay unnoticed. The test takes some hundred microseconds, once per process.
+    AMX is used only if it computes the same products as AVX-512 for some test matrices. Otherwise a
+    faulty processor, hypervisor or emulator would stay unnoticed. The test takes some hundred
+    microseconds, once per process.
 
     Raises:
         ValueError: this build or this processor does not have ``wanted``.

@@ -1,7 +1,9 @@
-"""Linear layers with packed weights; a small number of tokens reads the weights at memory bandwidth.
+"""Linear layers with packed weights; a small number of tokens reads the weights at memory
+bandwidth.
 
-A packed matrix has panels of 16 output features (``PANEL``). The last panel is padded with zeros. In a panel the input
-features are consecutive, in bfloat16 in pairs, as AVX-512's dot products need them. All instruction sets use this form.
+A packed matrix has panels of 16 output features (``PANEL``). The last panel is padded with zeros.
+In a panel the input features are consecutive, in bfloat16 in pairs, as AVX-512's dot products need
+them. All instruction sets use this form.
 """
 
 import torch
@@ -20,13 +22,15 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """Pack ``weight`` [rows, columns] (float32, bfloat16 or float16) for the kernels.
 
     Returns:
-        [panels, columns, PANEL], in bfloat16 [panels, ceil(columns / 2), PANEL, 2]; panels = ceil(rows / PANEL)
+        [panels, columns, PANEL], in bfloat16 [panels, ceil(columns / 2), PANEL, 2]; panels =
+        ceil(rows / PANEL)
     """
     return pack_stack(weight.unsqueeze(0))[0]
 
 
 def pack_stack(weights: torch.Tensor) -> torch.Tensor:
-    """Pack each matrix of ``weights`` [count, rows, columns]. Returns the shape of :func:`pack` with ``count`` in front."""
+    """Pack each matrix of ``weights`` [count, rows, columns]. Returns the shape of :func:`pack`
+    with ``count`` in front."""
     group = 2 if weights.dtype == torch.bfloat16 else 1
     count, rows, columns = weights.shape
     panels, steps = -(-rows // PANEL), -(-columns // group)
@@ -65,7 +69,8 @@ def linear(
         output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded
 
     Returns:
-        [num_tokens, rows] of the same dtype, or of ``output_dtype``. Products are summed in float32 and rounded once, with the bias.
+        [num_tokens, rows] of the same dtype, or of ``output_dtype``. Products are summed in float32
+        and rounded once, with the bias.
 
     Raises:
         ValueError: the shapes or dtypes do not fit.
@@ -97,7 +102,8 @@ def grouped_linear(
     Args:
         hidden: [num_tokens, columns] of the weights' dtype
         tokens: int32 [n], the token of each input row; None: the rows of ``hidden``
-        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by matrix ``i``
+        starts: int32 [matrices + 1]; rows ``starts[i]`` to ``starts[i + 1]`` are multiplied by
+            matrix ``i``
         weights: a stack packed by :func:`pack_stack`
         rows: number of rows of each unpacked matrix
         bias: [matrices, rows] of the same dtype, or None

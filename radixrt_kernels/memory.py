@@ -6,16 +6,19 @@ from radixrt_kernels import native
 
 
 def advise_huge_pages(tensor: torch.Tensor) -> bool:
-    """Request pages of 2 MiB for a new tensor's memory, before the first write. Random reads then need fewer page walks.
+    """Request pages of 2 MiB for a new tensor's memory, before the first write. Random reads then
+    need fewer page walks.
 
     Returns:
-        True if the operating system accepts; False without native kernels, for tensors below 2 MiB and outside Linux
+        True if the operating system accepts; False without native kernels, for tensors below 2 MiB
+        and outside Linux
     """
     return native is not None and bool(native.advise_huge_pages(tensor))
 
 
 class Slabs:
-    """Allocates tensors of bytes from large blocks with pages of 2 MiB. Alone, a tensor of some MiB gets few or none of them."""
+    """Allocates tensors of bytes from large blocks with pages of 2 MiB. Alone, a tensor of some MiB
+    gets few or none of them."""
 
     SIZE = 64 << 20
 
@@ -32,8 +35,9 @@ class Slabs:
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory. Otherwise it returns the memory to the operating system, which zeroes it page by
-    page in the next step. The activations of a prefill chunk are tens of megabytes, several times per layer.
+    """Make the C library keep freed memory. Otherwise it returns the memory to the operating
+    system, which zeroes it page by page in the next step. The activations of a prefill chunk are
+    tens of megabytes, several times per layer.
 
     Returns:
         True if the C library supports it (glibc does)

@@ -1,7 +1,9 @@
-"""Operations of a mixture of experts besides its products: select experts, sort tokens by expert, weighted sum.
+"""Operations of a mixture of experts besides its products: select experts, sort tokens by expert,
+weighted sum.
 
-The products are ``grouped_linear`` of :mod:`radixrt_kernels.linear` and :mod:`radixrt_kernels.groupwise`. The kernels read the
-selected experts at run time, so a tape of these calls can be replayed for other tokens.
+The products are ``grouped_linear`` of :mod:`radixrt_kernels.linear` and
+:mod:`radixrt_kernels.groupwise`. The kernels read the selected experts at run time, so a tape of
+these calls can be replayed for other tokens.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ if native is not None:
 def choose_experts(
     logits: torch.Tensor, top_k: int, normalize: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Select the experts with the largest logits, in descending order; of equal logits the lower expert first.
+    """Select the experts with the largest logits, in descending order; of equal logits the lower
+    expert first.
 
     Args:
         logits: [num_tokens, num_experts] float32, bfloat16 or float16
@@ -47,7 +50,8 @@ class Groups:
 
 
 def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
-    """Sort the (token, choice) pairs of ``experts`` int64 [num_tokens, top_k] by expert. The sort is stable."""
+    """Sort the (token, choice) pairs of ``experts`` int64 [num_tokens, top_k] by expert. The sort
+    is stable."""
     starts = experts.new_empty(num_experts + 1, dtype=torch.int32)
     tokens = experts.new_empty(experts.numel(), dtype=torch.int32)
     places = experts.new_empty(experts.shape, dtype=torch.int32)
@@ -56,7 +60,8 @@ def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
 
 
 def weighted_sum(values: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Compute ``weights[token] @ values[places[token]]`` for each token, summed in float32 and rounded once.
+    """Compute ``weights[token] @ values[places[token]]`` for each token, summed in float32 and
+    rounded once.
 
     Args:
         values: [rows, size]

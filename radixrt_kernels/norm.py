@@ -14,12 +14,12 @@ def rms_norm(
     """Compute ``hidden / rms(hidden) * weight`` over the last dimension, in float32.
 
     Args:
-        hidden: [num_tokens, size], or [num_tokens, heads, size] to normalize each head; float32, bfloat16 or float16. It may be
-            a view of a projection.
+        hidden: [num_tokens, size], or [num_tokens, heads, size] to normalize each head; float32,
+            bfloat16 or float16. It may be a view of a projection.
         weight: [size] of the same dtype
         eps: added to the mean square
-        unit_offset: True: multiply by ``1 + weight`` and round once at the end (Gemma); False: round the normalized values
-            before the multiplication (Llama)
+        unit_offset: True: multiply by ``1 + weight`` and round once at the end (Gemma); False:
+            round the normalized values before the multiplication (Llama)
 
     Returns:
         a new tensor of hidden's shape and dtype
@@ -44,5 +44,6 @@ def add_rms_norm_(
     eps: float,
     unit_offset: bool = False,
 ) -> None:
-    """Set ``residual`` to ``residual + hidden`` and ``hidden`` to its norm, both in place. See :func:`rms_norm`."""
+    """Set ``residual`` to ``residual + hidden`` and ``hidden`` to its norm, both in place. See
+    :func:`rms_norm`."""
     tape.call(_rms_norm, hidden, residual, weight, hidden, eps, unit_offset)

@@ -11,12 +11,13 @@ if native is not None:
 def rotate_(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor
 ) -> None:
-    """Rotate features ``i`` and ``i + rotary_dim / 2`` of each head by the ``i``-th angle of the token's position, in place.
+    """Rotate features ``i`` and ``i + rotary_dim / 2`` of each head by the ``i``-th angle of the
+    token's position, in place.
 
     Args:
         positions: [num_tokens] int64
-        query, key: [num_tokens, heads, head_dim] of one dtype (float32, bfloat16 or float16); they may be views of one
-            projection. Features from ``rotary_dim`` on are not changed.
+        query, key: [num_tokens, heads, head_dim] of one dtype (float32, bfloat16 or float16); they
+            may be views of one projection. Features from ``rotary_dim`` on are not changed.
         cos_sin: [context_length, rotary_dim] float32, cosines then sines
 
     Raises:

@@ -1,7 +1,8 @@
-"""Samples the next token of each row of logits: mask, temperature, top-k, top-p, min-p and the draw, without a sort. Also
-normalizes log-probabilities.
+"""Samples the next token of each row of logits: mask, temperature, top-k, top-p, min-p and the
+draw, without a sort. Also normalizes log-probabilities.
 
-It selects the same tokens as ``radixrt.worker.sampling.sampler`` in torch, where the settings are described.
+It selects the same tokens as ``radixrt.worker.sampling.sampler`` in torch, where the settings are
+described.
 """
 
 import torch
@@ -23,14 +24,17 @@ def draw_tokens(
 
     Args:
         logits: float32 [rows, vocab]; not changed
-        settings: int32 [rows, 6]. Columns: temperature (bits of a float32; 0: greedy), top_k (vocab: no limit), top_p (bits of a
-            float32; above 1: no limit), logarithm of min_p (bits of a float32; minus infinity: no limit), low half and high
-            half of the seed's key of ``radixrt.worker.sampling.noise``.
+        settings: int32 [rows, 6]. Columns: temperature (bits of a float32; 0: greedy), top_k
+            (vocab: no limit), top_p (bits of a float32; above 1: no limit), logarithm of min_p
+            (bits of a float32; minus infinity: no limit), low half and high half of the seed's key
+            of ``radixrt.worker.sampling.noise``.
         positions: int64 [rows], the position of the new token in its sequence
-        mask: int64 [n], the masked rows, and int32 [n, ceil(vocab / 32)], one bit per allowed token; None: no masks
+        mask: int64 [n], the masked rows, and int32 [n, ceil(vocab / 32)], one bit per allowed
+            token; None: no masks
 
     Returns:
-        (token ids int64 [rows], largest logit of each row float32 [rows]: NaN if a logit of the row is not finite)
+        (token ids int64 [rows], largest logit of each row float32 [rows]: NaN if a logit of the row
+        is not finite)
 
     Raises:
         ValueError: the shapes or dtypes do not fit.
@@ -55,8 +59,9 @@ def draw_tokens(
 
 
 def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Compute the logarithm of the sum of ``e ** logit``. The result of a row does not depend on the other rows or on the number of
-    threads; ``torch.logsumexp`` divides a single row among its threads.
+    """Compute the logarithm of the sum of ``e ** logit``. The result of a row does not depend on
+    the other rows or on the number of threads; ``torch.logsumexp`` divides a single row among its
+    threads.
 
     Args:
         logits: float32 [rows, vocab]

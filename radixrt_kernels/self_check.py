@@ -163,7 +163,8 @@ def mixtures() -> Iterator[Check]:
 
 
 def sampling() -> Iterator[Check]:
-    """Greedy sampling and log-probabilities. ``tests/kernels/test_sampler_kernel.py`` tests the other settings."""
+    """Greedy sampling and log-probabilities. ``tests/kernels/test_sampler_kernel.py`` tests the
+    other settings."""
     logits = torch.randn(5, 1000)
     settings = torch.zeros(5, 6, dtype=torch.int32)
     settings[:, 1] = 1000

@@ -1,17 +1,22 @@
-"""Records a forward pass as a list of kernel calls, and replays it for any number of rows, without the model's Python.
+"""Records a forward pass as a list of kernel calls, and replays it for any number of rows, without
+the model's Python.
 
-A step of 24 layers has some two hundred kernel calls of a few to some hundred microseconds. At small batches, the modules, views and
-allocations between them take the same time again; in steps with prompts, tensors that are allocated anew for each layer leave the
-caches. A tape has the calls of one computation with their arguments, as a CUDA graph does on a GPU. For a step, the inputs are copied to
-the tensors of the tape and the calls are repeated.
+A step of 24 layers has some two hundred kernel calls of a few to some hundred microseconds. At
+small batches, the modules, views and allocations between them take the same time again; in steps
+with prompts, tensors that are allocated anew for each layer leave the caches. A tape has the calls
+of one computation with their arguments, as a CUDA graph does on a GPU. For a step, the inputs are
+copied to the tensors of the tape and the calls are repeated.
 
-The computation is traced twice, with different numbers of rows, and no kernel runs in a trace. What differs between the traces has to be
-proportional to the number of rows (shapes, strides, offsets, other integers), and what is the same in both is taken for constant. So
-:class:`Tapes` knows the calls for any number of rows. It would not notice a branch for many rows alone: kernels choose their ways inside.
-With ``RADIXRT_CHECK_TAPES=1`` in the environment, as in the tests, the first replay of each tape is compared with the computation.
+The computation is traced twice, with different numbers of rows, and no kernel runs in a trace. What
+differs between the traces has to be proportional to the number of rows (shapes, strides, offsets,
+other integers), and what is the same in both is taken for constant. So :class:`Tapes` knows the
+calls for any number of rows. It would not notice a branch for many rows alone: kernels choose their
+ways inside. With ``RADIXRT_CHECK_TAPES=1`` in the environment, as in the tests, the first replay of
+each tape is compared with the computation.
 
-Kernels are called through :func:`call`, which records them. ``__torch_dispatch__`` records torch's own operations. Intermediate tensors are
-in one block of memory. Tensors with disjoint lifetimes share memory, so the working set is as small as with an allocator.
+Kernels are called through :func:`call`, which records them. ``__torch_dispatch__`` records torch's
+own operations. Intermediate tensors are in one block of memory. Tensors with disjoint lifetimes
+share memory, so the working set is as small as with an allocator.
 """
 
 import functools
@@ -30,7 +35,8 @@ ALIGNMENT = 64
 """Of intermediate tensors, in bytes."""
 
 TRACED_ROWS = (7, 11)
-"""Few, because all intermediate tensors of a trace are in memory; primes, so that sizes of blocks are not proportional to them."""
+"""Few, because all intermediate tensors of a trace are in memory; primes, so that sizes of blocks
+are not proportional to them."""
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -44,7 +50,8 @@ _tracing: "ContextVar[_Trace | None]" = ContextVar("_tracing", default=None)
 
 
 class NotRecordable(Exception):
-    """The computation depends on tensor values, or in another way on the number of rows, so a replay of its calls could be wrong."""
+    """The computation depends on tensor values, or in another way on the number of rows, so a
+    replay of its calls could be wrong."""
 
 
 class TapeDiffers(Exception):
@@ -107,13 +114,16 @@ class Tapes:
             [0.0000, 2.0000]])
 
     Args:
-        compute: its result, a tensor or a tuple of tensors, may depend only on the inputs and on memory that its kernels read (such
-            as a KV cache). It may change only tensors that it allocates, and memory that its kernels write.
-        inputs: tensors [rows, ...] of any number of rows; zeros of these shapes and dtypes have to be valid inputs.
+        compute: its result, a tensor or a tuple of tensors, may depend only on the inputs and on
+            memory that its kernels read (such as a KV cache). It may change only tensors that it
+            allocates, and memory that its kernels write.
+        inputs: tensors [rows, ...] of any number of rows; zeros of these shapes and dtypes have to
+            be valid inputs.
         checks: the first replay of each tape is compared with ``compute``, which runs twice then.
 
     Raises:
-        NotRecordable: ``compute`` reads values of tensors in Python, or depends on the number of rows other than in proportion.
+        NotRecordable: ``compute`` reads values of tensors in Python, or depends on the number of
+            rows other than in proportion.
     """
 
     @torch.inference_mode()
@@ -155,8 +165,9 @@ class Tapes:
         """The tape for a number of rows.
 
         Args:
-            memory: [bytes] uint8 for the intermediate tensors, which several tapes may share: then a replay of one overwrites the
-                results of all. If it is None or too small, the tape has memory of its own.
+            memory: [bytes] uint8 for the intermediate tensors, which several tapes may share: then
+                a replay of one overwrites the results of all. If it is None or too small, the tape
+                has memory of its own.
         """
         places, num_bytes = _assign_places(self._lives, rows)
         if memory is None or len(memory) < num_bytes:
@@ -235,7 +246,8 @@ class _Form(NamedTuple):
         return _Form(self.dtype, shape, stride, _at(self.offset, rows))
 
     def tensor(self, memory: torch.Tensor, place: int) -> torch.Tensor:
-        """With the counts of a certain number of rows: the tensor in the memory that begins at byte ``place`` of ``memory``."""
+        """With the counts of a certain number of rows: the tensor in the memory that begins at byte
+        ``place`` of ``memory``."""
         typed: Any = memory.view(self.dtype)
         tensor: torch.Tensor = typed.as_strided(
             self.shape, self.stride, place // typed.itemsize + self.offset
@@ -264,7 +276,8 @@ class _Place(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """Arguments or results as ``(args, kwargs)``: nested, with an :class:`_Own` in place of each own tensor."""
+    """Arguments or results as ``(args, kwargs)``: nested, with an :class:`_Own` in place of each
+    own tensor."""
 
     leaves: list[Any]
     spec: TreeSpec
@@ -303,7 +316,8 @@ def _merged_leaf(first: Any, second: Any) -> Any:
 
 
 def _is_same_tensor(first: torch.Tensor, second: Any) -> bool:
-    """Whether tensors in other memory than that of the computation are the same, such as weights, or are constants that it makes."""
+    """Whether tensors in other memory than that of the computation are the same, such as weights,
+    or are constants that it makes."""
     if first is second:
         return True
     if (
@@ -317,7 +331,8 @@ def _is_same_tensor(first: torch.Tensor, second: Any) -> bool:
 
 
 class _Life(NamedTuple):
-    """Lifetime of memory, as indices of calls: from its allocation to the last call that uses it."""
+    """Lifetime of memory, as indices of calls: from its allocation to the last call that uses
+    it."""
 
     num_bytes: _Count
     first: int
@@ -368,7 +383,8 @@ class _Trace(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, because a trace is never compiled. The default would import torch's compiler, which takes seconds."""
+        """Return False, because a trace is never compiled. The default would import torch's
+        compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -425,7 +441,8 @@ class _Trace(TorchDispatchMode):
 
 
 def _assign_places(lives: list[_Life], rows: int) -> tuple[list[int], int]:
-    """Assign each memory the lowest offset that is free during its lifetime. Returns the offsets, and the total size in bytes."""
+    """Assign each memory the lowest offset that is free during its lifetime. Returns the offsets,
+    and the total size in bytes."""
     end = 0
     places: list[int] = []
     alive: list[tuple[int, int, int]] = []

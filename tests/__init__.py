@@ -1,4 +1,5 @@
-"""Garbage collection is off until the tests are collected (tests/suite.py): they import much, and none of it is garbage."""
+"""Garbage collection is off until the tests are collected (tests/suite.py): they import much, and
+none of it is garbage."""
 
 import gc
 

@@ -1,4 +1,5 @@
-"""An agent of each API: it calls a tool, sends the result back, and so on for some turns, through the API's own client.
+"""An agent of each API: it calls a tool, sends the result back, and so on for some turns, through
+the API's own client.
 
 Every event is checked against the types of that client, which by itself checks nothing.
 """
@@ -151,7 +152,8 @@ def _outputs(response: Response) -> list[Any]:
 
 
 def messages(url: str, model: str, extra: dict[str, Any]) -> Iterator[Turn]:
-    """As Claude Code: the first line of the system prompt differs in each request, and the marks move."""
+    """As Claude Code: the first line of the system prompt differs in each request, and the marks
+    move."""
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     history: list[Any] = [{"role": "user", "content": TASK}]
     tool: Any = {"name": "weather", "input_schema": PARAMETERS, "strict": True}

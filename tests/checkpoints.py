@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of every architecture, saved by transformers: what tests serve and compare with."""
+"""Tiny random checkpoints of every architecture, saved by transformers: what tests serve and
+compare with."""
 
 import itertools
 import json
@@ -8,7 +9,8 @@ from typing import Any
 VOCAB_SIZE = 384
 MAX_POSITIONS = 512
 END_OF_TURN = 2
-"""Id of ``<|im_end|>`` in the tokenizer of ``make_tokenizer``: the checkpoints' end-of-sequence token."""
+"""Id of ``<|im_end|>`` in the tokenizer of ``make_tokenizer``: the checkpoints' end-of-sequence
+token."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -353,13 +355,15 @@ def make_pooled(
     dense: tuple[int, ...] = (),
     **overrides: Any,
 ) -> Path:
-    """Save a seeded random embedding model in ``folder``, with the files of sentence-transformers, and return it.
+    """Save a seeded random embedding model in ``folder``, with the files of sentence-transformers,
+    and return it.
 
     Args:
         architecture: a key of ``POOLED``.
         pooling: mean, cls or lasttoken.
         dense: sizes of linear layers behind the pooling.
-        overrides: further fields of the config. With ``num_labels`` it is a classifier, without those files.
+        overrides: further fields of the config. With ``num_labels`` it is a classifier, without
+            those files.
     """
     import torch
     import transformers
@@ -419,7 +423,8 @@ _TRAINING_TEXT = [
 
 
 def make_tokenizer(folder: Path) -> Path:
-    """Save a byte-level BPE tokenizer with ChatML special tokens and template in ``folder`` and return it.
+    """Save a byte-level BPE tokenizer with ChatML special tokens and template in ``folder`` and
+    return it.
 
     It has at most ``VOCAB_SIZE`` tokens; the special ones have ids 0, 1 and 2.
     """

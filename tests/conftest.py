@@ -24,7 +24,8 @@ from tests.suite import (  # noqa: F401 (hooks)
     pytest_xdist_make_scheduler,
 )
 
-# Without a GPU, Triton kernels are interpreted. Triton reads this when a kernel's module is imported.
+# Without a GPU, Triton kernels are interpreted. Triton reads this when a kernel's module is
+# imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -34,8 +35,8 @@ os.environ["RADIXRT_CHECK_TAPES"] = "1"
 # Tests are small, and several may run at once.
 torch.set_num_threads(1)
 
-# How long an example takes says how busy the machine is, not whether the code is right. The examples are the same in each
-# run, but for those of `make test-scheduler`.
+# How long an example takes says how busy the machine is, not whether the code is right. The
+# examples are the same in each run, but for those of `make test-scheduler`.
 looks_for_new = "RADIXRT_SCHEDULER_EXAMPLES" in os.environ
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=not looks_for_new)
 hypothesis.settings.load_profile("suite")
@@ -78,7 +79,8 @@ def facts(model_dir: Path) -> TokenizerFacts:
 
 @pytest.fixture
 def sigint() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt in this process, also where ``nohup`` has started it with SIGINT ignored."""
+    """SIGINT raises KeyboardInterrupt in this process, also where ``nohup`` has started it with
+    SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -86,7 +88,8 @@ def sigint() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[Server]:
-    """A server with the built-in model, in a cache of a modest size; tests leave nothing running or pinned on it."""
+    """A server with the built-in model, in a cache of a modest size; tests leave nothing running or
+    pinned on it."""
     with serving("demo", "--served-model-name", "demo", "--log-level", "warning", "--max-total-tokens", "65536", "--speculation", "auto") as server:  # fmt: skip
         yield server
 

@@ -1,4 +1,5 @@
-"""A GPU without a GPU: a queue that the host is always ahead of, and tensors that notice when the host reads them."""
+"""A GPU without a GPU: a queue that the host is always ahead of, and tensors that notice when the
+host reads them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,10 +75,12 @@ class FakeDownload:
 
 @dataclass
 class FakeDevice:
-    """Orders are counted. What is slow is not done until the host waits for it or for what comes after it.
+    """Orders are counted. What is slow is not done until the host waits for it or for what comes
+    after it.
 
     Attributes:
-        waits: what each wait was for that was not over at once, and how many slow orders were behind it.
+        waits: what each wait was for that was not over at once, and how many slow orders were
+            behind it.
         reads: how the host has read tensors of the device by itself.
         replays: of graphs.
     """

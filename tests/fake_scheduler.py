@@ -1,4 +1,5 @@
-"""A scheduler that has no engine: it answers with scripted tokens and remembers what it was told."""
+"""A scheduler that has no engine: it answers with scripted tokens and remembers what it was
+told."""
 
 import dataclasses
 import threading
@@ -104,7 +105,8 @@ class FakeScheduler:
     ) -> None:
         """
         Args:
-            join: settings of an engine that joins an ingress; None: the tokenizer process is on this machine.
+            join: settings of an engine that joins an ingress; None: the tokenizer process is on
+                this machine.
         """
         self._poller = Poller()
         self._tokenizer: TokenizerLink | IngressLink
@@ -253,7 +255,8 @@ def _report(request: SequenceRequest, **end: object) -> AnswerReport:
 
 
 def _cache_reply(call: AnySchedulerCall) -> CallReply:
-    """Every prompt is pinned; the lease "gone" is not there; the tree has a prompt with a salt and one without.
+    """Every prompt is pinned; the lease "gone" is not there; the tree has a prompt with a salt and
+    one without.
 
     Node 7 is alice's prompt with a lease of hers, node 8 has a salt, and there is no other.
     """

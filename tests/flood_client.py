@@ -1,4 +1,5 @@
-"""Opens many connections at once, sends one request on each, and prints its answers' statuses and times as JSON.
+"""Opens many connections at once, sends one request on each, and prints its answers' statuses and
+times as JSON.
 
 A program of its own, so that it holds no lock of the test that measures.
 """

@@ -19,11 +19,12 @@ class SampledAnswer:
 def gap_at_first_difference(
     first: SampledAnswer, second: SampledAnswer, *, seed: int, position: int
 ) -> float:
-    """By how much the tokens differ where the answers first do: in log-probability plus the noise of the seed, whose
-    maximum is the token that is drawn. 0: the answers are equal.
+    """By how much the tokens differ where the answers first do: in log-probability plus the noise
+    of the seed, whose maximum is the token that is drawn. 0: the answers are equal.
 
-    Equal contexts have equal logits but for rounding, so the gap is that rounding. Tokens drawn by any other noise are
-    apart by several: that of a winner among many tokens is far above the average.
+    Equal contexts have equal logits but for rounding, so the gap is that rounding. Tokens drawn by
+    any other noise are apart by several: that of a winner among many tokens is far above the
+    average.
 
     Args:
         position: of the answers' first token in its sequence.

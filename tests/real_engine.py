@@ -1,4 +1,5 @@
-"""The scheduler and the worker of a server in threads, with a model that wants to write what a script says."""
+"""The scheduler and the worker of a server in threads, with a model that wants to write what a
+script says."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,8 @@ from tests.real_scheduler import InThreads
 Script = Callable[[list[int]], list[int]]
 """The tokens that the model wants to write after a prompt."""
 DRAFT_PRICE = 0.1
-"""The price of a draft row in each step, so that there are drafts, whatever the load of the machine."""
+"""The price of a draft row in each step, so that there are drafts, whatever the load of the
+machine."""
 
 
 def fixed_draft_price() -> DraftPrice:
@@ -32,13 +34,16 @@ def fixed_draft_price() -> DraftPrice:
 
 
 class RealEngine(InThreads):
-    """Everything between the logits and the scheduler's tokens is the server's own: matchers, masks, drafts, budgets, sampler.
+    """Everything between the logits and the scheduler's tokens is the server's own: matchers,
+    masks, drafts, budgets, sampler.
 
-    A row's logits depend on its prompt and its position alone: the script's token there has the largest, then those of ``wishes``.
+    A row's logits depend on its prompt and its position alone: the script's token there has the
+    largest, then those of ``wishes``.
 
     Attributes:
         script: may be changed at any time; it is asked when a sequence is admitted.
-        wishes: what the model writes where it may not write the script's token: tokens, the dearest first.
+        wishes: what the model writes where it may not write the script's token: tokens, the dearest
+            first.
     """
 
     def __init__(self, channels: Channels, info: EngineInfo, config: ServerConfig) -> None:

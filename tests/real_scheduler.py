@@ -20,7 +20,8 @@ Script = Callable[[list[int]], list[int]]
 
 
 class ScriptedWorker(FakeWorker):
-    """Checks the KV of each row as its base does, and samples the tokens of the script. It drafts nothing."""
+    """Checks the KV of each row as its base does, and samples the tokens of the script. It drafts
+    nothing."""
 
     def __init__(self, page_size: int) -> None:
         super().__init__(page_size)

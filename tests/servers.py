@@ -73,7 +73,8 @@ class Server:
 
 
 def samples(metrics: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """The values of a text of ``/metrics``, by name and by the labels beside ``model_name``, which must be there."""
+    """The values of a text of ``/metrics``, by name and by the labels beside ``model_name``, which
+    must be there."""
     values = {}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
@@ -84,8 +85,8 @@ def samples(metrics: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float
 
 
 def run_server(model: Path | str, *flags: str, cwd: Path | None = None) -> Server:
-    """Start a server, without waiting. Unless the flags say so, it drafts nothing: answers of tiny models repeat themselves, and
-    would end before a test can interrupt them."""
+    """Start a server, without waiting. Unless the flags say so, it drafts nothing: answers of tiny
+    models repeat themselves, and would end before a test can interrupt them."""
     port = free_port()
     if "--speculation" not in flags:
         flags = (*flags, "--speculation", "off")

@@ -1,4 +1,5 @@
-"""Hooks for runs of many tests: distribution over processes, and a summary of skips and started processes."""
+"""Hooks for runs of many tests: distribution over processes, and a summary of skips and started
+processes."""
 
 import gc
 import os
@@ -39,7 +40,8 @@ SHARED = {
     "tests/server/test_prompt_scores.py": "tiny server",
     "tests/server/test_requests.py": "tiny server",
 }
-"""Files of tests that use one server or engine: they run in the same process, one after the other."""
+"""Files of tests that use one server or engine: they run in the same process, one after the
+other."""
 
 FIRST = (
     "tests/server/", "tests/docs/", "tests/lang/", "tests/engine/", "tests/constrained/test_pool.py",
@@ -61,14 +63,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: the garbage collector need not look through it again (see tests/__init__.py)."""
+    """What has been imported stays: the garbage collector need not look through it again (see
+    tests/__init__.py)."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Seed every test by its name, before its fixtures, so that it draws the same numbers in each run."""
+    """Seed every test by its name, before its fixtures, so that it draws the same numbers in each
+    run."""
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
     np.random.seed(seed)
@@ -114,7 +118,8 @@ _cpu_seconds: Counter[str] = Counter()
 
 
 def pytest_configure() -> None:
-    """Count started processes; let clients load one certificate instead of all, which takes 20 ms a client.
+    """Count started processes; let clients load one certificate instead of all, which takes 20 ms a
+    client.
 
     Tests talk to this machine alone, and without TLS.
     """
@@ -146,7 +151,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print each reason for a skip with the number of tests, and the processes that were started."""
+    """Print each reason for a skip with the number of tests, and the processes that were
+    started."""
     reasons = Counter(_reason(report) for report in terminalreporter.stats.get("skipped", []))
     if reasons:
         terminalreporter.section("skipped")

@@ -1,4 +1,5 @@
-"""The built-in model: a plain Hugging Face checkpoint, a tokenizer made for copying, test words that it has not seen."""
+"""The built-in model: a plain Hugging Face checkpoint, a tokenizer made for copying, test words
+that it has not seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``radixrt lint-prompts`` on logs with known faults: the same log without the fault is the oracle of what it costs."""
+"""``radixrt lint-prompts`` on logs with known faults: the same log without the fault is the oracle
+of what it costs."""
 
 import json
 from pathlib import Path

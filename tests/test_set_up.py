@@ -1,4 +1,5 @@
-"""Set-up where PyTorch's index of CPU builds cannot be reached, with a fake Python and pip; the content of wheels."""
+"""Set-up where PyTorch's index of CPU builds cannot be reached, with a fake Python and pip; the
+content of wheels."""
 
 import json
 from pathlib import Path

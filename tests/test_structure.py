@@ -91,7 +91,8 @@ def test_only_folders_that_compute_call_kernels() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Imports within functions count, and those for types: they hide a circle, they don't open it."""
+    """Imports within functions count, and those for types: they hide a circle, they don't open
+    it."""
     imports = {
         name: {module for module in imported_modules(file) if module in MODULES} - {name}
         for name, file in MODULES.items()
@@ -125,13 +126,15 @@ def test_nothing_is_unpickled_and_no_shell_is_started() -> None:
 
 
 class Folders(NamedTuple):
-    """The table of docs/internals/architecture.md. A folder is named by its path below ``radixrt/``."""
+    """The table of docs/internals/architecture.md. A folder is named by its path below
+    ``radixrt/``."""
 
     allowed: dict[str, set[str]]
     """Folders that each folder may import."""
 
     def folder_of(self, module: str) -> str:
-        """The longest path of the table that leads to the module; "" for entry points at the top."""
+        """The longest path of the table that leads to the module; "" for entry points at the
+        top."""
         path = module.removeprefix("radixrt").strip(".").replace(".", "/")
         while path and path not in self.allowed:
             path = path.rpartition("/")[0]
@@ -166,7 +169,8 @@ def module_name(file: Path) -> str:
 
 
 def imported_modules(file: Path) -> list[str]:
-    """The modules that a file imports anywhere, for types too, and the names imported from them, which may be modules."""
+    """The modules that a file imports anywhere, for types too, and the names imported from them,
+    which may be modules."""
     names = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):

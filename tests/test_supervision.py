@@ -1,4 +1,5 @@
-"""Tasks and threads that a process depends on are supervised: if one ends, the process ends and says why."""
+"""Tasks and threads that a process depends on are supervised: if one ends, the process ends and
+says why."""
 
 import ast
 import asyncio
@@ -21,7 +22,8 @@ STARTERS = {"create_task", "ensure_future", "Thread", "Timer", "submit"}
 """Names of calls that start a task, a thread or work in a pool of threads."""
 
 OF_OTHERS = {"group", "self", "BACKGROUND"}
-"""A TaskGroup ends by the first error; the others are no starters: a method that returns the future to its caller."""
+"""A TaskGroup ends by the first error; the others are no starters: a method that returns the future
+to its caller."""
 
 SHORT_LIVED = {
     ("api/http/acceptor.py", "_accept"): (1, "opens one connection"),
@@ -195,7 +197,8 @@ def test_a_process_at_work_is_told_from_one_that_was_stopped() -> None:
 def test_a_process_that_waits_for_itself_is_told_from_one_that_waits_for_others(
     work: str, is_stuck: bool
 ) -> None:
-    """For a lock that another process has, a thread, or a compiler; a thread that beats does not count."""
+    """For a lock that another process has, a thread, or a compiler; a thread that beats does not
+    count."""
     program = f"""
 import hashlib, subprocess, sys, threading, time
 def spin():

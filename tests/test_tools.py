@@ -1,4 +1,5 @@
-"""Setting up a machine with a GPU: which kernels models need, what is carried, and what the check runs."""
+"""Setting up a machine with a GPU: which kernels models need, what is carried, and what the check
+runs."""
 
 import importlib.metadata
 import json

@@ -62,7 +62,8 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """Like Llama 2's and Mistral's: ▁ for spaces, <0xNN> for what is not in the vocabulary, <s> first."""
+    """Like Llama 2's and Mistral's: ▁ for spaces, <0xNN> for what is not in the vocabulary, <s>
+    first."""
     letters = trainers.BpeTrainer(vocab_size=120, show_progress=False, max_token_length=4)
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "\u2581")

@@ -1,10 +1,11 @@
 """Compiles FlashInfer's kernels ahead, without a GPU: ``python -m tools.flashinfer_kernels``.
 
-    python -m tools.flashinfer_kernels needs MODEL_DIR ...       # what these checkpoints are served with
-    python -m tools.flashinfer_kernels build OUT MODEL_DIR ...   # compile that into OUT
-    python -m tools.flashinfer_kernels build OUT --only norm     # compile single modules
-    python -m tools.flashinfer_kernels build OUT --gpu-check     # what `make gpu-check` calls; an hour of a core
-    python -m tools.flashinfer_kernels install OUT               # copy OUT into the installed FlashInfer
+    python -m tools.flashinfer_kernels needs MODEL_DIR ...       # what these checkpoints are served
+    with python -m tools.flashinfer_kernels build OUT MODEL_DIR ...   # compile that into OUT python
+    -m tools.flashinfer_kernels build OUT --only norm     # compile single modules python -m
+    tools.flashinfer_kernels build OUT --gpu-check     # what `make gpu-check` calls; an hour of a
+    core python -m tools.flashinfer_kernels install OUT               # copy OUT into the installed
+    FlashInfer
 
 FlashInfer compiles a kernel when it is first called, which takes minutes and a compiler. A module
 that lies in ``flashinfer/data/aot`` is loaded as it is instead. It depends on the CUDA major

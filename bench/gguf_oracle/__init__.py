@@ -1,1 +1,2 @@
-"""llama.cpp and transformers as oracles for GGUF files: tokens, greedy answers, next-token distributions, files of its own tools."""
+"""llama.cpp and transformers as oracles for GGUF files: tokens, greedy answers, next-token
+distributions, files of its own tools."""

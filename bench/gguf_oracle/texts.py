@@ -1,4 +1,5 @@
-"""Seeded texts on which tokenizers may differ: many scripts, code, odd whitespace, control tokens, any characters."""
+"""Seeded texts on which tokenizers may differ: many scripts, code, odd whitespace, control tokens,
+any characters."""
 # ruff: noqa: RUF001 (characters that look like others are what tokenizers must tell apart)
 
 import random

@@ -30,7 +30,8 @@ class HostTimes:
 
     plan: list[float] = field(default_factory=list)
     launch: list[float] = field(default_factory=list)
-    """Applying the plan, preparing attention, launching, and taking in the tokens of the step ahead."""
+    """Applying the plan, preparing attention, launching, and taking in the tokens of the step
+    ahead."""
     absorb: list[float] = field(default_factory=list)
 
 

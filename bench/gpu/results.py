@@ -1,4 +1,5 @@
-"""What has been measured so far: one line of JSON each, written at once, and a table made of all of them."""
+"""What has been measured so far: one line of JSON each, written at once, and a table made of all of
+them."""
 
 import json
 from collections.abc import Mapping

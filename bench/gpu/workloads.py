@@ -1,4 +1,5 @@
-"""The requests of each part: seeded lengths and random token ids, and how few of them a dry run takes."""
+"""The requests of each part: seeded lengths and random token ids, and how few of them a dry run
+takes."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from radixrt.base.sampling_params import SamplingParams
 
 SEED = 0
 SPREAD = 0.9
-"""Standard deviation of the logarithm of ShareGPT-like lengths: the mean of 220 comes with a median of 147."""
+"""Standard deviation of the logarithm of ShareGPT-like lengths: the mean of 220 comes with a median
+of 147."""
 
 LONGEST = 4096
 """Tokens of a prompt or an answer; a log-normal has no end of its own."""
@@ -35,8 +37,8 @@ class Sizes:
     constrained: int = 64
     constrained_output: int = 256
     anatomy: tuple[tuple[int, int], ...] = ((256, 512), (256, 1024), (64, 1024), (1, 1024))
-    """Decode steps alone: sequences, and tokens of context of each in the middle of what is measured. What is worth the most
-    comes first."""
+    """Decode steps alone: sequences, and tokens of context of each in the middle of what is
+    measured. What is worth the most comes first."""
     anatomy_steps: int = 50
 
 

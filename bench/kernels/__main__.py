@@ -1,4 +1,5 @@
-"""``python -m bench.kernels [--only TEXT] [--threads N]``: each kernel beside PyTorch and beside the machine's limits."""
+"""``python -m bench.kernels [--only TEXT] [--threads N]``: each kernel beside PyTorch and beside
+the machine's limits."""
 
 import argparse
 import sys

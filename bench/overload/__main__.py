@@ -1,7 +1,7 @@
 """Measures the promises about overload: ``python -m bench.overload {prefill,queue} [--quick]``.
 
-Each subcommand measures two states of a server by turns and prints one table for each promise, with the ratio to the
-baseline of the same run. See docs/internals/benchmarks.md.
+Each subcommand measures two states of a server by turns and prints one table for each promise, with
+the ratio to the baseline of the same run. See docs/internals/benchmarks.md.
 """
 
 import argparse

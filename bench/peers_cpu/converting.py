@@ -1,4 +1,5 @@
-"""Converts the checkpoint to the format of each engine with the engine's own tools, and keeps it for the next run."""
+"""Converts the checkpoint to the format of each engine with the engine's own tools, and keeps it
+for the next run."""
 
 import hashlib
 from pathlib import Path
@@ -14,7 +15,8 @@ def converted(engine: Engine, checkpoint: Checkpoint, peers: Path) -> Path:
     """The model in the engine's format; made on first use.
 
     Raises:
-        EngineFailedError: an environment isn't installed, or its tools can't convert this checkpoint.
+        EngineFailedError: an environment isn't installed, or its tools can't convert this
+            checkpoint.
     """
     if engine.model_format == "safetensors":
         return checkpoint.folder
@@ -28,7 +30,8 @@ def converted(engine: Engine, checkpoint: Checkpoint, peers: Path) -> Path:
 
 
 def _make(model_format: ModelFormat, folder: Path, checkpoint: Checkpoint, models: Path) -> Path:
-    """Convert into the folder ``models``, unless that is done, with the tools of the environment ``folder``."""
+    """Convert into the folder ``models``, unless that is done, with the tools of the environment
+    ``folder``."""
     made = models / f"{model_format}{'.gguf' if model_format.startswith('gguf') else ''}"
     if made.exists():
         return made

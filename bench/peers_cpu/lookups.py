@@ -1,6 +1,8 @@
-"""Workloads for the built-in model's weights: questions about invented documents, whose right answers are known.
+"""Workloads for the built-in model's weights: questions about invented documents, whose right
+answers are known.
 
-The texts are those of the model's evaluation (``examples/train_demo_model/world.py``): names, values and fields that it was not trained on.
+The texts are those of the model's evaluation (``examples/train_demo_model/world.py``): names,
+values and fields that it was not trained on.
 """
 
 import json
@@ -45,7 +47,8 @@ def workloads() -> list[Workload]:
 
 
 def _on_shared_documents(documents: int, questions: int) -> list[Task]:
-    """Question by question, so that the next one about the same document comes after those about the others."""
+    """Question by question, so that the next one about the same document comes after those about
+    the others."""
     asked = []
     for number in range(documents):
         rng = random.Random(f"a{number}")

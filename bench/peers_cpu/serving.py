@@ -1,4 +1,5 @@
-"""Runs an engine's server while it is measured: starts it within a time, logs its output to a file, ends it with all its processes."""
+"""Runs an engine's server while it is measured: starts it within a time, logs its output to a file,
+ends it with all its processes."""
 
 import contextlib
 import os
@@ -24,7 +25,8 @@ class EngineFailedError(Exception):
 
 @contextlib.contextmanager
 def serving(engine: Engine, checkpoint: Path, model: Path, peers: Path, log: Path) -> Iterator[str]:
-    """Serve ``model``, made of ``checkpoint``, until the block ends; yields the base URL, which ends in /v1.
+    """Serve ``model``, made of ``checkpoint``, until the block ends; yields the base URL, which
+    ends in /v1.
 
     Raises:
         EngineFailedError: it isn't installed, or ended or kept silent instead of serving.
@@ -62,8 +64,8 @@ def serving(engine: Engine, checkpoint: Path, model: Path, peers: Path, log: Pat
 
 
 def first_line_of_why(log_text: str) -> str:
-    """The line of a server's output that says what went wrong: the first error with a name, else the first with
-    the word, else the last line."""
+    """The line of a server's output that says what went wrong: the first error with a name, else
+    the first with the word, else the last line."""
     for pattern in (_NAMED_ERROR, _ERROR):
         if found := pattern.search(log_text):
             return found.group().strip()

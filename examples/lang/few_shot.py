@@ -2,8 +2,8 @@
 
     python examples/lang/few_shot.py
 
-The questions come in random order. ``run_batch`` sends those of one subject after another, so the examples of a
-subject are computed once, however small the cache is.
+The questions come in random order. ``run_batch`` sends those of one subject after another, so the
+examples of a subject are computed once, however small the cache is.
 """
 
 from collections import Counter

@@ -1,7 +1,8 @@
-"""Inputs of the programs in this folder: facts of an invented world, since the built-in model does not know the real one.
+"""Inputs of the programs in this folder: facts of an invented world, since the built-in model does
+not know the real one.
 
-Each function makes the input of one program, always the same. The sentences are of the kinds that the model was trained on, see
-examples/train_demo_model.
+Each function makes the input of one program, always the same. The sentences are of the kinds that
+the model was trained on, see examples/train_demo_model.
 """
 
 import random
@@ -105,7 +106,8 @@ class Question:
 
 
 def benchmark(questions_each: int = 6, examples_each: int = 12) -> list[Question]:
-    """Questions of eight subjects in random order, as benchmarks keep them to have a fair running score."""
+    """Questions of eight subjects in random order, as benchmarks keep them to have a fair running
+    score."""
     world = World(1)
 
     def labelled(labels: tuple[str, ...]) -> tuple[str, str]:
@@ -263,7 +265,8 @@ def ship_records(count: int = 24) -> list[tuple[str, dict[str, str | int]]]:
 
 
 def hard_questions(count: int = 8) -> list[tuple[str, Asked]]:
-    """Long texts, and a question about each that a single sampled answer gets wrong now and then."""
+    """Long texts, and a question about each that a single sampled answer gets wrong now and
+    then."""
     world = World(7)
     made = []
     for _ in range(count):

@@ -2,7 +2,8 @@
 
     python examples/lang/multi_turn_chat.py
 
-The program appends a question and an answer, and another; each turn begins as soon as the one before it is answered.
+The program appends a question and an answer, and another; each turn begins as soon as the one
+before it is answered.
 """
 
 from made_up import ANSWER_FROM, Asked, chats, last_word

@@ -1,4 +1,5 @@
-"""Retrieval-augmented answers: many questions about many documents, the best two before each question.
+"""Retrieval-augmented answers: many questions about many documents, the best two before each
+question.
 
     python examples/lang/rag.py
 

@@ -1,4 +1,5 @@
-"""ReAct agents: each reasons from its handbook, calls tools, reads what they return, and goes on until it can answer.
+"""ReAct agents: each reasons from its handbook, calls tools, reads what they return, and goes on
+until it can answer.
 
     python examples/lang/react_agent.py
 

@@ -1,4 +1,5 @@
-"""A tree of thought that searches the way to a treasure: branch, vote on each branch, continue from the best two.
+"""A tree of thought that searches the way to a treasure: branch, vote on each branch, continue from
+the best two.
 
     python examples/lang/tree_of_thought.py
 

@@ -1,4 +1,5 @@
-"""Books of invented facts, cut into passages, with questions about them: the world that the built-in model was trained on."""
+"""Books of invented facts, cut into passages, with questions about them: the world that the
+built-in model was trained on."""
 
 import random
 import sys
@@ -46,7 +47,8 @@ class Question:
 def library(
     num_books: int, passages_each: int, seed: int = 0
 ) -> tuple[list[Passage], list[list[Question]]]:
-    """All passages, and the questions of each book. No name, value or field was in the model's training."""
+    """All passages, and the questions of each book. No name, value or field was in the model's
+    training."""
     rng = random.Random(seed)
     passages: list[Passage] = []
     questions: list[list[Question]] = []

@@ -1,7 +1,9 @@
-"""Answers questions from retrieved passages, with citations that can only be passages that were retrieved.
+"""Answers questions from retrieved passages, with citations that can only be passages that were
+retrieved.
 
-    python examples/rag_pipeline/main.py                                              # invented books; no download
-    python examples/rag_pipeline/main.py --model-path FILE.gguf ["A question?" ...]   # documentation of Python packages
+    python examples/rag_pipeline/main.py                                              # invented
+    books; no download python examples/rag_pipeline/main.py --model-path FILE.gguf ["A question?"
+    ...]   # documentation of Python packages
 
 Starts what it needs on free ports, a server for the answers and one for the vectors, and ends both.
 """
@@ -55,7 +57,8 @@ def from_python(s: rl.State, question: str, found: Sequence[Passage], order: str
 
 @rl.function(temperature=0, max_tokens=48)
 def from_books(s: rl.State, question: Question, found: Sequence[Passage], order: str) -> None:
-    """The built-in model copies best in sentences, so it is asked twice. Its second answer is one of the ids."""
+    """The built-in model copies best in sentences, so it is asked twice. Its second answer is one
+    of the ids."""
     texts = rl.documents([one.text for one in found], order)
     s += rl.system("Answer from this text.\n\n" + texts)
     s += rl.user(question.text) + rl.assistant(rl.gen("answer"))

@@ -12,7 +12,8 @@ COLLECTION = "passages"
 
 
 class Store:
-    """Passages with their vectors. The same calls work with a Qdrant server: ``QdrantClient(url=...)``."""
+    """Passages with their vectors. The same calls work with a Qdrant server:
+    ``QdrantClient(url=...)``."""
 
     def __init__(self, client: QdrantClient, embed: Embed) -> None:
         self._client = client

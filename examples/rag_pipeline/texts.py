@@ -1,4 +1,5 @@
-"""Real text for retrieval: the documentation that comes with Python and its packages, cut into passages."""
+"""Real text for retrieval: the documentation that comes with Python and its packages, cut into
+passages."""
 
 import importlib.metadata
 import pydoc_data.topics
@@ -13,7 +14,8 @@ MIN_CHARACTERS = 120
 
 
 def documents() -> Iterator[tuple[str, str]]:
-    """Names and texts: the topics of Python's ``help()``, and the descriptions and text files of the installed packages."""
+    """Names and texts: the topics of Python's ``help()``, and the descriptions and text files of
+    the installed packages."""
     for name, text in sorted(pydoc_data.topics.topics.items()):
         yield f"python-{name.lower()}", text
     seen = set()

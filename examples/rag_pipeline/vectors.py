@@ -1,4 +1,5 @@
-"""Unit vectors of texts: by a server of an embedding model or, without one, of the letters of their words."""
+"""Unit vectors of texts: by a server of an embedding model or, without one, of the letters of their
+words."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,7 +38,8 @@ def by_server(url: str) -> Embed:
 
 
 def hashed(texts: Sequence[str]) -> Vectors:
-    """Counts of words and of groups of three and four letters, by hash. Texts that share words and names have a high cosine."""
+    """Counts of words and of groups of three and four letters, by hash. Texts that share words and
+    names have a high cosine."""
     vectors = np.zeros((len(texts), HASHED_SIZE), dtype=np.float32)
     for vector, text in zip(vectors, texts, strict=True):
         for word in "".join(c if c.isalnum() else " " for c in text.lower()).split():

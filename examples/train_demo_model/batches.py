@@ -1,4 +1,5 @@
-"""Makes the batch of a training step: rows of tokens, a loss weight per token, and the positions of the answers."""
+"""Makes the batch of a training step: rows of tokens, a loss weight per token, and the positions of
+the answers."""
 
 from __future__ import annotations
 

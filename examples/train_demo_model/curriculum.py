@@ -1,4 +1,5 @@
-"""Selects the level of difficulty: the next level begins when the questions of the current one are answered exactly."""
+"""Selects the level of difficulty: the next level begins when the questions of the current one are
+answered exactly."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Curriculum:
     """"task@level" -> running share of exactly correct answers."""
 
     def choose(self, rng: random.Random) -> int:
-        """The level of one step: mostly the newest one, sometimes an easier one, and later also harder ones."""
+        """The level of one step: mostly the newest one, sometimes an easier one, and later also
+        harder ones."""
         chance = rng.random()
         if self.level <= 0 or chance < (0.65 if self.level < MIXED_FROM else 0.2):
             return self.level

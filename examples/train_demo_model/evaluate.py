@@ -1,7 +1,8 @@
 """Evaluates the demo model on entities, numbers and field names outside its training set.
 
-Decoding is greedy, through any OpenAI-compatible server (`--base-url`), or with transformers (`--local DIR`).
-`--serve demo --also-with="--kv-cache-dtype int8"` asks a server with these flags the same, and compares the answers.
+Decoding is greedy, through any OpenAI-compatible server (`--base-url`), or with transformers
+(`--local DIR`). `--serve demo --also-with="--kv-cache-dtype int8"` asks a server with these flags
+the same, and compares the answers.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Result:
         return self.right / max(1, self.asked)
 
     def gain(self, other: Result) -> tuple[float, float]:
-        """The share of right answers less that of ``other`` to the same conversations, and the standard error of this difference."""
+        """The share of right answers less that of ``other`` to the same conversations, and the
+        standard error of this difference."""
         mine, theirs = set(self.wrong), set(other.wrong)
         gains = [(index in theirs) - (index in mine) for index in range(self.asked)]
         return statistics.mean(gains), statistics.stdev(gains) / math.sqrt(self.asked)

@@ -156,10 +156,11 @@ def orthonormal(rows: int, cols: int) -> Tensor:
 def plant_induction(model: Llama) -> None:
     """Initialize the first two layers as an induction circuit (Olsson et al. 2022).
 
-    Layer 0: heads that attend one, one, two and three tokens back and write the token they find. They locate
-    the position by RoPE's fast frequencies against a channel that is constant in every embedding.
-    Layer 1: heads that attend to a key whose previous token is the current one, with RoPE's slow
-    frequencies, which hardly depend on distance. They copy the token found there to the output.
+    Layer 0: heads that attend one, one, two and three tokens back and write the token they find.
+    They locate the position by RoPE's fast frequencies against a channel that is constant in every
+    embedding. Layer 1: heads that attend to a key whose previous token is the current one, with
+    RoPE's slow frequencies, which hardly depend on distance. They copy the token found there to the
+    output.
     """
     s = model.s
     half, width = s.head_dim // 2, s.hidden_size

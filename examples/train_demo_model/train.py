@@ -54,8 +54,8 @@ class Trainer:
     def learn(self, batch: Batch, rate: float) -> tuple[float, dict[str, list[bool]]]:
         """Run one step. Return its loss, and per task which answers were exactly correct.
 
-        Answers are evaluated with teacher forcing, which accepts the same answers as greedy decoding. Names are
-        new in every batch, so this is a test.
+        Answers are evaluated with teacher forcing, which accepts the same answers as greedy
+        decoding. Names are new in every batch, so this is a test.
         """
         for group, base in self.rates:
             group["lr"] = base * rate

@@ -1,8 +1,9 @@
 """Trains the tokenizer: a byte-level BPE for copying names.
 
-A name must split into the same tokens at every position (after a space, inside quotes, at the start of a
-line), so that the model can copy it token by token. Therefore a space is a separate token, except
-before the most frequent words of the generated texts; each digit is a token; a newline is never merged.
+A name must split into the same tokens at every position (after a space, inside quotes, at the start
+of a line), so that the model can copy it token by token. Therefore a space is a separate token,
+except before the most frequent words of the generated texts; each digit is a token; a newline is
+never merged.
 """
 
 from __future__ import annotations

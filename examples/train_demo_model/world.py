@@ -1,9 +1,9 @@
 """Generates the training and evaluation texts of the demo model.
 
-The texts are about invented entities. Each sample is a chat whose correct answer can be copied from its prompt.
-Names, numbers, codes and field names are generated anew for each sample, so memorizing them does not help. The
-hash of a word decides between the training split and the evaluation split, so the two share no name, value
-or field name.
+The texts are about invented entities. Each sample is a chat whose correct answer can be copied from
+its prompt. Names, numbers, codes and field names are generated anew for each sample, so memorizing
+them does not help. The hash of a word decides between the training split and the evaluation split,
+so the two share no name, value or field name.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def record(rng: random.Random, world: World) -> str:
 def document(rng: random.Random, world: World, plain_share: float = 0.6) -> str:
     """The facts as short sentences, one paragraph per entity or shuffled.
 
-    A share of the documents uses only one wording. Learning other wordings after one is easy; learning all
-    wordings at once is not.
+    A share of the documents uses only one wording. Learning other wordings after one is easy;
+    learning all wordings at once is not.
     """
     statements = STATEMENTS[:1] if rng.random() < plain_share else STATEMENTS
 
@@ -433,7 +433,8 @@ def sample(rng: random.Random, task: str, level: int, split: Split = "train") ->
     n_entities, n_fields = LEVELS[level]
     if task == "qa":
         return qa(rng, words, n_entities, n_fields, turns=16 if level > 5 else 8)
-    # Only questions use long documents: the other tasks have more answers per token with short ones.
+    # Only questions use long documents: the other tasks have more answers per token with short
+    # ones.
     level = min(level, rng.randint(2, 5))
     n_entities, n_fields = LEVELS[level]
     if task == "second_turn":
@@ -461,7 +462,8 @@ TOOLS_TAIL = (
 def render(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[tuple[str, bool]]:
-    """The chat template's text, cut into (text, is_answer) pieces; the template file is the same in Jinja."""
+    """The chat template's text, cut into (text, is_answer) pieces; the template file is the same in
+    Jinja."""
     pieces: list[tuple[str, bool]] = []
     start = 0
     if tools:

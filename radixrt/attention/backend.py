@@ -21,7 +21,8 @@ class AttentionSpec:
     scale: float
     """Factor of the scores."""
     sliding_window: int | None = None
-    """A query sees itself and the ``sliding_window - 1`` tokens before it; None: everything before it."""
+    """A query sees itself and the ``sliding_window - 1`` tokens before it; None: everything before
+    it."""
     soft_cap: float | None = None
     """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
 
@@ -73,8 +74,8 @@ class CapturableBackend(AttentionBackend, Protocol):
         """The kind of graph that computes this step fastest."""
 
     def for_graph(self, rows: int, kind: str) -> AttentionBackend:
-        """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured: each ``plan`` changes
-        in place the tables that a replay reads."""
+        """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured:
+        each ``plan`` changes in place the tables that a replay reads."""
 
 
 @runtime_checkable
@@ -82,20 +83,22 @@ class NarrowingBackend(AttentionBackend, Protocol):
     """A backend that can attend for some rows of a step."""
 
     def for_rows(self, rows: Tensor) -> AttentionBackend | None:
-        """A backend that is planned for these rows [n] int64 of the step alone, for layers that write nothing into a cache; None:
-        it computes no such selection."""
+        """A backend that is planned for these rows [n] int64 of the step alone, for layers that
+        write nothing into a cache; None: it computes no such selection."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """The inputs of a model's layers beside the hidden states. Passed as an argument, never global."""
+    """The inputs of a model's layers beside the hidden states. Passed as an argument, never
+    global."""
 
     backend: AttentionBackend
     kv_caches: list[LayerKV]
     """One a layer; empty for a layer that reads an earlier one's."""
 
     def narrowed(self, rows: Tensor) -> "ForwardContext | None":
-        """The context of these rows of the step alone, see ``NarrowingBackend``; None: the backend needs all of them."""
+        """The context of these rows of the step alone, see ``NarrowingBackend``; None: the backend
+        needs all of them."""
         if not isinstance(self.backend, NarrowingBackend):
             return None
         backend = self.backend.for_rows(rows)

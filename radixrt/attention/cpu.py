@@ -1,4 +1,5 @@
-"""The attention backend of the native CPU kernels, which read a shared prefix once for all its sequences."""
+"""The attention backend of the native CPU kernels, which read a shared prefix once for all its
+sequences."""
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ CPU_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
 
 def why_not(setup: AttentionSetup) -> str | None:
-    """The reason for which the native kernels cannot serve this model, and the remedy; None: they can serve it."""
+    """The reason for which the native kernels cannot serve this model, and the remedy; None: they
+    can serve it."""
     device = setup.device.torch_device
     if device.type != "cpu":
         return f"it computes on the CPU, and the model is on {device}; use --device cpu"
@@ -82,6 +84,7 @@ class CpuBackend:
         return output
 
     def _attend_by_plan(self, *arguments: Tensor | float | None) -> None:
-        """Use the plan of the current step: a tape repeats this call, and the plan has changed by then."""
+        """Use the plan of the current step: a tape repeats this call, and the plan has changed by
+        then."""
         assert self._plan is not None, "plan() comes before attend()"
         self._plan.attend_into(*arguments)

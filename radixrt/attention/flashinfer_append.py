@@ -14,9 +14,10 @@ from radixrt.device.flashinfer_library import UntracedFunctions
 class Append:
     """Writes a step's K and V into the cache.
 
-    The kernel finds a token's page in the page table of its sequence. A step's metadata holds the location of each
-    token already, so the kernel gets the page table of one sequence that owns every page in order: a token's position in it
-    is its location. That table never changes. Locations of padding are on the spare page.
+    The kernel finds a token's page in the page table of its sequence. A step's metadata holds the
+    location of each token already, so the kernel gets the page table of one sequence that owns
+    every page in order: a token's position in it is its location. That table never changes.
+    Locations of padding are on the spare page.
     """
 
     def __init__(
@@ -24,7 +25,8 @@ class Append:
     ) -> None:
         """
         Args:
-            locations: [rows] int32 on the device: where a graph looks for the locations of a step; None: anew for each.
+            locations: [rows] int32 on the device: where a graph looks for the locations of a step;
+                None: anew for each.
         """
         self._functions = UntracedFunctions(library)
         self._shared = shared
@@ -42,7 +44,8 @@ class Append:
             self._sequence = torch.zeros_like(self._locations)  # all tokens are of the only one
 
     def run(self, key: Tensor | None, value: Tensor | None, kv_cache: LayerKV) -> None:
-        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]; None: an earlier layer has written them."""
+        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]; None: an earlier layer
+        has written them."""
         if key is None or value is None:
             return
         assert self._locations is not None, "plan() comes before attend()"

@@ -1,7 +1,7 @@
 """Rules that choose among FlashInfer's kernels; measurements decide them.
 
-No number below has been measured on a GPU yet: they follow from the design of the kernels, and ``make gpu-check`` measures
-them.
+No number below has been measured on a GPU yet: they follow from the design of the kernels, and
+``make gpu-check`` measures them.
 """
 
 from typing import Literal
@@ -15,14 +15,15 @@ HEAD_DIMS = (64, 128, 256)
 """For which FlashInfer has kernels."""
 
 TENSOR_CORES_FROM_GROUP = 4
-"""Query heads a KV head from which decoding pays for tensor cores: their tile has 16 rows, which fewer heads leave
-empty. FlashInfer's plain decode kernel has no group sizes beyond 8, and not all below."""
+"""Query heads a KV head from which decoding pays for tensor cores: their tile has 16 rows, which
+fewer heads leave empty. FlashInfer's plain decode kernel has no group sizes beyond 8, and not all
+below."""
 
 FA3_TILE_QUERIES = 128
 FA3_FROM_TILES = 264
-"""Tiles of queries times heads from which FA3 computes a prefill: two for each of an H100's or H200's 132
-multiprocessors. FA3 doesn't split the keys of a tile among multiprocessors, so a short extension of a long cached prefix
-leaves most of them idle; FA2 does."""
+"""Tiles of queries times heads from which FA3 computes a prefill: two for each of an H100's or
+H200's 132 multiprocessors. FA3 doesn't split the keys of a tile among multiprocessors, so a short
+extension of a long cached prefix leaves most of them idle; FA2 does."""
 
 MEMORY_BYTES_PER_S = 4.0e12
 ATTENTION_FLOPS_PER_S = 4.0e14
@@ -49,8 +50,9 @@ def prefill_kernel(query_lengths: NDArray[np.integer], num_heads: int) -> Prefil
 def graph_groups(rows: int) -> int:
     """Number of groups in a captured cascade of ``rows`` rows.
 
-    A graph's kernels have tiles for the largest possible group, ``rows - groups + 1``: with as many groups as rows they
-    would have the smallest tiles, and read shared pages once for each four or so queries.
+    A graph's kernels have tiles for the largest possible group, ``rows - groups + 1``: with as many
+    groups as rows they would have the smallest tiles, and read shared pages once for each four or
+    so queries.
     """
     return min(rows, max(3, rows // 8))
 
@@ -63,8 +65,8 @@ def cascade_pays(
 ) -> bool:
     """Reading each shared prefix once saves a layer more time than the cascade costs it.
 
-    Without it every sequence reads the prefix from memory; with it a group reads it once, and computes as a prefill does,
-    where arithmetic may take longer than reading.
+    Without it every sequence reads the prefix from memory; with it a group reads it once, and
+    computes as a prefill does, where arithmetic may take longer than reading.
 
     Args:
         group_sizes: [groups] decoding sequences that share a prefix.

@@ -1,4 +1,5 @@
-"""Splits the page table of a step into one table per kernel: decodes, prefills, shared pages, own pages."""
+"""Splits the page table of a step into one table per kernel: decodes, prefills, shared pages, own
+pages."""
 
 from dataclasses import dataclass
 
@@ -32,8 +33,9 @@ class PageTable:
 class StepTables:
     """The page tables of a step's decodes and of its prefills; None: it has none.
 
-    A kernel cuts the queries of a batch into tiles whose size follows from their mean number. One long prefill
-    among many decodes would make each of those pay for a large tile, so each kind gets a plan of its own.
+    A kernel cuts the queries of a batch into tiles whose size follows from their mean number. One
+    long prefill among many decodes would make each of those pay for a large tile, so each kind gets
+    a plan of its own.
     """
 
     decodes: PageTable | None
@@ -68,7 +70,8 @@ class StepTables:
 
 @dataclass(frozen=True, slots=True)
 class CascadeTables:
-    """The page tables of decoding rows for a cascade: the pages that groups share, and each row's own."""
+    """The page tables of decoding rows for a cascade: the pages that groups share, and each row's
+    own."""
 
     shared: PageTable  # rows are groups
     own: PageTable

@@ -20,7 +20,8 @@ _BACKENDS: dict[str, Callable[[AttentionSetup], AttentionBackend]] = {
 
 
 def resolve_backend(name: str, setup: AttentionSetup) -> str:
-    """The name of a backend for a value of ``--attention-backend``: ``auto`` is the fastest that can serve the model.
+    """The name of a backend for a value of ``--attention-backend``: ``auto`` is the fastest that
+    can serve the model.
 
     Raises:
         ConfigError: no backend has this name.

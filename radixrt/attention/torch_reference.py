@@ -1,4 +1,5 @@
-"""The reference attention backend in plain PyTorch, which the others are tested against; it runs on any device."""
+"""The reference attention backend in plain PyTorch, which the others are tested against; it runs on
+any device."""
 
 from dataclasses import dataclass
 
@@ -13,10 +14,11 @@ from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 
 QUERY_BLOCK = 128
-"""Prefill queries attended at once: bounds the score matrix, and skips keys that no query of a block sees.
+"""Prefill queries attended at once: bounds the score matrix, and skips keys that no query of a
+block sees.
 
-On one CPU core, a prompt of 2,048 tokens (16 heads of 64) takes 118 ms with blocks of 128 or 256, 125 with 512 and 204
-in one piece; with a soft cap 246, 347, 939 and 1,328 ms."""
+On one CPU core, a prompt of 2,048 tokens (16 heads of 64) takes 118 ms with blocks of 128 or 256,
+125 with 512 and 204 in one piece; with a soft cap 246, 347, 939 and 1,328 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Consecutive queries of one sequence and the keys they may see, as positions in the sequence."""
+    """Consecutive queries of one sequence and the keys they may see, as positions in the
+    sequence."""
 
     sequence: int
     token: int
@@ -44,12 +47,13 @@ class _Span:
 class TorchReferenceBackend:
     """Gathers each sequence's keys and values from its pages, then computes dense masked attention.
 
-    Decoding sequences are padded to one another and computed together, those of similar length in one
-    block; a prefill is computed alone, in blocks of queries. Locations and masks are the same for all layers with one
-    sliding window, and are computed once per step. A layer keeps keys and values, of different widths perhaps, or one
-    tensor whose first features are the values.
+    Decoding sequences are padded to one another and computed together, those of similar length in
+    one block; a prefill is computed alone, in blocks of queries. Locations and masks are the same
+    for all layers with one sliding window, and are computed once per step. A layer keeps keys and
+    values, of different widths perhaps, or one tensor whose first features are the values.
 
-    A prompt of three tokens on page 1 of a cache with pages of four tokens; its first token sees itself alone:
+    A prompt of three tokens on page 1 of a cache with pages of four tokens; its first token sees
+    itself alone:
 
     >>> spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=8, scale=8**-0.5)
     >>> metadata = AttentionMetadata(
@@ -140,7 +144,8 @@ def _reads(spec: AttentionSpec, kept: KVSpec) -> bool:
 
 
 def _write(cache: Tensor, locations: Tensor, states: Tensor) -> None:
-    """Write ``states`` [num_tokens, heads, features] to ``locations`` [num_tokens] of ``cache`` [locations, heads, features]."""
+    """Write ``states`` [num_tokens, heads, features] to ``locations`` [num_tokens] of ``cache``
+    [locations, heads, features]."""
     states = to_kv_dtype(states, cache.dtype)
     if cache.dtype.itemsize == 1:  # torch moves bytes about, and knows no fp8 there
         cache, states = cache.view(torch.uint8), states.view(torch.uint8)
@@ -171,7 +176,8 @@ def _spans(metadata: AttentionMetadata, window: int | None) -> list[_Span]:
 
 
 def _group(spans: list[_Span]) -> list[list[_Span]]:
-    """Decodes (one query) whose key counts lie within a factor of two go together, prefills alone."""
+    """Decodes (one query) whose key counts lie within a factor of two go together, prefills
+    alone."""
     decodes: dict[int, list[_Span]] = {}
     groups = []
     for span in spans:
@@ -235,7 +241,8 @@ def _dense_attention(
         visible = visible.repeat(1, 1, group, 1)
     dtype = value.dtype
     if value.device.type == "cpu":
-        # torch's kernel for half precision takes 3 to 5 times as long for a single query, and no less for many
+        # torch's kernel for half precision takes 3 to 5 times as long for a single query, and no
+        # less for many
         query, key, value = query.float(), key.float(), value.float()
     if spec.soft_cap is None and sinks is None:
         output = F.scaled_dot_product_attention(

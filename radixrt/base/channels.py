@@ -17,9 +17,10 @@ LONGEST_RUN_DIR = 76
 class Channels:
     """The addresses of a server's channels, as files in its run directory.
 
-    Each engine that the supervisor starts has a folder of its own there, so that nothing of a dead engine reaches the next. It is the
-    tokenizer process's. So has each start of a replica, a scheduler with its workers, which can outlive the engine: it then belongs to
-    the next one. Only the api process's inbox is the same for all engines.
+    Each engine that the supervisor starts has a folder of its own there, so that nothing of a dead
+    engine reaches the next. It is the tokenizer process's. So has each start of a replica, a
+    scheduler with its workers, which can outlive the engine: it then belongs to the next one. Only
+    the api process's inbox is the same for all engines.
     """
 
     def __init__(
@@ -28,7 +29,8 @@ class Channels:
         """
         Args:
             engine: number of the engine, counted from the start of the server.
-            replica: number of the replica whose scheduler and workers use the channels; None: those of api and tokenizer process.
+            replica: number of the replica whose scheduler and workers use the channels; None: those
+                of api and tokenizer process.
             start: number of the replica's start, counted from the start of the server.
         """
         self.run_dir = run_dir
@@ -61,11 +63,13 @@ class Channels:
 
     @property
     def tokenizer_file(self) -> Path:
-        """The model's tokenizer.json, written by the tokenizer process for the processes that load grammars."""
+        """The model's tokenizer.json, written by the tokenizer process for the processes that load
+        grammars."""
         return self.run_dir / "tokenizer.json"
 
     def heartbeat_file(self, process: str, rank: int = 0) -> Path:
-        """The record of a process; see :mod:`radixrt.base.liveness.heartbeat`. The api process outlives engines."""
+        """The record of a process; see :mod:`radixrt.base.liveness.heartbeat`. The api process
+        outlives engines."""
         folder = self.run_dir if process == "api" else self.folder
         return folder / f"heartbeat-{process}{rank or ''}"
 
@@ -74,8 +78,9 @@ class Channels:
         return Channels(self.run_dir, self.engine, replica, start)
 
     def address(self, sender: str, receiver: str) -> str:
-        """For example ``ipc:///tmp/radixrt-x/0/api-tokenizer``. A replica has other addresses for each tokenizer process:
-        ``ipc:///tmp/radixrt-x/1/scheduler-tokenizer.0.3``, ``ipc:///tmp/radixrt-x/0.3/tokenizer-scheduler.1``."""
+        """For example ``ipc:///tmp/radixrt-x/0/api-tokenizer``. A replica has other addresses for
+        each tokenizer process: ``ipc:///tmp/radixrt-x/1/scheduler-tokenizer.0.3``,
+        ``ipc:///tmp/radixrt-x/0.3/tokenizer-scheduler.1``."""
         number = ""
         if receiver == "api":
             folder = self.run_dir
@@ -93,7 +98,8 @@ class Channels:
         return f"ipc://{self.folder}/attach"
 
     def next_engine(self) -> None:
-        """Let further addresses be those of the next engine, and remove the files of this one. Replicas keep theirs."""
+        """Let further addresses be those of the next engine, and remove the files of this one.
+        Replicas keep theirs."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.engine += 1
         self.folder.mkdir(mode=0o700)

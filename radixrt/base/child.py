@@ -1,4 +1,5 @@
-"""Starts and ends a child process of the engine: reads its config, sets up its log, ends it with its parent."""
+"""Starts and ends a child process of the engine: reads its config, sets up its log, ends it with
+its parent."""
 
 import argparse
 import logging
@@ -37,7 +38,8 @@ def run_child(
     name: str,
     main: Callable[[ServerConfig, Channels, argparse.Namespace, SupervisorLink], None],
 ) -> None:
-    """Body of ``python -m radixrt.<name>``: runs ``main`` and reports a ConfigError to the supervisor."""
+    """Body of ``python -m radixrt.<name>``: runs ``main`` and reports a ConfigError to the
+    supervisor."""
     parser = argparse.ArgumentParser(prog=f"radixrt.{name}")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--engine", type=int, required=True, help="number of the engine")
@@ -69,10 +71,11 @@ def run_child(
 
 
 def take_replica_share(num_replicas: int) -> None:
-    """Let this thread, and those that it starts, claim the ``1 / num_replicas`` part of the CPU time of a busy machine.
+    """Let this thread, and those that it starts, claim the ``1 / num_replicas`` part of the CPU
+    time of a busy machine.
 
-    All replicas compete with one api and one tokenizer process. With equal claims, prompts wait there, and the replicas compute
-    more steps, of fewer sequences each.
+    All replicas compete with one api and one tokenizer process. With equal claims, prompts wait
+    there, and the replicas compute more steps, of fewer sequences each.
     """
     os.nice(round(math.log(num_replicas, NICE_STEP)))
 

@@ -1,4 +1,5 @@
-"""Declares the flags of ``radixrt bench``, apart from the benchmarks, so that ``--help`` imports none of them."""
+"""Declares the flags of ``radixrt bench``, apart from the benchmarks, so that ``--help`` imports
+none of them."""
 
 import argparse
 from typing import Literal, get_args

@@ -23,14 +23,16 @@ def read_dataset(
 ) -> list[Conversation]:
     """The conversations of a file, in order of arrival.
 
-    ========================================  =====================================================================
-    content                                   conversation
-    ========================================  =====================================================================
-    ShareGPT: an array of ``conversations``   its questions in turn; answers as long as the recorded ones
-    lines with ``prompt``                     one question; ``output_len`` or ``max_tokens`` is the length
-    lines with ``messages`` or ``body``       a chat request with its history as recorded (also OpenAI's batch files)
-    lines with ``timestamp``, ``hash_ids``    a trace: prompts that share prefixes as recorded, at the recorded times
-    ========================================  =====================================================================
+    ========================================
+    ===================================================================== content
+    conversation ========================================
+    ===================================================================== ShareGPT: an array of
+    ``conversations``   its questions in turn; answers as long as the recorded ones lines with
+    ``prompt``                     one question; ``output_len`` or ``max_tokens`` is the length
+    lines with ``messages`` or ``body``       a chat request with its history as recorded (also
+    OpenAI's batch files) lines with ``timestamp``, ``hash_ids``    a trace: prompts that share
+    prefixes as recorded, at the recorded times ========================================
+    =====================================================================
 
     Args:
         limit: most requests.

@@ -1,4 +1,5 @@
-"""``radixrt bench serve``: measures latencies and throughput of any server with an OpenAI base URL."""
+"""``radixrt bench serve``: measures latencies and throughput of any server with an OpenAI base
+URL."""
 
 import argparse
 import asyncio

@@ -1,7 +1,8 @@
-"""``radixrt bench structured``: measures accepted schemas, accepted instances and the cost of grammars.
+"""``radixrt bench structured``: measures accepted schemas, accepted instances and the cost of
+grammars.
 
-Each schema of a file goes through the router and through each library alone; its instances are fed token by
-token to the matcher, and to the checks beside it.
+Each schema of a file goes through the router and through each library alone; its instances are fed
+token by token to the matcher, and to the checks beside it.
 """
 
 import argparse
@@ -56,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _warm_up(backends: list[str], facts: TokenizerFacts) -> None:
-    """Load the libraries, and keep what was loaded out of garbage collections, as a compile helper of the server does."""
+    """Load the libraries, and keep what was loaded out of garbage collections, as a compile helper
+    of the server does."""
     for name in backends:
         for schema in ('{"type": "object"}', '{"const": "\\u0001"}'):
             with contextlib.suppress(Refused):

@@ -1,4 +1,5 @@
-"""The measured engines of structured output: the router, and llguidance alone. Each compiles a schema to matchers."""
+"""The measured engines of structured output: the router, and llguidance alone. Each compiles a
+schema to matchers."""
 
 import contextlib
 import json

@@ -1,4 +1,5 @@
-"""Computes coverage, wrong answers and times from the records of structured output, as tables and as JSON."""
+"""Computes coverage, wrong answers and times from the records of structured output, as tables and
+as JSON."""
 
 from collections import Counter
 from collections.abc import Sequence

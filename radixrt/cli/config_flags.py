@@ -13,7 +13,8 @@ _CONFIG_HELP = "YAML or JSON file of settings, under the names of these flags wi
 
 
 MAX_LISTED_CHOICES = 8
-"""The page lists the choices of a setting up to this number; its help names the page that has more."""
+"""The page lists the choices of a setting up to this number; its help names the page that has
+more."""
 
 
 def _by_section() -> Iterator[tuple[str, list[Setting]]]:
@@ -22,7 +23,8 @@ def _by_section() -> Iterator[tuple[str, list[Setting]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--config``, one flag for each setting, in the sections of the docs, and those of the last release."""
+    """Declare ``--config``, one flag for each setting, in the sections of the docs, and those of
+    the last release."""
     parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     for section, settings in _by_section():
         group = parser.add_argument_group(section)

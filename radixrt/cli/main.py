@@ -45,14 +45,16 @@ _BENCHMARKS = (
     ("structured", "structured", bench_arguments.add_structured_arguments, "hold schemas' instances against the router and each grammar library"),
     ("cache", "cache.benchmark", bench_arguments.add_cache_arguments, "replay recorded traffic through the scheduler and compare cache policies"),
 )  # fmt: skip
-"""Name, module of :mod:`radixrt.bench`, function that declares the flags, and help text of each benchmark."""
+"""Name, module of :mod:`radixrt.bench`, function that declares the flags, and help text of each
+benchmark."""
 
 _MOVED = {
     "overhead": "bench.overhead",
     "constrained": "bench.constrained",
     "model": "bench.dummy_checkpoint",
 }
-"""Benchmarks that are no longer part of the package, and the modules of a checkout that took their place."""
+"""Benchmarks that are no longer part of the package, and the modules of a checkout that took their
+place."""
 
 
 def _parser() -> argparse.ArgumentParser:

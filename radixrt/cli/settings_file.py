@@ -13,8 +13,8 @@ from radixrt.base.settings.setting import flag_of
 def read_settings(path: str) -> dict[str, Any]:
     """The settings in a file, by their names in :class:`ServerConfig`.
 
-    A name is written as the flag without its dashes (``model-path``), or with underscores. The value of a setting that takes
-    several names may be a list.
+    A name is written as the flag without its dashes (``model-path``), or with underscores. The
+    value of a setting that takes several names may be a list.
 
     Raises:
         ConfigError: the file cannot be read, or holds a name that is no setting.

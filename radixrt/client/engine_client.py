@@ -33,18 +33,19 @@ DRAIN_LOOK_S = 0.05
 
 
 RunRequests = Callable[[list[GenerateRequest]], Awaitable[list[AnswerChunk]]]
-"""Runs requests of one answer each, which do not stream, side by side; returns the one chunk of each."""
+"""Runs requests of one answer each, which do not stream, side by side; returns the one chunk of
+each."""
 
 
 class EngineClient:
-    """One end of the link to the tokenizer process. Make it inside a running event loop, and use it only there.
+    """One end of the link to the tokenizer process. Make it inside a running event loop, and use it
+    only there.
 
     Example::
 
-        client = EngineClient(channels)  # of radixrt.base.ipc
-        await client.ready()
-        prompt = TextPrompt("Once upon a time")
-        async for chunk in client.generate(GenerateRequest(request_id="1", prompt=prompt, stream=True)):
+        client = EngineClient(channels)  # of radixrt.base.ipc await client.ready() prompt =
+        TextPrompt("Once upon a time") async for chunk in
+        client.generate(GenerateRequest(request_id="1", prompt=prompt, stream=True)):
             print(chunk.text, end="")
         tokenized = await client.call(TokenizeCall(prompt))
     """
@@ -59,9 +60,11 @@ class EngineClient:
     ) -> None:
         """
         Args:
-            max_buffered: chunks of an answer that may wait for a slow reader; beyond it the request is aborted.
+            max_buffered: chunks of an answer that may wait for a slow reader; beyond it the request
+                is aborted.
             random_seed: of the seeds of requests that bring none.
-            on_failure: called if the client can receive nothing any more; None: it lets all requests fail.
+            on_failure: called if the client can receive nothing any more; None: it lets all
+                requests fail.
             supervisor: None: it starts no further engine.
         """
         self._channels = channels
@@ -116,7 +119,8 @@ class EngineClient:
         max_concurrency: int = 1 << 31,
         on_chunk: Callable[[int, AnswerChunk], None] = lambda number, chunk: None,
     ) -> Answers:
-        """The chunks of the answers to some requests, which either all stream or none does; see :class:`Answers`.
+        """The chunks of the answers to some requests, which either all stream or none does; see
+        :class:`Answers`.
 
         Args:
             max_concurrency: requests in flight; the others wait here.
@@ -150,7 +154,8 @@ class EngineClient:
         max_concurrency: int = 1 << 31,
         on_chunk: Callable[[int, AnswerChunk], None] = lambda number, chunk: None,
     ) -> list[list[AnswerChunk]]:
-        """As :meth:`open`; returns the chunks of each request. The first that fails aborts all of them.
+        """As :meth:`open`; returns the chunks of each request. The first that fails aborts all of
+        them.
 
         Raises:
             RequestError: a request was refused, or was lost.
@@ -165,11 +170,13 @@ class EngineClient:
     async def run(
         self, requests: list[GenerateRequest], max_concurrency: int = 1 << 31
     ) -> list[AnswerChunk]:
-        """As :meth:`answers`, for requests of one answer each that do not stream: the one chunk of each."""
+        """As :meth:`answers`, for requests of one answer each that do not stream: the one chunk of
+        each."""
         return [chunk for (chunk,) in await self.answers(requests, max_concurrency)]
 
     def abort(self, request_id: str, tenant: Tenant = NO_TENANT) -> None:
-        """Drop a tenant's request. Its reader gets the text so far, with finish reason "abort". An unknown id is ignored."""
+        """Drop a tenant's request. Its reader gets the text so far, with finish reason "abort". An
+        unknown id is ignored."""
         if (opened := self._open.find(request_id, tenant)) is not None:
             self._abort(opened)
 
@@ -219,7 +226,8 @@ class EngineClient:
         return self._supervisor.status.engine <= self._channels.engine
 
     async def drain(self, grace_s: float, reason: str) -> None:
-        """Wait until no request is open. Those that are after ``grace_s`` end with an error that says the reason."""
+        """Wait until no request is open. Those that are after ``grace_s`` end with an error that
+        says the reason."""
         deadline = time.monotonic() + grace_s
         while len(self._open) and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_LOOK_S)
@@ -256,7 +264,8 @@ class EngineClient:
             )  # a message that has arrived is received without a pause for others
 
     def _dispatch(self, message: ToApi) -> None:
-        """Hand a message to the request or call that waits for it; a message for none is dropped."""
+        """Hand a message to the request or call that waits for it; a message for none is
+        dropped."""
         match message:
             case AnswerBatch():
                 for chunk in message.chunks:

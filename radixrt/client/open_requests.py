@@ -1,14 +1,16 @@
-"""The open requests of a client, their delivered tokens, and their takeover by the next engine when an engine dies.
+"""The open requests of a client, their delivered tokens, and their takeover by the next engine when
+an engine dies.
 
-A new engine gets each open request again, with the tokens that its client has. The answers continue with the tokens of an
-undisturbed run, because the noise of sampling depends only on seed, position and token. Requests that come while no engine lives
-wait for the next one.
+A new engine gets each open request again, with the tokens that its client has. The answers continue
+with the tokens of an undisturbed run, because the noise of sampling depends only on seed, position
+and token. Requests that come while no engine lives wait for the next one.
 
-A request may be the cause of the deaths. A request that was in the engine at two deaths, without a chunk between them, runs alone
-from then on: nothing else is sent until it has ended. If the engine dies again, it is refused, and so is every equal request after it.
+A request may be the cause of the deaths. A request that was in the engine at two deaths, without a
+chunk between them, runs alone from then on: nothing else is sent until it has ended. If the engine
+dies again, it is refused, and so is every equal request after it.
 
-Another engine, for example a replica on another machine, could take over in the same way: :meth:`OpenRequests.take_over` needs only
-that messages sent from then on reach it.
+Another engine, for example a replica on another machine, could take over in the same way:
+:meth:`OpenRequests.take_over` needs only that messages sent from then on reach it.
 """
 
 import asyncio
@@ -39,8 +41,9 @@ Arrival = AnswerChunk | RequestError | EngineDiedError
 
 
 class Mailbox:
-    """Queue of the chunks of some requests that are not read yet, each with the number of its request. Its size is bounded
-    in chunks without log-probabilities, of some 500 bytes each; larger chunks count as several. One task reads it."""
+    """Queue of the chunks of some requests that are not read yet, each with the number of its
+    request. Its size is bounded in chunks without log-probabilities, of some 500 bytes each; larger
+    chunks count as several. One task reads it."""
 
     def __init__(self, capacity: float) -> None:
         self._unread: deque[tuple[int, Arrival]] = deque()
@@ -80,14 +83,15 @@ class OpenRequest:
     """Its index among the requests of the mailbox."""
     wire_id: str = ""
     """Its id in messages to the engine; empty: it was not sent, or its engine is dead."""
-    told: dict[int, list[bytes]] = field(default_factory=dict)
+    delivered: dict[int, list[bytes]] = field(default_factory=dict)
     """Packed token ids of the chunks of each answer."""
     reports: dict[int, AnswerReport] = field(default_factory=dict)
     """The last of each answer."""
     of_first_engine: dict[int, AnswerReport] = field(default_factory=dict)
     """The last that the first engine sent of each answer, if that engine is dead."""
     deaths: int = 0
-    """Engines that died while they had it, since its last chunk: a request that gets on does not kill."""
+    """Engines that died while they had it, since its last chunk: a request that gets on does not
+    kill."""
     is_aborted: bool = False
     """Its engine was told to drop it, and may die before it does."""
     unfinished: int = field(init=False)
@@ -104,7 +108,7 @@ class OpenRequest:
     def take(self, chunk: AnswerChunk) -> bool:
         """Note a chunk and hand it to the reader; False: the reader is too slow."""
         self.deaths = 0
-        self.told.setdefault(chunk.index, []).append(chunk.token_ids)
+        self.delivered.setdefault(chunk.index, []).append(chunk.token_ids)
         first = self.of_first_engine.get(chunk.index)
         if first is not None:
             chunk = msgspec.structs.replace(chunk, report=_of_first_engine(chunk.report, first))
@@ -125,13 +129,14 @@ class OpenRequest:
 
     def abort(self) -> None:
         """End without an engine: the answers where they are, or with an error if none has begun."""
-        if self.told:
+        if self.delivered:
             self.end()
         else:
             self.deliver(RequestError("The request was aborted before it began.", code=ABORTED))
 
     def fail(self, error: RequestError) -> None:
-        """The engine has refused or lost it. What it aborts before it begins may have begun in an engine before it."""
+        """The engine has refused or lost it. What it aborts before it begins may have begun in an
+        engine before it."""
         if error.code == ABORTED:
             self.abort()
         else:
@@ -153,17 +158,20 @@ class OpenRequest:
         """The request for a new engine, with the delivered tokens."""
         answers = [self._partial(index) for index in range(self.request.sampling.n)]
         return msgspec.structs.replace(
-            self.request, request_id=self.wire_id, resumed=answers if self.told else []
+            self.request, request_id=self.wire_id, resumed=answers if self.delivered else []
         )
 
     def _partial(self, index: int) -> PartialAnswer:
         report = self.reports.get(index, AnswerReport())
         return PartialAnswer(
-            b"".join(self.told.get(index, ())), report.retries, report.finish_reason is not None
+            b"".join(self.delivered.get(index, ())),
+            report.retries,
+            report.finish_reason is not None,
         )
 
     def digest(self) -> bytes:
-        """Equal for equal requests of all clients. The seed does not count: a request that brings none gets a new one each time."""
+        """Equal for equal requests of all clients. The seed does not count: a request that brings
+        none gets a new one each time."""
         sampling = msgspec.structs.replace(self.request.sampling, seed=None)
         options = msgspec.structs.replace(
             self.request.options, sampling=sampling, deadline=None, tenant=NO_TENANT, cache_salt=""
@@ -278,7 +286,8 @@ class OpenRequests:
     # ------------------------------------------------------------ sending
 
     def _go_on(self) -> None:
-        """Send the requests that may be sent now: a suspect when nothing else runs, else all held requests."""
+        """Send the requests that may be sent now: a suspect when nothing else runs, else all held
+        requests."""
         if self._alone is not None or not self._engine_is_alive():
             return
         if not self._suspects:
@@ -298,8 +307,8 @@ class OpenRequests:
             open_request.deliver(unexpected_error())
 
     def _dispatch(self, open_request: OpenRequest) -> None:
-        """Wire ids are never used twice, so that late chunks of a request that was dropped can't be taken for those of a
-        new one of the same name."""
+        """Wire ids are never used twice, so that late chunks of a request that was dropped can't be
+        taken for those of a new one of the same name."""
         self._num_sent += 1
         open_request.wire_id = f"{open_request.request.request_id}#{self._num_sent}"
         self._send(open_request.message())

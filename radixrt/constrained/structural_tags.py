@@ -1,7 +1,8 @@
 """Reads structural tags in xgrammar's form or in the older one, as a JSON object or its text.
 
 {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f="], "tags": [...]}}
-{"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": []}
+{"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers":
+[]}
 """
 
 import itertools
@@ -40,8 +41,8 @@ _SCHEMAS = ("json_schema", "schema")
 
 
 def structural_tag(value: Any, param: str) -> Constraint:
-    """The constraint of an object or its JSON text. Raises RequestError if it is of neither form, or
-    uses an unsupported key; names the place.
+    """The constraint of an object or its JSON text. Raises RequestError if it is of neither form,
+    or uses an unsupported key; names the place.
 
     Args:
         param: name of the field, for errors.

@@ -40,8 +40,8 @@ class Tool:
 
     @staticmethod
     def from_schema(name: str, parameters: Any, strict: bool, param: str) -> "Tool":
-        """A tool from the JSON schema of its parameters; None: there are none. Raises RequestError if
-        they are no JSON schema of an object."""
+        """A tool from the JSON schema of its parameters; None: there are none. Raises RequestError
+        if they are no JSON schema of an object."""
         if parameters is None:
             parameters = {"type": "object", "properties": {}, "additionalProperties": False}
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":

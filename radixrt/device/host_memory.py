@@ -1,4 +1,5 @@
-"""The memory of this machine that is available, within the limits of the control groups that this process is in."""
+"""The memory of this machine that is available, within the limits of the control groups that this
+process is in."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ _UNLIMITED = 1 << 60
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Bytes that could be had without swapping: the kernel's estimate, or less by a limit of a control group.
+    """Bytes that could be had without swapping: the kernel's estimate, or less by a limit of a
+    control group.
 
     Args:
         root: in which ``proc`` and ``sys`` are; tests have one of their own.
@@ -33,9 +35,11 @@ def has_gpu() -> bool:
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """Bytes that are left in each control group above this process that has a limit, of version 1 and 2.
+    """Bytes that are left in each control group above this process that has a limit, of version 1
+    and 2.
 
-    Files in the page cache that nobody has used lately count as free: the kernel drops them before it ends a process.
+    Files in the page cache that nobody has used lately count as free: the kernel drops them before
+    it ends a process.
     """
     for folder in _groups(root):
         v2 = folder / "memory.max", folder / "memory.current", "inactive_file"

@@ -1,4 +1,5 @@
-"""The engine's end of the link to an ingress, in place of the link to a tokenizer process on the same machine."""
+"""The engine's end of the link to an ingress, in place of the link to a tokenizer process on the
+same machine."""
 
 import logging
 import time
@@ -20,7 +21,8 @@ from radixrt.messages.replicas import Join, JoinAgain, Joined, JoinRefused, Ping
 log = logging.getLogger(__name__)
 
 SILENCE_S = 5.0
-"""Longest time without a message of the ingress, which sends four a second. After it, the engine joins anew."""
+"""Longest time without a message of the ingress, which sends four a second. After it, the engine
+joins anew."""
 
 
 WARNING_PAUSE_S = 60.0
@@ -62,7 +64,8 @@ class IngressLink(Decoder[ToJoinedEngine]):
         self._socket: zmq.Socket | None = None
         self._is_joined = False
         self._retry_at = 0.0
-        """Time of ``time.monotonic()`` at which the next attempt begins, if the ingress stays silent."""
+        """Time of ``time.monotonic()`` at which the next attempt begins, if the ingress stays
+        silent."""
         self._was_answered = False
         """In this attempt."""
         self._warn_at = 0.0
@@ -79,7 +82,8 @@ class IngressLink(Decoder[ToJoinedEngine]):
             self._send(message)
 
     def receive_waiting(self) -> list[ToScheduler]:
-        """All messages for the scheduler that have arrived, without waiting. Call it at least once a second."""
+        """All messages for the scheduler that have arrived, without waiting. Call it at least once
+        a second."""
         received: list[ToScheduler] = []
         while (frame := self._next_frame()) is not None:
             self._retry_at = max(self._retry_at, time.monotonic() + SILENCE_S)
@@ -137,7 +141,8 @@ class IngressLink(Decoder[ToJoinedEngine]):
         """The ingress has taken this engine in.
 
         Raises:
-            RuntimeError: its tokenizer is another than that of an ingress before, which the workers have loaded.
+            RuntimeError: its tokenizer is another than that of an ingress before, which the workers
+                have loaded.
         """
         file = self._channels.tokenizer_file
         if file.exists() and file.read_bytes() != message.tokenizer_json:

@@ -7,11 +7,13 @@ from radixrt.base.config import ServerConfig
 
 SAMPLES = 64
 SAMPLE_BYTES = 4096
-"""Of each weight file, so many pieces are read: all of it would take minutes, and fine-tuned models differ everywhere."""
+"""Of each weight file, so many pieces are read: all of it would take minutes, and fine-tuned models
+differ everywhere."""
 
 
 def model_fingerprint(config: ServerConfig) -> str:
-    """Hash of a checkpoint's config, of samples of its weights and of the settings that change what is computed: 32 hex digits.
+    """Hash of a checkpoint's config, of samples of its weights and of the settings that change what
+    is computed: 32 hex digits.
 
     Args:
         config: its ``model_path`` is a folder.

@@ -35,7 +35,8 @@ SILENCE_S = 5.0
 """An engine that sends nothing for this time is lost. One whose connection ends is lost at once."""
 
 REFUSED_PAUSE_S = 30.0
-"""After which a refused engine may ask again: the ingress may have been started again with other settings."""
+"""After which a refused engine may ask again: the ingress may have been started again with other
+settings."""
 
 MAY_DIFFER = ("kv_pool_tokens", "device", "attention_backend", "weight_bytes")
 """Facts about engines of one server that need not be equal."""
@@ -99,7 +100,8 @@ class JoinPort:
         channels: of the ingress's engine.
         supervisor: is told how many engines have joined.
         num_local: replicas on this machine, whose numbers come first.
-        model: fingerprint of what they serve; empty: there are none, so the first engine that joins sets the model.
+        model: fingerprint of what they serve; empty: there are none, so the first engine that joins
+            sets the model.
     """
 
     def __init__(

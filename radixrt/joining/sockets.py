@@ -1,8 +1,9 @@
 """ZeroMQ sockets over TCP that are encrypted and authenticated by CURVE keys.
 
-Both key pairs, that of the ingress and that of its engines, are computed from one join token. Only a program that has the token
-can therefore address the ingress, and only such a program is let in. Each connection has short-lived keys of its own beside
-them, so a recorded connection stays secret if the token becomes known later (https://rfc.zeromq.org/spec/26/).
+Both key pairs, that of the ingress and that of its engines, are computed from one join token. Only
+a program that has the token can therefore address the ingress, and only such a program is let in.
+Each connection has short-lived keys of its own beside them, so a recorded connection stays secret
+if the token becomes known later (https://rfc.zeromq.org/spec/26/).
 """
 
 import hashlib
@@ -33,7 +34,7 @@ class KeyPair(NamedTuple):
     secret: bytes
 
     @staticmethod
-    def of(token: str, role: bytes) -> "KeyPair":
+    def derive(token: str, role: bytes) -> "KeyPair":
         """The keys of a role."""
         digest = hashlib.blake2b(token.encode(), digest_size=32, person=role).digest()
         secret = z85.encode(digest)
@@ -47,14 +48,16 @@ class JoinKeys(NamedTuple):
     engine: KeyPair
 
     @staticmethod
-    def of(token: str) -> "JoinKeys":
+    def derive(token: str) -> "JoinKeys":
         """The keys of a token, which all machines of a server have.
 
-        >>> keys = JoinKeys.of("0123456789" * 4)
-        >>> len(keys.ingress.public), keys.ingress == keys.engine, keys == JoinKeys.of("0123456789" * 4)
+        >>> keys = JoinKeys.derive("0123456789" * 4)
+        >>> len(keys.ingress.public), keys.ingress == keys.engine, keys == JoinKeys.derive("0123456789" * 4)
         (40, False, True)
         """
-        return JoinKeys(KeyPair.of(token, b"radixrt ingress"), KeyPair.of(token, b"radixrt engine"))
+        return JoinKeys(
+            KeyPair.derive(token, b"radixrt ingress"), KeyPair.derive(token, b"radixrt engine")
+        )
 
     @staticmethod
     def read(file: str) -> "JoinKeys":
@@ -72,12 +75,12 @@ class JoinKeys(NamedTuple):
                 f"--join-token-file {file}: the token has {len(token)} characters and needs at least {MIN_TOKEN_CHARS}; "
                 "make one with: openssl rand -hex 32"
             )
-        return JoinKeys.of(token)
+        return JoinKeys.derive(token)
 
 
 def ingress_socket(address: str, keys: JoinKeys) -> zmq.asyncio.Socket:
-    """A ROUTER socket that speaks with nobody but holders of the engine's key. The handler of ZAP in the same context
-    (:mod:`zmq.auth`) checks the keys of its peers.
+    """A ROUTER socket that speaks with nobody but holders of the engine's key. The handler of ZAP
+    in the same context (:mod:`zmq.auth`) checks the keys of its peers.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
@@ -98,7 +101,8 @@ def ingress_socket(address: str, keys: JoinKeys) -> zmq.asyncio.Socket:
 
 
 def engine_socket(address: str, keys: JoinKeys) -> zmq.Socket:
-    """A DEALER socket that is being connected to an ingress, and to no other program that listens at its address."""
+    """A DEALER socket that is being connected to an ingress, and to no other program that listens
+    at its address."""
     socket: zmq.Socket = zmq.Context.instance().socket(zmq.DEALER)
     _set_options(socket, address)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)  # milliseconds

@@ -1,4 +1,5 @@
-"""The scheduler's end of the link to the tokenizer process of its machine, and to the next one when that has died."""
+"""The scheduler's end of the link to the tokenizer process of its machine, and to the next one when
+that has died."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class TokenizerLink:
-    """A channel in each direction. Each tokenizer process has channels of its own, so that no message of one reaches the next.
+    """A channel in each direction. Each tokenizer process has channels of its own, so that no
+    message of one reaches the next.
 
     Args:
         channels: of the replica; their engine is the one that the scheduler was started for.

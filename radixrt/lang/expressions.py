@@ -1,4 +1,5 @@
-"""Expressions that can be appended to a state: text, calls of the model, messages, and sums of these."""
+"""Expressions that can be appended to a state: text, calls of the model, messages, and sums of
+these."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -120,28 +121,31 @@ def gen(
 
     Args:
         name: the variable that holds the value.
-        max_tokens, temperature, stop, top_p, top_k, min_p, min_tokens, seed: see :class:`radixrt.lang.Sampling`. None: the
-            setting of the run or function.
+        max_tokens, temperature, stop, top_p, top_k, min_p, min_tokens, seed: see
+            :class:`radixrt.lang.Sampling`. None: the setting of the run or function.
         presence_penalty, frequency_penalty, repetition_penalty: the same.
         regex: constrain the answer to a regular expression.
-        schema: constrain the answer to a JSON schema. A dict: the value is the decoded JSON. A pydantic model, dataclass,
-            msgspec.Struct or TypedDict: the value is of that type.
+        schema: constrain the answer to a JSON schema. A dict: the value is the decoded JSON. A
+            pydantic model, dataclass, msgspec.Struct or TypedDict: the value is of that type.
         choices: constrain the answer to one of several texts.
         grammar: constrain the answer to an EBNF or Lark grammar.
-        type: the Python type of the value: ``int``, ``bool``, ``float``, ``Literal[...]``, an Enum, ``list[...]``, or any
-            type for ``schema``.
-        n: the number of answers. Above 1, the value is their list, and the state continues with the first. An answer that is
-            not of its type is replaced by its :class:`radixrt.lang.AnswerError`.
-        tools: Python functions that the answer may call. The value is a :class:`radixrt.lang.ToolAnswer`; its ``value`` is
-            of the type that was asked for.
+        type: the Python type of the value: ``int``, ``bool``, ``float``, ``Literal[...]``, an Enum,
+            ``list[...]``, or any type for ``schema``.
+        n: the number of answers. Above 1, the value is their list, and the state continues with the
+            first. An answer that is not of its type is replaced by its
+            :class:`radixrt.lang.AnswerError`.
+        tools: Python functions that the answer may call. The value is a
+            :class:`radixrt.lang.ToolAnswer`; its ``value`` is of the type that was asked for.
         tool_choice: "auto" (default), "required", "none", or the name of the one function to call.
-        stream: generate the text in pieces for ``s.text_iter(name)``, also in a program that is not streamed.
-        stream_values: the values inside the JSON answer can be read by ``s.values_iter(name)`` as they are complete. Needs a
-            schema or a type whose JSON is an object or array.
+        stream: generate the text in pieces for ``s.text_iter(name)``, also in a program that is not
+            streamed.
+        stream_values: the values inside the JSON answer can be read by ``s.values_iter(name)`` as
+            they are complete. Needs a schema or a type whose JSON is an object or array.
         unknown: not supported; their error lists the known settings.
 
     Raises:
-        ProgramError: two arguments exclude each other, a setting is unknown, or no schema can describe the type.
+        ProgramError: two arguments exclude each other, a setting is unknown, or no schema can
+            describe the type.
 
     >>> gen("answer", max_tokens=8, stop=".").sampling.given()
     {'max_tokens': 8, 'stop': '.'}
@@ -187,9 +191,10 @@ def select(
         name: the variable that holds the chosen text.
         choices: the texts.
         method: ``token_length_normalized``: the highest mean log-probability of the tokens.
-            ``greedy_token_selection``: the likeliest first token, then the likeliest next one among the choices that share
-            it, as greedy decoding chooses. ``unconditional_likelihood_normalized``: the highest gain over the same text
-            without the prompt, so that common texts have no advantage.
+            ``greedy_token_selection``: the likeliest first token, then the likeliest next one among
+            the choices that share it, as greedy decoding chooses.
+            ``unconditional_likelihood_normalized``: the highest gain over the same text without the
+            prompt, so that common texts have no advantage.
 
     Raises:
         ProgramError: the choices are empty, or the method is unknown.
@@ -217,15 +222,18 @@ def documents(
 
     Args:
         passages: the texts, the best first.
-        order: ``"rank"``: as given. ``"cached"``: first the longest chain of passages that the server's KV cache holds behind the
-            text before them, then the others by rank. It is found when everything before is computed. Where the backend does not
-            tell what is cached, the order is by rank.
+        order: ``"rank"``: as given. ``"cached"``: first the longest chain of passages that the
+            server's KV cache holds behind the text before them, then the others by rank. It is
+            found when everything before is computed. Where the backend does not tell what is
+            cached, the order is by rank.
         name: the variable that holds the order: the indices of the passages as they stand.
         separator: between two passages.
-        max_shift: of ``"cached"``: most places that a passage may move from its rank. None: any number.
+        max_shift: of ``"cached"``: most places that a passage may move from its rank. None: any
+            number.
 
     Raises:
-        ProgramError: there are no passages, one is no text, the order is unknown, or the limit is negative.
+        ProgramError: there are no passages, one is no text, the order is unknown, or the limit is
+            negative.
 
     >>> documents(["Cats eat mice.", "Dogs bark."], separator=" ").text([1, 0])
     'Dogs bark. Cats eat mice.'

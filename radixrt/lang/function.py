@@ -1,4 +1,5 @@
-"""``@function`` turns a Python function into a program that runs once, in batches, or as a stream."""
+"""``@function`` turns a Python function into a program that runs once, in batches, or as a
+stream."""
 
 import asyncio
 import functools
@@ -62,12 +63,13 @@ class Function:
 
         Args:
             args, kwargs: the arguments of the function after its state.
-            backend: a backend, or a server's address. Default: the function's backend, then the backend of the program that
-                runs this one, then the default backend.
+            backend: a backend, or a server's address. Default: the function's backend, then the
+                backend of the program that runs this one, then the default backend.
             sampling: settings for every gen that does not set them itself.
 
         Returns:
-            The state: ``state["name"]`` for variables, ``state.result`` for the result of the function.
+            The state: ``state["name"]`` for variables, ``state.result`` for the result of the
+            function.
 
         Raises:
             LangError: a call failed; the error names its line.
@@ -109,18 +111,21 @@ class Function:
         backend: Backend | str | None = None,
         sampling: Sampling | None = None,
     ) -> list[BatchResult]:
-        """Run the program once for each input, concurrently. Runs with a long common prefix are sent one after another.
+        """Run the program once for each input, concurrently. Runs with a long common prefix are
+        sent one after another.
 
         Args:
             inputs: the keyword arguments of each run.
-            max_concurrency: most runs with calls under way, those of programs that they run included. Default: 64.
-            num_threads: most programs that execute at a time, each in a thread; 1 for code that is not thread-safe. Default:
-                512, so that many first calls can be put in order.
+            max_concurrency: most runs with calls under way, those of programs that they run
+                included. Default: 64.
+            num_threads: most programs that execute at a time, each in a thread; 1 for code that is
+                not thread-safe. Default: 512, so that many first calls can be put in order.
             progress: show a progress bar, if ``rich`` is installed.
             backend, sampling: see :meth:`run`.
 
         Returns:
-            A state for each input, in order; a :class:`radixrt.lang.FailedRun` where the run raised an error.
+            A state for each input, in order; a :class:`radixrt.lang.FailedRun` where the run raised
+            an error.
 
         Raises:
             ProgramError: the inputs are no list of arguments, or a limit is below 1.
@@ -159,7 +164,8 @@ class Function:
         sampling: Sampling | None = None,
         **kwargs: Any,
     ) -> Stream:
-        """Run the program in a thread; iterate over its text as it is generated. Leaving the stream cancels the program.
+        """Run the program in a thread; iterate over its text as it is generated. Leaving the stream
+        cancels the program.
 
         >>> import radixrt.lang as rl
         >>> from tests.lang.scripted_backend import ScriptedBackend
@@ -259,7 +265,8 @@ def function(
     backend: Backend | str | None = None,
     **sampling: Any,
 ) -> Function | Callable[[Callable[..., Any]], Function]:
-    """Turn a function into a program. Its first parameter is the state. The function may be ``async def``.
+    """Turn a function into a program. Its first parameter is the state. The function may be ``async
+    def``.
 
     Args:
         backend: a backend, or a server's address, for runs that name none.

@@ -9,14 +9,16 @@ from radixrt.lang.errors import ProgramError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Sampling settings. None: the run's setting applies, then the function's, then the server's default.
+    """Sampling settings. None: the run's setting applies, then the function's, then the server's
+    default.
 
     >>> Sampling(temperature=0).over(Sampling(temperature=1.0, max_tokens=8)).given()
     {'max_tokens': 8, 'temperature': 0}
     """
 
     max_tokens: int | None = None
-    """Most tokens of an answer. Default: 128 in plain text, in a conversation the rest of the context."""
+    """Most tokens of an answer. Default: 128 in plain text, in a conversation the rest of the
+    context."""
     min_tokens: int | None = None
     temperature: float | None = None
     """0: greedy."""

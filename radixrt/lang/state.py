@@ -27,10 +27,11 @@ from radixrt.lang.tracing.records import CallRecord
 
 
 class State:
-    """The text or conversation of a program so far. ``+=`` appends; ``s["name"]`` waits for a variable's value.
+    """The text or conversation of a program so far. ``+=`` appends; ``s["name"]`` waits for a
+    variable's value.
 
-    Calls of the model run in the background, each as soon as everything before it is computed. A state is either a
-    conversation (everything in roles) or plain text (no roles).
+    Calls of the model run in the background, each as soon as everything before it is computed. A
+    state is either a conversation (everything in roles) or plain text (no roles).
 
     >>> import radixrt.lang as rl
     >>> from tests.lang.scripted_backend import ScriptedBackend
@@ -81,7 +82,8 @@ class State:
         return self._role("user")
 
     def assistant(self) -> contextlib.AbstractContextManager[None]:
-        """``with s.assistant():`` puts everything that is appended inside into one assistant message."""
+        """``with s.assistant():`` puts everything that is appended inside into one assistant
+        message."""
         return self._role("assistant")
 
     @contextlib.contextmanager
@@ -175,7 +177,8 @@ class State:
         return list(self._variables)
 
     def text(self) -> str:
-        """Wait for all calls; the text of the state. Of a conversation: a line for each message, after its role."""
+        """Wait for all calls; the text of the state. Of a conversation: a line for each message,
+        after its role."""
         self.wait_for_all()
         if not self._transcript.turns:
             return text_of(self._transcript.text)
@@ -196,7 +199,8 @@ class State:
             placeholder.wait()
 
     def finish_reason(self, name: str) -> str | None:
-        """Wait for a variable; the reason why its answer ended: "stop", "length" or "tool_calls". None for other variables."""
+        """Wait for a variable; the reason why its answer ended: "stop", "length" or "tool_calls".
+        None for other variables."""
         return self._completion(name).finish_reason
 
     def reasoning(self, name: str) -> str:
@@ -204,8 +208,8 @@ class State:
         return self._completion(name).reasoning
 
     def text_iter(self, name: str) -> Iterator[str]:
-        """The pieces of a variable's text as they are generated. In a program that is not streamed, only a gen with
-        ``stream=True`` has several pieces."""
+        """The pieces of a variable's text as they are generated. In a program that is not streamed,
+        only a gen with ``stream=True`` has several pieces."""
         return iter(Pieces(self._text_of(name), self._run.changes))
 
     def text_aiter(self, name: str) -> AsyncIterator[str]:
@@ -213,8 +217,8 @@ class State:
         return aiter(Pieces(self._text_of(name), self._run.changes))
 
     def values_iter(self, name: str) -> Iterator[PartialValue]:
-        """The values inside the answer of a ``gen`` with ``stream_values=True``, each as soon as it is complete: those of
-        objects and arrays after their parts, the whole last."""
+        """The values inside the answer of a ``gen`` with ``stream_values=True``, each as soon as it
+        is complete: those of objects and arrays after their parts, the whole last."""
         return iter(Pieces(self._values_of(name), self._run.changes))
 
     def values_aiter(self, name: str) -> AsyncIterator[PartialValue]:
@@ -226,7 +230,8 @@ class State:
         return list(self._run.record.calls)
 
     def trace(self) -> Trace:
-        """The trace of the whole run so far: ``print(state.trace())``, ``state.trace().save("out.json")``."""
+        """The trace of the whole run so far: ``print(state.trace())``,
+        ``state.trace().save("out.json")``."""
         return Trace([self._run.record])
 
     def _text_of(self, name: str) -> TextSoFar:
@@ -259,7 +264,8 @@ class State:
     def fork(self, n: int = 1) -> "Forks":
         """Make copies that continue from here concurrently. Their common prefix is computed once.
 
-        A copy has the variables of this state so far. Later changes to one state are not seen by the others.
+        A copy has the variables of this state so far. Later changes to one state are not seen by
+        the others.
 
         Raises:
             ProgramError: n is below 1.
@@ -274,13 +280,15 @@ class State:
         return copy
 
     def cancel(self) -> None:
-        """Cancel the calls that this state started. Other branches continue, unless they wait for these calls."""
+        """Cancel the calls that this state started. Other branches continue, unless they wait for
+        these calls."""
         for placeholder in self._own_calls:
             placeholder.future.cancel()
 
     @contextlib.contextmanager
     def waiting(self, seconds: float) -> Iterator[None]:
-        """``with s.waiting(30):`` tells the server's cache that the calls inside are followed by a pause, such as a slow tool.
+        """``with s.waiting(30):`` tells the server's cache that the calls inside are followed by a
+        pause, such as a slow tool.
 
         Args:
             seconds: the expected length of the pause.
@@ -301,7 +309,8 @@ class State:
 
 
 class Forks(Sequence[State]):
-    """The copies of one :meth:`State.fork`. As a context manager it joins them, or cancels them after an error."""
+    """The copies of one :meth:`State.fork`. As a context manager it joins them, or cancels them
+    after an error."""
 
     def __init__(self, parent: State, branches: list[State]) -> None:
         self._parent = parent
@@ -342,7 +351,8 @@ class Forks(Sequence[State]):
         return [await branch.value(name) for branch in self._branches]
 
     def join(self) -> None:
-        """Wait for all branches. The parent gets each variable that all of them made, as the list of its values.
+        """Wait for all branches. The parent gets each variable that all of them made, as the list
+        of its values.
 
         Raises:
             LangError: the first failure, in the order of the branches.

@@ -1,4 +1,5 @@
-"""The attention block of a decoder layer: projections, rotation, attention over the paged KV cache."""
+"""The attention block of a decoder layer: projections, rotation, attention over the paged KV
+cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -18,12 +19,14 @@ from radixrt.layers.weights import WeightSlot
 
 
 class AttentionBlock(nn.Module, ABC):
-    """The attention of one layer. It writes the step's tokens into the layer's KV cache and attends over it."""
+    """The attention of one layer. It writes the step's tokens into the layer's KV cache and attends
+    over it."""
 
     spec: AttentionSpec
 
     def kv_spec(self, dtype: torch.dtype) -> KVSpec:
-        """The layer's KV cache on this rank: keys and values of one width, unless a family keeps something else.
+        """The layer's KV cache on this rank: keys and values of one width, unless a family keeps
+        something else.
 
         Args:
             dtype: that ``--kv-cache-dtype`` sets.
@@ -36,7 +39,8 @@ class AttentionBlock(nn.Module, ABC):
 
 
 class HeadSinks(nn.Module):
-    """A score of each head that takes part in the softmax of every query and has no value: a query may attend to nothing."""
+    """A score of each head that takes part in the softmax of every query and has no value: a query
+    may attend to nothing."""
 
     def __init__(self, num_heads: int, tp: TensorParallel) -> None:
         """
@@ -55,7 +59,8 @@ class HeadSinks(nn.Module):
 
 
 class SelfAttention(AttentionBlock):
-    """Grouped-query attention of layer ``layer_index``, whose KV cache is the context's at that index."""
+    """Grouped-query attention of layer ``layer_index``, whose KV cache is the context's at that
+    index."""
 
     def __init__(
         self,
@@ -80,10 +85,12 @@ class SelfAttention(AttentionBlock):
         Args:
             config: transformers' of the text model.
             scale: of the scores; default: that of the head dimension to the power of -0.5.
-            query_norm, key_norm: applied before the rotation, to each head (Qwen3, Gemma 3) or to all together (OLMo 2).
+            query_norm, key_norm: applied before the rotation, to each head (Qwen3, Gemma 3) or to
+                all together (OLMo 2).
             norm_after_rotation: they are applied after it (Hunyuan).
             rotates: False: queries and keys have no positions (every fourth layer of SmolLM3).
-            query_scale: factors of the rotated queries by position (Ministral 3): [num_tokens] -> [num_tokens].
+            query_scale: factors of the rotated queries by position (Ministral 3): [num_tokens] ->
+                [num_tokens].
             has_sinks: each head has a learned score beside those of the keys (gpt-oss).
         """
         super().__init__()

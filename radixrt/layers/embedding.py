@@ -11,9 +11,11 @@ from radixrt.layers.weights import WeightSlot
 
 
 class VocabParallelEmbedding(MatrixLayer):
-    """Rank ``r`` holds rows ``r * rows`` to ``(r + 1) * rows``; those of the last rank may be padding.
+    """Rank ``r`` holds rows ``r * rows`` to ``(r + 1) * rows``; those of the last rank may be
+    padding.
 
-    A model with tied embeddings has one instance for both, so its matrix must multiply and look rows up.
+    A model with tied embeddings has one instance for both, so its matrix must multiply and look
+    rows up.
     """
 
     matrix: EmbeddingMatrix
@@ -33,7 +35,8 @@ class VocabParallelEmbedding(MatrixLayer):
         return self.tp.all_reduce(torch.where(ours[:, None], embedded, 0.0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the whole vocabulary, on every rank: [rows, hidden_size] -> [rows, vocab_size] float32, without gaps"""
+        """Scores of the whole vocabulary, on every rank: [rows, hidden_size] -> [rows, vocab_size]
+        float32, without gaps"""
         padded = self.tp.all_gather(self.matrix.scores(hidden))
         return padded[:, : self.vocab_size].float().contiguous()
 
@@ -45,6 +48,7 @@ class VocabParallelEmbedding(MatrixLayer):
 
 
 class LookUpTable(VocabParallelEmbedding):
-    """An embedding by which nothing is multiplied; it may be larger than all other weights (Gemma 4's inputs of each layer)."""
+    """An embedding by which nothing is multiplied; it may be larger than all other weights (Gemma
+    4's inputs of each layer)."""
 
     packs = False

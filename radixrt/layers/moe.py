@@ -1,4 +1,5 @@
-"""Mixture of experts (Shazeer et al., 2017): a router sends each token to a few of many small MLPs."""
+"""Mixture of experts (Shazeer et al., 2017): a router sends each token to a few of many small
+MLPs."""
 
 from collections.abc import Iterator
 
@@ -14,7 +15,8 @@ from radixrt.layers.weights import WeightSlot
 
 
 class Router(LinearLayer, KernelLayer):
-    """Scores the experts for each token; the same on every rank. Its weights are plain in every checkpoint."""
+    """Scores the experts for each token; the same on every rank. Its weights are plain in every
+    checkpoint."""
 
     def __init__(
         self, hidden_size: int, num_experts: int, top_k: int, normalize: bool, bias: bool = False
@@ -35,7 +37,8 @@ class Router(LinearLayer, KernelLayer):
         return self.matrix.multiply(hidden, self.bias)
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of each token: weights float32 and expert ids int64, both [num_tokens, top_k]"""
+        """The experts of each token: weights float32 and expert ids int64, both [num_tokens,
+        top_k]"""
         return self.kernels.choose_experts(
             self.forward(hidden), self.top_k, normalize=self.normalize
         )
@@ -45,8 +48,8 @@ class Router(LinearLayer, KernelLayer):
 
 
 class SigmoidRouter(Router):
-    """Scores each expert by a sigmoid, independent of the others. A learned bias and groups of experts take part in the choice,
-    but not in the weights (DeepSeek V3).
+    """Scores each expert by a sigmoid, independent of the others. A learned bias and groups of
+    experts take part in the choice, but not in the weights (DeepSeek V3).
 
     Its weights are kept in float32, and so are the scores: the choice depends on small differences.
     """
@@ -64,7 +67,8 @@ class SigmoidRouter(Router):
     ) -> None:
         """
         Args:
-            num_groups, top_groups: experts are chosen from the ``top_groups`` groups whose two best experts score highest.
+            num_groups, top_groups: experts are chosen from the ``top_groups`` groups whose two best
+                experts score highest.
             factor: of the weights, once they are normalized.
         """
         super().__init__(hidden_size, num_experts, top_k, normalize)
@@ -100,7 +104,8 @@ class SigmoidRouter(Router):
 
 
 class Experts(KernelLayer):
-    """Gated MLPs, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``, ..."""
+    """Gated MLPs, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``,
+    ..."""
 
     def __init__(
         self,
@@ -123,7 +128,8 @@ class Experts(KernelLayer):
         self.down_proj = MatrixStack(num_experts, hidden_size, share, bias)
 
     def forward(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as hidden"""
+        """hidden [num_tokens, hidden_size], weights and expert ids [num_tokens, top_k] -> as
+        hidden"""
         output = self.kernels.experts(
             hidden, weights, experts, self.gate_up_proj, self.down_proj, self.activation
         )
@@ -182,9 +188,10 @@ def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor
     """Split the experts that a checkpoint keeps in one tensor into those that ``Experts`` loads.
 
     Args:
-        name: of ``...experts.gate_up_proj`` [experts, 2 * size, hidden_size], ``...experts.gate_proj`` and ``...experts.up_proj``
-            [experts, size, hidden_size], or ``...experts.down_proj`` [experts, hidden_size, size], perhaps with ``.weight``
-            behind; any other tensor passes unchanged.
+        name: of ``...experts.gate_up_proj`` [experts, 2 * size, hidden_size],
+            ``...experts.gate_proj`` and ``...experts.up_proj`` [experts, size, hidden_size], or
+            ``...experts.down_proj`` [experts, hidden_size, size], perhaps with ``.weight`` behind;
+            any other tensor passes unchanged.
     """
     prefix, _, projection = name.removesuffix(".weight").rpartition(".")
     if not prefix.endswith(".experts"):

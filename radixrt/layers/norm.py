@@ -11,10 +11,11 @@ from radixrt.layers.weights import WeightSlot
 
 
 class RMSNorm(KernelLayer):
-    """``x / rms(x) * weight``, computed in float32; Gemma 2 and 3 store ``weight - 1`` (``unit_offset``).
+    """``x / rms(x) * weight``, computed in float32; Gemma 2 and 3 store ``weight - 1``
+    (``unit_offset``).
 
-    The two variants also round differently: Llama rounds to the activations' dtype before it multiplies
-    by the weight, Gemma after. In bfloat16 the results differ, so both are kept.
+    The two variants also round differently: Llama rounds to the activations' dtype before it
+    multiplies by the weight, Gemma after. In bfloat16 the results differ, so both are kept.
     """
 
     weight: Tensor
@@ -48,12 +49,14 @@ class RMSNorm(KernelLayer):
 
 
 class AllHeadsNorm(KernelLayer):
-    """The RMSNorm of a query or a key over all of its heads together (OLMo 2), which are split over ranks."""
+    """The RMSNorm of a query or a key over all of its heads together (OLMo 2), which are split over
+    ranks."""
 
     def __init__(self, num_heads: int, head_dim: int, eps: float, tp: TensorParallel) -> None:
         """
         Args:
-            num_heads: of the whole model. Where there are fewer than ranks, several ranks have each.
+            num_heads: of the whole model. Where there are fewer than ranks, several ranks have
+                each.
         """
         super().__init__()
         self.tp = tp

@@ -18,9 +18,9 @@ Value = TypeVar("Value", bound=np.generic)
 class TensorParallel:
     """This rank's place among the ``size`` ranks that hold the shards of one model.
 
-    Layers follow Megatron-LM (Shoeybi et al., 2019): column-parallel into row-parallel, so attention
-    and MLP each cost one all-reduce. With ``size`` 1 no communication happens and torch.distributed
-    need not be initialised.
+    Layers follow Megatron-LM (Shoeybi et al., 2019): column-parallel into row-parallel, so
+    attention and MLP each cost one all-reduce. With ``size`` 1 no communication happens and
+    torch.distributed need not be initialised.
     """
 
     rank: int = 0
@@ -46,8 +46,8 @@ class TensorParallel:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks. May overwrite its input.
 
-        Gloo adds more than two parts in an order that depends on their size, so that a token's sums would depend on the
-        batch. On a CPU they are added in the order of the ranks.
+        Gloo adds more than two parts in an order that depends on their size, so that a token's sums
+        would depend on the batch. On a CPU they are added in the order of the ranks.
         """
         if self.size > 2 and tensor.is_cpu:
             total, *others = self._parts(tensor)

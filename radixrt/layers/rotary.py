@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al., 2021), with the context extensions that transformers knows."""
+"""Rotary position embedding (Su et al., 2021), with the context extensions that transformers
+knows."""
 
 from typing import Any
 
@@ -10,16 +11,18 @@ from radixrt.layers.hf_config import head_dim
 from radixrt.layers.kernels.interface import KernelLayer
 
 _PART = 1024
-"""Positions of the table that are computed at once. The angles of all positions would take new memory, page by page: a third of the time."""
+"""Positions of the table that are computed at once. The angles of all positions would take new
+memory, page by page: a third of the time."""
 
 
 class RotaryEmbedding(KernelLayer):
     """Rotates queries and keys by their positions; one instance serves all layers that agree on it.
 
-    Some checkpoints choose their frequencies by the length of a sequence (``dynamic``, ``longrope``), so that keys cached
-    under one choice cannot be used under another. Here the choice is made once for all sequences, by the served context
-    length. Where that lies within the original context, every prompt gets the numbers of transformers; else only prompts
-    longer than the original context do.
+    Some checkpoints choose their frequencies by the length of a sequence (``dynamic``,
+    ``longrope``), so that keys cached under one choice cannot be used under another. Here the
+    choice is made once for all sequences, by the served context length. Where that lies within the
+    original context, every prompt gets the numbers of transformers; else only prompts longer than
+    the original context do.
 
     >>> from types import SimpleNamespace
     >>> config = SimpleNamespace(head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
@@ -46,7 +49,8 @@ class RotaryEmbedding(KernelLayer):
             config: transformers' of the text model.
             context_length: longest sequence that is served.
             layer_type: ``sliding_attention`` or ``full_attention`` where the two differ (Gemma 3).
-            interleaved: the checkpoint's pairs are neighbours (ERNIE 4.5), not features of the two halves of a head.
+            interleaved: the checkpoint's pairs are neighbours (ERNIE 4.5), not features of the two
+                halves of a head.
 
         Raises:
             ConfigError: a rope type that transformers does not know.
@@ -60,13 +64,15 @@ class RotaryEmbedding(KernelLayer):
             angles = torch.outer(some, frequencies)
             rows.copy_(torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(attention_factor))
         self.register_buffer("cos_sin", table, persistent=False)
-        # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's kernel
+        # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's
+        # kernel
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated. Both may be overwritten. The key
-        may have no heads.
+        """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated.
+        Both may be overwritten. The key may have no heads.
 
-        Interleaved heads are returned in the order of halves: scores do not depend on an order that queries and keys share.
+        Interleaved heads are returned in the order of halves: scores do not depend on an order that
+        queries and keys share.
         """
         if self.interleaved:
             query, key = _in_halves(query), _in_halves(key)

@@ -75,7 +75,7 @@ class Attach(Message, frozen=True):
 
 
 class ReplicaDrained(Message, frozen=True):
-    """A replica's last message before it ends, as it was told to."""
+    """A replica's last message before it ends, because it was asked to."""
 
 
 class RequestsLost(Message, frozen=True, kw_only=True):

@@ -98,9 +98,9 @@ class StepPlan(Message, frozen=True, kw_only=True):
     entries of a slot are adjacent."""
     prefill: list[Prefill] = []
     draft_saving: float = FULL_SAVING
-    """Part of the tokens to come that will be sampled when all prompts are computed. Only these take
-    a step less for each draft token that is accepted: there are as many steps with prompts as these
-    need."""
+    """Part of the tokens to come that will be sampled when all prompts are computed. Only these
+    take a step less for each draft token that is accepted: there are as many steps with prompts as
+    these need."""
 
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):

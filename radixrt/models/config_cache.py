@@ -1,7 +1,7 @@
 """Keeps transformers' form of a config.json in the user's cache.
 
-The models read attributes of a transformers config. To import transformers for them takes half a CPU second, a fourth of the start of
-a worker with a small model.
+The models read attributes of a transformers config. To import transformers for them takes half a
+CPU second, a fourth of the start of a worker with a small model.
 """
 
 import gc
@@ -28,7 +28,8 @@ _NOT_READ = frozenset({
     "base_model_pp_plan", "dtype", "extra_config_files", "extra_files", "ignore_keys_at_rope_validation", "name_or_path",
     "per_layer_config", "torch_dtype", "use_return_dict",
 })  # fmt: skip
-"""Attributes that are not kept, since no model here reads them: they are no JSON, are not of the config.json, or log a warning."""
+"""Attributes that are not kept, since no model here reads them: they are no JSON, are not of the
+config.json, or log a warning."""
 
 
 class KeptConfig:
@@ -96,8 +97,8 @@ def _load(model_dir: Path, trust_remote_code: bool) -> Any:
 
 
 def _attributes(config: Any) -> dict[str, Any] | None:
-    """What to keep of a config; None if its model needs more than attributes: parts of it are configs of their own, transformers computes
-    its rotary frequencies, or a value is no JSON."""
+    """What to keep of a config; None if its model needs more than attributes: parts of it are
+    configs of their own, transformers computes its rotary frequencies, or a value is no JSON."""
     if config.get_text_config() is not config or getattr(config, "is_heterogeneous", False):
         return None
     names = {name for name in {*dir(config), *config.attribute_map} if not name.startswith("_")}

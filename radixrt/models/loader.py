@@ -1,4 +1,5 @@
-"""Loads the model of a checkpoint folder onto a device, without a second copy of the weights in memory."""
+"""Loads the model of a checkpoint folder onto a device, without a second copy of the weights in
+memory."""
 
 import logging
 import zlib
@@ -44,15 +45,18 @@ def load_model(
     trust_remote_code: bool = False,
     kernels: LayerKernels | None = None,
 ) -> Any:
-    """Load the model of a checkpoint, ready to run: a ``CausalLM`` or, of an encoder, an ``Encoder``.
+    """Load the model of a checkpoint, ready to run: a ``CausalLM`` or, of an encoder, an
+    ``Encoder``.
 
     Args:
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
-        quantization: ``auto``: the checkpoint's; ``int8``, ``int4`` or ``fp8`` to round a plain one's weights.
+        quantization: ``auto``: the checkpoint's; ``int8``, ``int4`` or ``fp8`` to round a plain
+            one's weights.
         tp: this rank's place; only its shards are kept.
         seed: of dummy weights, which are the same for any number of ranks.
-        context_length: longest sequence that will be served; default, and at most: the checkpoint's.
+        context_length: longest sequence that will be served; default, and at most: the
+            checkpoint's.
         trust_remote_code: let transformers run the checkpoint's own config code.
         kernels: by which the layers compute; default: PyTorch's.
 
@@ -104,8 +108,8 @@ def load_model(
 
 
 def _find_children_at_once(model: nn.Module) -> None:
-    """Make each module's children and weights plain attributes too: torch looks them up by a function in Python, twenty
-    times a layer, while a GPU waits for the host."""
+    """Make each module's children and weights plain attributes too: torch looks them up by a
+    function in Python, twenty times a layer, while a GPU waits for the host."""
     for module in model.modules():
         vars(module).update(module.named_children())
         vars(module).update(module.named_parameters(recurse=False))
@@ -125,7 +129,8 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def read_tensors(
     model_dir: Path, progress_level: int = logging.INFO
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its part.
+    """The tensors of a checkpoint, one at a time; the file is mapped, so a shard reads only its
+    part.
 
     A tensor counts as loaded when the next one is asked for.
 
@@ -149,10 +154,11 @@ def read_tensors(
 
 
 def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
-    """Fill ``model`` with seeded random matrices that keep activations near unit scale; norms and biases stay unchanged.
+    """Fill ``model`` with seeded random matrices that keep activations near unit scale; norms and
+    biases stay unchanged.
 
-    Each tensor is drawn whole from a seed of its own and cut like a checkpoint's, so the model does not
-    depend on the number of ranks.
+    Each tensor is drawn whole from a seed of its own and cut like a checkpoint's, so the model does
+    not depend on the number of ranks.
     """
     for name, slot in weight_slots(model).items():
         if len(slot.shape) == 1:

@@ -8,11 +8,13 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 INTERVAL = 2.0
-"""Seconds from the start to the first line, and at least between two lines. A smaller checkpoint gets none."""
+"""Seconds from the start to the first line, and at least between two lines. A smaller checkpoint
+gets none."""
 
 
 class LoadingProgress:
-    """Counts loaded bytes and files. Its lines are plain text, because they go through the log of a child process."""
+    """Counts loaded bytes and files. Its lines are plain text, because they go through the log of a
+    child process."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""Computes the memory that the weights of a checkpoint take at least, from the headers of its files.
+"""Computes the memory that the weights of a checkpoint take at least, from the headers of its
+files.
 
-The bound is low on purpose: what fits must never be refused. It is for a CPU, where a process that takes more memory than there is
-ends without a word.
+The bound is low on purpose: what fits must never be refused. It is for a CPU, where a process that
+takes more memory than there is ends without a word.
 """
 
 import math
@@ -95,7 +96,8 @@ def check_fits(need: MemoryNeed, engines: int = 1) -> None:
 
 
 def memory_sentence(config: ServerConfig) -> str:
-    """The memory that an engine's weights need and that is available now; "": they lie on a GPU, or are not read from files."""
+    """The memory that an engine's weights need and that is available now; "": they lie on a GPU, or
+    are not read from files."""
     if config.load_format == "dummy" or not loads_into_memory(config.device):
         return ""
     try:

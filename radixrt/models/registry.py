@@ -1,4 +1,5 @@
-"""The served architectures and their classes. Imports no torch, since the supervisor reads the table too."""
+"""The served architectures and their classes. Imports no torch, since the supervisor reads the
+table too."""
 
 import importlib
 import re
@@ -94,7 +95,8 @@ def _family(name: str) -> str:
 
 
 def is_encoder(architecture: str) -> bool:
-    """Whether the tokens of a model see those behind them, so that none of its prompts is cached or generates text."""
+    """Whether the tokens of a model see those behind them, so that none of its prompts is cached or
+    generates text."""
     return ARCHITECTURES[architecture].startswith(_ENCODERS)
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints of models that also see images or hear, of which the language model alone is served."""
+"""Checkpoints of models that also see images or hear, of which the language model alone is
+served."""
 
 from collections.abc import Iterator
 
@@ -15,7 +16,8 @@ _OTHER_PARTS = (
 
 
 def language_model_only(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Drop the tensors of vision and audio; strip the language model's prefix: ``language_model.model.`` or ``model.language_model.``"""
+    """Drop the tensors of vision and audio; strip the language model's prefix:
+    ``language_model.model.`` or ``model.language_model.``"""
     if any(part in name for part in _OTHER_PARTS):
         return
     name = name.replace("model.language_model.", "model.", 1)

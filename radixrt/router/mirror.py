@@ -1,7 +1,8 @@
 """Mirrors the cached blocks of one replica by its KV events.
 
-Batches have consecutive numbers. After a gap the mirror stays as it is until the missing batches, or a snapshot, arrive. A
-batch of another stream is of an engine that was started again, with an empty cache.
+Batches have consecutive numbers. After a gap the mirror stays as it is until the missing batches,
+or a snapshot, arrive. A batch of another stream is of an engine that was started again, with an
+empty cache.
 """
 
 import numpy as np

@@ -1,23 +1,29 @@
 """Chooses for each request the replica with the least cost, in seconds.
 
-    cost = wait + (1 + EVICTION_WEIGHT * evicting) * prefill + BUSY_PRICE_S * busy * new + KV_PRICE_S * context + ANSWER_PRICE_S * answers
+    cost = wait + (1 + EVICTION_WEIGHT * evicting) * prefill + BUSY_PRICE_S * busy * new +
+    KV_PRICE_S * context + ANSWER_PRICE_S * answers
 
-*wait* is the time until the replica computes this prompt: of the steps in flight, and of the prompts that are partly computed, wait or were
-sent since its last report. The scheduler lets a short prompt overtake long ones, so each counts with at most the time of this prompt. A prompt whose
-prefix is still to be computed overtakes no part of it. *prefill* is the time to compute the tokens of the prompt that are not cached:
-``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b fitted to the steps of the replica. It counts several times
-where it evicts others: *evicting* is the share of these tokens that find no free page. A tier below the pool would make the
-prefill ``min(compute, load)``; there is none yet.
+*wait* is the time until the replica computes this prompt: of the steps in flight, and of the
+prompts that are partly computed, wait or were sent since its last report. The scheduler lets a
+short prompt overtake long ones, so each counts with at most the time of this prompt. A prompt whose
+prefix is still to be computed overtakes no part of it. *prefill* is the time to compute the tokens
+of the prompt that are not cached: ``a (n - m) + b (n² - m²) / 2`` for m of n tokens, with a and b
+fitted to the steps of the replica. It counts several times where it evicts others: *evicting* is
+the share of these tokens that find no free page. A tier below the pool would make the prefill
+``min(compute, load)``; there is none yet.
 
-A session stays where its first prompt went, so a prompt also pays for the load that its later turns will meet there. *busy* is the share of the last
-seconds in which the replica had prompts to compute, and *new* is (n - m) / n: a session that is at home does not pay, and leaves only for a wait.
-*context* is that of the running sequences as a share of the pool: they compute beside the prompts, and their pages are not free. Each
-counts what it shares with others, so a prefix of most requests spreads. *answers* is the number of sequences
-that are not complete, so that short prompts, which cost nothing else, spread. The caller knows this number at any time; a report may be some
+A session stays where its first prompt went, so a prompt also pays for the load that its later turns
+will meet there. *busy* is the share of the last seconds in which the replica had prompts to
+compute, and *new* is (n - m) / n: a session that is at home does not pay, and leaves only for a
+wait. *context* is that of the running sequences as a share of the pool: they compute beside the
+prompts, and their pages are not free. Each counts what it shares with others, so a prefix of most
+requests spreads. *answers* is the number of sequences that are not complete, so that short prompts,
+which cost nothing else, spread. The caller knows this number at any time; a report may be some
 short steps old.
 
-The blocks of a prompt count as cached from the decision on, for a few seconds or until the replica's events tell the truth,
-so prompts that arrive together share a prefix or spread as the cost says.
+The blocks of a prompt count as cached from the decision on, for a few seconds or until the
+replica's events tell the truth, so prompts that arrive together share a prefix or spread as the
+cost says.
 """
 
 import time
@@ -37,7 +43,8 @@ from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
 
 EVICTION_WEIGHT = 3.0
-"""Of the prefill, for the share of the tokens that replace others in a full pool; added to its own weight of 1."""
+"""Of the prefill, for the share of the tokens that replace others in a full pool; added to its own
+weight of 1."""
 
 BUSY_PRICE_S = 1.0
 """Cost of a replica that always computes prompts, against one that computes none."""
@@ -52,7 +59,8 @@ ANSWER_PRICE_S = 0.01
 """Cost of a further sequence in a replica."""
 
 EXPECTED_S = 5.0
-"""Longest time for which the blocks of a prompt count as cached though no event has told so; at least half of it."""
+"""Longest time for which the blocks of a prompt count as cached though no event has told so; at
+least half of it."""
 
 SECONDS_PER_TOKEN = 1e-4
 """Until a replica has told its own."""
@@ -67,7 +75,7 @@ class RoutedPrompt:
     """Of its full blocks."""
 
     @staticmethod
-    def of(token_ids: PackedIds, salt: str, page_size: int) -> "RoutedPrompt":
+    def from_tokens(token_ids: PackedIds, salt: str, page_size: int) -> "RoutedPrompt":
         hashes = unpack_hashes(prompt_hashes(salt, token_ids, page_size))
         return RoutedPrompt(num_ids(token_ids), hashes)
 
@@ -113,7 +121,8 @@ class _Replica:
     """Blocks of the prompts that were sent to it and are not in the mirror, in two generations."""
 
     def matched_blocks(self, hashes: list[BlockHash]) -> int:
-        """Leading blocks that it has. Its tree has the prefix of each block, so a binary search finds the last one."""
+        """Leading blocks that it has. Its tree has the prefix of each block, so a binary search
+        finds the last one."""
         cached, young, old = self.mirror.hashes, self.young, self.old
         return bisect_left(
             hashes,
@@ -142,7 +151,8 @@ class _Replica:
         return bisect_left(hashes, True, 0, matched, key=lambda block: block not in cached)
 
     def wait_s(self, own_s: float, now: float) -> float:
-        """Seconds until a prompt is computed, without its own; ``own_s`` is that part: longer prompts delay it by no more."""
+        """Seconds until a prompt is computed, without its own; ``own_s`` is that part: longer
+        prompts delay it by no more."""
         load = self.load
         rests_s = sum(min(rest_s, own_s) for rest_s in load.partial_s)
         rests_s += min(load.waiting_s, load.waiting * own_s)
@@ -205,7 +215,8 @@ class Router:
             mirror.apply(self._batches.decode(frame))
 
     def heartbeat(self, replica: int, stream: str, sequence: int) -> ReplayRequest | None:
-        """A replica has published the batches of ``stream`` up to ``sequence``; returns the request for those that are missing."""
+        """A replica has published the batches of ``stream`` up to ``sequence``; returns the request
+        for those that are missing."""
         mirror = self._replicas[replica].mirror
         mirror.heard_of(stream, sequence)
         return mirror.missing()
@@ -234,7 +245,8 @@ class Router:
         """Count a prompt as sent, until the replica has reported it.
 
         Args:
-            number: of its first sequence, among all sequences sent to this start of the replica; counted from 1.
+            number: of its first sequence, among all sequences sent to this start of the replica;
+                counted from 1.
         """
         replica = self._replicas[chosen.replica]
         replica.chosen += 1

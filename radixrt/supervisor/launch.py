@@ -28,11 +28,13 @@ from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 65535
-"""The system's limit (net.core.somaxconn, often 4096) applies. A connection that finds the queue full waits for seconds."""
+"""The system's limit (net.core.somaxconn, often 4096) applies. A connection that finds the queue
+full waits for seconds."""
 
 
 def prepare(config: ServerConfig) -> ServerConfig:
-    """Check the settings and the checkpoint before any process starts; a hub id or a GGUF file becomes a folder.
+    """Check the settings and the checkpoint before any process starts; a hub id or a GGUF file
+    becomes a folder.
 
     Raises:
         ConfigError: says what to change.
@@ -73,7 +75,8 @@ def prepare(config: ServerConfig) -> ServerConfig:
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. The api process answers with 503 until the engine is ready.
 
-    A socket that is only bound would let a second server bind the same port, which fails when its model is loaded.
+    A socket that is only bound would let a second server bind the same port, which fails when its
+    model is loaded.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -99,8 +102,9 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(config: ServerConfig) -> int:
     """Run a server until a signal ends it; returns the exit status.
 
-    SIGTERM drains: open requests are answered within ``--shutdown-grace`` seconds, new ones refused. SIGINT, or a second
-    SIGTERM, ends at once. SIGHUP reads the key file again, if there is one; otherwise it ends the server.
+    SIGTERM drains: open requests are answered within ``--shutdown-grace`` seconds, new ones
+    refused. SIGINT, or a second SIGTERM, ends at once. SIGHUP reads the key file again, if there is
+    one; otherwise it ends the server.
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt_once)
@@ -136,7 +140,8 @@ def serve(config: ServerConfig) -> int:
 
 
 def _serve_joined(config: ServerConfig) -> int:
-    """Run an engine that joins an ingress. SIGTERM ends it at once: the ingress continues its answers in other engines."""
+    """Run an engine that joins an ingress. SIGTERM ends it at once: the ingress continues its
+    answers in other engines."""
     from radixrt.supervisor.probes import answering_probes
 
     with (

@@ -1,4 +1,5 @@
-"""Answers /health and /ready of an engine that has joined an ingress on another machine, and has no api process."""
+"""Answers /health and /ready of an engine that has joined an ingress on another machine, and has no
+api process."""
 
 import contextlib
 import socket
@@ -17,7 +18,8 @@ def answering_probes(listener: socket.socket, is_ready: Callable[[], bool]) -> I
 
     Args:
         listener: listens already; it is closed at the end.
-        is_ready: whether a replica of the engine belongs to an ingress, and none of its processes hangs.
+        is_ready: whether a replica of the engine belongs to an ingress, and none of its processes
+            hangs.
     """
 
     class Handler(BaseHTTPRequestHandler):

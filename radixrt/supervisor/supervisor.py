@@ -1,11 +1,14 @@
-"""Starts an engine's processes, watches them, starts them again when one dies or hangs, and ends them together.
+"""Starts an engine's processes, watches them, starts them again when one dies or hangs, and ends
+them together.
 
-The state of an engine is spread over its worker, scheduler and tokenizer processes. The death of a worker or a scheduler is the end
-of the engine: the others are ended too, and a new engine is started. The api process outlives engines. It holds the open requests
-and hands them to the next engine (:mod:`radixrt.client.engine_client`). If the tokenizer process dies, the next engine has a new one
-and the same scheduler and workers, whose cache stays. With ``--dp``, an engine has several replicas, each a
-scheduler and its workers. The death of one of these is the end of its replica only, which is started again. A scheduler that is
-told to end (SIGTERM, or by an admin) lets its replica's requests go on in others first, and ends with status 0.
+The state of an engine is spread over its worker, scheduler and tokenizer processes. The death of a
+worker or a scheduler is the end of the engine: the others are ended too, and a new engine is
+started. The api process outlives engines. It holds the open requests and hands them to the next
+engine (:mod:`radixrt.client.engine_client`). If the tokenizer process dies, the next engine has a
+new one and the same scheduler and workers, whose cache stays. With ``--dp``, an engine has several
+replicas, each a scheduler and its workers. The death of one of these is the end of its replica
+only, which is started again. A scheduler that is told to end (SIGTERM, or by an admin) lets its
+replica's requests go on in others first, and ends with status 0.
 """
 
 import contextlib
@@ -50,30 +53,37 @@ log = logging.getLogger(__name__)
 LOG_TAIL_LINES = 40
 STOP_TIMEOUT_S = 5.0
 LOG_END_S = 1.0
-"""For which the end of a dead process's log is waited for, which a process that it has started may hold open."""
+"""For which the end of a dead process's log is waited for, which a process that it has started may
+hold open."""
 MAX_DEATHS = 3
 """Engines that end one after the other without a token between them; then the server ends."""
 FIRST_DELAY_S = 0.5
 """Before the second restart in a row; each further one waits twice as long."""
 LONGEST_DELAY_S = 30.0
-"""Before any restart. An engine ends the server sooner; a replica is started again as long as others live."""
+"""Before any restart. An engine ends the server sooner; a replica is started again as long as
+others live."""
 HEALTHY_S = 600.0
-"""An engine that has lived so long has not died of its start, though nobody has asked it for a token."""
+"""An engine that has lived so long has not died of its start, though nobody has asked it for a
+token."""
 
 START_PATIENCE = 10
-"""Limit of the start of a further engine, in multiples of that of the first one, which has no limit."""
+"""Limit of the start of a further engine, in multiples of that of the first one, which has no
+limit."""
 
 SHORT_SPINS = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
-"""For OpenMP's libraries, which torch computes with on a CPU. By default its threads look for further work for milliseconds
-after each operation, and keep those of the native kernels and the other processes from their cores meanwhile."""
+"""For OpenMP's libraries, which torch computes with on a CPU. By default its threads look for
+further work for milliseconds after each operation, and keep those of the native kernels and the
+other processes from their cores meanwhile."""
 
 FEW_HEAPS = {"MALLOC_ARENA_MAX": "2"}
-"""For glibc. Threads load grammars, fill masks and encode texts, and each can get a heap of its own, up to eight for each CPU
-core. A heap keeps what is freed in it: with 256 grammars that came and went, 38 MB in 16 heaps, 12 MB in one."""
+"""For glibc. Threads load grammars, fill masks and encode texts, and each can get a heap of its
+own, up to eight for each CPU core. A heap keeps what is freed in it: with 256 grammars that came
+and went, 38 MB in 16 heaps, 12 MB in one."""
 
 ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""For numpy's OpenBLAS in all processes but workers, where torch may compute with OpenBLAS, too (on ARM). Otherwise its threads start, and
-spin, with the import of numpy: 0.05 s of CPU time a process on two cores."""
+"""For numpy's OpenBLAS in all processes but workers, where torch may compute with OpenBLAS, too (on
+ARM). Otherwise its threads start, and spin, with the import of numpy: 0.05 s of CPU time a process
+on two cores."""
 
 
 @dataclass(eq=False)
@@ -89,18 +99,19 @@ class _Child:
     """Number of the replica that it is part of; None: of none, or of the only one."""
     started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
-    told: ServerStatus | None = None
+    last_status: ServerStatus | None = None
     is_ending: bool = False
     """The supervisor ends it, so that its end is no news."""
     joined: int = 0
-    """Engines of other machines that have joined a tokenizer process; 1 for a scheduler that has joined an ingress."""
+    """Engines of other machines that have joined a tokenizer process; 1 for a scheduler that has
+    joined an ingress."""
     cannot_start: str = ""
     """The reason for which it ended, if it could not start."""
     hung: str = ""
     """How it hung, if it was killed for that."""
     loads: str = ""
-    """The memory that the model needs and that there was at the start, as a sentence; "": it loads no model into this
-    machine's memory."""
+    """The memory that the model needs and that there was at the start, as a sentence; "": it loads
+    no model into this machine's memory."""
 
     @property
     def label(self) -> str:
@@ -132,9 +143,10 @@ class _Child:
                     show(line)
 
     def tell(self, status: ServerStatus) -> None:
-        """Tell it what it was not told yet. If it reads nothing, the next attempt tells the latest."""
-        if status != self.told and self.link.send(status):
-            self.told = status
+        """Tell it what it was not told yet. If it reads nothing, the next attempt tells the
+        latest."""
+        if status != self.last_status and self.link.send(status):
+            self.last_status = status
 
     def kill_if_hung(self, clock: Clock, at: float, is_late: bool) -> None:
         """
@@ -202,7 +214,8 @@ class _Replica:
     """Of its last start."""
     deaths: _Deaths = field(default_factory=_Deaths)
     restart_at: float = math.inf
-    """Time of ``time.monotonic()`` from which on it is started, unless it is drained; infinity: it lives."""
+    """Time of ``time.monotonic()`` from which on it is started, unless it is drained; infinity: it
+    lives."""
     is_drained: bool = False
     """An admin has drained it."""
 
@@ -226,9 +239,12 @@ class Supervisor:
         """Start all processes.
 
         Args:
-            listen_socket: listens already; with it the api process is started, too, and owns it from then on.
-            max_deaths: engines that may end without a token between them. 1: the first death is the last.
-            api_stdout: where the api process prints its banner; None is this process's standard output.
+            listen_socket: listens already; with it the api process is started, too, and owns it
+                from then on.
+            max_deaths: engines that may end without a token between them. 1: the first death is the
+                last.
+            api_stdout: where the api process prints its banner; None is this process's standard
+                output.
             show_log: takes each line of the processes' logs, in threads.
         """
         self._config = config
@@ -245,7 +261,8 @@ class Supervisor:
         self._ending: list[_Child] = []
         """Processes that were killed. Those that take their places start when they are gone."""
         self._tokenizer_at = 0.0 if config.join is None else math.inf
-        """Time of ``time.monotonic()`` from which on the tokenizer process is started; infinity: it lives, or there is none."""
+        """Time of ``time.monotonic()`` from which on the tokenizer process is started; infinity: it
+        lives, or there is none."""
         self._clock = Clock()
         self._stopping = self._draining = False
         self.channels = Channels(Channels.make_run_dir())
@@ -267,18 +284,20 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1, worker2, ...;
-        the processes of a replica have its number behind a dot."""
+        """Process ids by name; the workers of a tensor-parallel engine are worker, worker1,
+        worker2, ...; the processes of a replica have its number behind a dot."""
         return {child.label: child.process.pid for child in self._children}
 
     def wait(self) -> None:
-        """Watch until :meth:`stop` is called by another thread, the api process has drained, a signal handler raises, or the
-        ingress that the engine has joined has drained all its replicas: nobody can start them again from there.
+        """Watch until :meth:`stop` is called by another thread, the api process has drained, a
+        signal handler raises, or the ingress that the engine has joined has drained all its
+        replicas: nobody can start them again from there.
 
         Raises:
-            ConfigError: a process could not start because of a setting, a checkpoint or the machine.
-            EngineDiedError: the api process ended on its own, or too many engines did; says which process, and the end
-                of its log.
+            ConfigError: a process could not start because of a setting, a checkpoint or the
+                machine.
+            EngineDiedError: the api process ended on its own, or too many engines did; says which
+                process, and the end of its log.
         """
         while (child := self._next_death()) is not None:
             if child is self._api and self._draining:
@@ -296,7 +315,8 @@ class Supervisor:
                     return
 
     def drain(self) -> None:
-        """Ask the api process to finish the open requests and to end; :meth:`wait` returns when it has."""
+        """Ask the api process to finish the open requests and to end; :meth:`wait` returns when it
+        has."""
         self._draining = True
         if self._api is not None:
             self._api.process.terminate()
@@ -356,7 +376,8 @@ class Supervisor:
         name = name or module
         ours, theirs = socket.socketpair()
         link_fd = theirs.fileno()
-        # -P: a file of the user's folder called http.py must not stand in for the standard library's
+        # -P: a file of the user's folder called http.py must not stand in for the standard
+        # library's
         command = [sys.executable, "-P", "-m", f"radixrt.{module}", "--link-fd", str(link_fd)]
         place = ["--run-dir", str(channels.run_dir), "--engine", str(channels.engine)]
         if channels.replica is not None:
@@ -462,7 +483,8 @@ class Supervisor:
             child.kill_if_hung(self._clock, now, is_late)
 
     def _replace_engine(self, dead: _Child) -> None:
-        """Let a new engine start after a pause that grows from death to death. Replicas stay if only the tokenizer process has died.
+        """Let a new engine start after a pause that grows from death to death. Replicas stay if
+        only the tokenizer process has died.
 
         Raises:
             EngineDiedError: too many engines have ended.
@@ -484,8 +506,8 @@ class Supervisor:
         self._start_due()
 
     def _end_replica(self, dead: _Child, replica: _Replica) -> None:
-        """End the other processes of a replica, and start it again: at once, or after a pause if it died soon after its last start.
-        One that an admin has drained waits.
+        """End the other processes of a replica, and start it again: at once, or after a pause if it
+        died soon after its last start. One that an admin has drained waits.
 
         Raises:
             EngineDiedError: it has died too often, and no other replica lives.
@@ -532,7 +554,8 @@ class Supervisor:
         log.error("%s\nThe replica is started again; its open requests go on in others.", death)
 
     def _start_due(self) -> None:
-        """Start the processes whose time has come, once those before them are gone: they need their memory."""
+        """Start the processes whose time has come, once those before them are gone: they need their
+        memory."""
         now = time.monotonic()
         self._ending = [child for child in self._ending if child.process.poll() is None]
         in_use = {child.replica for child in self._ending}
@@ -564,7 +587,8 @@ def _end(children: list[_Child]) -> None:
 
 
 def _environment(module: str) -> dict[str, str]:
-    """Children import radixrt from the path of this process. Variables that the user has set are not changed."""
+    """Children import radixrt from the path of this process. Variables that the user has set are
+    not changed."""
     package_parent = str(Path(__file__).parents[2])
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {**SHORT_SPINS, **FEW_HEAPS, **({} if module == "worker" else ONE_BLAS_THREAD)}

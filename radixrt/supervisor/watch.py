@@ -46,7 +46,8 @@ class Watch:
     """Watches one process.
 
     Args:
-        finds_stopped: a process without a beat is killed, although it may not be late with its promise.
+        finds_stopped: a process without a beat is killed, although it may not be late with its
+            promise.
         finds_stuck: so is one that beats, and waits for itself in a piece of work.
     """
 

@@ -158,7 +158,7 @@ class Schedulers:
         if not self._is_routed:
             return self.links[0]
         router = self._router_of_all()
-        prompt = RoutedPrompt.of(token_ids, salt, router.page_size)
+        prompt = RoutedPrompt.from_tokens(token_ids, salt, router.page_size)
         answers = {replica: link.num_open for replica, link in self.links.items()}
         chosen = router.choose(prompt, answers)
         link = self.links[chosen.replica]
@@ -170,7 +170,7 @@ class Schedulers:
         if not self._is_routed:
             return self.links[0]
         router = self._router_of_all()
-        return self.links[router.owner(RoutedPrompt.of(token_ids, salt, router.page_size))]
+        return self.links[router.owner(RoutedPrompt.from_tokens(token_ids, salt, router.page_size))]
 
     async def serve(self, absorb: Absorb, lose: Lose) -> None:
         """Hand on what the schedulers send.

@@ -352,7 +352,8 @@ class ModelRunner:
     def _propose(
         self, plan: StepPlan, decoding: NDArray[np.int64]
     ) -> tuple[dict[int, TokenIds], float]:
-        """Draft tokens for the next step, by slot; and the seconds that it took, 0 if none could pay.
+        """Draft tokens for the next step, by slot; and the seconds that it took, 0 if none could
+        pay.
 
         Args:
             decoding: [n] slots.

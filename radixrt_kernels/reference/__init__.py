@@ -1,1 +1,2 @@
-"""Reference implementations of the kernels in plain torch, used by the tests and by the self-check."""
+"""Reference implementations of the kernels in plain torch, used by the tests and by the
+self-check."""

@@ -16,6 +16,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 
 
 def gated_activation(gate_up: torch.Tensor, name: str) -> torch.Tensor:
-    """[num_tokens, 2 * size], gate first -> [num_tokens, size]. Computed in float32 and rounded once."""
+    """[num_tokens, 2 * size], gate first -> [num_tokens, size]. Computed in float32 and rounded
+    once."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return _ACTIVATIONS[name](gate, up).to(gate_up.dtype)

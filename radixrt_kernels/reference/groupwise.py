@@ -26,7 +26,8 @@ def dequantize(matrix: PackedCodes) -> torch.Tensor:
 
 
 def chunk_size(matrix: PackedCodes) -> int:
-    """Number of columns with one activation scale: the largest power of two up to 128 that divides a group."""
+    """Number of columns with one activation scale: the largest power of two up to 128 that divides
+    a group."""
     chunk = LONGEST_CHUNK
     while matrix.group_size < matrix.columns and matrix.group_size % chunk:
         chunk //= 2
@@ -35,7 +36,8 @@ def chunk_size(matrix: PackedCodes) -> int:
 
 
 def round_activations(hidden: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Round each chunk to integers of at most 127 times a scale. Returns float64 [num_tokens, columns]."""
+    """Round each chunk to integers of at most 127 times a scale. Returns float64 [num_tokens,
+    columns]."""
     parts = []
     for part in hidden.float().split(chunk, dim=1):
         reach = part.abs().amax(dim=1, keepdim=True).clamp(min=1e-36)

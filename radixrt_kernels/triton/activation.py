@@ -42,7 +42,8 @@ def _gated_activation_kernel(
 
 
 def gated_activation(name: str, gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute ``activation(gate) * up``; of ``clamped_swiglu`` ``gate * sigmoid(1.702 gate) * (up + 1)``, both at most 7.
+    """Compute ``activation(gate) * up``; of ``clamped_swiglu`` ``gate * sigmoid(1.702 gate) * (up +
+    1)``, both at most 7.
 
     Args:
         name: one of GATED_ACTIVATIONS.

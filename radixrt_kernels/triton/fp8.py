@@ -1,4 +1,5 @@
-"""Rounds activations to float8_e4m3fn with one scale per token, for the left operand of an fp8 product."""
+"""Rounds activations to float8_e4m3fn with one scale per token, for the left operand of an fp8
+product."""
 
 import torch
 import triton
@@ -29,7 +30,8 @@ def _quantize_rows_kernel(
 
 
 def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round [tokens, columns] with contiguous rows. Returns float8_e4m3fn of the same shape, and scales [tokens, 1] float32."""
+    """Round [tokens, columns] with contiguous rows. Returns float8_e4m3fn of the same shape, and
+    scales [tokens, 1] float32."""
     tokens, columns = hidden.shape
     quantized = torch.empty((tokens, columns), dtype=torch.float8_e4m3fn, device=hidden.device)
     scales = torch.empty((tokens, 1), dtype=torch.float32, device=hidden.device)

@@ -1,11 +1,13 @@
 """Products with 4- or 8-bit weights, which the kernel decodes before the tensor cores.
 
-Few tokens: memory is the limit, and the product reads a quarter or half of the bytes of 16-bit weights. Many
-tokens: the tensor cores are the limit. Decoding the weights again for every block of tokens would then
-cost more than decoding them once, so callers use :func:`dequantize` and a normal product.
+Few tokens: memory is the limit, and the product reads a quarter or half of the bytes of 16-bit
+weights. Many tokens: the tensor cores are the limit. Decoding the weights again for every block of
+tokens would then cost more than decoding them once, so callers use :func:`dequantize` and a normal
+product.
 
-At 4 bits a byte has two columns at a distance of ``half`` columns (see :func:`pack`). The two halves of a
-block of codes are therefore multiplied by two adjacent blocks of activations, without interleaving in registers.
+At 4 bits a byte has two columns at a distance of ``half`` columns (see :func:`pack`). The two
+halves of a block of codes are therefore multiplied by two adjacent blocks of activations, without
+interleaving in registers.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,8 @@ NARROWEST_HALF = 16
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """A packed matrix: ``weight[row, column] = (code - zero) * scale``, with zero and scale of the column's group."""
+    """A packed matrix: ``weight[row, column] = (code - zero) * scale``, with zero and scale of the
+    column's group."""
 
     codes: torch.Tensor  # uint8 [rows, blocks * half] at 4 bits, [rows, columns] at 8
     scales: torch.Tensor  # float16 [rows, groups]
@@ -37,7 +40,8 @@ class PackedCodes:
 
 
 def half_of(columns: int, group_size: int) -> int | None:
-    """The largest power of two of columns that are always in one group; None: too small for the kernels."""
+    """The largest power of two of columns that are always in one group; None: too small for the
+    kernels."""
     half = WIDEST_HALF
     if group_size < columns:
         half = min(half, group_size & -group_size)
@@ -155,7 +159,8 @@ def _dequantize_kernel(
 
 
 def linear(hidden: torch.Tensor, packed: PackedCodes, bias: torch.Tensor | None) -> torch.Tensor:
-    """hidden [tokens, columns], bias [rows] -> [tokens, rows]. The weights are decoded inside the product."""
+    """hidden [tokens, columns], bias [rows] -> [tokens, rows]. The weights are decoded inside the
+    product."""
     tokens = hidden.shape[0]
     output = torch.empty((tokens, packed.rows), dtype=hidden.dtype, device=hidden.device)
     if not tokens:

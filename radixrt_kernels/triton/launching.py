@@ -10,7 +10,8 @@ def block_of(size: int, at_most: int = 1 << 30) -> int:
 
 
 def warps_for(elements: int) -> int:
-    """Number of warps for a program with ``elements`` numbers: about 16 per thread, at most 16 warps."""
+    """Number of warps for a program with ``elements`` numbers: about 16 per thread, at most 16
+    warps."""
     return max(1, min(16, triton.next_power_of_2(elements // 512)))
 
 
@@ -18,8 +19,8 @@ def rows_of(tensor: torch.Tensor) -> tuple[int, int, int, int]:
     """The row layout of a tensor [..., size].
 
     Args:
-        tensor: [rows, size] or [rows, heads, size], with a contiguous last dimension; it may be a view of a
-            wider tensor.
+        tensor: [rows, size] or [rows, heads, size], with a contiguous last dimension; it may be a
+            view of a wider tensor.
 
     Returns:
         (rows, heads, stride of rows, stride of heads), heads 1 for two dimensions

@@ -1,10 +1,11 @@
-"""A mixture of experts in four launches: sort the (token, expert) pairs, multiply, activate, multiply.
+"""A mixture of experts in four launches: sort the (token, expert) pairs, multiply, activate,
+multiply.
 
-The pairs of one expert are consecutive and padded to whole blocks, so each block of the matrix product has the
-weights of one expert. The number of blocks is known only on the device. The grid has the maximum number of blocks,
-and surplus blocks return at once. The host therefore does not wait for the device, and a
-captured graph can be replayed for any routing. The layout follows the fused MoE kernels of vLLM and SGLang. The sort
-has no atomics, so equal inputs give equal bits.
+The pairs of one expert are consecutive and padded to whole blocks, so each block of the matrix
+product has the weights of one expert. The number of blocks is known only on the device. The grid
+has the maximum number of blocks, and surplus blocks return at once. The host therefore does not
+wait for the device, and a captured graph can be replayed for any routing. The layout follows the
+fused MoE kernels of vLLM and SGLang. The sort has no atomics, so equal inputs give equal bits.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ def _place_kernel(
     experts, counts, sorted_pairs, block_experts, num_blocks, pairs, num_experts,
     ROWS: tl.constexpr, EXPERTS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """Write one expert's pairs in order to its blocks. The rest of its last block keeps the value ``pairs``."""
+    """Write one expert's pairs in order to its blocks. The rest of its last block keeps the value
+    ``pairs``."""
     expert = tl.program_id(0)
     other = tl.arange(0, EXPERTS)
     blocks = (tl.load(counts + other, mask=other < num_experts, other=0) + ROWS - 1) // ROWS
@@ -63,7 +65,8 @@ def _grouped_matmul_kernel(
     PAIRS_A_ROW: tl.constexpr, BIASED: tl.constexpr, WEIGHTED: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """Compute one block of ``output[pair] = matrices[expert of pair] @ hidden[pair // PAIRS_A_ROW]``."""
+    """Compute one block of ``output[pair] = matrices[expert of pair] @ hidden[pair //
+    PAIRS_A_ROW]``."""
     block = tl.program_id(1)
     if block < tl.load(num_blocks):
         expert = tl.load(block_experts + block).to(tl.int64)
@@ -115,9 +118,9 @@ class Tiling:
 
     @staticmethod
     def of(pairs: int, num_experts: int) -> "Tiling":
-        """Select block sizes by the average number of pairs per expert. Few pairs: reading weights is the limit, so
-        blocks are flat with many loads in flight. Many pairs: the tensor cores are the limit, so blocks are
-        square. The sizes are estimates; not yet measured on a GPU."""
+        """Select block sizes by the average number of pairs per expert. Few pairs: reading weights
+        is the limit, so blocks are flat with many loads in flight. Many pairs: the tensor cores are
+        the limit, so blocks are square. The sizes are estimates; not yet measured on a GPU."""
         average = pairs / num_experts
         if average <= 16:
             return Tiling(16, 64, 128, 4, 5)
@@ -171,8 +174,8 @@ def _multiply(
     pairs: int,
     pair_weights: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiply [rows, columns] by the pairs' matrices [num_experts, rows_out, columns], and add their biases [num_experts,
-    rows_out]. Returns [pairs, rows_out]."""
+    """Multiply [rows, columns] by the pairs' matrices [num_experts, rows_out, columns], and add
+    their biases [num_experts, rows_out]. Returns [pairs, rows_out]."""
     rows_out, columns = matrices.shape[1:]
     output = torch.empty((pairs, rows_out), dtype=hidden.dtype, device=hidden.device)
     inner = block_of(columns, tiling.inner) if columns >= 16 else 16

@@ -1,4 +1,5 @@
-"""Gumbel noise inside a kernel, with the same bits as :mod:`radixrt.worker.sampling.noise` for the same arguments."""
+"""Gumbel noise inside a kernel, with the same bits as :mod:`radixrt.worker.sampling.noise` for the
+same arguments."""
 
 import triton
 import triton.language as tl
@@ -43,7 +44,8 @@ def gumbel_noise(seed_key, position, token_ids):
 
 @triton.jit
 def _log1p_minus(u):
-    """log(1 - u) for u in (0, 1), with float32 precision also for small u, which give the largest noise."""
+    """log(1 - u) for u in (0, 1), with float32 precision also for small u, which give the largest
+    noise."""
     s = u / (
         2.0 - u
     )  # log(1 - u) = -2 artanh(s); the next term of the series is below 2**-27 of the sum

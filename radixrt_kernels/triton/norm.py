@@ -1,4 +1,5 @@
-"""RMSNorm (Zhang & Sennrich, 2019), alone and after a residual addition, with the rounding of the references."""
+"""RMSNorm (Zhang & Sennrich, 2019), alone and after a residual addition, with the rounding of the
+references."""
 
 import torch
 import triton
@@ -7,7 +8,8 @@ import triton.language as tl
 from radixrt_kernels.triton.launching import block_of, rows_of, warps_for
 
 ELEMENTS = 1024
-"""Elements per program. It normalizes several short rows: the heads of a query-key norm have 64 to 256 features each."""
+"""Elements per program. It normalizes several short rows: the heads of a query-key norm have 64 to
+256 features each."""
 
 
 @triton.jit
@@ -63,8 +65,8 @@ def rms_norm(
     Args:
         hidden: [rows, size] or [rows, heads, size], may be a view of a merged projection
         weight: [size]
-        unit_offset: True: multiply by ``1 + weight`` and round once (Gemma); False: also round before the
-            multiplication (Llama)
+        unit_offset: True: multiply by ``1 + weight`` and round once (Gemma); False: also round
+            before the multiplication (Llama)
 
     Returns:
         as hidden, contiguous
@@ -89,7 +91,8 @@ def add_rms_norm(
     eps: float,
     unit_offset: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Set ``residual += hidden``, rounded to its dtype, and ``hidden = rms_norm(residual)``, both in place.
+    """Set ``residual += hidden``, rounded to its dtype, and ``hidden = rms_norm(residual)``, both
+    in place.
 
     Args:
         hidden, residual: [rows, size] with contiguous rows

@@ -1,4 +1,5 @@
-"""Repetition, frequency and presence penalties in place, in one pass over the rows with penalties."""
+"""Repetition, frequency and presence penalties in place, in one pass over the rows with
+penalties."""
 
 import torch
 import triton
@@ -40,7 +41,8 @@ def penalise(
     in_prompt: torch.Tensor,
     in_output: torch.Tensor,
 ) -> None:
-    """Apply the repetition penalty over prompt and answer, then frequency and presence penalties over the answer.
+    """Apply the repetition penalty over prompt and answer, then frequency and presence penalties
+    over the answer.
 
     Args:
         logits: [batch, vocab] float32; the given rows are changed

@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al., 2021) of queries and keys, in place, from a table of cosines and sines."""
+"""Rotary position embedding (Su et al., 2021) of queries and keys, in place, from a table of
+cosines and sines."""
 
 import torch
 import triton

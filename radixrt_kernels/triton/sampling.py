@@ -1,13 +1,15 @@
-"""Samples one token per row of logits in one launch: grammar mask, temperature, top-k, top-p, min-p, one draw.
+"""Samples one token per row of logits in one launch: grammar mask, temperature, top-k, top-p,
+min-p, one draw.
 
-Rows are not sorted. Top-k and top-p are thresholds on the value, found by bisection over the 32 bits of a
-float: each step counts (or weighs) the values above the middle. Before the bisection, candidates are collected,
-so that it reads some hundred numbers instead of a vocabulary. Two facts bound the candidates: the k-th largest
-of the maxima of any partition of a row is at most the row's k-th largest value; a token with less than
-(1 - top_p) / vocab of the probability is outside every nucleus.
+Rows are not sorted. Top-k and top-p are thresholds on the value, found by bisection over the 32
+bits of a float: each step counts (or weighs) the values above the middle. Before the bisection,
+candidates are collected, so that it reads some hundred numbers instead of a vocabulary. Two facts
+bound the candidates: the k-th largest of the maxima of any partition of a row is at most the row's
+k-th largest value; a token with less than (1 - top_p) / vocab of the probability is outside every
+nucleus.
 
-One program processes a row in a fixed order, so the same logits give the same token in any slot and any batch.
-The reference is ``radixrt.worker.sampling.sampler``.
+One program processes a row in a fixed order, so the same logits give the same token in any slot and
+any batch. The reference is ``radixrt.worker.sampling.sampler``.
 """
 
 import torch
@@ -24,8 +26,9 @@ CANDIDATES = 8192
 """Maximum number of candidates; with more candidates, the bisection reads the whole row."""
 
 SETTINGS = 6
-"""Columns of the packed settings, int32: temperature, top_k, top_p, log_min_p, low and high half of the seed
-key. Floats are stored as their bits. Temperature 0: greedy; top_p above 1 and top_k >= vocab: no limit."""
+"""Columns of the packed settings, int32: temperature, top_k, top_p, log_min_p, low and high half of
+the seed key. Floats are stored as their bits. Temperature 0: greedy; top_p above 1 and top_k >=
+vocab: no limit."""
 
 
 @triton.jit
@@ -49,7 +52,8 @@ def _is_allowed(bits, token, inside):
 
 @triton.jit
 def _scaled(row_logits, bits, token, vocab, temperature, MASKED: tl.constexpr):
-    """Logits of tokens divided by the temperature; minus infinity for masked tokens and after the vocabulary."""
+    """Logits of tokens divided by the temperature; minus infinity for masked tokens and after the
+    vocabulary."""
     inside = token < vocab
     value = tl.load(row_logits + token, mask=inside, other=float("-inf"))
     if MASKED:
@@ -61,7 +65,8 @@ def _scaled(row_logits, bits, token, vocab, temperature, MASKED: tl.constexpr):
 
 @triton.jit
 def _kth_largest(values, length, k, low, high, BLOCK: tl.constexpr):
-    """The order of the k-th largest of ``values[:length]``, which is in low..high; low if there are fewer than k."""
+    """The order of the k-th largest of ``values[:length]``, which is in low..high; low if there are
+    fewer than k."""
     lane = tl.arange(0, BLOCK)
     while low < high:
         middle = _middle(low, high)
@@ -102,7 +107,8 @@ def _mass_from(values, length, peak, order, BLOCK: tl.constexpr):
 
 @triton.jit
 def _nucleus(values, length, peak, wanted, low, high, BLOCK: tl.constexpr):
-    """The order of the largest value such that all values from it upwards have a mass of at least ``wanted``."""
+    """The order of the largest value such that all values from it upwards have a mass of at least
+    ``wanted``."""
     while low < high:
         middle = _middle(low, high)
         if _mass_from(values, length, peak, middle, BLOCK) < wanted:
@@ -146,7 +152,8 @@ def _lowest_order(
     row_logits, bits, lanes, vocab, temperature, top_k, top_p, peak,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A lower bound of the orders that top-k and top-p keep, and the mass of the whole row if top-p needs it."""
+    """A lower bound of the orders that top-k and top-p keep, and the mass of the whole row if top-p
+    needs it."""
     least = _order(tl.full((), float("-inf"), tl.float32))
     high = _order(peak)
     mass = tl.full((), 0.0, tl.float32)
@@ -171,7 +178,8 @@ def _collect(
     row_logits, bits, vocab, temperature, bound, values, tokens, capacity,
     MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the scaled logits with an order of at least ``bound``, and their tokens, up to the buffer's size.
+    """Write the scaled logits with an order of at least ``bound``, and their tokens, up to the
+    buffer's size.
 
     Returns:
         their number, which may exceed the buffer's size
@@ -291,12 +299,13 @@ def draw_tokens(
         settings: [rows, SETTINGS] int32
         positions: [rows] int64, position of the sampled token in its sequence
         mask_rows: [rows] int32, index of each row's mask; -1: no mask
-        mask_bits: [1 + n, words] int32; bit ``i % 32`` of word ``i // 32`` allows token ``i``. Row 0 is all ones; mask
-            ``m`` is row ``m + 1``.
+        mask_bits: [1 + n, words] int32; bit ``i % 32`` of word ``i // 32`` allows token ``i``. Row
+            0 is all ones; mask ``m`` is row ``m + 1``.
         block, candidates: BLOCK and CANDIDATES; smaller in tests
 
     Returns:
-        token ids [rows] int64; the largest logit of each row [rows] float32, NaN if the row has a NaN
+        token ids [rows] int64; the largest logit of each row [rows] float32, NaN if the row has a
+        NaN
     """
     rows, vocab = logits.shape
     capacity = min(candidates, vocab)

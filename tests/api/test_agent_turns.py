@@ -1,5 +1,5 @@
-"""Ten turns of an agent in each API: each prompt begins with the tokens of the turn before, also where the template would write
-them in another way."""
+"""Ten turns of an agent in each API: each prompt begins with the tokens of the turn before, also
+where the template would write them in another way."""
 
 import itertools
 import re
@@ -20,8 +20,8 @@ FORGETFUL = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
-"""As many models' templates: it drops the reasoning of earlier turns, opens that of the next one, and writes calls of tools in its own
-way."""
+"""As many models' templates: it drops the reasoning of earlier turns, opens that of the next one,
+and writes calls of tools in its own way."""
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Oslo"}}\n</tool_call>'
 WRITTEN = f"The list is long.\n</think>\n\nI look.\n{CALL}"

@@ -1,4 +1,5 @@
-"""Requests as browsers send them: of the server's own pages, of other sites, and after DNS rebinding."""
+"""Requests as browsers send them: of the server's own pages, of other sites, and after DNS
+rebinding."""
 
 import json
 import socket

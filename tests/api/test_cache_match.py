@@ -1,4 +1,5 @@
-"""``/v1/cache/match`` tells how much of each prompt is cached now, computes nothing, and tells nobody what others have asked."""
+"""``/v1/cache/match`` tells how much of each prompt is cached now, computes nothing, and tells
+nobody what others have asked."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Arguments of strict tools are checked like any value: a scripted model writes wrong ones, and the client gets right ones."""
+"""Arguments of strict tools are checked like any value: a scripted model writes wrong ones, and the
+client gets right ones."""
 
 import json
 from typing import Any
@@ -71,7 +72,8 @@ def answer_of(name: str, *arguments: str) -> str:
 
 
 def script(server: RunningServer, first: str, then: str) -> None:
-    """The model writes ``first``; after each value that was taken back it goes on as ``then`` does, a token a character."""
+    """The model writes ``first``; after each value that was taken back it goes on as ``then`` does,
+    a token a character."""
 
     def ids(text: str) -> list[int]:
         vocabulary = server.vocabulary

@@ -1,4 +1,5 @@
-"""Completions through the openai client: whole, streamed, several at once, with log-probabilities."""
+"""Completions through the openai client: whole, streamed, several at once, with
+log-probabilities."""
 
 import pytest
 from openai import BadRequestError

@@ -198,7 +198,8 @@ def test_slow_connections_cost_others_nothing(server: RunningServer) -> None:
     ("derived", "base"), [(Connection, HttpToolsProtocol), (_Server, uvicorn.Server)]
 )
 def test_no_private_member_of_uvicorn_is_used_or_overridden(derived: type, base: type) -> None:
-    """They change without notice, and any release of uvicorn from the oldest one in pyproject.toml on may be installed."""
+    """They change without notice, and any release of uvicorn from the oldest one in pyproject.toml
+    on may be installed."""
     tree = ast.parse(inspect.getsource(derived))
     ours = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     ours |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

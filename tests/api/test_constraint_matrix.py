@@ -1,7 +1,9 @@
-"""Constrained answers of a reasoning model: templates, APIs, drafts, budgets and tool choices, each with each other.
+"""Constrained answers of a reasoning model: templates, APIs, drafts, budgets and tool choices, each
+with each other.
 
-The model is scripted: it wants to break the constraint at its first token, in its reasoning and behind it. In every cell the answer
-satisfies the constraint and its reasoning is apart, or the request is refused.
+The model is scripted: it wants to break the constraint at its first token, in its reasoning and
+behind it. In every cell the answer satisfies the constraint and its reasoning is apart, or the
+request is refused.
 """
 
 import asyncio
@@ -35,7 +37,8 @@ APIS = ("chat", "completions", "responses", "messages", "ollama")
 KINDS = ("schema", "auto", "auto or schema", "required", "named")
 BUDGETS = (None, 0, 12)
 SPECULATION = (False, True)
-"""With it, each answer is drafted from the same answer before it, over the marks of the reasoning."""
+"""With it, each answer is drafted from the same answer before it, over the marks of the
+reasoning."""
 STREAMS = (False, True)
 MAX_TOKENS = 128
 EVERY_SCRIPT = "RADIXRT_EVERY_SCRIPT" in os.environ
@@ -82,7 +85,8 @@ SCRIPTS_IN_PARTS = (
     f'{LETTERS}<tool_call>\n{{"name": "drop", "arguments": {{"flag": true}}}}\n</tool_call>',
     f"{LETTERS}<think>Hmm</think>\n\nHello",
 )
-"""Of the second vocabulary: tags that are merged with what is around them, answers without any, and beginnings that may become either."""
+"""Of the second vocabulary: tags that are merged with what is around them, answers without any, and
+beginnings that may become either."""
 WISHES = ["</think>", "<tool_call>", "{", '"', "}", "1", "\n", "<think>", "x"]
 """What it wants to write where it may not, the dearest first; before all of them, to end."""
 
@@ -102,7 +106,8 @@ class Cell:
 
     @property
     def is_refused(self) -> bool:
-        """Completions have neither reasoning nor tools; the tags around a reasoning are tokens of its budget."""
+        """Completions have neither reasoning nor tools; the tags around a reasoning are tokens of
+        its budget."""
         no_chat = self.api == "completions"
         return self.budget == 0 or (no_chat and (self.kind != "schema" or self.budget is not None))
 
@@ -437,8 +442,8 @@ async def failures(server: RunningServer, cells: list[Cell]) -> list[str]:
 def test_every_cell_is_constrained_or_refused(
     server: RunningServer, api: str, request: pytest.FixtureRequest
 ) -> None:
-    """Each cell with some of the scripts, in turn: whole without drafts, and streamed with them. All scripts in all four ways
-    in ``make constraint-matrix``."""
+    """Each cell with some of the scripts, in turn: whole without drafts, and streamed with them.
+    All scripts in all four ways in ``make constraint-matrix``."""
     vocabulary: str = request.node.callspec.params["server"]
     num_scripts = len(SCRIPTS if vocabulary == "tags" else SCRIPTS_IN_PARTS)
     cells, numbers = [], itertools.count(APIS.index(api))

@@ -1,4 +1,5 @@
-"""A conversation that the server keeps is gone on from as if it had been sent again, by whom it belongs to alone."""
+"""A conversation that the server keeps is gone on from as if it had been sent again, by whom it
+belongs to alone."""
 
 import contextlib
 import inspect
@@ -358,7 +359,8 @@ def test_a_chain_of_thousands_is_bounded_and_nothing_recurses() -> None:
         assert last.first(last.length) == turn * depth
         assert last.first(1) == turn[:1]
         assert store.num_bytes == depth * size <= max_bytes
-        # Another chain takes its place, from its newest conversation on, and never more than there is.
+        # Another chain takes its place, from its newest conversation on, and never more than there
+        # is.
         parent = None
         for number in range(depth):
             other = f"other-{number}"

@@ -1,4 +1,5 @@
-"""A call that ``max_tokens`` cuts off: its beginning is in the answer as a call, and none of it as text."""
+"""A call that ``max_tokens`` cuts off: its beginning is in the answer as a call, and none of it as
+text."""
 
 import json
 from typing import Any

@@ -1,4 +1,5 @@
-"""Whatever JSON comes to the Responses, Messages and Ollama APIs, the answer is a result or a 4xx, also within a stream."""
+"""Whatever JSON comes to the Responses, Messages and Ollama APIs, the answer is a result or a 4xx,
+also within a stream."""
 
 from typing import Any
 

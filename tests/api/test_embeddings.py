@@ -1,4 +1,5 @@
-"""Embeddings, reranking, scores and classes through their clients, with a scheduler that gives scripted numbers."""
+"""Embeddings, reranking, scores and classes through their clients, with a scheduler that gives
+scripted numbers."""
 
 import base64
 import contextlib
@@ -334,7 +335,8 @@ def test_classes_come_with_their_names(classifier: RunningServer) -> None:
 
 
 def test_fifty_documents_behind_one_query_compute_it_once(start_server: StartServer) -> None:
-    """By the server's own counters: 150 tokens of instruction and query or more, and 50 documents of about 200."""
+    """By the server's own counters: 150 tokens of instruction and query or more, and 50 documents
+    of about 200."""
     page = 4
     info = engine_info(
         page_size=page, kv_pool_tokens=65536, context_length=1024, score_tokens=(310, 311)

@@ -1,7 +1,8 @@
 """Explanations of cache misses: the causes, the exact token, and nobody else's text.
 
-The api, the tokenizer and the scheduler are the real ones; the worker answers as it is told. Where a prompt leaves the cached ones is
-compared with a search through the token lists of all requests before.
+The api, the tokenizer and the scheduler are the real ones; the worker answers as it is told. Where
+a prompt leaves the cached ones is compared with a search through the token lists of all requests
+before.
 """
 
 import itertools
@@ -33,7 +34,8 @@ TEMPLATE = (
     "{% if stamp and loop.last %}[last] {% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if think %}<think>\n{% endif %}{% endif %}"
 )
-"""Marks the last message with ``stamp``, and opens a thought with ``think``: both are gone in the next turn."""
+"""Marks the last message with ``stamp``, and opens a thought with ``think``: both are gone in the
+next turn."""
 
 SYSTEM = {
     "role": "system",
@@ -203,7 +205,8 @@ def test_a_flushed_prompt_was_evicted(client: Client) -> None:
 
 
 def test_the_end_of_a_conversation_was_evicted_by_its_rule(client: Client) -> None:
-    """Of two answers to one beginning, only the one that is retained less is evicted by the next prompts."""
+    """Of two answers to one beginning, only the one that is retained less is evicted by the next
+    prompts."""
     client.explained(SYSTEM, user("Who jumps over the lazy dog?"))
     bear = SYSTEM, user("Is it the bear? " + "It is not the fox. " * 8)
     client.explained(*bear, cache={"explain": True, "retain": "none"})
@@ -383,7 +386,8 @@ def test_keys_that_share_a_cache_share_no_texts(client: Client) -> None:
 
 
 def test_clients_without_a_key_see_no_texts_from_afar(start_server: StartServer) -> None:
-    """All of them are one tenant; the client on this machine is an admin, and one behind a proxy is not."""
+    """All of them are one tenant; the client on this machine is an admin, and one behind a proxy is
+    not."""
     server = start_server(
         info=engine_info(page_size=PAGE, kv_pool_tokens=2048), scheduler_type=RealScheduler
     )

@@ -1,4 +1,5 @@
-"""Whatever JSON comes, the answer is a result or a 4xx with OpenAI's error object, and the server lives."""
+"""Whatever JSON comes, the answer is a result or a 4xx with OpenAI's error object, and the server
+lives."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Chats with a model of the harmony format: a scripted model writes it, and the openai client gets reasoning, content and calls."""
+"""Chats with a model of the harmony format: a scripted model writes it, and the openai client gets
+reasoning, content and calls."""
 
 import json
 from typing import Any

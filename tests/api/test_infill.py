@@ -1,4 +1,5 @@
-"""Filling in the middle: ``suffix`` of completions and of Ollama's ``/api/generate``, and llama.cpp's ``/infill``."""
+"""Filling in the middle: ``suffix`` of completions and of Ollama's ``/api/generate``, and
+llama.cpp's ``/infill``."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""Every route with a body puts its prompts into the cache namespace of its caller: the walk knows all routes of the app."""
+"""Every route with a body puts its prompts into the cache namespace of its caller: the walk knows
+all routes of the app."""
 
 from collections.abc import Iterator
 from typing import Any

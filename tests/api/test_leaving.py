@@ -1,4 +1,5 @@
-"""No request outlives its client, however the client leaves; no client suffers from another's end."""
+"""No request outlives its client, however the client leaves; no client suffers from another's
+end."""
 
 import asyncio
 import socket

@@ -1,7 +1,8 @@
-"""``/metrics``: the label ``model_name``, and every series that the dashboards and routers of vLLM and SGLang read.
+"""``/metrics``: the label ``model_name``, and every series that the dashboards and routers of vLLM
+and SGLang read.
 
-The series are those of vLLM's and SGLang's published Grafana dashboards, of the vLLM production stack, and of the endpoint
-pickers of Kubernetes gateways.
+The series are those of vLLM's and SGLang's published Grafana dashboards, of the vLLM production
+stack, and of the endpoint pickers of Kubernetes gateways.
 """
 
 import re

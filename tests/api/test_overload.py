@@ -172,7 +172,8 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_work_ends(server: Runnin
 
 @pytest.fixture(scope="module")
 def small_buffers(start_server: StartServer) -> RunningServer:
-    """A server that gives the system little to keep for a connection, so that one long answer fills all buffers."""
+    """A server that gives the system little to keep for a connection, so that one long answer fills
+    all buffers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api_server, "SEND_BUFFER_BYTES", 4096)
         info = engine_info(context_length=16384, kv_pool_tokens=32768)

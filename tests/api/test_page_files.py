@@ -1,4 +1,5 @@
-"""The files of the web page: served to browsers, open to all, and bound to this server by their headers."""
+"""The files of the web page: served to browsers, open to all, and bound to this server by their
+headers."""
 
 import re
 import tomllib

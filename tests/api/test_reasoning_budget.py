@@ -1,4 +1,5 @@
-"""The bound of the reasoning in each API: the tokens around the reasoning reach the scheduler with it."""
+"""The bound of the reasoning in each API: the tokens around the reasoning reach the scheduler with
+it."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,5 @@
-"""A prompt that is sent once is scored with each of several texts behind it, and one that is kept need not be sent."""
+"""A prompt that is sent once is scored with each of several texts behind it, and one that is kept
+need not be sent."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""No request holds an event loop for long: neither that of the api, nor that of the tokenizer process."""
+"""No request holds an event loop for long: neither that of the api, nor that of the tokenizer
+process."""
 
 import asyncio
 import gc
@@ -13,8 +14,8 @@ from tests.api.hostile_bodies import ATTACKS
 from tests.fake_scheduler import engine_info
 
 LONGEST_MS = 250.0
-"""CPU time of a callback of an event loop, where :func:`known_work_ms` is 6. The longest take 60 ms; before the limits some took
-30 s."""
+"""CPU time of a callback of an event loop, where :func:`known_work_ms` is 6. The longest take 60
+ms; before the limits some took 30 s."""
 
 
 def known_work_ms() -> float:

@@ -1,4 +1,5 @@
-"""Each format of tool calls through a chat that streams: a scripted model writes it, and the openai client gets the calls."""
+"""Each format of tool calls through a chat that streams: a scripted model writes it, and the openai
+client gets the calls."""
 
 import json
 from pathlib import Path
@@ -40,7 +41,8 @@ OFFERED: Any = [
 
 
 def start(start_server: StartServer, folder: Path, form: str) -> RunningServer:
-    """A server that has to recognise the format. The marks that are control tokens of some model are so here."""
+    """A server that has to recognise the format. The marks that are control tokens of some model
+    are so here."""
     save_byte_level(folder, CHATML + "{# " + TEMPLATES[form] + " #}")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tags = {tag.removesuffix("thought\n") for pair in REASONING.values() for tag in pair}

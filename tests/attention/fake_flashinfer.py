@@ -1,7 +1,7 @@
 """FlashInfer without its kernels: the same calls, computed one row at a time.
 
-What the library demands of its arguments is checked, and every call is kept, so that a test can hold them against the
-real signatures. Numbers come from the definition of attention alone.
+What the library demands of its arguments is checked, and every call is kept, so that a test can
+hold them against the real signatures. Numbers come from the definition of attention alone.
 """
 
 import math
@@ -89,7 +89,8 @@ class _Wrapper:
         self.plan_buffer[:8].view(torch.int64)[0] = self.mark
 
     def _store(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Copied, since the caller may reuse its tensors; in a graph, to where its kernels look for them."""
+        """Copied, since the caller may reuse its tensors; in a graph, to where its kernels look for
+        them."""
         buffer = self.options.get(name, self.options.get(f"{name}fer"))
         if not self.in_graph or buffer is None:
             return values.clone()
@@ -143,7 +144,8 @@ class _Wrapper:
 
 
 def attend(query: torch.Tensor, kv_cache: Any, plan: _Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [tokens, heads, head_dim] and the base-2 logarithm of each softmax's sum [tokens, heads]."""
+    """Output [tokens, heads, head_dim] and the base-2 logarithm of each softmax's sum [tokens,
+    heads]."""
     out = torch.zeros(query.shape, dtype=torch.float64)
     lse = torch.full(query.shape[:2], -torch.inf, dtype=torch.float64)
     window, cap = plan.options.get("window_left", -1), plan.options.get("logits_soft_cap")

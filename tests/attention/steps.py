@@ -1,4 +1,5 @@
-"""Steps over a paged cache for tests of attention backends, and what attention is by its definition."""
+"""Steps over a paged cache for tests of attention backends, and what attention is by its
+definition."""
 
 import math
 import random
@@ -121,7 +122,8 @@ def step_lengths(draw: st.DrawFn) -> tuple[int, int]:
 
 
 def share(step: Step, groups: list[tuple[int, int]]) -> Step:
-    """Let the first rows begin with the pages of the first row of their group: (rows, pages) each."""
+    """Let the first rows begin with the pages of the first row of their group: (rows, pages)
+    each."""
     indptr, indices = step.metadata.kv_indptr_cpu, step.metadata.kv_indices.clone()
     sequences, first, size = list(step.sequences), 0, step.metadata.page_size
     for rows, pages in groups:

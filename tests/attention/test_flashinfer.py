@@ -1,4 +1,5 @@
-"""The plans for FlashInfer's kernels describe the step. The kernels' part is computed by definition."""
+"""The plans for FlashInfer's kernels describe the step. The kernels' part is computed by
+definition."""
 
 import inspect
 import itertools

@@ -23,7 +23,8 @@ class FakeServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
     sent: list[list[float]] = field(default_factory=list)
-    """The times of the chunks with tokens, of each answer: seconds from the arrival of its request."""
+    """The times of the chunks with tokens, of each answer: seconds from the arrival of its
+    request."""
     flushes: int = 0
     running: int = 0
     most_running: int = 0

@@ -1,4 +1,5 @@
-"""``radixrt bench cache``: exact hits against simulators that are a screen long, and what the command prints."""
+"""``radixrt bench cache``: exact hits against simulators that are a screen long, and what the
+command prints."""
 
 import gzip
 import json
@@ -66,7 +67,8 @@ def one_at_a_time(trace: Trace) -> Trace:
 def simulate_lru(trace: Trace, num_pages: int) -> list[int]:
     """Cached tokens of each prompt with an LRU of pages, for prompts that never meet.
 
-    A page is its block id, or a name of its own if an answer has a part in it. What a request holds is locked.
+    A page is its block id, or a name of its own if an answer has a part in it. What a request holds
+    is locked.
     """
     cache: OrderedDict[object, None] = OrderedDict()
     hits = []

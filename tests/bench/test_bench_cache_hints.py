@@ -1,4 +1,5 @@
-"""``radixrt bench cache --hints``: what is said of the future, and what becomes of it, on traces small enough for a sheet of paper."""
+"""``radixrt bench cache --hints``: what is said of the future, and what becomes of it, on traces
+small enough for a sheet of paper."""
 
 import math
 
@@ -83,8 +84,8 @@ def test_in_a_closed_loop_the_next_request_waits_for_the_answer() -> None:
 def test_a_session_that_has_ended_makes_room_for_one_that_goes_on(
     policy: str, hints: str, found: int
 ) -> None:
-    """Twelve pages. One session waits with four, another comes with four and ends, a stranger needs seven, three of them of
-    one of the two; the first goes on."""
+    """Twelve pages. One session waits with four, another comes with four and ends, a stranger needs
+    seven, three of them of one of the two; the first goes on."""
     trace = Trace(
         "ends",
         [

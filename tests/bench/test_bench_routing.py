@@ -1,4 +1,5 @@
-"""``radixrt bench cache --replicas``: routing rules on made traffic, and what the command prints."""
+"""``radixrt bench cache --replicas``: routing rules on made traffic, and what the command
+prints."""
 
 import json
 from pathlib import Path
@@ -50,7 +51,8 @@ def test_a_prefix_of_most_requests_overloads_no_replica(per_second: float) -> No
 
 
 BY_FIRST_PAGE = ("session-hash", "llm-d")
-"""All requests begin with the same page, and have no sessions: these rules send all of them to one replica."""
+"""All requests begin with the same page, and have no sessions: these rules send all of them to one
+replica."""
 
 
 @pytest.mark.parametrize("router", RULES)
@@ -65,7 +67,8 @@ def test_every_rule_serves_all_requests(router: str) -> None:
 
 def test_conversations_stay_where_their_pages_are() -> None:
     trace = conversations(5, 400)
-    # With steps of 64 tokens, an answer would hold up its replica for so long that it is right to leave.
+    # With steps of 64 tokens, an answer would hold up its replica for so long that it is right to
+    # leave.
     hits = {
         router: sum(routed(trace, router, 4, 4 << 20, symbol=8).cached_tokens)
         for router in ("radixrt", "random")

@@ -1,4 +1,5 @@
-"""``radixrt bench structured`` counts the schemas that an engine accepts and the invalid instances that it lets through."""
+"""``radixrt bench structured`` counts the schemas that an engine accepts and the invalid instances
+that it lets through."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Order of admission and cached prefixes: the queue's bounded lookups against an exact match of all waiting requests."""
+"""Order of admission and cached prefixes: the queue's bounded lookups against an exact match of all
+waiting requests."""
 
 from collections import OrderedDict
 
@@ -17,7 +18,8 @@ OLDEST_EVERY = {"fcfs": 1, "lpm": 4, "suf": 8}
 
 
 class PageSet:
-    """Pages by name in order of use; a prompt's pages are its block ids, those with a part of an answer are its own."""
+    """Pages by name in order of use; a prompt's pages are its block ids, those with a part of an
+    answer are its own."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -48,7 +50,8 @@ def symbols(request: TraceRequest) -> int:
 
 
 def simulate(trace: Trace, num_pages: int, policy: str) -> tuple[list[int], list[int]]:
-    """The order in which requests that all wait are served one by one, and the cached tokens of each."""
+    """The order in which requests that all wait are served one by one, and the cached tokens of
+    each."""
     cache, waiting, order = PageSet(num_pages), dict(enumerate(trace.requests)), []
     cached = [0] * len(waiting)
     while waiting:
@@ -90,7 +93,8 @@ def plain_lru(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lookups as it takes: how many a pick may do is bounded, and so is how well it knows."""
+    """As many lookups as it takes: how many a pick may do is bounded, and so is how well it
+    knows."""
     monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_PICK", 10**6)
     monkeypatch.setattr(waiting_queue, "LOOKUPS_PER_STEP", 10**6)
 

@@ -1,4 +1,5 @@
-"""The comparison with llama.cpp: texts for tokenizers, the log-probabilities that it writes, and, where it is installed, its own files."""
+"""The comparison with llama.cpp: texts for tokenizers, the log-probabilities that it writes, and,
+where it is installed, its own files."""
 
 import os
 import random

@@ -1,4 +1,5 @@
-"""The measurements for GPUs: what is counted is right, and every part of them runs, in tiny shapes on a CPU."""
+"""The measurements for GPUs: what is counted is right, and every part of them runs, in tiny shapes
+on a CPU."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""The comparison with other engines: what is asked, how answers are judged, how servers are started and reported."""
+"""The comparison with other engines: what is asked, how answers are judged, how servers are started
+and reported."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""A browser on the server's page: Debian's Chromium, driven by Playwright. The tests are skipped where either is missing."""
+"""A browser on the server's page: Debian's Chromium, driven by Playwright. The tests are skipped
+where either is missing."""
 
 import contextlib
 import shutil
@@ -33,7 +34,8 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def open_page(browser: "Browser") -> OpenPage:
-    """Opens the page of a server. At the end of the block: no console error, and no request to another host."""
+    """Opens the page of a server. At the end of the block: no console error, and no request to
+    another host."""
 
     @contextlib.contextmanager
     def open_it(url: str, **options: Any) -> Iterator["Page"]:
@@ -54,7 +56,8 @@ def open_page(browser: "Browser") -> OpenPage:
 
 
 def _is_error(line: "ConsoleMessage") -> bool:
-    """Chromium also notes each response of status 400 to 499, which the page shows in its own words."""
+    """Chromium also notes each response of status 400 to 499, which the page shows in its own
+    words."""
     is_refusal = line.text.startswith(
         "Failed to load resource: the server responded with a status of 4"
     )

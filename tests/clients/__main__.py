@@ -1,4 +1,5 @@
-"""Tries clients and agents, unmodified but for the base URL, against a server with a tiny random model: ``make test-clients``.
+"""Tries clients and agents, unmodified but for the base URL, against a server with a tiny random
+model: ``make test-clients``.
 
 They live in environments of their own, in ``.clients``. What they send is not kept.
 """
@@ -22,11 +23,13 @@ HERE = Path(__file__).parent
 LIMIT_S = 300
 QUESTION = "Say hello in one sentence."
 CACHED_SHARE = 0.95
-"""Least part of the prompt of an agent's next turn that comes from the cache: what is new is short."""
+"""Least part of the prompt of an agent's next turn that comes from the cache: what is new is
+short."""
 
 
 def make_environments(folder: Path) -> tuple[Path, Path]:
-    """Install the clients, where they are not yet. Returns Python and the folder of the JavaScript packages."""
+    """Install the clients, where they are not yet. Returns Python and the folder of the JavaScript
+    packages."""
     python, node = folder / "python" / "bin" / "python", folder / "node"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder / "python"], check=True)

@@ -1,7 +1,9 @@
-"""Clients in Python, each in a check of its own: ``python with_python.py URL CHECK``; without a check, their names.
+"""Clients in Python, each in a check of its own: ``python with_python.py URL CHECK``; without a
+check, their names.
 
-It runs in the clients' environment, so it imports nothing of this repository. The model answers at random: a check is
-that the client understands the answer, and that constrained parts of it have their form.
+It runs in the clients' environment, so it imports nothing of this repository. The model answers at
+random: a check is that the client understands the answer, and that constrained parts of it have
+their form.
 """
 
 import asyncio
@@ -46,7 +48,8 @@ def cohere_rerank(url: str) -> None:
 
 
 def openai_agents(url: str) -> None:
-    """Its default model class speaks the Responses API. It takes an answer that a limit cuts off for an error."""
+    """Its default model class speaks the Responses API. It takes an answer that a limit cuts off
+    for an error."""
     import agents
 
     called = []

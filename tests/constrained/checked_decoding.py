@@ -1,4 +1,5 @@
-"""Whole answers with checks, decoded by models that are made of noise, under llguidance's superset of the schema.
+"""Whole answers with checks, decoded by models that are made of noise, under llguidance's superset
+of the schema.
 
 The worker's part (mask, exclusions, choice of a token) is done here in the plainest way.
 """
@@ -29,8 +30,9 @@ from radixrt.tokenizer.retry.exclusions import TokenTexts
 from tests import tiny_tokenizers
 
 Mood = Literal["stubborn", "greedy", "sampled", "sampled anew"]
-"""stubborn: the same ranking of tokens everywhere. greedy: a ranking for each token before. sampled: with
-noise that is the same when a position comes again. sampled anew: with new noise after each rewind."""
+"""stubborn: the same ranking of tokens everywhere. greedy: a ranking for each token before.
+sampled: with noise that is the same when a position comes again. sampled anew: with new noise after
+each rewind."""
 
 JSON_TEXT = [
     '{"name": "red", "tags": ["red", "green", "blue"], "id": 12, "kind": "a"}, {"a": 1, "b": 2, "c": 3}',
@@ -46,7 +48,8 @@ def validate_span(schema: Any, text: str) -> list[SpanError]:
 
 @functools.cache
 def json_tokenizer() -> Tokenizer:
-    """Byte-level, with the merges that real vocabularies have: ``":``, ``"},``, ``["``, ``],``, whole words."""
+    """Byte-level, with the merges that real vocabularies have: ``":``, ``"},``, ``["``, ``],``,
+    whole words."""
     texts = [*JSON_TEXT, *tiny_tokenizers.TEXT]
     special = ["<|im_start|>", "<|im_end|>"]
     return tiny_tokenizers.train_byte_level(
@@ -80,7 +83,8 @@ def vocabulary(kind: str = "json") -> Vocabulary:
 class NoiseModel:
     """Scores of the next token: pure functions of the answer so far, the seed and the mood.
 
-    It likes long tokens and, as the answer grows, tokens that close something; else it would never end.
+    It likes long tokens and, as the answer grows, tokens that close something; else it would never
+    end.
     """
 
     def __init__(self, words: Vocabulary, mood: Mood, seed: int) -> None:

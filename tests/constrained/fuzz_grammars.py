@@ -1,7 +1,9 @@
-"""Generates random grammars of every kind, and measures how long they delay another client's stream.
+"""Generates random grammars of every kind, and measures how long they delay another client's
+stream.
 
-``python -m tests.constrained.fuzz_grammars --grammars 1000 --seed 0`` starts a server with the built-in model, prints a table, and exits
-with 1 if a grammar made a gap of more than MAX_GAP_S in the stream each time that it was tried. A failure names its kind and seed.
+``python -m tests.constrained.fuzz_grammars --grammars 1000 --seed 0`` starts a server with the
+built-in model, prints a table, and exits with 1 if a grammar made a gap of more than MAX_GAP_S in
+the stream each time that it was tried. A failure names its kind and seed.
 """
 
 import argparse
@@ -35,7 +37,8 @@ _REPETITIONS = ("*", "+", "?", "{0,3}", "{2,50}", "{1,1000}")
 
 
 class GrammarMaker:
-    """Random grammars of one seed: rules of literals, classes, references and repetitions, nested two deep."""
+    """Random grammars of one seed: rules of literals, classes, references and repetitions, nested
+    two deep."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -58,7 +61,8 @@ class GrammarMaker:
         return self._alternatives(3, str, str, gap="")
 
     def regular(self, literal: Callable[[str], str] = json.dumps, gap: str = " ") -> str:
-        """The right side of an EBNF rule without references; or, of the same seed, the same as a regular expression."""
+        """The right side of an EBNF rule without references; or, of the same seed, the same as a
+        regular expression."""
         self._num_rules = 0
         return self._alternatives(1, literal, str, gap)
 
@@ -162,7 +166,8 @@ class Stream(threading.Thread):
                         self._times.append(time.monotonic())
 
     def gap_since(self, begin: float) -> float:
-        """The largest gap between two tokens, in seconds, of which the second came after ``begin``; or up to now."""
+        """The largest gap between two tokens, in seconds, of which the second came after ``begin``;
+        or up to now."""
         times = [*self._times, time.monotonic()]
         return max(after - before for before, after in itertools.pairwise(times) if after > begin)
 
@@ -189,7 +194,8 @@ class Outcome:
 
 
 def attack(url: str, stream: Stream, kind: str, seed: int, fields: dict[str, Any]) -> Outcome:
-    """Send a grammar, several times if the stream has a gap meanwhile; the outcome with the smallest gap."""
+    """Send a grammar, several times if the stream has a gap meanwhile; the outcome with the
+    smallest gap."""
     outcomes: list[Outcome] = []
     while not outcomes or (outcomes[-1].gap_s > MAX_GAP_S and len(outcomes) < TRIES):
         body = {"prompt": "a", "max_tokens": 40, "temperature": 1.0, "seed": seed}
@@ -207,7 +213,8 @@ def attack(url: str, stream: Stream, kind: str, seed: int, fields: dict[str, Any
 
 
 def _written_anew(fields: dict[str, Any], time: int) -> dict[str, Any]:
-    """The same grammar in another text, which nothing has cached, so that what it costs once is seen each time."""
+    """The same grammar in another text, which nothing has cached, so that what it costs once is
+    seen each time."""
     if not time:
         return fields
     ((field, grammar),) = fields.items()

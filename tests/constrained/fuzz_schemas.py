@@ -1,8 +1,10 @@
-"""Generates random schemas with all keywords of draft 2020-12, and compares what their grammars and checks accept with ``jsonschema``.
+"""Generates random schemas with all keywords of draft 2020-12, and compares what their grammars and
+checks accept with ``jsonschema``.
 
-``python -m tests.constrained.fuzz_schemas --schemas 10000 --seed 0`` prints a table, and exits with 1 if an invalid value was accepted
-or a schema made the compiler fail. A failure names its seed. ``fuzz_failures.jsonl`` keeps schemas that failed once, made smaller,
-with their seeds and wrong values; they are tried again first, and by the tests.
+``python -m tests.constrained.fuzz_schemas --schemas 10000 --seed 0`` prints a table, and exits with
+1 if an invalid value was accepted or a schema made the compiler fail. A failure names its seed.
+``fuzz_failures.jsonl`` keeps schemas that failed once, made smaller, with their seeds and wrong
+values; they are tried again first, and by the tests.
 """
 
 import argparse
@@ -183,7 +185,8 @@ class SchemaMaker:
 
 
 class Judge:
-    """``jsonschema`` as it is, and with exact numbers and patterns: only what both call invalid is certainly invalid."""
+    """``jsonschema`` as it is, and with exact numbers and patterns: only what both call invalid is
+    certainly invalid."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -263,7 +266,8 @@ def _accepts(held: Held, text: str, facts: TokenizerFacts) -> bool:
 
 
 def _walk(held: Held, facts: TokenizerFacts, rng: random.Random) -> str | None:
-    """A text of random tokens that the grammar allows, with more of those that end values; None if it did not end."""
+    """A text of random tokens that the grammar allows, with more of those that end values; None if
+    it did not end."""
     matcher, text = held.matcher.fork(), b""
     row = np.zeros_like(facts.eos_mask)
     try:

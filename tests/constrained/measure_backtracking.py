@@ -1,4 +1,5 @@
-"""How many answers that fail at first are found, by policy: the table of docs/internals/checked_spans.md.
+"""How many answers that fail at first are found, by policy: the table of
+docs/internals/checked_spans.md.
 
 python -m tests.constrained.measure_backtracking [answers per schema and mood] [policy ...] [--each]
 """
@@ -30,7 +31,8 @@ POLICIES: dict[str, tuple[Callable[[FailedSpan], BacktrackPoint | None], bool]] 
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """Of those that failed at first: the share found within 16 retries, and the mean number of retries these took."""
+    """Of those that failed at first: the share found within 16 retries, and the mean number of
+    retries these took."""
     tried = [o for o in outcomes if o.retries]
     found = [o.retries for o in tried if o.text is not None and not o.cut_off]
     mean = sum(found) / len(found) if found else float("nan")

@@ -25,7 +25,8 @@ NAMES = ["id", "name", "value", "kind", "a b", 'q"', "é", "x/y", "a.b"]
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """An object schema nine times of ten at the root; its values may be objects, lists, unions and the whole again."""
+    """An object schema nine times of ten at the root; its values may be objects, lists, unions and
+    the whole again."""
     kind = rng.random()
     if (depth and kind < 0.4) or depth > 2:
         scalars: list[dict[str, Any]] = [
@@ -214,7 +215,8 @@ def test_a_union_of_objects_that_share_a_key_keeps_all_its_branches() -> None:
 
 
 def test_branches_that_begin_alike_are_told_apart_by_what_follows() -> None:
-    """A name that one branch declares is additional in another; an object of one is any JSON in the other."""
+    """A name that one branch declares is additional in another; an object of one is any JSON in the
+    other."""
     declared = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}}, "required": ["b"], "additionalProperties": False}  # fmt: skip
     opened = {"type": "object", "properties": {"c": {"type": "integer"}}, "required": ["c"]}
     inner = {"type": "object", "properties": {"a": declared}, "required": ["a"], "additionalProperties": False}  # fmt: skip

@@ -1,4 +1,5 @@
-"""Where retries leave failed values, and that what failed does not come back in another spelling."""
+"""Where retries leave failed values, and that what failed does not come back in another
+spelling."""
 
 import json
 import re
@@ -111,7 +112,8 @@ TOKENS = ['"', "r", "re", "red", "ro", "o", "d", "e", "ed", "rose", "se", "s", "
 
 
 class Speller:
-    """A worker that writes one of some strings, token by token, and prefers tokens in the order given."""
+    """A worker that writes one of some strings, token by token, and prefers tokens in the order
+    given."""
 
     def __init__(self, options: list[str], preference: list[int]) -> None:
         self.options, self.preference = options, preference

@@ -1,4 +1,5 @@
-"""Answers with checks: what is returned is valid, what is told is never taken back, and stubborn models escape."""
+"""Answers with checks: what is returned is valid, what is told is never taken back, and stubborn
+models escape."""
 
 import json
 import random

@@ -43,7 +43,8 @@ SCHEMA = {
 
 @pytest.fixture
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finite-state machines are built in this process: a child is copied from it with torch and all."""
+    """Finite-state machines are built in this process: a child is copied from it with torch and
+    all."""
     monkeypatch.setattr(fsm_compiler, "_within_budget", lambda build: build())
 
 
@@ -298,7 +299,8 @@ CONTENTS: list[tuple[Format, list[str], list[str]]] = [
 def test_the_content_of_a_tag_is_held_to_its_constraint(
     kind: str, case: tuple[Format, list[str], list[str]]
 ) -> None:
-    """<tool_call> is text in some of the vocabularies, an added token or a control token in others."""
+    """<tool_call> is text in some of the vocabularies, an added token or a control token in
+    others."""
     content, good, bad = case
     facts = facts_of(kind)
     tag = Tag(begin="<tool_call>\n", content=content, end="\n</tool_call>")

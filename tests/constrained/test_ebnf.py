@@ -1,4 +1,5 @@
-"""EBNF grammars: the texts that they take, the sentences of their errors, and who may call their matchers."""
+"""EBNF grammars: the texts that they take, the sentences of their errors, and who may call their
+matchers."""
 
 import random
 import re
@@ -87,7 +88,8 @@ def test_what_is_no_ebnf_is_said(grammar: str, reason: str) -> None:
 
 
 def test_a_matcher_of_a_users_rules_takes_tokens_without_pythons_lock() -> None:
-    """Another thread goes on while the library works: it counts far more milliseconds than there are calls."""
+    """Another thread goes on while the library works: it counts far more milliseconds than there
+    are calls."""
     facts = facts_of("byte_level_json")
     grammar = 'root ::= s*\ns ::= s | "a" "a"* | ("a"? s{2,5} "a"*){2,50} | "a"+ s*'
     matcher = load_grammar(llguidance.compile_ebnf(grammar, facts), facts)

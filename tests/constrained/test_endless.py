@@ -1,4 +1,5 @@
-"""Grammars without a finite sentence are refused when they are compiled, for each kind and backend; large ones are not."""
+"""Grammars without a finite sentence are refused when they are compiled, for each kind and backend;
+large ones are not."""
 
 import json
 from typing import Any

@@ -350,7 +350,8 @@ SCHEMAS = st.recursive(LEAVES, _containers, max_leaves=6)
 
 
 def judged(schema: Any, values: list[Any]) -> Iterator[tuple[EnforcedSchema, Any, bool]]:
-    """The enforced schema, unless it is refused, with each value, and whether jsonschema says that it is valid."""
+    """The enforced schema, unless it is refused, with each value, and whether jsonschema says that
+    it is valid."""
     with suppress(CannotEnforce):
         made, oracle = enforce(schema), Draft202012Validator(schema)
         yield from ((made, value, oracle.is_valid(value)) for value in values)

@@ -199,7 +199,8 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_forced_tokens_are_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request must not hold up a step, whatever its grammar, also if it is one that a busy machine would refuse."""
+    """One request must not hold up a step, whatever its grammar, also if it is one that a busy
+    machine would refuse."""
     monkeypatch.setattr(llguidance, "_FIRST_STEP_S", 60.0)
     facts = facts_of("byte_level")
     matcher = load_grammar(ENDLESS[name](facts), facts)
@@ -280,7 +281,8 @@ def test_a_machine_for_another_vocabulary_is_refused() -> None:
 
 
 def as_ebnf(pattern: str) -> str:
-    """The finite languages' patterns, which have groups, alternations, counts and literals, as a rule."""
+    """The finite languages' patterns, which have groups, alternations, counts and literals, as a
+    rule."""
     tokens = re.findall(r"[()|]|\{\d,\d\}|(?:\\.|[^()|{\\])+", pattern)
     texts = [
         token

@@ -1,4 +1,5 @@
-"""Normalised schemas accept what the originals accept, in forms that need no check beside a grammar."""
+"""Normalised schemas accept what the originals accept, in forms that need no check beside a
+grammar."""
 
 import itertools
 import json

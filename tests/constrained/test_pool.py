@@ -1,4 +1,5 @@
-"""Compiling and validating in helper processes: results, sharing, and what hostile input can't do."""
+"""Compiling and validating in helper processes: results, sharing, and what hostile input can't
+do."""
 
 import asyncio
 import contextlib
@@ -315,7 +316,8 @@ HOSTILE: dict[str, Callable[[], Constraint]] = {
 def test_hostile_constraints_end_in_bounded_time_and_others_go_on(
     with_strict_pool: Callable[..., Any], name: str
 ) -> None:
-    """Compiled or refused; whichever, it is over by the time limit, and quick ones are served meanwhile."""
+    """Compiled or refused; whichever, it is over by the time limit, and quick ones are served
+    meanwhile."""
     constraint = HOSTILE[name]()
 
     async def body(pool: CompilePool) -> None:
@@ -375,7 +377,8 @@ def test_the_error_at_the_time_limit_names_the_slow_subschema(
 
 
 def test_the_tokenizer_is_read_when_a_constraint_needs_it(with_saved_tokens: Path) -> None:
-    """A schema is compiled without a tokenizer.json, a regular expression in a helper of which the zygote has read it."""
+    """A schema is compiled without a tokenizer.json, a regular expression in a helper of which the
+    zygote has read it."""
     away = with_saved_tokens.rename(with_saved_tokens.with_suffix(".away"))
     with running_pool(config_of(str(with_saved_tokens))) as in_pool:
 
@@ -491,7 +494,8 @@ def test_the_error_after_deaths_of_helpers_names_the_subschema(
 
 
 def test_quick_jobs_overtake_any_number_of_slow_ones(with_pool: Callable[..., Any]) -> None:
-    """Four jobs of 1.5 seconds on two helpers would take three; quick ones wait for none of them to end."""
+    """Four jobs of 1.5 seconds on two helpers would take three; quick ones wait for none of them to
+    end."""
 
     async def body(pool: CompilePool) -> None:
         await pool.compile(AnyJson())
@@ -693,7 +697,8 @@ def test_a_job_that_nobody_waits_for_costs_no_helper_while_there_is_patience(
 
 
 def _slow_schema(number: int, size: int = 300) -> str:
-    """A ring of requirements: of 60 it takes a second or more to be rewritten, of 300 more than anybody waits."""
+    """A ring of requirements: of 60 it takes a second or more to be rewritten, of 300 more than
+    anybody waits."""
     names = [f"p{number}_{i}" for i in range(size)]
     ring = {name: [names[(i + 1) % size]] for i, name in enumerate(names)}
     return json.dumps({"type": "object", "dependentRequired": ring})

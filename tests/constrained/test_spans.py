@@ -1,4 +1,5 @@
-"""Checked values are found where a slow reader of the whole text finds them, however the text is cut."""
+"""Checked values are found where a slow reader of the whole text finds them, however the text is
+cut."""
 
 import contextlib
 import itertools

@@ -1,4 +1,5 @@
-"""Each format of a structural tag accepts the texts of a regular expression of Python, and random answers are among them."""
+"""Each format of a structural tag accepts the texts of a regular expression of Python, and random
+answers are among them."""
 
 import functools
 import random

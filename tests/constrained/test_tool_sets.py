@@ -1,7 +1,9 @@
-"""The tools of real agents compile, each in time, and of a set only the schemas of new tools are normalised.
+"""The tools of real agents compile, each in time, and of a set only the schemas of new tools are
+normalised.
 
-tool_sets.json has the tools that programs from npm and PyPI sent or listed, by the package, its version and its license: names and JSON
-schemas, without the texts in them (descriptions, titles, examples, defaults).
+tool_sets.json has the tools that programs from npm and PyPI sent or listed, by the package, its
+version and its license: names and JSON schemas, without the texts in them (descriptions, titles,
+examples, defaults).
 """
 
 import asyncio

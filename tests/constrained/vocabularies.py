@@ -1,4 +1,5 @@
-"""Real tokenizers of each kind, with what grammars meet in them: added tokens, control tokens, padded ids."""
+"""Real tokenizers of each kind, with what grammars meet in them: added tokens, control tokens,
+padded ids."""
 
 import functools
 
@@ -18,7 +19,8 @@ JSON_TEXT = [
 
 
 def byte_level_json() -> Tokenizer:
-    """Byte-level BPE whose merges cross the borders of JSON's tokens; <tool_call> is an added, ordinary token."""
+    """Byte-level BPE whose merges cross the borders of JSON's tokens; <tool_call> is an added,
+    ordinary token."""
     special = ["<|end|>", "<|eot|>", "<|other|>"]
     tokenizer = train_byte_level(
         JSON_TEXT + TEXT, 500, special, use_regex=False, max_token_length=8

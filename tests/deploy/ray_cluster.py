@@ -18,7 +18,8 @@ OBJECT_STORE_BYTES = 100 << 20
 FASTEST = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 """Settings of Ray that docs/deploy.md recommends; those of the environment come first."""
 UNWATCHED = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-"""For a cluster of a minute: it ends without waiting for a load balancer, and reports nothing to Ray's makers."""
+"""For a cluster of a minute: it ends without waiting for a load balancer, and reports nothing to
+Ray's makers."""
 
 
 @dataclass

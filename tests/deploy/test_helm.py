@@ -1,4 +1,5 @@
-"""The Helm chart, rendered with many values: helm's linter, the schemas of Kubernetes, and what the pods promise.
+"""The Helm chart, rendered with many values: helm's linter, the schemas of Kubernetes, and what the
+pods promise.
 
 Skipped without helm and kubernetes-validate; ``make test-helm`` installs both.
 """

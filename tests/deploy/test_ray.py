@@ -1,4 +1,5 @@
-"""radixrt on a local Ray cluster of two node processes: the death of an engine's actor loses no answer.
+"""radixrt on a local Ray cluster of two node processes: the death of an engine's actor loses no
+answer.
 
 Skipped without Ray; ``make test-ray`` installs it.
 """

@@ -1,4 +1,5 @@
-"""Files, tests, links, flags, commands, targets and environment variables that the pages name exist."""
+"""Files, tests, links, flags, commands, targets and environment variables that the pages name
+exist."""
 
 import argparse
 import importlib.util
@@ -56,7 +57,8 @@ def looks_like_a_path(span: str) -> bool:
 
 @each_page
 def test_files_and_folders_that_are_named_exist(page: Path) -> None:
-    """As a path from the root, or as the end of one, as in ``scheduler/radix/node.py``; of a module also without ``.py``."""
+    """As a path from the root, or as the end of one, as in ``scheduler/radix/node.py``; of a module
+    also without ``.py``."""
     paths = [f"/{path}" for path in repository()]
     for span in spans(page):
         if looks_like_a_path(span) and span not in NOT_THERE:
@@ -121,7 +123,8 @@ def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def plain(command: str) -> list[str]:
-    """The words of a command without what stands in it for the reader: ``[…]`` is optional, ``a|b`` a choice."""
+    """The words of a command without what stands in it for the reader: ``[…]`` is optional, ``a|b``
+    a choice."""
     command = re.sub(r"\[[^]]*\]", "", command)
     command = re.sub(r"(\w)(\|\w+)+", r"\1", command.replace(" ...", "").replace("…", "..."))
     return shlex.split(command)
@@ -138,7 +141,8 @@ def test_radixrt_commands_are_understood(page: Path, capsys: pytest.CaptureFixtu
         try:
             _parser().parse_args(words)
         except SystemExit as exit:
-            # What is named without the file that it wants is no command, but has to be one's beginning.
+            # What is named without the file that it wants is no command, but has to be one's
+            # beginning.
             error = capsys.readouterr().err
             assert exit.code == 0 or "the following arguments are required" in error, (
                 f"{command}: {error}"

@@ -1,4 +1,5 @@
-"""The documentation stays one that a user can read: limits on words, on cells of tables, and on whom a page is for."""
+"""The documentation stays one that a user can read: limits on words, on cells of tables, and on
+whom a page is for."""
 
 import re
 from pathlib import Path

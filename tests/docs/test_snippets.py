@@ -52,7 +52,8 @@ def of_the_reader(url: str) -> dict[str, Any]:
 
 
 class SharedLLM:
-    """``LLM()`` of a page: an engine that is there already, with an empty cache. Closing it does nothing."""
+    """``LLM()`` of a page: an engine that is there already, with an empty cache. Closing it does
+    nothing."""
 
     engine: LLM
 
@@ -80,7 +81,8 @@ def test_programs_run_and_print_what_the_page_says(
     of_the_reader: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One after another. What a program prints stands behind its ``print``, or in the block below it.
+    """One after another. What a program prints stands behind its ``print``, or in the block below
+    it.
 
     The README's program starts an engine of its own.
     """
@@ -112,7 +114,8 @@ def requests_of(page: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("page", REQUESTS, ids=lambda page: page.name)
 def test_requests_are_answered_as_the_page_says(page: Path, url: str) -> None:
-    """With every field that the page shows. An id that a page shows cut short stands for that of the answer before."""
+    """With every field that the page shows. An id that a page shows cut short stands for that of
+    the answer before."""
     shown = list(requests_of(page))
     assert len(shown) == page.read_text().count("\ncurl ")
     id_before = ""

@@ -83,7 +83,8 @@ class InProcessEngine:
         *,
         speculation: bool = True,
     ) -> list[list[int]]:
-        """Answer prompts that arrive together. Settings and salts are those of all prompts, or one a prompt."""
+        """Answer prompts that arrive together. Settings and salts are those of all prompts, or one
+        a prompt."""
         return self._run(self._requests(prompts, sampling, salt, grammars, speculation))
 
     def pool(
@@ -208,7 +209,8 @@ class InProcessEngine:
         return [output.token_ids for output in every]
 
     def advance(self) -> list[TokenBatch]:
-        """Fill the pipeline, and let the worker take its next step, or bring back the last where nothing follows."""
+        """Fill the pipeline, and let the worker take its next step, or bring back the last where
+        nothing follows."""
         while self.scheduler.num_in_flight < 2 and (plan := self.scheduler.plan()) is not None:
             self._sent.append(plan)
         results = self.runner.step(self._sent.popleft()) if self._sent else self.runner.collect()

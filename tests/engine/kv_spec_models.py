@@ -1,4 +1,5 @@
-"""Models whose layers keep other things than keys and values of one width, and their tokens by plain PyTorch without a cache."""
+"""Models whose layers keep other things than keys and values of one width, and their tokens by
+plain PyTorch without a cache."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from tests.checkpoints import _COMMON
 HEADS, KV_HEADS = 4, 2
 V_HEAD_DIM = 12
 NOPE_DIM, ROPE_DIM, LATENT_DIM = 16, 8, 24
-"""Of latent attention: features of a head's query and key that are not rotated, rotated ones, and the latent's."""
+"""Of latent attention: features of a head's query and key that are not rotated, rotated ones, and
+the latent's."""
 THETA = 10000.0
 
 
@@ -59,7 +61,8 @@ class UnequalAttention(AttentionBlock):
 
 
 class LatentAttention(AttentionBlock):
-    """Multi-head latent attention (DeepSeek-V2) with its projections absorbed: all heads attend over one cached vector."""
+    """Multi-head latent attention (DeepSeek-V2) with its projections absorbed: all heads attend
+    over one cached vector."""
 
     def __init__(
         self, config: Any, index: int, rotary: RotaryEmbedding, tp: TensorParallel
@@ -140,7 +143,8 @@ def save_config(architecture: str, folder: Path) -> Path:
 
 
 def greedy_tokens(model: CausalLM, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens of ``model``, whose weights are not packed: in float64, the whole sequence anew for each token."""
+    """Greedy tokens of ``model``, whose weights are not packed: in float64, the whole sequence anew
+    for each token."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(_last_logits(model, tokens).argmax()))
@@ -195,7 +199,8 @@ def _attention(block: AttentionBlock, hidden: Tensor) -> Tensor:
 
 
 def _rotated(heads: Tensor) -> Tensor:
-    """[tokens, heads, features], each pair (i, i + features / 2) turned by position * THETA ** (-2 i / features)."""
+    """[tokens, heads, features], each pair (i, i + features / 2) turned by position * THETA ** (-2
+    i / features)."""
     half = heads.shape[-1] // 2
     turns = THETA ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.outer(torch.arange(len(heads), dtype=torch.float64), turns).unsqueeze(1)

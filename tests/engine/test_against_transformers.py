@@ -1,4 +1,5 @@
-"""Greedy tokens of the engine equal those of transformers, whatever the cache, the chunks and the batch."""
+"""Greedy tokens of the engine equal those of transformers, whatever the cache, the chunks and the
+batch."""
 
 import random
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from tests.checkpoints import CONFIGS
 from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 
-# transformers changes phi3's rope factors in the middle of an answer, and with them the keys it has cached;
-# radixrt decides once (see layers/rotary.py), and tests/models holds the long factors to transformers.
-# Families that compute each token as others do, but for factors, biases and norms, are left to tests/models too.
+# transformers changes phi3's rope factors in the middle of an answer, and with them the keys it has
+# cached; radixrt decides once (see layers/rotary.py), and tests/models holds the long factors to
+# transformers. Families that compute each token as others do, but for factors, biases and norms,
+# are left to tests/models too.
 ELSEWHERE = {
     "phi3_long",
     *("olmo2", "granite", "seed_oss", "ernie4_5", "exaone4", "hunyuan", "minimax_m2", "gemma4_moe"),
@@ -28,7 +30,8 @@ PAGE_CHUNK_AND_BACKEND = [
     (16, 1, "auto"),
     (3, 512, "torch_reference"),
 ]
-"""An architecture gets the first two or the last two: of the windows, the mixtures and the scaled positions some get each."""
+"""An architecture gets the first two or the last two: of the windows, the mixtures and the scaled
+positions some get each."""
 
 
 def make_prompts(seed: int = 0) -> list[list[int]]:
@@ -44,9 +47,11 @@ Oracle = Callable[[str, list[int]], list[int]]
 
 @pytest.fixture(scope="module")
 def transformers_greedy(checkpoint: Callable[[str], Path]) -> Oracle:
-    """The 64 tokens of which each is transformers' most likely one behind those before it, remembered.
+    """The 64 tokens of which each is transformers' most likely one behind those before it,
+    remembered.
 
-    An engine proposes them and one forward pass of transformers checks them all: its ``generate`` would take 64.
+    An engine proposes them and one forward pass of transformers checks them all: its ``generate``
+    would take 64.
     """
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,5 @@
-"""The built-in model: whatever clients say of the cache, the answers are those of an engine without one."""
+"""The built-in model: whatever clients say of the cache, the answers are those of an engine without
+one."""
 
 import random
 from pathlib import Path

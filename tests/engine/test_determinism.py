@@ -1,8 +1,9 @@
-"""An answer depends on its request alone: tokens and log-probabilities have the same bits whatever the cache, the chunks, the
-batch and the threads are.
+"""An answer depends on its request alone: tokens and log-probabilities have the same bits whatever
+the cache, the chunks, the batch and the threads are.
 
-``make test`` takes 20 prompts and two families. With ``RADIXRT_DETERMINISM=60`` (``make determinism``) it is 60 documents with five prompts
-each, and every family, in every dtype, in int8 and int4, and with a KV cache in int8.
+``make test`` takes 20 prompts and two families. With ``RADIXRT_DETERMINISM=60`` (``make
+determinism``) it is 60 documents with five prompts each, and every family, in every dtype, in int8
+and int4, and with a KV cache in int8.
 """
 
 import os
@@ -89,8 +90,8 @@ class Answer:
 
 
 def make_requests() -> list[Request]:
-    """Several questions on each document; some documents are longer than the longest chunk. Half of the answers are
-    greedy, half are sampled at temperature 1."""
+    """Several questions on each document; some documents are longer than the longest chunk. Half of
+    the answers are greedy, half are sampled at temperature 1."""
     rng = random.Random(0)
 
     def tokens(low: int, high: int) -> list[int]:

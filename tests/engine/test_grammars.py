@@ -1,4 +1,5 @@
-"""Constrained answers through the real scheduler and worker: masks, forced tokens, retraction, exclusions."""
+"""Constrained answers through the real scheduler and worker: masks, forced tokens, retraction,
+exclusions."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""Models with unequal keys and values, one latent a layer, or each layer's own: the same tokens as without a cache."""
+"""Models with unequal keys and values, one latent a layer, or each layer's own: the same tokens as
+without a cache."""
 
 import logging
 import math

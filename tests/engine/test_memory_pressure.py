@@ -1,4 +1,5 @@
-"""The built-in model in a pool for hardly more than one request, with forks and clients that leave: answers stay the same."""
+"""The built-in model in a pool for hardly more than one request, with forks and clients that leave:
+answers stay the same."""
 
 import random
 from collections import deque

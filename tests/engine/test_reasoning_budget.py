@@ -1,4 +1,5 @@
-"""``max_reasoning_tokens`` through the real scheduler and worker: the reasoning is closed in time, and nothing else changes."""
+"""``max_reasoning_tokens`` through the real scheduler and worker: the reasoning is closed in time,
+and nothing else changes."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""``allowed_token_ids`` and ``bad_words`` through the real scheduler and worker, against brute force."""
+"""``allowed_token_ids`` and ``bad_words`` through the real scheduler and worker, against brute
+force."""
 
 import json
 import random
@@ -57,7 +58,8 @@ def may_come(token: int, answer: Sequence[int], params: SamplingParams) -> bool:
 
 
 def restricted(free: list[int], seed: int, *, max_tokens: int = 40) -> SamplingParams:
-    """Forbid sequences of one to four tokens of a free answer, and every second one allow only half of the tokens."""
+    """Forbid sequences of one to four tokens of a free answer, and every second one allow only half
+    of the tokens."""
     rng = random.Random(seed)
     starts = [rng.randrange(len(free) - 4) for _ in range(6)]
     sequences = [tuple(free[at : at + 1 + index % 4]) for index, at in enumerate(starts)]

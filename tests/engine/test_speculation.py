@@ -1,4 +1,5 @@
-"""Answers with drafts are those without, token for token, and nothing that was rejected stays anywhere."""
+"""Answers with drafts are those without, token for token, and nothing that was rejected stays
+anywhere."""
 
 import json
 import os
@@ -48,7 +49,8 @@ class Asked:
 
 
 def twenty_requests(rng: random.Random) -> list[Asked]:
-    """Of every kind of sampling, several on one document, which repeats itself; some are constrained."""
+    """Of every kind of sampling, several on one document, which repeats itself; some are
+    constrained."""
     phrase = [rng.randrange(3, 380) for _ in range(12)]
     document = [*phrase, rng.randrange(3, 380), *phrase, *phrase[:5]]
     kinds: list[dict[str, object]] = [
@@ -88,7 +90,8 @@ def twenty_requests(rng: random.Random) -> list[Asked]:
 def answers(
     engine: InProcessEngine, asked: list[Asked], grammar: Grammar
 ) -> tuple[list[list[int]], list[list[tuple[bytes, list[float]]]]]:
-    """Each request twice, so that the second time finds how the first went on. Tokens, and log-probabilities."""
+    """Each request twice, so that the second time finds how the first went on. Tokens, and
+    log-probabilities."""
     tokens, logprobs = [], []
     for _ in range(2):
         use = engine.use(grammar)
@@ -155,7 +158,8 @@ def test_a_request_that_is_repeated_takes_few_steps(model_dir: Path) -> None:
 
 
 def test_no_draft_comes_from_another_salt(model_dir: Path) -> None:
-    """A request under one salt, twice: then its text is drafted. The same under another salt: nothing of it is."""
+    """A request under one salt, twice: then its text is drafted. The same under another salt:
+    nothing of it is."""
     engine = InProcessEngine(model_dir, speculation="auto")
     prompt = list(range(5, 30))
     sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=60, ignore_eos=True)

@@ -1,7 +1,9 @@
-"""The oracle on a GPU: every architecture in bfloat16, through the whole worker, beside transformers in float32.
+"""The oracle on a GPU: every architecture in bfloat16, through the whole worker, beside
+transformers in float32.
 
-Two computations in bfloat16 differ, so each is held against float32: ours may be off by no more than twice
-what transformers' own bfloat16 is off, and every greedy token has to be the reference's best but for that.
+Two computations in bfloat16 differ, so each is held against float32: ours may be off by no more
+than twice what transformers' own bfloat16 is off, and every greedy token has to be the reference's
+best but for that.
 """
 
 import random
@@ -49,7 +51,8 @@ PROMPTS = [
 def reference_logprobs(
     folder: Path, tokens: list[list[int]], dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """Log-probabilities [len(tokens) - 1, vocab] of what follows each token, by transformers on the GPU."""
+    """Log-probabilities [len(tokens) - 1, vocab] of what follows each token, by transformers on the
+    GPU."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -25,7 +25,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def body(index: int) -> dict[str, Any]:
-    """Prompts that share a beginning, of many lengths, greedy and sampled, some held to a schema."""
+    """Prompts that share a beginning, of many lengths, greedy and sampled, some held to a
+    schema."""
     sampling: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1.0, "seed": index},
@@ -63,7 +64,8 @@ def test_every_answer_has_its_length_and_no_page_is_lost(url: str) -> None:
 
 
 def test_a_seed_gives_one_answer_alone_and_among_others(url: str) -> None:
-    """But for tokens that tie within the rounding of logits, which depends on the size of a batch."""
+    """But for tokens that tie within the rounding of logits, which depends on the size of a
+    batch."""
     seed = 1
     request = {**body(seed), "max_tokens": 8, "logprobs": 0, "return_token_ids": True}
     assert request["temperature"] == 1.0 and request["seed"] == seed

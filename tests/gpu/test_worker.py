@@ -1,4 +1,5 @@
-"""The worker on a GPU: overlapping steps, graphs, cascades and memory, through the real scheduler."""
+"""The worker on a GPU: overlapping steps, graphs, cascades and memory, through the real
+scheduler."""
 
 import json
 import random
@@ -158,7 +159,8 @@ def test_other_models_take_a_step_that_samples_nothing(
 
 
 def test_a_steady_decode_step_never_synchronizes(model_dir: Path, device: CudaDevice) -> None:
-    """torch raises where it would wait for the device; waiting for a step's tokens is an event, and allowed."""
+    """torch raises where it would wait for the device; waiting for a step's tokens is an event, and
+    allowed."""
     engine = on_gpu(model_dir, device)
     asked = SamplingParams(temperature=0.7, top_p=0.9, seed=1, max_tokens=200, ignore_eos=True)
     engine.generate(random_prompts(), asked)  # kernels are loaded

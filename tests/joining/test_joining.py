@@ -68,7 +68,7 @@ class Ingress:
         channels.tokenizer_file.write_bytes(TOKENIZER)
         self.supervisor = Told()
         self.port = JoinPort(
-            address, JoinKeys.of(TOKEN), channels, self.supervisor, num_local, model
+            address, JoinKeys.derive(TOKEN), channels, self.supervisor, num_local, model
         )
         self.address = self.port._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.engines: list[JoinedEngine] = []
@@ -177,9 +177,10 @@ def test_messages_pass_in_both_directions_and_none_can_be_read_on_the_way(folder
 
 
 def test_only_holders_of_the_token_are_let_in(folders) -> None:
-    """A wrong token, the ingress's key alone, also before the ingress checks keys, and a connection without keys."""
-    keys = JoinKeys.of(TOKEN)
-    stranger = JoinKeys(keys.ingress, KeyPair.of(OTHER_TOKEN, b"radixrt engine"))
+    """A wrong token, the ingress's key alone, also before the ingress checks keys, and a connection
+    without keys."""
+    keys = JoinKeys.derive(TOKEN)
+    stranger = JoinKeys(keys.ingress, KeyPair.derive(OTHER_TOKEN, b"radixrt engine"))
     frame = msgspec.msgpack.encode(Join(version=__version__, model="m", info=engine_info()))
     strangers: list[zmq.Socket] = []
 

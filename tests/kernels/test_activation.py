@@ -1,4 +1,5 @@
-"""Gated activations and the soft cap are what torch computes, for every size and instruction set."""
+"""Gated activations and the soft cap are what torch computes, for every size and instruction
+set."""
 
 import pytest
 import torch
@@ -34,7 +35,8 @@ def test_extremes_stay_what_they_are(isa: str) -> None:
 
 
 def test_half_precision_rounds_as_torch_does(isa: str) -> None:
-    """gelu of a large number is that number, so gelu(64) / 64 * x is a conversion there and back."""
+    """gelu of a large number is that number, so gelu(64) / 64 * x is a conversion there and
+    back."""
     for dtype in (torch.bfloat16, torch.float16):
         bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
         values = bits.view(dtype)

@@ -1,4 +1,5 @@
-"""AMX's tiles, real or emulated: sums in the manual's order, in whatever thread, and only where they are right."""
+"""AMX's tiles, real or emulated: sums in the manual's order, in whatever thread, and only where
+they are right."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,11 @@ tiles = pytest.mark.parametrize(
 
 
 def sums_as_in_the_manual(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Per 32 columns even and odd products apart, then both, then all so far: [tokens, columns], [rows, columns] -> [tokens, rows]
+    """Per 32 columns even and odd products apart, then both, then all so far: [tokens, columns],
+    [rows, columns] -> [tokens, rows]
 
-    A product of two bfloat16 has 16 bits, so float32 holds it and a sum rounds once, as a fused multiply-add does.
+    A product of two bfloat16 has 16 bits, so float32 holds it and a sum rounds once, as a fused
+    multiply-add does.
     """
     sums = torch.zeros(hidden.shape[0], weight.shape[0])
     for begin in range(0, hidden.shape[1], 32):
@@ -51,7 +54,8 @@ def test_sums_are_bit_for_bit_what_the_manual_says(isa: str, tokens: int) -> Non
 
 @tiles
 def test_every_thread_shapes_its_own_tiles(isa: str) -> None:
-    """Whatever the pool's size, and also in a caller beside the pool; kinds take turns in one thread."""
+    """Whatever the pool's size, and also in a caller beside the pool; kinds take turns in one
+    thread."""
     native = radixrt_kernels.native
     assert native is not None
     hidden, weight = torch.randn(70, 200).bfloat16(), torch.randn(1000, 200).bfloat16()

@@ -1,4 +1,5 @@
-"""Paged attention is its definition: for every layout of a step, head dimension, dtype and instruction set."""
+"""Paged attention is its definition: for every layout of a step, head dimension, dtype and
+instruction set."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -140,7 +141,8 @@ Run = tuple[int, int, int]
 
 
 def part_of(whole: Step, runs: list[Run], shared: list[tuple[int, int]] | None = None) -> Step:
-    """A step that computes some runs of a step of whole sequences, whose keys and values lie in the cache already.
+    """A step that computes some runs of a step of whole sequences, whose keys and values lie in the
+    cache already.
 
     Args:
         shared: (members, pages) of each group of neighbouring runs.
@@ -252,7 +254,8 @@ def test_no_bit_depends_on_pages_that_are_read_once(
 def test_a_sink_is_one_more_score_without_a_value(
     isa: str, dtype: torch.dtype, window: int | None
 ) -> None:
-    """In every division of the keys alike; one that is far above all keys leaves nothing, one of minus infinity changes no bit."""
+    """In every division of the keys alike; one that is far above all keys leaves nothing, one of
+    minus infinity changes no bit."""
     spec = AttentionSpec(6, 2, 64, 0.125, window)
     whole = make_step([(length, length) for length in LENGTHS], 5, spec, dtype)
     plain = whole.attend(spec, "cpu")
@@ -288,7 +291,8 @@ CODED_SHAPES = [
     ((8, 8), 80, None, 2.0),
     ((9, 1), 130, None, 2.0),
 ]
-"""With more than four heads to a KV head, some instruction sets multiply codes without decoding them."""
+"""With more than four heads to a KV head, some instruction sets multiply codes without decoding
+them."""
 
 
 @pytest.mark.parametrize("dtype", list(ATOL), ids=str)
@@ -302,8 +306,8 @@ def test_coded_keys_and_values(
     window: int | None,
     soft_cap: float | None,
 ) -> None:
-    """Attention over them is its definition, and near that over the keys and values themselves, also where one feature is
-    large. No bit of a row depends on its step."""
+    """Attention over them is its definition, and near that over the keys and values themselves,
+    also where one feature is large. No bit of a row depends on its step."""
     spec = AttentionSpec(*heads, head_dim, head_dim**-0.5, window, soft_cap)
     plain = make_step([(length, length) for length in LENGTHS], 5, spec, dtype)
     plain.key[..., 3] *= 20
@@ -361,7 +365,8 @@ def test_another_cut_changes_bits(monkeypatch: pytest.MonkeyPatch, threads: int)
 
 
 def sharing(step: Step, members: int, num_pages: int) -> Step:
-    """The first ``members`` sequences get the first sequence's first pages, and what lies in them."""
+    """The first ``members`` sequences get the first sequence's first pages, and what lies in
+    them."""
     m = step.metadata
     pages = m.kv_indices.clone()
     starts = m.kv_indptr_cpu.tolist()
@@ -395,7 +400,8 @@ def test_many_members_of_a_group_are_the_definition(threads: int) -> None:
 
 
 def test_a_page_that_is_said_to_be_shared_is_read_once() -> None:
-    """Members whose own copies differ from the first one's would show it; the plan refuses to be lied to."""
+    """Members whose own copies differ from the first one's would show it; the plan refuses to be
+    lied to."""
     spec = AttentionSpec(2, 1, 8, 0.3)
     step = make_step([(1, 64), (1, 64)], 16, spec, torch.float32)
     groups = PrefixGroups(np.array([0, 2], np.int32), np.array([3], np.int32))

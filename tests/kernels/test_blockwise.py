@@ -1,4 +1,5 @@
-"""Packed GGUF blocks are gguf's weights bit for bit, and multiply as decoding and multiplying do, on every instruction set."""
+"""Packed GGUF blocks are gguf's weights bit for bit, and multiply as decoding and multiplying do,
+on every instruction set."""
 
 from typing import Any
 
@@ -18,13 +19,15 @@ HALVES = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2],
 KINDS = list(HALVES)
 
 SHAPES = [(1, 256), (16, 512), (33, 768), (70, 2304), (130, 256)]
-"""Rows and columns: partial panels, single ones and four together; more blocks than are unpacked at once."""
+"""Rows and columns: partial panels, single ones and four together; more blocks than are unpacked at
+once."""
 SMALL_SHAPES = [(5, 32), (17, 160), (64, 640), (81, 288)]
 """Of kinds with blocks of 32: rows that are no multiple of 256."""
 
 
 def random_blocks(kind: str, rows: int, columns: int, largest: float = 1.0) -> torch.Tensor:
-    """Rows of blocks of random bytes, with scales up to ``largest``: uint8 [rows, bytes of a row]."""
+    """Rows of blocks of random bytes, with scales up to ``largest``: uint8 [rows, bytes of a
+    row]."""
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = torch.randint(0, 256, (rows, columns // block, size), dtype=torch.uint8)
     for at in HALVES[kind]:

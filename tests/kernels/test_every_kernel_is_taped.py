@@ -1,4 +1,5 @@
-"""A kernel that a tape did not hear of would be missing from every replay: layers and attention leave none out."""
+"""A kernel that a tape did not hear of would be missing from every replay: layers and attention
+leave none out."""
 
 from collections.abc import Callable
 

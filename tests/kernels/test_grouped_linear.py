@@ -1,4 +1,5 @@
-"""Rows that each have a matrix of their own are multiplied as if it were the only one, whatever the groups."""
+"""Rows that each have a matrix of their own are multiplied as if it were the only one, whatever the
+groups."""
 
 from typing import Any
 
@@ -162,7 +163,8 @@ def test_a_stack_of_packed_matrices_is_each_of_them_packed() -> None:
 
 
 def arguments(**changes: Any) -> dict[str, Any]:
-    """Of a call that is in order but for ``changes``: three matrices of 33 by 20, five rows of two tokens."""
+    """Of a call that is in order but for ``changes``: three matrices of 33 by 20, five rows of two
+    tokens."""
     return {
         "hidden": torch.zeros(2, 20),
         "tokens": torch.tensor([0, 1, 1, 0, 1], dtype=torch.int32),

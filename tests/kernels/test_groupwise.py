@@ -1,4 +1,5 @@
-"""Linear layers of codes are what decoding and multiplying give, for every shape, group, dtype and instruction set."""
+"""Linear layers of codes are what decoding and multiplying give, for every shape, group, dtype and
+instruction set."""
 
 from typing import Any
 
@@ -22,7 +23,8 @@ SHAPES = [
     (130, 136, 8),
     (20, 100, 96),
 ]
-"""Rows, columns and group size: whole rows, groups of one and of several chunks, a short last group."""
+"""Rows, columns and group size: whole rows, groups of one and of several chunks, a short last
+group."""
 
 
 def random_matrix(rows: int, columns: int, bits: int, group_size: int) -> groupwise.PackedCodes:

@@ -1,4 +1,5 @@
-"""Linear layers of packed matrices are what torch computes, for every shape, dtype and instruction set."""
+"""Linear layers of packed matrices are what torch computes, for every shape, dtype and instruction
+set."""
 
 import pytest
 import torch

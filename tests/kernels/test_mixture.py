@@ -1,5 +1,5 @@
-"""Choosing experts, sorting by expert and summing up are what full sorts and exact sums give, for every shape, dtype and
-instruction set."""
+"""Choosing experts, sorting by expert and summing up are what full sorts and exact sums give, for
+every shape, dtype and instruction set."""
 
 import pytest
 import torch

@@ -7,7 +7,8 @@ from radixrt_kernels import norm
 from radixrt_kernels.reference.norm import rms_norm
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
-"""Two units in the last place: another order of summation may round another way, before the weight and after."""
+"""Two units in the last place: another order of summation may round another way, before the weight
+and after."""
 
 
 @pytest.mark.parametrize("unit_offset", [False, True])

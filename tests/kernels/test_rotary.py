@@ -1,4 +1,5 @@
-"""Rotation by position is the multiplication of complex numbers, for whole heads and parts of them."""
+"""Rotation by position is the multiplication of complex numbers, for whole heads and parts of
+them."""
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ def test_heads_are_turned_in_place(
         expected = [rotated(states, positions, cos_sin) for states in (query, key)]
         untouched = value.clone()
         rotate_(positions, query, key, cos_sin)
-        # A turned value is a difference of two products: where they cancel, its error is relative to the products.
+        # A turned value is a difference of two products: where they cancel, its error is relative
+        # to the products.
         for states, right in zip((query, key), expected, strict=True):
             torch.testing.assert_close(
                 states, right, rtol=TOLERANCES[dtype], atol=max(ROUNDING, 1e-2 * TOLERANCES[dtype])

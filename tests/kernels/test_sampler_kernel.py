@@ -1,4 +1,5 @@
-"""The native sampler takes the tokens that the reference sampler takes, draw for draw, and normalizes as torch does."""
+"""The native sampler takes the tokens that the reference sampler takes, draw for draw, and
+normalizes as torch does."""
 
 import functools
 import math
@@ -94,7 +95,8 @@ EVERY_SETTING = [
 def problem_of(
     vocab: int, shape: str, share: float | None
 ) -> tuple[torch.Tensor, TokenMask | None, np.ndarray]:
-    """Logits and mask for every setting, and the reference's tokens: the same for each instruction set."""
+    """Logits and mask for every setting, and the reference's tokens: the same for each instruction
+    set."""
     logits = random_logits(len(EVERY_SETTING), vocab, shape, seed=vocab)
     mask = None if share is None else random_mask(len(EVERY_SETTING), vocab, share)
     return logits, mask, tokens(EVERY_SETTING, logits, mask, native=False)

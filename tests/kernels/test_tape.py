@@ -1,4 +1,5 @@
-"""A tape repeats what was traced, for any number of rows, in memory that is shared by what does not live at the same time."""
+"""A tape repeats what was traced, for any number of rows, in memory that is shared by what does not
+live at the same time."""
 
 import threading
 from collections.abc import Callable

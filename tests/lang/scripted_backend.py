@@ -1,4 +1,5 @@
-"""A backend whose answers are known: it says what a function of the prompt says, when the test lets it."""
+"""A backend whose answers are known: it says what a function of the prompt says, when the test lets
+it."""
 
 import asyncio
 import threading
@@ -23,7 +24,8 @@ def last_words(prompt: Prompt) -> str:
 
 
 class ScriptedBackend:
-    """Answers ``answer(prompt)`` in pieces of one character. What it was asked is in :attr:`calls`."""
+    """Answers ``answer(prompt)`` in pieces of one character. What it was asked is in
+    :attr:`calls`."""
 
     name = "The scripted backend"
 

@@ -1,4 +1,5 @@
-"""Many runs side by side: in order, apart from each other, and those that begin alike one after another."""
+"""Many runs side by side: in order, apart from each other, and those that begin alike one after
+another."""
 
 import asyncio
 import itertools
@@ -168,7 +169,8 @@ def twice(s: rl.State, word: str) -> None:
 
 
 def most_running(program: rl.Function, cache_tokens: int | None, words: list[str]) -> int:
-    """The highest number of calls under way at a time, of a batch whose cache holds so many tokens."""
+    """The highest number of calls under way at a time, of a batch whose cache holds so many
+    tokens."""
     backend = ScriptedBackend()
     backend.capacity = cache_tokens
     program.run_batch([{"word": word} for word in words], backend=backend, progress=False)

@@ -61,7 +61,8 @@ orders = st.permutations(range(NUM_PASSAGES)).flatmap(
 def test_no_order_within_the_limit_has_more_cached(
     cached: list[list[int]], max_shift: int | None, size: int
 ) -> None:
-    """Against all orders, by brute force. Of those that are equal, the one nearest to the ranks is taken."""
+    """Against all orders, by brute force. Of those that are equal, the one nearest to the ranks is
+    taken."""
     texts = passages([size] * NUM_PASSAGES)
     cache = Cache([joined(texts, order) for order in cached])
     allowed = [

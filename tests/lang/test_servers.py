@@ -1,4 +1,5 @@
-"""Programs against a real server, an engine in this process, and what OpenAI's API leaves of them."""
+"""Programs against a real server, an engine in this process, and what OpenAI's API leaves of
+them."""
 
 import dataclasses
 import enum

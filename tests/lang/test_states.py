@@ -1,4 +1,5 @@
-"""What a program may rely on, whatever answers it: order, isolation, laziness, errors with their lines."""
+"""What a program may rely on, whatever answers it: order, isolation, laziness, errors with their
+lines."""
 
 import asyncio
 import dataclasses

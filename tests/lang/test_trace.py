@@ -1,4 +1,5 @@
-"""A trace shows every call, tool and wait of a program: as text, and as valid Chrome trace events."""
+"""A trace shows every call, tool and wait of a program: as text, and as valid Chrome trace
+events."""
 
 import itertools
 import json
@@ -44,7 +45,8 @@ def events_of(trace: rl.Trace) -> list[Event]:
 
 
 def check(events: list[Event]) -> None:
-    """Required fields by phase type; slices of a thread nest; both ends of each arrow lie in slices."""
+    """Required fields by phase type; slices of a thread nest; both ends of each arrow lie in
+    slices."""
     fields = {
         "M": {"args"},
         "X": {"dur", "cat", "args"},

@@ -1,4 +1,5 @@
-"""Writes tiny checkpoints as GGUF files, with llama.cpp's names and layouts by the package ``gguf``."""
+"""Writes tiny checkpoints as GGUF files, with llama.cpp's names and layouts by the package
+``gguf``."""
 
 import json
 import math
@@ -43,8 +44,8 @@ def write_gguf(
     """Write a checkpoint of transformers as a GGUF file and return its path.
 
     Args:
-        kind: of the matrices, or a function of a matrix's name in the checkpoint. Those that the package cannot quantize to
-            get random blocks, with weights of about the same size.
+        kind: of the matrices, or a function of a matrix's name in the checkpoint. Those that the
+            package cannot quantize to get random blocks, with weights of about the same size.
         part: index and number of the files; each gets every second tensor, or third, ...
         metadata: further keys of the tokenizer, such as ``pre``.
     """
@@ -81,7 +82,8 @@ def write_gguf(
 
 
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as llama.cpp's converter takes them: those of all experts in one, and each bias with a suffix."""
+    """The tensors as llama.cpp's converter takes them: those of all experts in one, and each bias
+    with a suffix."""
     stacks: dict[str, list[torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if "_vision." in name or "vision_tower." in name:
@@ -293,7 +295,8 @@ def _add_byte_level_tokenizer(writer: gguf.GGUFWriter, folder: Path, **metadata:
 
 
 def write_sentencepiece(folder: Path, path: Path, **metadata: Any) -> Path:
-    """Write a file without tensors: the tables of a SentencePiece-like tokenizer, scores falling with the ids."""
+    """Write a file without tensors: the tables of a SentencePiece-like tokenizer, scores falling
+    with the ids."""
     writer = gguf.GGUFWriter(path, "llama")
     count = _add_tokens(writer, "llama", folder, **metadata)
     writer.add_token_scores([-float(i) for i in range(count)])

@@ -70,7 +70,8 @@ class Harness:
         )
 
     def step(self, work: list[tuple[Sequence, list[int]]]) -> list[torch.Tensor]:
-        """Append tokens to sequences in one flat batch; each sequence's logits [new tokens, vocab_size]."""
+        """Append tokens to sequences in one flat batch; each sequence's logits [new tokens,
+        vocab_size]."""
         hidden = self.hidden(work)
         return list(self.model.logits(hidden).split([len(tokens) for _, tokens in work]))
 

@@ -1,5 +1,5 @@
-"""Quantized checkpoints of random codes, written by loops over the formats' own definitions, and the plain checkpoint
-that means the same."""
+"""Quantized checkpoints of random codes, written by loops over the formats' own definitions, and
+the plain checkpoint that means the same."""
 
 import json
 import shutil
@@ -71,7 +71,8 @@ def quantize_checkpoint(plain: Path, folder: Path, layout: Layout) -> tuple[Path
 def random_layer(
     shape: tuple[int, int], layout: Layout, random: np.random.Generator
 ) -> tuple[dict[str, NDArray], NDArray]:
-    """The tensors of one layer of (outputs, inputs), and the float32 weight [outputs, inputs] they stand for."""
+    """The tensors of one layer of (outputs, inputs), and the float32 weight [outputs, inputs] they
+    stand for."""
     outputs, inputs = shape
     size = inputs if layout.group_size == -1 else layout.group_size
     groups = -(-inputs // size)

@@ -1,4 +1,5 @@
-"""8-bit floats: checkpoints that have them, plain ones rounded to them, and the product that a GPU computes."""
+"""8-bit floats: checkpoints that have them, plain ones rounded to them, and the product that a GPU
+computes."""
 
 import json
 import shutil
@@ -128,7 +129,8 @@ def test_rounding_a_plain_checkpoint_changes_little(
 
 
 def test_a_product_is_off_by_what_three_bits_of_mantissa_cost() -> None:
-    """A number is off by 2**-4 at most, by 2.6 % on average (in squares), and so are both sides of a product."""
+    """A number is off by 2**-4 at most, by 2.6 % on average (in squares), and so are both sides of
+    a product."""
     generator = torch.Generator().manual_seed(0)
     weight, hidden = (torch.randn(n, 256, generator=generator) for n in (64, 32))
     matrix = Fp8Matrix(64, 256, ROUNDINGS["fp8"])

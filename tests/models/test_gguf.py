@@ -1,4 +1,5 @@
-"""GGUF files give the logits of the same weights in safetensors, and the tokens of the tokenizer they were written from."""
+"""GGUF files give the logits of the same weights in safetensors, and the tokens of the tokenizer
+they were written from."""
 
 import json
 import math
@@ -70,7 +71,8 @@ OLMO_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
-    # llama.cpp keeps no window for Mistral and Qwen 2; the converter rounds Llama 3's and LongRoPE's factors to float32
+    # llama.cpp keeps no window for Mistral and Qwen 2; the converter rounds Llama 3's and
+    # LongRoPE's factors to float32
     "llama": ("llama", {}, 1e-5),
     "llama_biased_tied": ("llama_biased_tied", {}, 0),
     "mistral": ("mistral", {"sliding_window": None}, 0),
@@ -100,7 +102,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "minimax_m2": ("minimax_m2", {}, 0),
     "gpt_oss": ("gpt_oss", {}, 0),
 }
-"""Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of a logit."""
+"""Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of
+a logit."""
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +194,8 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
         lambda name: gguf.GGMLQuantizationType.Q8_0,
     ),
 }
-"""Architecture, overrides of its config, and the kind of each matrix. Rows are of 64 or 256, and of 96 or 512 in down_proj."""
+"""Architecture, overrides of its config, and the kind of each matrix. Rows are of 64 or 256, and of
+96 or 512 in down_proj."""
 
 
 def block_matrices(model: torch.nn.Module) -> dict[str, BlockMatrix]:

@@ -1,4 +1,5 @@
-"""GGUF files of the hub: ``hf:USER/REPO:QUANTIZATION`` is downloaded, found again without the hub, and listed."""
+"""GGUF files of the hub: ``hf:USER/REPO:QUANTIZATION`` is downloaded, found again without the hub,
+and listed."""
 
 import os
 import subprocess
@@ -79,7 +80,8 @@ def test_one_file_is_downloaded_and_found_again_without_the_hub(
 def test_a_new_version_is_downloaded_and_the_old_one_serves_without_it(
     hub: FakeHub, packed: dict[str, bytes], go_offline: Callable[[], None]
 ) -> None:
-    """Of a repository that has changed: the cache then has one quantization in the old version, another in the new one."""
+    """Of a repository that has changed: the cache then has one quantization in the old version,
+    another in the new one."""
     resolve_model_path("hf:maker/packed:F32")
     hub.repositories["maker/packed"] = packed | {"README.md": b"##"}
     resolve_model_path("hf:maker/packed:Q4_K_M")

@@ -31,7 +31,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 
 def in_mxfp4(plain: Path, folder: Path) -> tuple[Path, Path]:
-    """A checkpoint with experts of random blocks, and the plain one that means the same by transformers' conversion."""
+    """A checkpoint with experts of random blocks, and the plain one that means the same by
+    transformers' conversion."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     quantized, twin = folder / "mxfp4", folder / "twin"

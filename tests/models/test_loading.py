@@ -144,7 +144,8 @@ def test_stored_rotary_tables_and_a_tied_head_are_passed_over(copy: Callable[[st
 def test_configs_of_transformers_4_mean_the_same(
     copy: Callable[[str], Path], architecture: str
 ) -> None:
-    """Version 4 wrote rope_theta, rope_scaling and torch_dtype; most checkpoints on the hub have them."""
+    """Version 4 wrote rope_theta, rope_scaling and torch_dtype; most checkpoints on the hub have
+    them."""
     folder = copy(architecture)
     expected = logits(folder)
     config = json.loads((folder / "config.json").read_text())

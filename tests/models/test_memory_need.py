@@ -1,4 +1,5 @@
-"""A model that does not fit the memory is refused before anything is loaded or downloaded, with the numbers."""
+"""A model that does not fit the memory is refused before anything is loaded or downloaded, with the
+numbers."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""Models compute by the native kernels what they compute by PyTorch's, whose logits are transformers'."""
+"""Models compute by the native kernels what they compute by PyTorch's, whose logits are
+transformers'."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +55,8 @@ def test_half_precision_is_as_close_to_float32_as_with_torch(
     exact = logits()
 
     def error(kernels: NativeKernels | None) -> float:
-        """The median over rows. Where a rounding makes a router choose another expert, the error of a row is some forty times larger, with
-        any kernels."""
+        """The median over rows. Where a rounding makes a router choose another expert, the error of
+        a row is some forty times larger, with any kernels."""
         rounded = logits(dtype=dtype, kernels=kernels)
         errors = [(a - b).square().mean(-1).sqrt() for a, b in zip(rounded, exact, strict=True)]
         return float(torch.cat(errors).median())
@@ -149,7 +150,8 @@ def test_rounded_checkpoints_compute_the_same(
 def test_packed_experts_take_what_their_weights_take(
     checkpoint: Callable[[str], Path], quantization: str
 ) -> None:
-    """All matrices of this checkpoint but its vocabulary's are whole panels, so nothing is padded; and nothing is kept twice."""
+    """All matrices of this checkpoint but its vocabulary's are whole panels, so nothing is padded;
+    and nothing is kept twice."""
     folder = checkpoint("mixtral")
     plain = load_model(folder, quantization=quantization)
     packed = load_model(folder, quantization=quantization, kernels=NativeKernels())

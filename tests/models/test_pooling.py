@@ -15,7 +15,8 @@ OLD, NEW = "sentence_transformers.models.", "sentence_transformers.base.modules.
 
 
 def write(folder: Path, modules: Any, **files: Any) -> Path:
-    """``modules``: kinds of modules, or the content of modules.json; ``files``: of the folders of these kinds."""
+    """``modules``: kinds of modules, or the content of modules.json; ``files``: of the folders of
+    these kinds."""
     if modules and isinstance(modules[0], str):
         modules = [
             {"path": "" if kind.endswith("Transformer") else kind.rpartition(".")[2], "type": kind}

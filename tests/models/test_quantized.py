@@ -1,4 +1,5 @@
-"""Quantized checkpoints compute what their plain twins compute, and rounding a plain one changes little."""
+"""Quantized checkpoints compute what their plain twins compute, and rounding a plain one changes
+little."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +55,8 @@ def logits(folder: Path, **options: Any) -> torch.Tensor:
 
 
 def typical_error(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """The rms error of a token's logits, the median over tokens: a rounding sends some to another expert, and those have others."""
+    """The rms error of a token's logits, the median over tokens: a rounding sends some to another
+    expert, and those have others."""
     return (ours - theirs).square().mean(dim=-1).sqrt().median()
 
 
@@ -219,7 +221,8 @@ def test_a_quantized_mixture_of_experts_means_what_its_twin_means(
 
 
 def test_each_rank_holds_its_part_of_quantized_experts(checkpoint: Callable[[str], Path]) -> None:
-    """Rounded to 8 bits, a scale for each row of a rank's part: what both hold is what one rounds, up to that."""
+    """Rounded to 8 bits, a scale for each row of a rank's part: what both hold is what one rounds,
+    up to that."""
     folder = checkpoint("qwen3_moe")
     plain = dict(load_model(folder).named_modules())
     for rank in range(2):
@@ -305,7 +308,8 @@ def test_int8_keeps_the_logits(checkpoint: Callable[[str], Path], architecture: 
 def test_a_rounded_group_is_nearly_as_good_as_the_best_of_all_its_scales(
     columns: int, symmetric: bool
 ) -> None:
-    """At 4 bits. Brute force: each scale of a fine grid, each zero; the least squared error that any has."""
+    """At 4 bits. Brute force: each scale of a fine grid, each zero; the least squared error that
+    any has."""
     bits = 4
     generator = torch.Generator().manual_seed(columns)
     groups = torch.randn(3, 2, columns, generator=generator)

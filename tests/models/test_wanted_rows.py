@@ -17,7 +17,8 @@ from tests.models.harness import Harness, Sequence, with_forward
 
 
 class NoEmptyBatch(NativeKernels):
-    """A GPU refuses empty grids: a step in which no prompt ends may call nothing for its zero rows."""
+    """A GPU refuses empty grids: a step in which no prompt ends may call nothing for its zero
+    rows."""
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """One rank of tensor-parallel models: ``python -m tests.models.tp_rank RANK SIZE STORE JOB ...``.
 
-A job is ``CHECKPOINT,LOAD_FORMAT,OUT``: the rank saves to OUT.RANK the logits of a prompt and of a decode
-step after it. A process of its own, as a worker is.
+A job is ``CHECKPOINT,LOAD_FORMAT,OUT``: the rank saves to OUT.RANK the logits of a prompt and of a
+decode step after it. A process of its own, as a worker is.
 """
 
 import os

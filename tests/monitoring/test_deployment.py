@@ -1,4 +1,5 @@
-"""The files of ``deploy/`` for containers and systemd, as far as they can be checked without either."""
+"""The files of ``deploy/`` for containers and systemd, as far as they can be checked without
+either."""
 
 import re
 import shutil

@@ -1,4 +1,5 @@
-"""Dashboard and alert rules in a real Prometheus that scrapes two servers under load (``make test-monitoring``)."""
+"""Dashboard and alert rules in a real Prometheus that scrapes two servers under load (``make
+test-monitoring``)."""
 
 import json
 import os

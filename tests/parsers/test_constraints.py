@@ -1,4 +1,5 @@
-"""Random answers of the constraints of formats that write each parameter by itself: their arguments satisfy the schema."""
+"""Random answers of the constraints of formats that write each parameter by itself: their arguments
+satisfy the schema."""
 
 import json
 import random
@@ -71,7 +72,8 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 HUGE = re.compile(r"\d[eE]\+?\d{3}")
-"""A number that no float holds. A call with one is read as text, since clients could not read its arguments."""
+"""A number that no float holds. A call with one is read as text, since clients could not read its
+arguments."""
 
 
 def random_answer(matcher: Matcher, rng: random.Random) -> str | None:

@@ -1,4 +1,5 @@
-"""Each tool-call format on outputs as its models' documentation shows them, cut into pieces in every way."""
+"""Each tool-call format on outputs as its models' documentation shows them, cut into pieces in
+every way."""
 
 import functools
 import itertools

@@ -1,4 +1,5 @@
-"""The harmony format of gpt-oss: whole answers however they are cut, and random answers of its constraints."""
+"""The harmony format of gpt-oss: whole answers however they are cut, and random answers of its
+constraints."""
 
 import functools
 import itertools

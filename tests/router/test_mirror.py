@@ -1,4 +1,5 @@
-"""The router's mirror of a replica's cache is the replica's tree, whatever is lost, repeated or restarted."""
+"""The router's mirror of a replica's cache is the replica's tree, whatever is lost, repeated or
+restarted."""
 
 from collections.abc import Iterator
 
@@ -17,7 +18,8 @@ from tests.scheduler.test_kv_events import LossyEvents, MirrorMachine, Replays
 
 
 class Subscriber:
-    """Feeds a :class:`CacheMirror` as the documented subscriber is fed: batches, and heartbeats in a silence."""
+    """Feeds a :class:`CacheMirror` as the documented subscriber is fed: batches, and heartbeats in
+    a silence."""
 
     def __init__(self, events: LossyEvents, replays: Replays) -> None:
         self.events, self.replays = events, replays
@@ -66,7 +68,8 @@ REPORTS = [0.1] * 7 + [1.0] * 3
 
 
 def test_an_index_that_loses_one_report_in_twenty_is_the_snapshot_within_two_seconds() -> None:
-    """Answers to its requests get lost as well; the replica is also started again, at the same address."""
+    """Answers to its requests get lost as well; the replica is also started again, at the same
+    address."""
     random = np.random.default_rng(5)
     router, tree_hashes = Router(page_size=4), set[int]()
     router.join(0)

@@ -91,7 +91,7 @@ class Fleet:
 
 
 def prompt(tokens: list[int], salt: str = "") -> RoutedPrompt:
-    return RoutedPrompt.of(pack_ids(tokens), salt, PAGE_SIZE)
+    return RoutedPrompt.from_tokens(pack_ids(tokens), salt, PAGE_SIZE)
 
 
 def tokens(count: int, first: int = 0) -> list[int]:
@@ -227,7 +227,8 @@ def test_running_sequences_have_a_price() -> None:
 
 
 def test_forks_that_arrive_together_share_one_prefill_until_a_second_one_is_cheaper() -> None:
-    """43 forks of one prefix, before any replica reports: alone, none of them would wait for another's prefix."""
+    """43 forks of one prefix, before any replica reports: alone, none of them would wait for
+    another's prefix."""
     fleet = Fleet(4)
     chosen = [fleet.choose([*tokens(400), 1000 + fork]) for fork in range(43)]
     assert len(set(chosen)) == 1, "a suffix of one token is computed in a moment"

@@ -42,8 +42,8 @@ class DictionaryCache:
         self.use(salt, tokens)
 
     def evict(self, count: int) -> list[int]:
-        """The last page of the branch that was used longest ago, again and again; first, of the namespace that is furthest above its
-        share, until it is no longer."""
+        """The last page of the branch that was used longest ago, again and again; first, of the
+        namespace that is furthest above its share, until it is no longer."""
         freed = []
         while len(freed) < count and self.leaves():
             namespace = self.furthest_above()
@@ -67,7 +67,8 @@ class DictionaryCache:
         return max(0, own - self.max_pages[namespace])
 
     def furthest_above(self) -> str | None:
-        """Of the namespaces above their shares from which a page can be evicted, the one with the most pages for its share."""
+        """Of the namespaces above their shares from which a page can be evicted, the one with the
+        most pages for its share."""
         above = {
             name: (self.excess(name) + share) / max(share, 1)
             for name, share in self.max_pages.items()

@@ -1,7 +1,8 @@
-"""A worker without a model: its KV cache is a dictionary and its next token a hash of the whole prefix.
+"""A worker without a model: its KV cache is a dictionary and its next token a hash of the whole
+prefix.
 
-What it stores for a position is a digest of the sequence up to there, so a wrong page, a wrong order or a
-page that was overwritten too early shows at once, in the row that reads it.
+What it stores for a position is a digest of the sequence up to there, so a wrong page, a wrong
+order or a page that was overwritten too early shows at once, in the row that reads it.
 """
 
 from array import array
@@ -15,7 +16,8 @@ VOCAB = 50
 
 
 def digest(previous: int, token: int) -> int:
-    """Of integers alone: strings hash differently in every process, and the answers would with them."""
+    """Of integers alone: strings hash differently in every process, and the answers would with
+    them."""
     return hash((previous, token, 0x9E3779B9))
 
 
@@ -73,7 +75,8 @@ class _Slot:
     computed: int
     pages: list[int]
     constrained: bool
-    """Forces the tokens that the model would have chosen anyway, so the expected answer is the same."""
+    """Forces the tokens that the model would have chosen anyway, so the expected answer is the
+    same."""
     pooled: bool = False
     """Gives numbers in place of a token, here two of the digest."""
     end: int = 0
@@ -148,8 +151,8 @@ class FakeWorker:
         return self._compute(plan.step_id, rows, waiting)
 
     def _advance(self, slot: int) -> int:
-        """Known tokens that a decode step computes: those forced go along, but for one position kept free. If they are all,
-        drafts follow."""
+        """Known tokens that a decode step computes: those forced go along, but for one position
+        kept free. If they are all, drafts follow."""
         state = self.slots[slot]
         room = len(state.pages) * self.page_size - state.computed
         count = max(1, min(len(state.tokens) - state.computed, room - 1))
@@ -226,7 +229,8 @@ class FakeWorker:
         )
 
     def _verify(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> int:
-        """Accept the leading tokens of a draft that the model would have chosen; returns the digest behind them."""
+        """Accept the leading tokens of a draft that the model would have chosen; returns the digest
+        behind them."""
         state, draft = self.slots[slot], self.drafts.get(slot)
         if draft is None:
             return value

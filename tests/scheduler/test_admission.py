@@ -68,7 +68,8 @@ def test_answers_that_were_short_let_more_in_whatever_their_max_tokens() -> None
 
 
 def test_a_forecast_brought_up_to_date_is_the_one_made_anew() -> None:
-    """Some requests need a forecast and some certainly fit: both must count for those weighed after them."""
+    """Some requests need a forecast and some certainly fit: both must count for those weighed after
+    them."""
     rng = np.random.default_rng(0)
     engine = EngineModel(
         limits(num_pages=200, max_running_requests=30, context_length=250, max_prefill_tokens=900)

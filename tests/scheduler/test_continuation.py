@@ -1,4 +1,5 @@
-"""The continuation of a prefix is what the sequence used last went on with, as a list of all sequences tells."""
+"""The continuation of a prefix is what the sequence used last went on with, as a list of all
+sequences tells."""
 
 import random
 

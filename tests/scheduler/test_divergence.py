@@ -1,4 +1,5 @@
-"""The facts about where prompts leave the radix tree, against a search through the token lists of all sequences before."""
+"""The facts about where prompts leave the radix tree, against a search through the token lists of
+all sequences before."""
 
 import random
 from typing import Any
@@ -36,7 +37,8 @@ def sequence(model: EngineModel, seq_id: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_prompts_leave_the_tree_where_the_token_lists_differ(seed: int) -> None:
-    """Only the tokens after the last full page may be less: each node remembers those of its last sequence."""
+    """Only the tokens after the last full page may be less: each node remembers those of its last
+    sequence."""
     dice = random.Random(seed)
     model = EngineModel(limits(num_pages=2000))
     for _ in range(80):

@@ -13,7 +13,8 @@ STEP_S, ROW_S = 0.020, 0.001
 def test_beside_prompts_that_fill_each_step_drafts_save_in_answers_that_outlast_them(
     length: int, pays: bool
 ) -> None:
-    """A short answer ends while the prompts are computed, in as many steps with drafts as without."""
+    """A short answer ends while the prompts are computed, in as many steps with drafts as
+    without."""
 
     def step_seconds(shape: StepShape) -> float:
         return STEP_S + ROW_S * (shape.rows + shape.tokens)

@@ -1,4 +1,5 @@
-"""Drafts are not slower than none, whatever a row of a step costs: scheduler and drafters on a virtual clock."""
+"""Drafts are not slower than none, whatever a row of a step costs: scheduler and drafters on a
+virtual clock."""
 
 import random
 from collections import deque
@@ -167,7 +168,8 @@ def tokens_per_s(seconds_of: StepSeconds, noise: float, *, speculates: bool) -> 
 def test_a_server_whose_rows_cost_as_much_as_tokens_is_not_slowed_down(
     row_s: float, token_s: float
 ) -> None:
-    """So it is with packed weights on AVX2: a step computes, and does not wait for memory. The server has just started."""
+    """So it is with packed weights on AVX2: a step computes, and does not wait for memory. The
+    server has just started."""
     seconds_of = step_s(row_s, token_s)
     off = tokens_per_s(seconds_of, 0.05, speculates=False)
     assert tokens_per_s(seconds_of, 0.05, speculates=True) > 0.97 * off

@@ -1,4 +1,5 @@
-"""Every eviction policy, with and without hints, against a dictionary of pages that is searched from end to end."""
+"""Every eviction policy, with and without hints, against a dictionary of pages that is searched
+from end to end."""
 
 import os
 from collections.abc import Callable

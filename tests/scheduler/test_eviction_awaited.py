@@ -1,4 +1,5 @@
-"""Cached prefixes that somebody waits for go last, and whoever waits loses no page of the pool to that."""
+"""Cached prefixes that somebody waits for go last, and whoever waits loses no page of the pool to
+that."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -45,7 +46,8 @@ def prompt(number: int) -> list[int]:
 def test_the_order_is_that_of_a_sorted_list(
     levels: list[bool], waits: list[tuple[int, bool]], steps: list[int]
 ) -> None:
-    """Prompts without a common beginning: high ones last, then awaited ones, who came first among them last of all."""
+    """Prompts without a common beginning: high ones last, then awaited ones, who came first among
+    them last of all."""
     tree, policy = new_tree()
     ends = [insert(tree, prompt(number)) for number in range(len(levels))]
     for end, high in zip(ends, levels, strict=True):
@@ -96,7 +98,8 @@ def test_who_waited_for_an_evicted_leaf_waits_for_what_is_left_of_its_prefix() -
 
 @pytest.mark.parametrize(("policy", "found"), [("fifo", 0), ("lru", 16)])
 def test_the_queue_says_whose_prefix_is_awaited(policy: EvictionPolicyName, found: int) -> None:
-    """First come first served through a pool that is too small: who came last still finds what was cached."""
+    """First come first served through a pool that is too small: who came last still finds what was
+    cached."""
     engine = EngineModel(
         limits(
             schedule_policy="fcfs",

@@ -1,4 +1,5 @@
-"""Tenants beside each other in one engine: they learn nothing of each other's prompts, and take turns."""
+"""Tenants beside each other in one engine: they learn nothing of each other's prompts, and take
+turns."""
 
 import msgspec
 import pytest
@@ -18,7 +19,8 @@ PROMPT = [i % 40 + 8 for i in range(100)]
 def prefilled(
     engine: EngineModel, tenant: Tenant, prompt: list[int], salt: str = ""
 ) -> tuple[int, int, int]:
-    """Tokens of a prompt that were computed, found in the cache, and the number of steps until the first token."""
+    """Tokens of a prompt that were computed, found in the cache, and the number of steps until the
+    first token."""
     steps, tokens = len(engine.plans), sum(c.num_tokens for p in engine.plans for c in p.prefill)
     seq_id = engine.add(prompt, max_tokens=1, tenant=tenant, salt=salt)
     engine.run()

@@ -1,4 +1,5 @@
-"""Grammars between tokenizer process, scheduler and two ranks, whose messages take any time to arrive."""
+"""Grammars between tokenizer process, scheduler and two ranks, whose messages take any time to
+arrive."""
 
 import random
 from collections import deque
@@ -118,7 +119,8 @@ class Wires:
         self.to_tokenizer.extend((one.seq_id, one) for one in refused if one is not None)
 
     def _give_orders(self) -> None:
-        """As the process does: grammars first, then the next step, whose tokens are back at once, or held for some steps."""
+        """As the process does: grammars first, then the next step, whose tokens are back at once,
+        or held for some steps."""
         orders = self.scheduler.grammars.take_orders()
         plan = self.scheduler.plan()
         for rank in self.ranks:
@@ -173,7 +175,8 @@ def test_no_order_of_messages_loses_a_grammar_or_an_answer(seed: int) -> None:
 
 
 def test_drops_that_did_not_wait_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test can fail: a release before the end of its sequence lets a rank admit without the grammar."""
+    """The test can fail: a release before the end of its sequence lets a rank admit without the
+    grammar."""
     release = SentGrammars.release
 
     def too_early(self: SentGrammars, key: GrammarKey) -> None:

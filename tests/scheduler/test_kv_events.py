@@ -1,4 +1,5 @@
-"""A subscriber of the KV-event stream knows what is in the radix tree, whatever gets lost on the way."""
+"""A subscriber of the KV-event stream knows what is in the radix tree, whatever gets lost on the
+way."""
 
 import contextlib
 import runpy
@@ -245,7 +246,8 @@ def ask(publishing: Publishing, stream: str, sequence: int) -> list[EventBatch]:
 
 
 def test_hashes_are_those_that_b2sum_computes() -> None:
-    """``printf tenant | b2sum -l 64``, then ``(printf %s HASH | xxd -r -p; printf TOKENS) | b2sum -l 64``."""
+    """``printf tenant | b2sum -l 64``, then ``(printf %s HASH | xxd -r -p; printf TOKENS) | b2sum
+    -l 64``."""
     hashes = list(DOCUMENTED["block_hashes"]([0x61626364, 0x65666768, 5], 2, "tenant"))
     assert hashes == [bytes.fromhex("8c3f0df129a2b753")]
     hashes = list(DOCUMENTED["block_hashes"]([0x61626364, 0x65666768], 1))

@@ -1,4 +1,5 @@
-"""``--kv-events-format vllm``: what a subscriber of vLLM's events decodes, and what it can rebuild."""
+"""``--kv-events-format vllm``: what a subscriber of vLLM's events decodes, and what it can
+rebuild."""
 
 import struct
 from collections.abc import Iterator

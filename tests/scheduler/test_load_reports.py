@@ -1,4 +1,5 @@
-"""A router is told the load and the changes of the cache: of short steps together, of a long one and of the last one at once."""
+"""A router is told the load and the changes of the cache: of short steps together, of a long one
+and of the last one at once."""
 
 import msgspec
 import pytest
@@ -16,7 +17,8 @@ SHORT_S, LONG_S = 0.3 * REPORT_S, 2 * REPORT_S
 
 
 class Reporting:
-    """An engine whose reports are kept. It computes an answer of seven tokens, one step at a time."""
+    """An engine whose reports are kept. It computes an answer of seven tokens, one step at a
+    time."""
 
     def __init__(self, *, step_s: float, is_public: bool = False) -> None:
         self.engine = EngineModel(limits())

@@ -1,4 +1,5 @@
-"""A pool of 1.2 times one request's need, hundreds of requests, and clients that go away: everybody else is answered."""
+"""A pool of 1.2 times one request's need, hundreds of requests, and clients that go away: everybody
+else is answered."""
 
 import random
 
@@ -115,7 +116,8 @@ def test_who_was_retracted_goes_before_everybody_of_its_rank_who_was_never_picke
 
 
 def test_two_that_fill_the_pool_alone_do_not_retract_each_other_for_ever() -> None:
-    """The smallest case in which both must give way: two answers as long as the pool, token by token."""
+    """The smallest case in which both must give way: two answers as long as the pool, token by
+    token."""
     for page_size in (1, 2):
         engine = EngineModel(
             limits(num_pages=12 // page_size, page_size=page_size, context_length=12), reckless=True
@@ -129,7 +131,8 @@ def test_two_that_fill_the_pool_alone_do_not_retract_each_other_for_ever() -> No
 def test_an_admission_that_forgets_the_pages_for_prompts_is_found_out_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two prompts that share the last pages would be retracted and admitted in turn, within one plan."""
+    """Two prompts that share the last pages would be retracted and admitted in turn, within one
+    plan."""
     monkeypatch.setattr(Admission, "has_room_for", lambda *_: True)
     engine = EngineModel(limits(num_pages=10, chunked_prefill_size=16, context_length=40))
     for first in (1, 2, 3):

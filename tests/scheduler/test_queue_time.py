@@ -71,7 +71,8 @@ def test_at_ten_times_the_load_an_answer_comes_at_most_the_bound_later(most_s: f
 
 
 def test_answers_that_become_slower_in_a_flood_count_as_a_wait() -> None:
-    """All slots are never taken on this device: prompts fill the steps, and an answer takes twice as long beside them."""
+    """All slots are never taken on this device: prompts fill the steps, and an answer takes twice
+    as long beside them."""
     engine = TimedEngine(
         lambda shape: 0.010 + 0.0001 * shape.rows + 0.00015 * shape.tokens,
         max_step_ms=None,
@@ -184,7 +185,8 @@ def test_answers_that_have_begun_are_never_refused_for_their_wait() -> None:
 
 
 def test_a_batch_is_accepted_or_refused_as_a_whole() -> None:
-    """Batches of 8 prompts at ten times the rate; their prompts are encoded by turns, and arrive one after the other."""
+    """Batches of 8 prompts at ten times the rate; their prompts are encoded by turns, and arrive
+    one after the other."""
     engine = TimedEngine(device, max_prefill_tokens=512, max_running_requests=32, max_queue_seconds=5)  # fmt: skip
     rng, batches = np.random.default_rng(5), []
     for number, arrival_s in enumerate(np.cumsum(rng.exponential(8 / 55, 400)).tolist()):

@@ -141,7 +141,8 @@ def test_a_chain_is_not_joined_across_a_lock_or_a_branch() -> None:
 
 
 def test_a_long_leaf_is_evicted_page_by_page_from_its_tail() -> None:
-    """Long edges are cut by view: what is left must be right, and must not keep the whole edge in memory."""
+    """Long edges are cut by view: what is left must be right, and must not keep the whole edge in
+    memory."""
     tree, size = RadixTree(page_size=16), 4000
     tokens, pages = np.arange(size * 16, dtype=np.int32), np.arange(size, dtype=np.int32)
     insert(tree, "", tokens, pages)

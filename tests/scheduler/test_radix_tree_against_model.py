@@ -1,6 +1,7 @@
 """The radix tree against a dictionary, over long random lives of many sequences at once.
 
-``make test-tree`` makes 100,000 operations of each of these lives; the ordinary run is content with fewer.
+``make test-tree`` makes 100,000 operations of each of these lives; the ordinary run is content with
+fewer.
 """
 
 import os

@@ -97,7 +97,8 @@ def test_a_full_disk_drops_lines_and_nothing_else(
 
 
 def test_a_line_that_fits_in_part_leaves_no_part(tmp_path: Path) -> None:
-    """The size of files is bounded, as a disk's free space is; a process of its own, since the bound stays."""
+    """The size of files is bounded, as a disk's free space is; a process of its own, since the
+    bound stays."""
     path = tmp_path / "log.jsonl"
     code = f"""
 import resource, signal

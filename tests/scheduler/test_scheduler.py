@@ -372,7 +372,8 @@ def test_invariant_check_sees_a_leaked_page_and_a_forgotten_lock() -> None:
 
 
 def test_drafts_save_steps_and_change_no_answer() -> None:
-    """The worker accepts some tokens of its drafts and rejects others; the engine model checks every answer and page."""
+    """The worker accepts some tokens of its drafts and rejects others; the engine model checks
+    every answer and page."""
     steps = {}
     for speculates in (False, True):
         engine = EngineModel(

@@ -1,6 +1,7 @@
 """Tree, allocator and scheduler under random operations, against a model that is a dictionary.
 
-``RADIXRT_SCHEDULER_EXAMPLES`` says how many histories are tried; ``make test-scheduler`` tries thousands.
+``RADIXRT_SCHEDULER_EXAMPLES`` says how many histories are tried; ``make test-scheduler`` tries
+thousands.
 """
 
 import os
@@ -21,7 +22,8 @@ from tests.scheduler.engine_model import EngineModel, limits
 EXAMPLES = int(os.environ.get("RADIXRT_SCHEDULER_EXAMPLES", "100"))
 CONTEXT = 96
 
-# A few stems over a small alphabet: prompts share prefixes, diverge inside pages, repeat each other.
+# A few stems over a small alphabet: prompts share prefixes, diverge inside pages, repeat each
+# other.
 STEMS = [[i % 5 for i in range(40)], [i % 5 for i in range(20)] + [9] * 30, [3] * 25, []]
 
 HINTS = st.just(NO_HINTS) | st.builds(
@@ -146,7 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         new=st.integers(10, 1000),
     )
     def several_prompts_arrive_together(self, stem: list[int], cuts: list[int], new: int) -> None:
-        """They share the chunks of the next steps; with ``new`` tokens at their beginning, none of them is cached."""
+        """They share the chunks of the next steps; with ``new`` tokens at their beginning, none of
+        them is cached."""
         for cut in cuts:
             self.engine.add([new] * 8 + stem[:cut] + [cut], max_tokens=2)
 

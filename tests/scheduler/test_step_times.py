@@ -1,4 +1,5 @@
-"""A step has a time: prefill chunks are sized by step times learned online, and prompts share the step."""
+"""A step has a time: prefill chunks are sized by step times learned online, and prompts share the
+step."""
 
 import itertools
 
@@ -25,8 +26,8 @@ ONE_ANSWER = StepShape(1, 0)
 
 
 class Device:
-    """The true costs in seconds, about those of the 0.4 B shape on two cores. Times have noise of a tenth; of fifty steps,
-    one takes ``pause`` times as long."""
+    """The true costs in seconds, about those of the 0.4 B shape on two cores. Times have noise of a
+    tenth; of fifty steps, one takes ``pause`` times as long."""
 
     def __init__(self, slower: float = 1.0, pause: float = 1.0) -> None:
         self.costs = 0.020 * slower, 0.001 * slower, 0.001 * slower, 1e-7 * slower
@@ -62,7 +63,8 @@ def test_forecasts_are_within_a_fifth_in_spite_of_noise_and_pauses() -> None:
 
 
 def test_the_first_decode_steps_of_a_server_are_all_learned_from() -> None:
-    """Most have drafts and do not count. Prompts alone say little about the part of a step that is always the same."""
+    """Most have drafts and do not count. Prompts alone say little about the part of a step that is
+    always the same."""
     errors = []
     for seed in range(8):
         rng, times = np.random.default_rng(seed), StepTimes(None)
@@ -109,16 +111,16 @@ def test_steps_with_drafts_do_not_shorten_the_step_of_one_answer() -> None:
 
 
 def roofline(rng: np.random.Generator, shape: StepShape) -> float:
-    """As on a CPU: a step reads all weights in 20 ms, and computes meanwhile. Times have noise of a tenth; of fifty steps, one
-    takes three times as long."""
+    """As on a CPU: a step reads all weights in 20 ms, and computes meanwhile. Times have noise of a
+    tenth; of fifty steps, one takes three times as long."""
     pause = 3 if rng.random() < 0.02 else 1
     computed_s = 0.00085 * (shape.rows + shape.tokens)
     return (max(0.0165, computed_s) + 0.0035) * float(rng.uniform(0.95, 1.05)) * pause
 
 
 def tokens_of_steps(seed: int, rows: tuple[int, int]) -> list[int]:
-    """Prompt tokens of 200 steps beside some answers, each planned by the times of those before; at first, one answer alone, with
-    drafts, as after the first request of a server."""
+    """Prompt tokens of 200 steps beside some answers, each planned by the times of those before; at
+    first, one answer alone, with drafts, as after the first request of a server."""
     rng, times = np.random.default_rng(seed), StepTimes(None)
 
     def take(shape: StepShape, *, has_drafts: bool = False) -> None:
@@ -139,7 +141,8 @@ def tokens_of_steps(seed: int, rows: tuple[int, int]) -> list[int]:
 
 @pytest.mark.parametrize("rows", [(0, 1), (6, 17)])
 def test_steps_with_prompts_are_as_large_in_every_run(rows: tuple[int, int]) -> None:
-    """They are as long as their bound, so a bound that is learned from them alone drifts, or shrinks with them."""
+    """They are as long as their bound, so a bound that is learned from them alone drifts, or
+    shrinks with them."""
     runs = [tokens_of_steps(seed, rows) for seed in range(8)]
     means = [np.mean(planned[20:]) for planned in runs]
     assert min(means) > 80 and max(means) < 1.25 * min(means), means
@@ -325,7 +328,8 @@ def test_the_load_for_a_router_tells_the_rest_of_a_partly_computed_prompt() -> N
 
 
 def test_log_probabilities_of_a_prompt_keep_to_the_bound_of_a_step() -> None:
-    """Each takes the time of five prompt tokens, and none came before: of a large vocabulary, they are most of the work."""
+    """Each takes the time of five prompt tokens, and none came before: of a large vocabulary, they
+    are most of the work."""
     settings = limits(
         max_step_ms=100.0,
         max_prefill_tokens=512,

@@ -1,4 +1,5 @@
-"""Scheduler and a simulated worker on a virtual clock: the time of a step is a function of its content."""
+"""Scheduler and a simulated worker on a virtual clock: the time of a step is a function of its
+content."""
 
 import heapq
 from collections import deque

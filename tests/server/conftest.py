@@ -18,7 +18,8 @@ def served_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def start_server(served_checkpoint: Path) -> Iterator[Callable[..., Server]]:
-    """``start_server("--page-size", "1")``: a server that answers; stopped at the end of the session."""
+    """``start_server("--page-size", "1")``: a server that answers; stopped at the end of the
+    session."""
     started: list[Server] = []
 
     def start(*flags: str) -> Server:

@@ -1,7 +1,8 @@
-"""Ten turns of an agent in each API, with a real model: what a turn has computed or generated, the next turn finds in the cache.
+"""Ten turns of an agent in each API, with a real model: what a turn has computed or generated, the
+next turn finds in the cache.
 
-The model is random, so its reasoning is bounded, its calls are required, and it may not write control tokens, whose text no client
-could send back.
+The model is random, so its reasoning is bounded, its calls are required, and it may not write
+control tokens, whose text no client could send back.
 """
 
 import itertools

@@ -1,4 +1,5 @@
-"""What clients say of the cache holds on a real server: who is to stay stays, and no answer changes."""
+"""What clients say of the cache holds on a real server: who is to stay stays, and no answer
+changes."""
 
 import itertools
 import random
@@ -45,7 +46,8 @@ class Client:
         return int(details.cached_tokens)
 
     def flood(self, tokens: int = 2 * DEFAULT_POOLING, cache: Cache | None = None) -> None:
-        """Let others ask, four at a time, in so many tokens; four need less than half of the pool to run."""
+        """Let others ask, four at a time, in so many tokens; four need less than half of the pool
+        to run."""
         count = tokens // LENGTH
         while count > 0:
             self.ask([self.new_prompt() for _ in range(min(4, count))], cache)

@@ -1,6 +1,8 @@
-"""Ten thousand connections at once, idle ones, slow ones, and streams that nobody reads (``make torture``).
+"""Ten thousand connections at once, idle ones, slow ones, and streams that nobody reads (``make
+torture``).
 
-The figures that it prints (``-s``) are those of docs/internals/reliability.md. Times depend on the machine, so the bounds are wide.
+The figures that it prints (``-s``) are those of docs/internals/reliability.md. Times depend on the
+machine, so the bounds are wide.
 """
 
 import contextlib

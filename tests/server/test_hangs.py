@@ -1,4 +1,5 @@
-"""Processes that hang in different ways, while they stream answers: those that do not work are replaced soon, those that work are not.
+"""Processes that hang in different ways, while they stream answers: those that do not work are
+replaced soon, those that work are not.
 
 The tests of the one server run in order, and the last one ends it.
 """
@@ -36,7 +37,8 @@ def work(signum, frame):
 signal.signal({DEADLOCK.value}, lambda signum, frame: threading.Event().wait())
 signal.signal({WORK.value}, work)
 """
-"""The main thread of each process that imports it waits for ever, or computes for long, at a signal."""
+"""The main thread of each process that imports it waits for ever, or computes for long, at a
+signal."""
 
 
 @pytest.fixture(scope="module")

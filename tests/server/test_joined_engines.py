@@ -1,4 +1,5 @@
-"""Engines join a server over TCP: the death of one loses no answer, nor does that of the server's tokenizer process."""
+"""Engines join a server over TCP: the death of one loses no answer, nor does that of the server's
+tokenizer process."""
 
 import os
 import re
@@ -74,7 +75,8 @@ def undisturbed(cluster: Cluster) -> list[dict[int, str]]:
 def interrupt(
     cluster: Cluster, undisturbed: list[dict[int, str]], harm: Callable[[Server], None]
 ) -> None:
-    """Harm the busiest engine while it works: all answers are equal to those of an undisturbed run."""
+    """Harm the busiest engine while it works: all answers are equal to those of an undisturbed
+    run."""
     for _ in range(ATTEMPTS):
         cluster.complete()
         streams, lines_before = [Stream(cluster.ingress, b) for b in REQUESTS], len(cluster.ingress.log)  # fmt: skip

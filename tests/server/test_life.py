@@ -38,7 +38,8 @@ IN_FULL = "RADIXRT_TORTURE" in os.environ
 def busy_server(
     served_checkpoint: Path, tmp_path: Path, *flags: str, worker_stands: bool = False
 ) -> Iterator[tuple[Server, Stream]]:
-    """A server that streams an answer. Its current folder has a file with the name of a library's: it is not imported.
+    """A server that streams an answer. Its current folder has a file with the name of a library's:
+    it is not imported.
 
     Args:
         worker_stands: the worker is suspended, so that the answer does not end.
@@ -98,7 +99,8 @@ def test_sigterm_lets_running_answers_end_refuses_new_ones_and_leaves_nothing(
 
 
 def has_four_processes_and_helpers(server: Server) -> bool:
-    """Helpers compile grammars. A process that starts has the command of its parent for a moment."""
+    """Helpers compile grammars. A process that starts has the command of its parent for a
+    moment."""
     with contextlib.suppress(psutil.NoSuchProcess):
         commands = [process.cmdline() for process in server.family()]
         helpers = [command for command in commands if "radixrt.constrained" in command]

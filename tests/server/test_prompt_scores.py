@@ -1,4 +1,5 @@
-"""Log-probabilities of the end of a prompt: those of the whole, without computing what comes before again."""
+"""Log-probabilities of the end of a prompt: those of the whole, without computing what comes before
+again."""
 
 import httpx
 import pytest

@@ -1,6 +1,7 @@
 """Random schemas, random sampling, random weights: whatever comes to its end satisfies its schema.
 
-An untrained model is the hardest client: it prefers nothing, so it finds every hole that a grammar has.
+An untrained model is the hardest client: it prefers nothing, so it finds every hole that a grammar
+has.
 """
 
 import asyncio
@@ -181,7 +182,8 @@ def test_every_finished_answer_validates(engine: BackgroundEngine) -> None:
 def test_streams_never_take_back_what_they_told(
     checkpoint: Callable[[str], Path], engine: BackgroundEngine
 ) -> None:
-    """Arrays without repeats, of which an untrained model writes few at once; each value is told as it passes."""
+    """Arrays without repeats, of which an untrained model writes few at once; each value is told as
+    it passes."""
     schema = {
         "type": "object",
         "properties": {
@@ -230,7 +232,8 @@ NUM_TOLD = 500 if "RADIXRT_TORTURE" in os.environ else 30
 
 
 def ends_of(text: str) -> dict[str, int]:
-    """Where each value of a JSON text ends, by its pointer; white space is skipped, names are decoded by ``json``."""
+    """Where each value of a JSON text ends, by its pointer; white space is skipped, names are
+    decoded by ``json``."""
     ends: dict[str, int] = {}
     decoder = json.JSONDecoder()
 
@@ -283,7 +286,8 @@ def subschemas(schema: Any, path: list[str]) -> list[Any]:
 def test_told_values_hold_their_schemas_and_are_those_of_the_whole(
     engine: BackgroundEngine,
 ) -> None:
-    """Each comes in the chunk that brings its last character; a number in the next one, or with the end."""
+    """Each comes in the chunk that brings its last character; a number in the next one, or with the
+    end."""
     limit = asyncio.Semaphore(AT_A_TIME)
     counted: Counter[str] = Counter()
 

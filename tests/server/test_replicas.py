@@ -1,6 +1,7 @@
 """``--dp 2``: the death or the drain of one replica loses no answer, and the replica comes back.
 
-The tests run in order on one server, which makes drafts, and the last one ends it. `make torture-replicas` has many more deaths.
+The tests run in order on one server, which makes drafts, and the last one ends it. `make
+torture-replicas` has many more deaths.
 """
 
 import contextlib
@@ -56,9 +57,10 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def requests(salt: str) -> list[dict[str, Any]]:
-    """The first three mostly repeat one token, so that drafts are accepted, whatever their price is, and others are not. Under a new
-    salt, since an answer that is in the tree would end before its engine does. On so small a model drafts do not pay, and rest, but
-    not behind a prediction."""
+    """The first three mostly repeat one token, so that drafts are accepted, whatever their price
+    is, and others are not. Under a new salt, since an answer that is in the tree would end before
+    its engine does. On so small a model drafts do not pay, and rest, but not behind a
+    prediction."""
     sampled = {
         "temperature": 1.0,
         "speculation": True,
@@ -255,7 +257,8 @@ def test_sigterm_under_fifty_streams_loses_none(
 
 
 def begun_after_a_moment(server: Server) -> int:
-    """Answers that have begun when suspended workers could load some of the grammars that the others wait for."""
+    """Answers that have begun when suspended workers could load some of the grammars that the
+    others wait for."""
     workers = processes(server, "worker").values()
     for worker in workers:
         worker.resume()

@@ -65,7 +65,8 @@ def test_second_question_on_a_document_is_answered_from_the_cache(client: openai
 def test_a_chat_goes_on_from_the_tokens_that_were_generated(
     client: openai.OpenAI, served_checkpoint: Path
 ) -> None:
-    """A model may spell a word in other tokens than its tokenizer would: their KV is what the cache holds."""
+    """A model may spell a word in other tokens than its tokenizer would: their KV is what the cache
+    holds."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(served_checkpoint)
@@ -246,7 +247,8 @@ def test_flush_cache_empties_the_tree(server: Server, client: openai.OpenAI) -> 
 
 
 def test_an_idle_connection_outlives_the_clients_patience(server: Server) -> None:
-    """Clients close idle connections after five seconds; a server that does so too closes some that are just used."""
+    """Clients close idle connections after five seconds; a server that does so too closes some that
+    are just used."""
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
     connection.request("GET", "/v1/models")
     connection.getresponse().read()

@@ -1,4 +1,5 @@
-"""Drafts through a whole server: the same answers with and without them, over HTTP, and the counts of both."""
+"""Drafts through a whole server: the same answers with and without them, over HTTP, and the counts
+of both."""
 
 import re
 from typing import Any

@@ -269,7 +269,8 @@ ENORMOUS = (
 def test_grammars_that_hung_the_worker_delay_no_other_stream(
     base_url: str, demo_server: Server
 ) -> None:
-    """Nor do they cost the worker much, whatever the processes that compile take from the machine."""
+    """Nor do they cost the worker much, whatever the processes that compile take from the
+    machine."""
     worker = process_of(demo_server, "worker")
     body = {
         "prompt": "Once",

@@ -390,8 +390,9 @@ def test_torch_may_compute_with_all_threads_of_openblas(monkeypatch: pytest.Monk
 
 
 def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:
-    """A reader that looks all the time, beside a process that promises all the time. A record that looks empty is that of a process
-    which has not started in time, and the supervisor would kill it."""
+    """A reader that looks all the time, beside a process that promises all the time. A record that
+    looks empty is that of a process which has not started in time, and the supervisor would kill
+    it."""
     heartbeat = Heartbeat(tmp_path / "busy")
     heartbeat.promise(1000)
     promising = (

@@ -1,6 +1,7 @@
 """The death of an engine's process loses no answer: the next engine goes on with the same tokens.
 
-The tests of one server run in order, on engine after engine, and the last one ends it. `make torture` has many more deaths.
+The tests of one server run in order, on engine after engine, and the last one ends it. `make
+torture` has many more deaths.
 """
 
 import contextlib
@@ -200,7 +201,8 @@ EVERY_DEATH = [
     for how in (signal.SIGKILL, signal.SIGSTOP)
 ]
 DEATHS = EVERY_DEATH if "RADIXRT_TORTURE" in os.environ else [EVERY_DEATH[0], EVERY_DEATH[3]]
-"""The death of any process but the tokenizer process ends its engine; `make torture` tries each process and both ways."""
+"""The death of any process but the tokenizer process ends its engine; `make torture` tries each
+process and both ways."""
 
 
 @pytest.mark.parametrize(("victim", "how"), DEATHS)
@@ -211,7 +213,8 @@ def test_answers_go_on_as_if_nothing_had_happened(
     victim: str,
     how: int,
 ) -> None:
-    """A process that stops (SIGSTOP) is found by its heartbeat, and does not keep the deadline of a request."""
+    """A process that stops (SIGSTOP) is found by its heartbeat, and does not keep the deadline of a
+    request."""
     wait_until_ready(server)
     process, lines_before = process_of(server, victim), len(server.log)
     scheduler = process_of(server, "scheduler")

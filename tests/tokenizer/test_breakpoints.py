@@ -1,4 +1,5 @@
-"""A cache breakpoint keeps the tokens that its message and those before it settle: no fewer, no more."""
+"""A cache breakpoint keeps the tokens that its message and those before it settle: no fewer, no
+more."""
 
 import re
 from pathlib import Path

@@ -157,7 +157,8 @@ def test_the_thought_is_told_at_once_and_stays(
 def test_first_tokens_that_open_no_reasoning_are_checked(
     make: Callable[..., CheckedSequence], vocabulary: Vocabulary
 ) -> None:
-    """They wait until that is known. The answer that goes on behind a wrong value can't open any."""
+    """They wait until that is known. The answer that goes on behind a wrong value can't open
+    any."""
     opening, close = tokens_of(vocabulary, '{"think}'), tokens_of(vocabulary, "</t>")
     checked = make(begin_after=tuple(close), opening=tuple(opening))
     checked.absorb(SequenceOutput(tokens_of(vocabulary, '{"')))

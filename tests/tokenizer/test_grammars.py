@@ -57,7 +57,8 @@ async def messages(stage: Stage, count: int) -> list[msgspec.Struct]:
 
 
 def write(stage: Stage, sequence: SequenceRequest, text: str) -> None:
-    """Let a sequence end with a text, a token a character; what it had kept is not written again."""
+    """Let a sequence end with a text, a token a character; what it had kept is not written
+    again."""
     ids = [token for character in text for token in stage.encode(character)]
     end = AnswerReport(finish_reason="stop")
     stage.tokens(sequence.seq_id, [*ids[sequence.num_output :], END_TOKEN], end)

@@ -1,4 +1,5 @@
-"""A tokenizer process whose engines have joined it over TCP; their schedulers answer from a script."""
+"""A tokenizer process whose engines have joined it over TCP; their schedulers answer from a
+script."""
 
 import asyncio
 import shutil

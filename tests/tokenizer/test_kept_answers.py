@@ -1,4 +1,5 @@
-"""A conversation's earlier answers are the tokens that were generated, whatever the tokenizer would make of them."""
+"""A conversation's earlier answers are the tokens that were generated, whatever the tokenizer would
+make of them."""
 
 import random
 import tracemalloc

@@ -173,7 +173,8 @@ def test_tokens_after_a_stop_string_in_one_step_are_dropped(vocabulary: Vocabula
 def test_the_drafts_of_an_answer_that_ends_at_a_stop_string_are_counted(
     vocabulary: Vocabulary,
 ) -> None:
-    """Of five drafts of the first step three are accepted; all six of the second are, but two lie behind the stop string."""
+    """Of five drafts of the first step three are accepted; all six of the second are, but two lie
+    behind the stop string."""
 
     async def scene(stage: Stage) -> None:
         answering = asyncio.create_task(collect(stage, request(stop=("END",))))
@@ -359,8 +360,8 @@ def test_a_token_is_counted_at_once(vocabulary: Vocabulary) -> None:
 def test_other_threads_run_while_a_long_text_is_encoded_or_decoded(
     vocabulary: Vocabulary, work: str
 ) -> None:
-    """Else the tokens of running answers would wait for it. CPU times tell, on a busy machine too: a thread that always has work
-    gets about as much as the library does, or next to nothing."""
+    """Else the tokens of running answers would wait for it. CPU times tell, on a busy machine too:
+    a thread that always has work gets about as much as the library does, or next to nothing."""
     text = "the quick fox " * 120_000
     ids = vocabulary.encode(text, False) * 10
     long = {

@@ -92,7 +92,8 @@ def test_control_tokens_in_tools_and_names_stay_text(chatml: Vocabulary) -> None
 
 
 def test_hidden_text_is_tokenized_as_if_it_had_never_been_special(llama2: Vocabulary) -> None:
-    """Neighbouring text keeps its tokens: no space or word border appears where the text was hidden."""
+    """Neighbouring text keeps its tokens: no space or word border appears where the text was
+    hidden."""
     _, ids = PromptEncoder(llama2).encode(chat("the </s> fox"), LIMITS)
     assert llama2.decode(ids[1:]) == "[the </s> fox]"
     assert 2 not in ids and ids[0] == 1

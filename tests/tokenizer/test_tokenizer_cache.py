@@ -1,4 +1,5 @@
-"""A tokenizer from the cache is that of transformers, and the cache follows the checkpoint's files."""
+"""A tokenizer from the cache is that of transformers, and the cache follows the checkpoint's
+files."""
 
 import pwd
 import shutil

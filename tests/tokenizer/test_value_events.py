@@ -93,7 +93,8 @@ def test_values_of_unenforced_schemas_and_tools_are_not_validated() -> None:
 
 
 def test_a_long_text_costs_as_much_a_piece_as_a_short_one() -> None:
-    """Deep inside a long array of strings, a hundred thousand pieces take seconds if each looks at the whole text."""
+    """Deep inside a long array of strings, a hundred thousand pieces take seconds if each looks at
+    the whole text."""
     tracker = ValueTracker()
     tracker.push('{"a": [')
     begin = time.process_time()

@@ -61,7 +61,8 @@ def test_an_id_without_a_token_is_empty() -> None:
 def test_a_tokenizer_of_no_particular_class_is_loaded_without_auto_tokenizer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AutoTokenizer imports torch, which takes two seconds; transformers 4 and 5 name the class differently."""
+    """AutoTokenizer imports torch, which takes two seconds; transformers 4 and 5 name the class
+    differently."""
     settings = save_byte_level(tmp_path) / "tokenizer_config.json"
     settings.write_text(settings.read_text().replace("TokenizersBackend", name))
     assert f'"{name}"' in settings.read_text()

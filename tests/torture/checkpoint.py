@@ -23,7 +23,8 @@ _TEMPLATE = (
 
 
 def make_reasoning_checkpoint(folder: Path) -> Path:
-    """Save a tiny Llama in float32 whose answers begin inside the reasoning, unless ``enable_thinking`` is false."""
+    """Save a tiny Llama in float32 whose answers begin inside the reasoning, unless
+    ``enable_thinking`` is false."""
     from transformers import PreTrainedTokenizerFast
 
     make_checkpoint(

@@ -1,4 +1,5 @@
-"""Everything that a server holds of the system: processes, files, sockets, semaphores, shared memory."""
+"""Everything that a server holds of the system: processes, files, sockets, semaphores, shared
+memory."""
 
 import contextlib
 import time
@@ -17,7 +18,8 @@ class Holdings:
     """Of the supervisor and the api process, which outlive engines."""
 
     processes: tuple[str, ...]
-    """Modules of all processes of the server, in alphabetical order; helpers of the tokenizer process apart."""
+    """Modules of all processes of the server, in alphabetical order; helpers of the tokenizer
+    process apart."""
     num_fds: dict[str, int]
     """Without those of HTTP connections."""
     num_threads: dict[str, int]

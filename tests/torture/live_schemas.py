@@ -1,8 +1,11 @@
-"""Generates answers to random schemas on a live engine with the built-in model, and judges each finished answer by ``jsonschema``.
+"""Generates answers to random schemas on a live engine with the built-in model, and judges each
+finished answer by ``jsonschema``.
 
-``python -m tests.torture.live_schemas --schemas 3000 --seed 0`` prints a table, and exits with 1 if an answer was invalid, a request
-failed otherwise than by a refusal, or more than 2 % of the accepted requests were given up (status 422). Half of the schemas are those
-of :mod:`tests.constrained.fuzz_schemas`, half those of :mod:`tests.server.test_random_schemas`, which are more like real ones.
+``python -m tests.torture.live_schemas --schemas 3000 --seed 0`` prints a table, and exits with 1 if
+an answer was invalid, a request failed otherwise than by a refusal, or more than 2 % of the
+accepted requests were given up (status 422). Half of the schemas are those of
+:mod:`tests.constrained.fuzz_schemas`, half those of :mod:`tests.server.test_random_schemas`, which
+are more like real ones.
 """
 
 import argparse

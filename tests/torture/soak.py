@@ -2,9 +2,10 @@
 
     SOAK_MINUTES=60 python -m tests.torture.soak
 
-The load is an open loop of SOAK_RATE requests a second (default 3): short and long prompts, JSON and new grammars, kept conversations,
-sessions and leases, answers that do not stream, and clients that leave. The KV pool is small, so that eviction and retraction never
-rest. Prints a table; the exit status is 1 if an invariant is broken, an answer fails, or a process grows.
+The load is an open loop of SOAK_RATE requests a second (default 3): short and long prompts, JSON
+and new grammars, kept conversations, sessions and leases, answers that do not stream, and clients
+that leave. The KV pool is small, so that eviction and retraction never rest. Prints a table; the
+exit status is 1 if an invariant is broken, an answer fails, or a process grows.
 """
 
 import asyncio
@@ -40,10 +41,12 @@ FILL = {
     "new_grammar": 4600, "turn": 3600, "any_kind": 2000, "long_prompt": 600, "session": 600, "leaves": 1600, "lease": 200, "calls": 100,
     "is_aborted": 200,
 }  # fmt: skip
-"""Requests ahead of the measured time, in random order, which fill the bounded caches: 2,048 compiled grammars, 256 loaded ones, 1 MB of
-kept conversations, 0.5 MB of kept answers and of texts of nodes, the 4,000 words whose tokens the tokenizers library keeps in each
-thread, and 512 requests with several answers. About twice as many as that takes: each replacement fragments the heap, until it has the
-places for all sizes (the tokenizer process grew by 1.4 MB over the first 13,000 requests, and by 0.1 over the next 3,600)."""
+"""Requests ahead of the measured time, in random order, which fill the bounded caches: 2,048
+compiled grammars, 256 loaded ones, 1 MB of kept conversations, 0.5 MB of kept answers and of texts
+of nodes, the 4,000 words whose tokens the tokenizers library keeps in each thread, and 512 requests
+with several answers. About twice as many as that takes: each replacement fragments the heap, until
+it has the places for all sizes (the tokenizer process grew by 1.4 MB over the first 13,000
+requests, and by 0.1 over the next 3,600)."""
 FILLED_FROM_MINUTES = 10
 """A shorter run sends fewer of them."""
 
@@ -250,7 +253,8 @@ class Soak:
 
 
 def slope_per_hour(samples: list[Sample]) -> float:
-    """MB an hour: the median slope of pairs of samples (Theil and Sen). Of pairs half of the time apart, which are the most exact."""
+    """MB an hour: the median slope of pairs of samples (Theil and Sen). Of pairs half of the time
+    apart, which are the most exact."""
     half = len(samples) // 2
     pairs = zip(samples[:-half], samples[half:], strict=False)
     return 3600 * statistics.median((b.rss_mb - a.rss_mb) / (b.at_s - a.at_s) for a, b in pairs)

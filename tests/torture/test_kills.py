@@ -1,7 +1,9 @@
-"""A hundred deaths of an engine's processes under 32 clients: no answer is lost, none differs, and nothing is left.
+"""A hundred deaths of an engine's processes under 32 clients: no answer is lost, none differs, and
+nothing is left.
 
-RADIXRT_KILLS sets the number of deaths, RADIXRT_SEED their places. A quarter of them hit a server that drafts tokens, as servers on
-a CPU do by default; its answers end sooner, so that fewer of them are open at a death.
+RADIXRT_KILLS sets the number of deaths, RADIXRT_SEED their places. A quarter of them hit a server
+that drafts tokens, as servers on a CPU do by default; its answers end sooner, so that fewer of them
+are open at a death.
 """
 
 import asyncio
@@ -225,7 +227,8 @@ class Run:
         )
 
     async def begun(self, number: int) -> None:
-        """Wait until the server runs, or has answered, this number of requests: a drain refuses those that come later."""
+        """Wait until the server runs, or has answered, this number of requests: a drain refuses
+        those that come later."""
         while True:
             answered = sum(self.answered.values())  # first, so that no request counts twice
             load = (await self.client.get("/load")).json()["server_load"]

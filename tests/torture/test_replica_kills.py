@@ -1,7 +1,8 @@
-"""A hundred ends of replicas under 64 clients, half of them with drafts: no answer is lost, none differs, and nothing is left.
+"""A hundred ends of replicas under 64 clients, half of them with drafts: no answer is lost, none
+differs, and nothing is left.
 
-Most are deaths (SIGKILL of a worker or a scheduler), one in twelve is a drain (SIGTERM of a scheduler), and one in five is the death of
-the tokenizer process, which replicas survive.
+Most are deaths (SIGKILL of a worker or a scheduler), one in twelve is a drain (SIGTERM of a
+scheduler), and one in five is the death of the tokenizer process, which replicas survive.
 
 RADIXRT_KILLS sets their number, RADIXRT_SEED their places.
 """
@@ -47,7 +48,8 @@ class ReplicaRun(Run):
         return [process for process in family if module_of(process) in names]
 
     async def end_one(self) -> None:
-        """End a process of a replica, or the tokenizer process. Wait until all answers go on and the replicas are complete."""
+        """End a process of a replica, or the tokenizer process. Wait until all answers go on and
+        the replicas are complete."""
         await self.until(lambda: len(self.open) == CLIENTS, "clients do not ask")
         await asyncio.sleep(self.rng.uniform(0, 1.0))
         of_replicas = self.processes("worker", "scheduler")

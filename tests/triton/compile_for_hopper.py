@@ -2,9 +2,10 @@
 
     python -m tests.triton.compile_for_hopper [part of a name ...]
 
-Prints a JSON line a kernel: its registers, its stack (where registers spill to) and its shared memory. The functions that
-launch the kernels are called with tensors on the CPU under a driver that compiles and launches nothing, so
-what is compiled is what a launch would compile, alignment and all.
+Prints a JSON line a kernel: its registers, its stack (where registers spill to) and its shared
+memory. The functions that launch the kernels are called with tensors on the CPU under a driver that
+compiles and launches nothing, so what is compiled is what a launch would compile, alignment and
+all.
 """
 
 import json
@@ -57,7 +58,8 @@ def compile_instead_of_launching(report: Callable[[Any], None]) -> None:
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:
-    """What cuobjdump says of a kernel: REG a thread, STACK and LOCAL bytes (spills), SHARED bytes."""
+    """What cuobjdump says of a kernel: REG a thread, STACK and LOCAL bytes (spills), SHARED
+    bytes."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

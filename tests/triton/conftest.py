@@ -1,4 +1,5 @@
-"""Triton's interpreter truncates where a GPU rounds, and multiplies the bits of bfloat16; here it does as a GPU does."""
+"""Triton's interpreter truncates where a GPU rounds, and multiplies the bits of bfloat16; here it
+does as a GPU does."""
 
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 
 @pytest.fixture(autouse=True)
 def rounding_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter convert floats as torch does, to nearest even, and multiply matrices in float32."""
+    """Let the interpreter convert floats as torch does, to nearest even, and multiply matrices in
+    float32."""
     if torch.cuda.is_available():
         return
     interpreter = pytest.importorskip("triton.runtime.interpreter")

@@ -1,4 +1,5 @@
-"""Each Triton kernel launched once in the shapes that serving has: what is compiled ahead, and timed on a GPU."""
+"""Each Triton kernel launched once in the shapes that serving has: what is compiled ahead, and
+timed on a GPU."""
 
 from collections.abc import Callable
 

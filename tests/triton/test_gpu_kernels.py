@@ -1,4 +1,5 @@
-"""Which kernel the GPU's layers call for which input, and that FlashInfer is called as its signatures want."""
+"""Which kernel the GPU's layers call for which input, and that FlashInfer is called as its
+signatures want."""
 
 import inspect
 from typing import Any
@@ -17,7 +18,8 @@ BF16 = torch.bfloat16
 
 
 class FlashInferOnTorch:
-    """Takes the calls that FlashInfer's own signatures take, and does in PyTorch what its pages say."""
+    """Takes the calls that FlashInfer's own signatures take, and does in PyTorch what its pages
+    say."""
 
     def __init__(self) -> None:
         self.flashinfer = pytest.importorskip("flashinfer", reason="FlashInfer is not installed")

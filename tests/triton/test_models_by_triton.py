@@ -1,4 +1,5 @@
-"""Whole models by the GPU's kernels give the logits that PyTorch's give: views, writing in place and all."""
+"""Whole models by the GPU's kernels give the logits that PyTorch's give: views, writing in place
+and all."""
 
 import random
 from collections.abc import Callable

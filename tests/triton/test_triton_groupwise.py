@@ -1,4 +1,5 @@
-"""Quantized matrices multiply on a GPU as their reference does, for every layout that checkpoints bring."""
+"""Quantized matrices multiply on a GPU as their reference does, for every layout that checkpoints
+bring."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""The Triton kernels compute what the PyTorch references compute: on a GPU compiled, else interpreted on the CPU."""
+"""The Triton kernels compute what the PyTorch references compute: on a GPU compiled, else
+interpreted on the CPU."""
 
 import pytest
 import torch
@@ -75,7 +76,8 @@ def test_rotation_inside_a_merged_projection(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_fusing_a_product_with_a_sum_is_within_what_is_compared(dtype: torch.dtype) -> None:
-    """Triton does so on a GPU and not when it is interpreted; ``first * cos - second * sin`` cancels."""
+    """Triton does so on a GPU and not when it is interpreted; ``first * cos - second * sin``
+    cancels."""
     for seed in range(100):
         first, second = (draw(64, dtype=dtype, seed=1000 * half + seed) for half in (1, 2))
         angles = torch.rand(64, generator=torch.Generator().manual_seed(seed)).to(DEVICE) * 6.3

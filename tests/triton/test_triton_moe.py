@@ -1,4 +1,5 @@
-"""The fused mixture of experts computes what each expert alone computes, and its sort loses no pair."""
+"""The fused mixture of experts computes what each expert alone computes, and its sort loses no
+pair."""
 
 import pytest
 import torch

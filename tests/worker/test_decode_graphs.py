@@ -1,4 +1,5 @@
-"""Decode steps as graphs: the sizes that are captured, and padding that touches no sequence's pages."""
+"""Decode steps as graphs: the sizes that are captured, and padding that touches no sequence's
+pages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The price of a draft row is learned from step times, in a batch that hardly changes and in spite of noise."""
+"""The price of a draft row is learned from step times, in a batch that hardly changes and in spite
+of noise."""
 
 import random
 from itertools import pairwise
@@ -11,7 +12,8 @@ STEP_S, ROW_S = 0.020, 0.001
 
 
 def step_s(rng: random.Random, rows: int) -> float:
-    """About that of the 0.4 B shape on two cores, with noise of a twentieth; of fifty steps, one takes 20 times as long."""
+    """About that of the 0.4 B shape on two cores, with noise of a twentieth; of fifty steps, one
+    takes 20 times as long."""
     pause = 20 if rng.random() < 0.02 else 1
     return (STEP_S + ROW_S * rows) * rng.uniform(0.95, 1.05) * pause
 
@@ -38,7 +40,8 @@ def test_it_is_the_time_of_a_row_in_times_of_a_token(batch: int, often: float) -
 
 @pytest.mark.parametrize("batch", [1, 8, 16])
 def test_rows_that_cost_as_much_as_tokens_are_never_taken_for_cheap(batch: int) -> None:
-    """A step that computes takes twice the time for twice the rows. Half of the drafts are accepted."""
+    """A step that computes takes twice the time for twice the rows. Half of the drafts are
+    accepted."""
     for seed in range(8):
         rng, price = random.Random(seed), DraftPrice()
         cheap = 0
@@ -52,7 +55,8 @@ def test_rows_that_cost_as_much_as_tokens_are_never_taken_for_cheap(batch: int) 
 
 
 def test_accepted_drafts_make_rows_dearer() -> None:
-    """The more tokens a step gives, the less time a token takes, and the more a further row has to give."""
+    """The more tokens a step gives, the less time a token takes, and the more a further row has to
+    give."""
     prices = []
     for accepted in (0, 3, 15):
         price = DraftPrice()

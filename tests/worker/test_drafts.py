@@ -53,7 +53,8 @@ def best_place(text: list[int], ending: list[int]) -> SuffixMatch | None:
 
 
 def single_place(text: list[int], token: int) -> SuffixMatch | None:
-    """The last place behind a token, the first of the text apart, and how the token was followed there and before."""
+    """The last place behind a token, the first of the text apart, and how the token was followed
+    there and before."""
     places = [place for place in range(2, len(text)) if text[place - 1] == token]
     if not places:
         return None
@@ -105,7 +106,8 @@ def kind_of(num_agreeing: int) -> int:
 
 
 def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> None:
-    """The prompt says "a is 5 . b is 6 . c is 7 .", the answers a comma where it has its full stop."""
+    """The prompt says "a is 5 . b is 6 . c is 7 .", the answers a comma where it has its full
+    stop."""
     is_, stop, comma = 50, 51, 52
     prompt = [61, 1, is_, 5, stop, 2, is_, 6, stop, 3, is_, 7, stop, 60]
     drafter, text = NgramDrafter(), list(prompt)
@@ -253,7 +255,8 @@ def test_the_fate_of_tokens_behind_a_rejected_one_is_not_counted() -> None:
 
 
 def test_the_chance_of_further_tokens_is_learned_again_after_it_was_low() -> None:
-    """Where only the first token pays, nothing is learned of those behind it, so what was learned is forgotten."""
+    """Where only the first token pays, nothing is learned of those behind it, so what was learned
+    is forgotten."""
     chances = Chances()
     for _ in range(20):
         chances.learn((0, 0), num_tried=4, num_right=1)
@@ -326,7 +329,8 @@ def test_drafts_keep_within_the_answer_the_pages_and_the_grammar() -> None:
 
 
 def test_a_draft_may_have_stretches_of_several_drafters() -> None:
-    """The tree's continuation ends, the prompt goes on, and each stretch is counted and learned for itself."""
+    """The tree's continuation ends, the prompt goes on, and each stretch is counted and learned for
+    itself."""
     tree, ngram = (DRAFTERS.index("tree"), 0), (DRAFTERS.index("ngram"), ONCE)
     one = speculator()
     one.admit(admit([1, 2, 20, 21, 22, 3], continuation=pack_ids([20])))
@@ -360,7 +364,8 @@ def test_a_sequence_whose_mask_was_late_rests() -> None:
 
 
 def test_nothing_is_drafted_behind_the_end_of_an_answer() -> None:
-    """A step that was planned before the end is known computes one row of the sequence, and no more."""
+    """A step that was planned before the end is known computes one row of the sequence, and no
+    more."""
     one = speculator()
     one.admit(admit([1, 2, 3], continuation=pack_ids([4, 5, 6])))
     one.extend(np.array([0]), np.array([4], np.int32))

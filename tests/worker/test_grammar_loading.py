@@ -59,7 +59,8 @@ def test_the_worker_knows_how_long_a_grammar_has_been_loading(
 def test_a_grammar_whose_masks_were_slow_is_loaded_again_when_nobody_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All copies of its matcher share the states of one lexer, some 10 MB a second of slow masks."""
+    """All copies of its matcher share the states of one lexer, some 10 MB a second of slow
+    masks."""
     file = save_byte_level(tmp_path) / "tokenizer.json"
     facts = TokenizerFacts.load(file, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
     grammar = llguidance.compile_regex("a+", facts)

@@ -27,7 +27,8 @@ class Step:
 
 
 class Runner:
-    """Steps take until ``done`` is set; like the real one it collects a step when it launches the next."""
+    """Steps take until ``done`` is set; like the real one it collects a step when it launches the
+    next."""
 
     def __init__(self) -> None:
         self.in_flight: Step | None = None

@@ -1,4 +1,5 @@
-"""The sampler draws from the allowed tokens with the right probabilities, whatever else is in the batch."""
+"""The sampler draws from the allowed tokens with the right probabilities, whatever else is in the
+batch."""
 
 import math
 from collections import Counter
@@ -47,7 +48,8 @@ def on_host(sampled: SampledTokens) -> tuple[np.ndarray, list[SlotLogprobs]]:
 def draws(
     logits: torch.Tensor, params: SamplingParams, prompt: np.ndarray, count: int
 ) -> np.ndarray:
-    """``count`` tokens for one row of logits [vocab], each with a seed and a position that no other has."""
+    """``count`` tokens for one row of logits [vocab], each with a seed and a position that no other
+    has."""
     state = SamplingState(NUM_SEEDS, len(logits))
     for slot in range(NUM_SEEDS):
         state.admit(slot, replace(params, seed=slot), prompt, 0)

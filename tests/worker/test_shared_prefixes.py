@@ -1,4 +1,5 @@
-"""Decoding sequences are grouped so that as few pages as possible are read, and only pages that are the same."""
+"""Decoding sequences are grouped so that as few pages as possible are read, and only pages that are
+the same."""
 
 import itertools
 import random
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from radixrt.worker.kv.shared_prefixes import GroupedSlots, PrefixFinder, find_groups
 
-# Every prefix has pages of its own, as in a radix tree: a page id stands for all the tokens up to it.
+# Every prefix has pages of its own, as in a radix tree: a page id stands for all the tokens up to
+# it.
 _tables = st.lists(
     st.lists(st.integers(0, 1), max_size=6).map(
         lambda path: [hash(tuple(path[: i + 1])) % 1_000_003 for i in range(len(path))]
@@ -60,7 +62,8 @@ def partitions(items: list[int]):
 def test_groups_are_sound_and_save_about_as_many_page_reads_as_any_could(
     tables: list[list[int]],
 ) -> None:
-    """Of 6,000 random trees of up to seven sequences, 99% are grouped as well as can be; the worst saves 80% of that."""
+    """Of 6,000 random trees of up to seven sequences, 99% are grouped as well as can be; the worst
+    saves 80% of that."""
     groups = find_groups(*as_arrays(tables))
     members = groups_as_lists(groups)
     assert sorted(slot for group in members for slot in group) == list(range(len(tables)))

@@ -48,8 +48,8 @@ def taped(model: CausalLM) -> CausalLM:
 
 
 def answers(model: CausalLM) -> list[torch.Tensor]:
-    """Logits of steps of two prompts, of all, of one, and of one with a piece of another's prompt; then such steps again, of which the
-    last row of each is wanted."""
+    """Logits of steps of two prompts, of all, of one, and of one with a piece of another's prompt;
+    then such steps again, of which the last row of each is wanted."""
     setup = AttentionSetup(specs=model.attention_specs(), dtype=model.dtype, kv_dtype=model.dtype)
     harness = Harness(model, page_size=4, backend=CpuBackend(setup))
     sequences = [Sequence() for _ in PROMPTS]

@@ -1,4 +1,5 @@
-"""The trial step is the largest possible one, and the error names the settings if it does not fit."""
+"""The trial step is the largest possible one, and the error names the settings if it does not
+fit."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -191,7 +192,8 @@ def test_a_gpu_says_that_it_does_not_speculate(
 def test_the_trial_calls_every_kernel_that_a_request_may_ask_for(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton compiles a kernel at its first call, which is not to happen while requests are served."""
+    """Triton compiles a kernel at its first call, which is not to happen while requests are
+    served."""
     drawn: list[tuple[SamplingBatch, TokenMask | None]] = []
     draw = trial_run.fastest_draw(CPU.torch_device)
 

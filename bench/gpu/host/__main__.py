@@ -1,19 +1,22 @@
 """``python -m bench.gpu.host``: the host's time for steps on a GPU, on a machine without one.
 
-    python -m bench.gpu.host                      a mixed step of 256 decodes and one chunk of 512 tokens
-    python -m bench.gpu.host --chunk 64 2048      other chunks
-    python -m bench.gpu.host --launch-us 2        each launch costs 2 µs, as a driver would take
+    python -m bench.gpu.host                      a mixed step of 256 decodes and one chunk of 512
+    tokens python -m bench.gpu.host --chunk 64 2048      other chunks python -m bench.gpu.host
+    --launch-us 2        each launch costs 2 µs, as a driver would take
 
-The worker runs as it does on a GPU: torch's CUDA build, FlashInfer's compiled modules with their planners, Triton's
-launchers. ``stub_driver.c`` stands in for the CUDA runtime, the driver and cuBLAS: its launches do nothing and are counted.
+The worker runs as it does on a GPU: torch's CUDA build, FlashInfer's compiled modules with their
+planners, Triton's launchers. ``stub_driver.c`` stands in for the CUDA runtime, the driver and
+cuBLAS: its launches do nothing and are counted.
 
-Included: Python, torch's dispatch and allocator, FlashInfer's planning and argument checks, Triton's launchers.
-Not included: what the driver does for a launch (some 2 µs; --launch-us adds it), cuBLAS's choice of a kernel, waits for the
-device, copies of more than a megabyte. Times are CPU time of the launching thread, the best of all rounds and the median, so
-what else the machine does counts little, but it does count: caches are shared.
+Included: Python, torch's dispatch and allocator, FlashInfer's planning and argument checks,
+Triton's launchers. Not included: what the driver does for a launch (some 2 µs; --launch-us adds
+it), cuBLAS's choice of a kernel, waits for the device, copies of more than a megabyte. Times are
+CPU time of the launching thread, the best of all rounds and the median, so what else the machine
+does counts little, but it does count: caches are shared.
 
-Needs torch's CUDA build, flashinfer-python with compiled modules in it (``python -m tools.flashinfer_kernels install``), a C
-compiler and CUDA's headers (with NVIDIA's wheels: nvidia-cuda-crt beside those that torch brings).
+Needs torch's CUDA build, flashinfer-python with compiled modules in it (``python -m
+tools.flashinfer_kernels install``), a C compiler and CUDA's headers (with NVIDIA's wheels:
+nvidia-cuda-crt beside those that torch brings).
 """
 
 import argparse
@@ -93,7 +96,8 @@ def _settings(texts: list[str]) -> dict[str, Any]:
 
 
 def _run_again_with_stub(arguments: list[str], launch_us: float) -> None:
-    """Compile the stub and replace this process by one that has it in the place of NVIDIA's libraries."""
+    """Compile the stub and replace this process by one that has it in the place of NVIDIA's
+    libraries."""
     folder = Path(tempfile.mkdtemp(prefix="radixrt-stub-"))
     library = compile_stub(folder)
     environment = {
@@ -220,8 +224,8 @@ class Steps:
 
 @contextmanager
 def _watched(runner: ModelRunner, times: Times) -> Iterator[dict[str, float]]:
-    """Add up what the parts of a step take: what the plan changes, the inputs and their upload, and the attention's plan
-    with the launches up to the logits."""
+    """Add up what the parts of a step take: what the plan changes, the inputs and their upload, and
+    the attention's plan with the launches up to the logits."""
     parts: dict[str, float] = {}
     changed = [(runner, "_apply", "apply"), (runner._batch, "next_step", "inputs"), (runner, "_forward", "attention plan and launch")]  # fmt: skip
 

@@ -1,7 +1,9 @@
-"""Makes a GGUF file of a checkpoint: ``gguf_conversion.py LLAMA_CPP_SOURCES CHECKPOINT TARGET [KIND [PRE_TOKENIZER]]``
+"""Makes a GGUF file of a checkpoint: ``gguf_conversion.py LLAMA_CPP_SOURCES CHECKPOINT TARGET [KIND
+[PRE_TOKENIZER]]``
 
-Runs in the environment of llama.cpp. Its converter recognizes pre-tokenizers by a hash of what a known tokenizer makes of a
-text, so it refuses tokenizers that nobody has published. It is told the name; those here split text as GPT-2 does, unless another is given.
+Runs in the environment of llama.cpp. Its converter recognizes pre-tokenizers by a hash of what a
+known tokenizer makes of a text, so it refuses tokenizers that nobody has published. It is told the
+name; those here split text as GPT-2 does, unless another is given.
 """
 
 import runpy

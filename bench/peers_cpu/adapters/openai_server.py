@@ -1,7 +1,8 @@
 """A server for engines without one: the part of the OpenAI API that the comparison's client uses.
 
-Adapters are scripts that run in a peer's environment, so they import nothing of radixrt. They add as little as they can: text is
-encoded and decoded here by the Rust tokenizer, tokens arrive by a callback, and each becomes one event of the stream.
+Adapters are scripts that run in a peer's environment, so they import nothing of radixrt. They add
+as little as they can: text is encoded and decoded here by the Rust tokenizer, tokens arrive by a
+callback, and each becomes one event of the stream.
 """
 
 import asyncio

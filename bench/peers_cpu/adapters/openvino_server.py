@@ -1,4 +1,5 @@
-"""Serves OpenVINO GenAI's continuous batching: a process steps the pipeline and tells what each request has got.
+"""Serves OpenVINO GenAI's continuous batching: a process steps the pipeline and tells what each
+request has got.
 
 Runs in the environment of OpenVINO.
 """
@@ -42,7 +43,8 @@ def _pipeline(arguments: argparse.Namespace) -> openvino_genai.ContinuousBatchin
 
 
 class SteppedPipeline:
-    """The pipeline in a process of its own: a step holds Python's lock, and would hold up the stream of the step before it."""
+    """The pipeline in a process of its own: a step holds Python's lock, and would hold up the
+    stream of the step before it."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._connection, other_end = multiprocessing.Pipe()
@@ -86,7 +88,8 @@ def _step_forever(arguments: argparse.Namespace, connection: Connection) -> None
 def _new_progress(
     running: dict[int, Any],
 ) -> Iterator[tuple[int, Progress]]:
-    """What each request, by id with its handle, has got in a step; what has ended leaves ``running``."""
+    """What each request, by id with its handle, has got in a step; what has ended leaves
+    ``running``."""
     for request_id, handle in list(running.items()):
         while handle.can_read():
             (output,) = handle.read().values()

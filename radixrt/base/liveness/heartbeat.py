@@ -1,9 +1,9 @@
 """Heartbeats of the server's processes, by which the supervisor finds a process that hangs.
 
 A process promises something before each piece of work: the latest time of its next promise. Beside
-this a thread writes the time, four times a second, whatever the process works on: a process that was
-stopped is found long before its promise is broken. Both are in a file of the run directory that both
-sides map into memory, so they need no message and no system call.
+this a thread writes the time, four times a second, whatever the process works on: a process that
+was stopped is found long before its promise is broken. Both are in a file of the run directory that
+both sides map into memory, so they need no message and no system call.
 """
 
 import math
@@ -46,8 +46,9 @@ def work_limit_s(step_timeout: float | None) -> float:
 class Heartbeat:
     """One process's record, for the process that writes it and for those that read it.
 
-    Each of the numbers is written and read by one instruction. ``struct`` clears a record and then writes it byte by byte: a reader
-    in between sees a time long ago, and the supervisor would kill a process that works.
+    Each of the numbers is written and read by one instruction. ``struct`` clears a record and then
+    writes it byte by byte: a reader in between sees a time long ago, and the supervisor would kill
+    a process that works.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "heartbeat"
@@ -88,7 +89,8 @@ class Heartbeat:
 
         Args:
             within_s: seconds from now.
-            done: units of work (the scheduler counts tokens) that were finished since the last promise.
+            done: units of work (the scheduler counts tokens) that were finished since the last
+                promise.
         """
         self.count(done)
         self._due_at[0] = time.monotonic() + within_s
@@ -99,7 +101,8 @@ class Heartbeat:
         self._total[0] = self._done
 
     def promise_work(self, at_least_s: float, already_s: float = 0.0) -> None:
-        """Promise to be back from a piece of work within ``at_least_s`` or, if that is more, 20 times the longest so far.
+        """Promise to be back from a piece of work within ``at_least_s`` or, if that is more, 20
+        times the longest so far.
 
         Args:
             at_least_s: infinity: promise nothing.

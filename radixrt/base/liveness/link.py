@@ -1,7 +1,7 @@
 """The link between the supervisor and each of its processes: a pair of sockets.
 
-The supervisor alone knows which processes live. It tells all of them whenever that changes, and they keep it in memory. The end of
-the link is the death of the other side, however it died.
+The supervisor alone knows which processes live. It tells all of them whenever that changes, and
+they keep it in memory. The end of the link is the death of the other side, however it died.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     drained: list[int] = []
     """Replicas that an admin has drained; they are not started."""
     is_well: bool = True
-    """The tokenizer process and a replica are there, and no process of them hangs or misses its beats. In an engine that joins an ingress: a replica
-    is, and belongs to it."""
+    """The tokenizer process and a replica are there, and no process of them hangs or misses its
+    beats. In an engine that joins an ingress: a replica is, and belongs to it."""
     shutdown_reason: str = ""
     """Why the server ends at once; empty: it does not."""
 
@@ -43,7 +43,8 @@ class StartReplica(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnginesJoined(msgspec.Struct, frozen=True, tag=True):
-    """The number of engines of other machines that have joined a tokenizer process; of a scheduler, whether it has joined an ingress."""
+    """The number of engines of other machines that have joined a tokenizer process; of a scheduler,
+    whether it has joined an ingress."""
 
     count: int
 
@@ -75,8 +76,8 @@ class Link(Generic[Received]):
         self._decoder = msgspec.json.Decoder(received)  # type: ignore[call-overload]
 
     def send(self, message: msgspec.Struct) -> bool:
-        """Send without waiting; False: the other side has not read hundreds of messages. A message to a process that is gone is
-        dropped."""
+        """Send without waiting; False: the other side has not read hundreds of messages. A message
+        to a process that is gone is dropped."""
         line = msgspec.json.encode(message) + b"\n"
         try:
             return self._end.send(line, socket.MSG_DONTWAIT) == len(line)

@@ -83,7 +83,8 @@ def start_thread(
 
 
 def run_loop(loop: "asyncio.AbstractEventLoop") -> None:
-    """Run an event loop until it is stopped. A SystemExit in one of its tasks ends only that task."""
+    """Run an event loop until it is stopped. A SystemExit in one of its tasks ends only that
+    task."""
     while True:
         try:
             return loop.run_forever()

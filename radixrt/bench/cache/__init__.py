@@ -1,1 +1,2 @@
-"""``radixrt bench cache``: compares eviction policies, queue orders and pool sizes on recorded traffic."""
+"""``radixrt bench cache``: compares eviction policies, queue orders and pool sizes on recorded
+traffic."""

@@ -1,12 +1,14 @@
 """Two upper bounds of the hit rate, for prompts that arrive in a given order, one at a time.
 
-*Infinite cache*: nothing is ever evicted. *Belady on leaves*: of the unused pages, the one whose next use
-lies farthest ahead is evicted first (Belady, 1966). A page is used at least as early as its continuations, so
-the farthest page is always the tail of a leaf. Eviction of leaves only is therefore no restriction.
+*Infinite cache*: nothing is ever evicted. *Belady on leaves*: of the unused pages, the one whose
+next use lies farthest ahead is evicted first (Belady, 1966). A page is used at least as early as
+its continuations, so the farthest page is always the tail of a leaf. Eviction of leaves only is
+therefore no restriction.
 
-Both take the rules of the engine: whole pages are shared, and the last token of a prompt is always computed. Answers
-take room while they are written and none afterwards; requests do not overlap. So no eviction policy that admits
-in this order finds more, and a policy that changes the order (a queue by prefix length does) has another bound.
+Both take the rules of the engine: whole pages are shared, and the last token of a prompt is always
+computed. Answers take room while they are written and none afterwards; requests do not overlap. So
+no eviction policy that admits in this order finds more, and a policy that changes the order (a
+queue by prefix length does) has another bound.
 """
 
 import heapq
@@ -36,13 +38,14 @@ def infinite_cache(requests: Sequence[TraceRequest]) -> list[int]:
 def belady(requests: Sequence[TraceRequest], num_pages: int) -> list[int]:
     """Cached tokens of each prompt, in order, with a pool of ``num_pages`` pages of one block each.
 
-    The cache is kept as a count of pages for each next use: the pages whose next use is request ``t`` are all on
-    the path of ``t``, so ``t`` finds as many pages as its count says. Evicting from the latest count takes
-    a path's pages from its end.
+    The cache is kept as a count of pages for each next use: the pages whose next use is request
+    ``t`` are all on the path of ``t``, so ``t`` finds as many pages as its count says. Evicting
+    from the latest count takes a path's pages from its end.
     """
     next_uses = _next_uses(requests)
     cached: dict[int, int] = {}
-    """Pages in the cache by the request that uses them next; those never used again are dropped at once."""
+    """Pages in the cache by the request that uses them next; those never used again are dropped at
+    once."""
     latest: list[int] = []
     total = 0
     hits = []
@@ -62,7 +65,8 @@ def belady(requests: Sequence[TraceRequest], num_pages: int) -> list[int]:
 
 
 def _drop_latest(cached: dict[int, int], latest: list[int], excess: int) -> int:
-    """Evict ``excess`` pages (if that is positive), those used last first; returns how many went."""
+    """Evict ``excess`` pages (if that is positive), those used last first; returns how many
+    went."""
     dropped = 0
     while dropped < excess and latest:
         use = -latest[0]

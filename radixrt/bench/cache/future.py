@@ -5,10 +5,11 @@ estimate the duration of a tool, but it cannot know the next action of a human. 
 
 - ``none``: no hints.
 - ``session``: the session's name, and its end after the last request.
-- ``program``: also the time of the next request. After a tool call, this is the recorded pause times a log-normal error
-  (``--hint-error``: 0.5 is wrong by a factor of 1.65 or more in one case of three). After any other
-  request it is the typical pause of humans in this trace, a constant.
-- ``exact``: every pause as recorded. No program knows these times; they give the upper bound for hints of time.
+- ``program``: also the time of the next request. After a tool call, this is the recorded pause
+  times a log-normal error (``--hint-error``: 0.5 is wrong by a factor of 1.65 or more in one case
+  of three). After any other request it is the typical pause of humans in this trace, a constant.
+- ``exact``: every pause as recorded. No program knows these times; they give the upper bound for
+  hints of time.
 """
 
 import math

@@ -1,6 +1,8 @@
-"""Plots hit rates over pool sizes: a panel for each trace, a line for each policy, between LRU and the bounds.
+"""Plots hit rates over pool sizes: a panel for each trace, a line for each policy, between LRU and
+the bounds.
 
-With several replicas, a panel for each trace and number of replicas has TTFT and hit rate of each routing rule.
+With several replicas, a panel for each trace and number of replicas has TTFT and hit rate of each
+routing rule.
 """
 
 from pathlib import Path

@@ -112,7 +112,7 @@ class _Run:
                 self._limits,
                 self._clock,
                 setup.service_per_replica,
-                lambda number, told: self._answer_length(trace.requests[number]) - told,
+                lambda number, delivered: self._answer_length(trace.requests[number]) - delivered,
                 is_routed=setup.replicas > 1,
             )
             for _ in range(setup.replicas)

@@ -1,13 +1,14 @@
 """Routing rules for replays: the router of this package, and rules of other projects as published.
 
-- ``sglang``: the cache_aware policy of sgl-model-gateway with the defaults of its command line: an approximate tree of what was sent to each
-  worker; the longest match if it covers more than 0.3 of the prompt, else the fewest requests in
-  flight; the fewest requests, too, once the counts differ by more than 64 and by more than a factor
-  of 1.5.
-- ``dynamo``: the least ``prefill blocks + active blocks`` (overlap weight 1, temperature 0), with the prefills and blocks that the router itself counts as
-  active, and overlaps by KV events (Dynamo, routing concepts).
-- ``llm-d``: the highest sum of scores of the precise prefix-cache scorer (weight 3), the queue scorer (2) and the KV-utilization scorer (2), by metrics
-  that are read every 50 ms.
+- ``sglang``: the cache_aware policy of sgl-model-gateway with the defaults of its command line: an
+  approximate tree of what was sent to each worker; the longest match if it covers more than 0.3 of
+  the prompt, else the fewest requests in flight; the fewest requests, too, once the counts differ
+  by more than 64 and by more than a factor of 1.5.
+- ``dynamo``: the least ``prefill blocks + active blocks`` (overlap weight 1, temperature 0), with
+  the prefills and blocks that the router itself counts as active, and overlaps by KV events
+  (Dynamo, routing concepts).
+- ``llm-d``: the highest sum of scores of the precise prefix-cache scorer (weight 3), the queue
+  scorer (2) and the KV-utilization scorer (2), by metrics that are read every 50 ms.
 """
 
 import random
@@ -68,7 +69,7 @@ class RoutingRule:
         """A replica has started a step, or has nothing more to compute."""
 
     def prompt(self, arrival: Arrival) -> RoutedPrompt:
-        return RoutedPrompt.of(arrival.request.token_ids, "", self.page_size)
+        return RoutedPrompt.from_tokens(arrival.request.token_ids, "", self.page_size)
 
     def fewest(self) -> int:
         """The first replica with the fewest requests in flight."""

@@ -1,4 +1,5 @@
-"""Tables of replays with several replicas: each routing rule beside the others, and beside one engine with the whole pool."""
+"""Tables of replays with several replicas: each routing rule beside the others, and beside one
+engine with the whole pool."""
 
 from collections import defaultdict
 from itertools import groupby
@@ -12,7 +13,8 @@ _COLUMNS = ("hit %", "of one", "TTFT s", "p50", "p99", "to best", "p99 to best",
 
 
 def routing_tables(results: list[CacheResult]) -> list[Table]:
-    """A table for each trace, and one of the means over all cells; none if no result has several replicas."""
+    """A table for each trace, and one of the means over all cells; none if no result has several
+    replicas."""
     routed = [result for result in results if result.replicas > 1]
     tables = []
     for trace, rows in groupby(routed, lambda result: result.trace):

@@ -2,13 +2,15 @@
 
 Two formats, one JSON object a line, gzipped or not, told apart by their keys:
 
-- ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [id, ...]}``, as Mooncake
-  publishes its traces and as ``radixrt serve --request-log FILE`` writes them;
-- the same with ``"runs": [[first_id, count], ...]`` in place of ``hash_ids``: ids that follow each other.
+- ``{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [id, ...]}``, as
+  Mooncake publishes its traces and as ``radixrt serve --request-log FILE`` writes them;
+- the same with ``"runs": [[first_id, count], ...]`` in place of ``hash_ids``: ids that follow each
+  other.
 
-Either may have ``"session"``, a number, and ``"tool"``, 1 where the answer ended in a tool call; only ``--hints`` and
-``--closed-loop`` ask for them. A block is 512 tokens, the last one of a prompt may be shorter. An id stands for the block and everything
-before it, so that two prompts share a prefix exactly as far as their ids are equal.
+Either may have ``"session"``, a number, and ``"tool"``, 1 where the answer ended in a tool call;
+only ``--hints`` and ``--closed-loop`` ask for them. A block is 512 tokens, the last one of a prompt
+may be shorter. An id stands for the block and everything before it, so that two prompts share a
+prefix exactly as far as their ids are equal.
 """
 
 import gzip

@@ -34,7 +34,8 @@ class Conversation:
         return body
 
     def ask(self, question: str) -> Iterator[Piece]:
-        """Yield the answer to ``question``. What has come of it stays in the history, also if it is interrupted.
+        """Yield the answer to ``question``. What has come of it stays in the history, also if it is
+        interrupted.
 
         Raises:
             ChatError: the server gave no answer; the question is not kept.

@@ -33,7 +33,8 @@ _PROGRESS = re.compile(r"Loading weights: (?P<done>.*)")
 
 
 def client_of(config: ServerConfig) -> ChatClient:
-    """A client on this machine of a server of these settings. Of a TLS server it wants the certificate itself, for any name.
+    """A client on this machine of a server of these settings. Of a TLS server it wants the
+    certificate itself, for any name.
 
     Raises:
         ConfigError: the certificate or its key cannot be used.
@@ -91,7 +92,8 @@ def _is_the_same(model: dict[str, Any], wanted: str) -> bool:
 
 @contextlib.contextmanager
 def started(config: ServerConfig) -> Iterator[ServerConfig]:
-    """Run a server of these settings until the block ends; yields the settings with the port that it listens on.
+    """Run a server of these settings until the block ends; yields the settings with the port that
+    it listens on.
 
     Raises:
         ConfigError: a setting, the checkpoint or the machine makes it impossible.

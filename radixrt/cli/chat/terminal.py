@@ -160,7 +160,8 @@ class Terminal:
 
 @contextlib.contextmanager
 def _line_history():
-    """Edit lines with readline where Python has it; the questions of earlier chats come back with the arrow keys."""
+    """Edit lines with readline where Python has it; the questions of earlier chats come back with
+    the arrow keys."""
     try:
         import readline
     except ImportError:

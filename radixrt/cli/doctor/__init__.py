@@ -1,1 +1,2 @@
-"""The commands ``radixrt doctor`` and ``radixrt models``: findings about this machine and its checkpoints."""
+"""The commands ``radixrt doctor`` and ``radixrt models``: findings about this machine and its
+checkpoints."""

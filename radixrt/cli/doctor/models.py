@@ -1,4 +1,5 @@
-"""The command ``radixrt models``: the checkpoints and GGUF files on this machine, and which of them can be served."""
+"""The command ``radixrt models``: the checkpoints and GGUF files on this machine, and which of them
+can be served."""
 
 import argparse
 import os
@@ -59,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def model_finding(name: str) -> Finding:
-    """Whether a model can be served, and whether its weights fit the memory; nothing is loaded or downloaded."""
+    """Whether a model can be served, and whether its weights fit the memory; nothing is loaded or
+    downloaded."""
     try:
         folder = resolve_model_path(name, "MODEL", download=False)
         check_checkpoint(folder)
@@ -76,7 +78,8 @@ def model_finding(name: str) -> Finding:
 
 
 def local_models(folders: Iterable[Path] = ()) -> Iterator[LocalModel]:
-    """The models in the hub's cache, by name, and the GGUF files in ``folders`` and their subfolders.
+    """The models in the hub's cache, by name, and the GGUF files in ``folders`` and their
+    subfolders.
 
     Raises:
         ConfigError: one of ``folders`` does not exist.

@@ -1,1 +1,2 @@
-"""``radixrt lint-prompts``: the cache misses of recorded requests, their causes, and what they cost."""
+"""``radixrt lint-prompts``: the cache misses of recorded requests, their causes, and what they
+cost."""

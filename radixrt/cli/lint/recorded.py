@@ -1,4 +1,5 @@
-"""Reads recorded requests: bodies of chats, completions, messages and responses, alone or as lines of OpenAI's batches."""
+"""Reads recorded requests: bodies of chats, completions, messages and responses, alone or as lines
+of OpenAI's batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ class Recorded:
     prompt: Prompt
     salt: str
     computed_tokens: int = 0
-    """Prompt tokens that its response says were not cached; 0 where there is no response with usage and times."""
+    """Prompt tokens that its response says were not cached; 0 where there is no response with usage
+    and times."""
     prefill_s: float = 0.0
     """Seconds that its response says the prefill took."""
 
@@ -130,8 +132,8 @@ def _of_chat(fields: ChatCompletionRequest, instructions: str = "") -> Prompt:
 def _measured(response: Any) -> tuple[int, float]:
     """Prompt tokens that were computed, and the seconds that it took, if a response tells both."""
     try:
-        told = msgspec.convert(response, _Response)
+        found = msgspec.convert(response, _Response)
     except msgspec.ValidationError:
         return 0, 0.0
-    details = told.usage.prompt_tokens_details or _Details()
-    return told.usage.prompt_tokens - (details.cached_tokens or 0), told.times.prefill_s
+    details = found.usage.prompt_tokens_details or _Details()
+    return found.usage.prompt_tokens - (details.cached_tokens or 0), found.times.prefill_s

@@ -1,7 +1,7 @@
 """Replays prompts through a radix tree and explains their misses.
 
-The answers of a log are mostly not recorded. Where a request goes on from an earlier one, its next message of the assistant is taken for the
-answer, which the cache would have had.
+The answers of a log are mostly not recorded. Where a request goes on from an earlier one, its next
+message of the assistant is taken for the answer, which the cache would have had.
 """
 
 from bisect import bisect_left
@@ -89,7 +89,8 @@ class PromptLinter:
                 cache.insert(tokens, salt, seq_id)
 
     def _note_answer(self, record: PromptRecord, facts: CacheFacts, salt: str) -> bool:
-        """Let the cache have the answer to the earlier request that this one goes on from, if it goes on from one."""
+        """Let the cache have the answer to the earlier request that this one goes on from, if it
+        goes on from one."""
         earlier, layout = self._explainer.records.of_sequence(facts.seq_id), record.layout
         if earlier is None or earlier.layout is None or layout is None:
             return False
@@ -128,7 +129,8 @@ class PromptLinter:
         )
 
     def _end_of_volatile(self, record: PromptRecord, facts: CacheFacts) -> int:
-        """The token up to which the prompt would be that of the earlier request, but for volatile text."""
+        """The token up to which the prompt would be that of the earlier request, but for volatile
+        text."""
         earlier = self._explainer.records.of_sequence(facts.seq_id)
         if earlier is None:
             return 0

@@ -1,4 +1,5 @@
-"""``radixrt lint-schema``: says what of JSON schemas a grammar enforces, what is checked afterwards, and what is slow."""
+"""``radixrt lint-schema``: says what of JSON schemas a grammar enforces, what is checked
+afterwards, and what is slow."""
 
 import argparse
 import json

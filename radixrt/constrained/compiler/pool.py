@@ -82,7 +82,7 @@ class CompilePool:
         self._loads_tokenizer = False
         """Each zygote is to load the tokenizer when it has made a helper."""
         self._loading: Zygote | None = None
-        """The zygote that was told to."""
+        """The zygote that was asked to start one."""
 
     def start(self) -> None:
         """Start the helpers; the first job waits until one has loaded the tokens."""

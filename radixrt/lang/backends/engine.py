@@ -28,7 +28,8 @@ class Engine(RadixrtBackend):
 
 
 class _InProcess(httpx.AsyncBaseTransport):
-    """Passes requests to the api's application in the engine's event loop, and answers back to this one."""
+    """Passes requests to the api's application in the engine's event loop, and answers back to this
+    one."""
 
     def __init__(self, llm: LLM) -> None:
         self._engine = llm.background

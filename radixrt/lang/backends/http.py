@@ -1,4 +1,5 @@
-"""HTTP client: sends JSON, receives JSON or server-sent events, and turns every failure into a typed error."""
+"""HTTP client: sends JSON, receives JSON or server-sent events, and turns every failure into a
+typed error."""
 
 import asyncio
 import os
@@ -19,7 +20,8 @@ LONGEST_RETRY_S = 60.0
 
 
 class HttpClient:
-    """Connections to one server, used in the runtime's event loop. A forked child process opens its own."""
+    """Connections to one server, used in the runtime's event loop. A forked child process opens its
+    own."""
 
     def __init__(
         self,
@@ -51,8 +53,8 @@ class HttpClient:
             return _decoded(await response.aread())
 
     async def answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """The JSON of the answer, or of each event if the body asks for a stream. Closing the generator cancels the
-        request.
+        """The JSON of the answer, or of each event if the body asks for a stream. Closing the
+        generator cancels the request.
 
         Raises:
             BackendError: or a subclass.
@@ -84,7 +86,8 @@ class HttpClient:
     async def _answer(
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> "AsyncIterator[httpx.Response]":
-        """Send the request, again while the server is overloaded; the response, with its headers read."""
+        """Send the request, again while the server is overloaded; the response, with its headers
+        read."""
         import httpx  # here: it takes most of the time of importing the language
 
         waited_s = 0.0
@@ -128,7 +131,8 @@ class HttpClient:
 
 
 async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event. Only line feeds end lines: JSON may contain Unicode's other line separators."""
+    """The data of each event. Only line feeds end lines: JSON may contain Unicode's other line
+    separators."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,5 @@
-"""Backend for any OpenAI-compatible server. It sends standard fields only and refuses features that need others."""
+"""Backend for any OpenAI-compatible server. It sends standard fields only and refuses features that
+need others."""
 
 import dataclasses
 from collections.abc import AsyncGenerator
@@ -37,7 +38,8 @@ FEATURE_NAMES: dict[type, str] = {
 }
 """Names of constraints in errors."""
 CHOICE_PROPERTY = "choice"
-"""Choices are sent as the one property of a JSON object: strict mode takes no other JSON at the root."""
+"""Choices are sent as the one property of a JSON object: strict mode takes no other JSON at the
+root."""
 
 
 class OpenAI(Backend):
@@ -71,7 +73,8 @@ class OpenAI(Backend):
                     yield piece if choices is None else _without_object(piece)
 
     async def score(self, call: ChoiceCall) -> Scored:
-        """Let the server echo the prompt and each choice with log-probabilities, which only completions offer."""
+        """Let the server echo the prompt and each choice with log-probabilities, which only
+        completions offer."""
         prompt, choices, unconditional = call.prompt, call.choices, call.unconditional
         if not isinstance(prompt, str):
             raise self._unsupported(
@@ -140,8 +143,8 @@ class OpenAI(Backend):
 def without_old_reasoning(messages: Prompt) -> list[dict[str, Any]]:
     """Messages without the reasoning of finished tool loops.
 
-    Within a tool loop models continue from their reasoning, and servers that return it ask for it. After the next user
-    message they refuse or ignore it.
+    Within a tool loop models continue from their reasoning, and servers that return it ask for it.
+    After the next user message they refuse or ignore it.
     """
     assert not isinstance(messages, str)
     asked_at = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
@@ -171,7 +174,8 @@ def _beyond(start: int, logprobs: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _with_schema(call: Call, choices: Choices) -> Call:
-    """The call with a JSON schema in the place of choices. It does not stream: half an object has no text."""
+    """The call with a JSON schema in the place of choices. It does not stream: half an object has
+    no text."""
     schema = {
         "type": "object",
         "properties": {CHOICE_PROPERTY: {"type": "string", "enum": list(choices.texts)}},
@@ -182,7 +186,8 @@ def _with_schema(call: Call, choices: Choices) -> Call:
 
 
 def _without_object(piece: Piece) -> Piece:
-    """A whole answer with the choice as its text. An answer that is no such object, such as one cut off, stays."""
+    """A whole answer with the choice as its text. An answer that is no such object, such as one cut
+    off, stays."""
     try:
         return dataclasses.replace(piece, text=msgspec.json.decode(piece.text)[CHOICE_PROPERTY])
     except (msgspec.DecodeError, KeyError, TypeError):

@@ -56,7 +56,8 @@ def response_format(constraint: JsonSchema) -> dict[str, Any]:
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether OpenAI's strict mode accepts a schema: all objects are closed, and all their properties are required."""
+    """Whether OpenAI's strict mode accepts a schema: all objects are closed, and all their
+    properties are required."""
     if isinstance(schema, list):
         return all(is_strict(item) for item in schema)
     if not isinstance(schema, dict):

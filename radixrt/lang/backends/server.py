@@ -118,8 +118,8 @@ def set_default_backend(backend: Backend | str | None) -> None:
     """Set the backend of programs that name none.
 
     Args:
-        backend: a backend, or the address of a radixrt server. None: the server at ``RADIXRT_URL``, or at the default
-            address.
+        backend: a backend, or the address of a radixrt server. None: the server at ``RADIXRT_URL``,
+            or at the default address.
     """
     global _default
     _default = None if backend is None else backend_of(backend)

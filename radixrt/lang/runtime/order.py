@@ -1,7 +1,7 @@
 """Orders waiting prompts so that those with long common prefixes follow one another.
 
-The order is a walk along nearest neighbours: it begins with the two prompts that share the longest prefix, and goes on with the
-prompt that shares most with the last one.
+The order is a walk along nearest neighbours: it begins with the two prompts that share the longest
+prefix, and goes on with the prompt that shares most with the last one.
 """
 
 import bisect

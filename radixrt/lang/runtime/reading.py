@@ -17,7 +17,8 @@ TextSoFar = Iterator[str | None]
 
 
 class ChangeCounter:
-    """Counts the changes of a run. Readers note :attr:`count`, read, and wait until the count is higher."""
+    """Counts the changes of a run. Readers note :attr:`count`, read, and wait until the count is
+    higher."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -95,7 +96,8 @@ def text_of_call(placeholder: Placeholder) -> TextSoFar:
 
 
 def values_of_call(placeholder: Placeholder) -> Iterator[PartialValue | None]:
-    """The values inside the answer of one call, in the order in which they are complete; None: no more for now.
+    """The values inside the answer of one call, in the order in which they are complete; None: no
+    more for now.
 
     Raises:
         LangError: the call failed, or a value is not of its type.

@@ -21,7 +21,8 @@ from radixrt.lang.tracing.records import CallRecord, RunRecord
 CURRENT_RUN: contextvars.ContextVar["Run | None"] = contextvars.ContextVar(
     "current run", default=None
 )
-"""The run whose program this thread or task executes; programs that it runs use the same backend."""
+"""The run whose program this thread or task executes; programs that it runs use the same
+backend."""
 
 
 class Run:
@@ -38,8 +39,8 @@ class Run:
         """
         Args:
             batch: the admission of the batch that this run is part of.
-            outer: the run whose program began this one. Calls of this run count as calls of the outer one in its batch, and
-                are cancelled with it.
+            outer: the run whose program began this one. Calls of this run count as calls of the
+                outer one in its batch, and are cancelled with it.
         """
         self.id = uuid.uuid4().hex
         self.backend = backend
@@ -74,10 +75,11 @@ class Run:
 
     @contextlib.asynccontextmanager
     async def admission(self, prompt: Prompt, record: CallRecord) -> AsyncIterator[None]:
-        """A block to send a call in. The first calls of a run in a batch wait for its admission; all others begin at once.
+        """A block to send a call in. The first calls of a run in a batch wait for its admission;
+        all others begin at once.
 
-        The run's own batch admits first, then the batches of the runs around it. No batch waits for one inside it, so there is
-        no deadlock.
+        The run's own batch admits first, then the batches of the runs around it. No batch waits for
+        one inside it, so there is no deadlock.
         """
         async with contextlib.AsyncExitStack() as entered:
             run: Run | None = self

@@ -8,9 +8,10 @@ from radixrt.lang.tracing.records import CallRecord
 PhaseName = Literal[
     "waiting", "held", "sending", "queued", "prefill", "first token", "decoding", "answering"
 ]
-"""waiting: for the calls before it. held: until the batch admits its run. sending: transport and encoding.
-queued: in the server's queue. prefill: until the first token, by the server's report; first token: the same, by the stream.
-decoding: all further tokens. answering: the whole answer, where neither server nor stream tells more."""
+"""waiting: for the calls before it. held: until the batch admits its run. sending: transport and
+encoding. queued: in the server's queue. prefill: until the first token, by the server's report;
+first token: the same, by the stream. decoding: all further tokens. answering: the whole answer,
+where neither server nor stream tells more."""
 
 SHORTEST_S = 1e-5
 """Shorter phases are left out."""

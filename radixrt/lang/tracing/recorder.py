@@ -20,7 +20,8 @@ _lock = threading.Lock()
 class Trace:
     """A timeline of one run or several.
 
-    ``print(trace)`` shows it as text. :meth:`save` writes Chrome trace events for ui.perfetto.dev or chrome://tracing.
+    ``print(trace)`` shows it as text. :meth:`save` writes Chrome trace events for ui.perfetto.dev
+    or chrome://tracing.
 
     >>> print(Trace([]))
     nothing · 0 runs · 0 ms · 0 calls · 0 branches · 0 tokens in (0 cached) · 0 out
@@ -37,13 +38,15 @@ class Trace:
         return [call for run in self.runs for call in run.calls]
 
     def data(self) -> dict[str, Any]:
-        """The trace as Chrome trace events: the JSON object that :meth:`save` writes. Times are in microseconds."""
+        """The trace as Chrome trace events: the JSON object that :meth:`save` writes. Times are in
+        microseconds."""
         return chrome_trace(self.runs, self.made_at)
 
     def save(self, path: str | Path) -> None:
         """Write the trace events as JSON.
 
-        A path that ends in ``.html``, as earlier versions wrote, gives a warning and the same name with ``.json``.
+        A path that ends in ``.html``, as earlier versions wrote, gives a warning and the same name
+        with ``.json``.
         """
         path = Path(path)
         if path.suffix in (".html", ".htm"):
@@ -59,7 +62,8 @@ class Trace:
 
 
 class Recorder(ContextDecorator):
-    """Records all runs that begin inside ``with rl.trace("out.json"):``, in any thread, and saves them at the end.
+    """Records all runs that begin inside ``with rl.trace("out.json"):``, in any thread, and saves
+    them at the end.
 
     They are saved also after an error. Without ``with``: :meth:`start` and :meth:`stop`.
     """

@@ -25,7 +25,8 @@ def text_of(runs: Sequence[RunRecord], now: float) -> str:
     """The whole text.
 
     Args:
-        now: where runs and calls that have not ended are cut off, in seconds of ``time.monotonic()``.
+        now: where runs and calls that have not ended are cut off, in seconds of
+            ``time.monotonic()``.
     """
     start, end = span_of(runs, now)
     calls = [

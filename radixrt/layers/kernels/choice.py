@@ -1,4 +1,5 @@
-"""Chooses the kernels that compute the layers on a device: the fastest that are installed for it."""
+"""Chooses the kernels that compute the layers on a device: the fastest that are installed for
+it."""
 
 import logging
 

@@ -1,9 +1,11 @@
-"""The layers' operations on an NVIDIA GPU: FlashInfer's kernels where it has them, Triton's for the rest.
+"""The layers' operations on an NVIDIA GPU: FlashInfer's kernels where it has them, Triton's for the
+rest.
 
-Each operation asks ``flashinfer`` first and falls to ``triton``; which shapes FlashInfer takes is said once,
-in :class:`FlashInferLayers`. Either set may be left out, so that the two can be measured against each
-other. Their results differ from the references', and from each other's, by one rounding: FlashInfer
-rounds a norm and a gated activation once, at the end, where the references round in the middle too.
+Each operation asks ``flashinfer`` first and falls to ``triton``; which shapes FlashInfer takes is
+said once, in :class:`FlashInferLayers`. Either set may be left out, so that the two can be measured
+against each other. Their results differ from the references', and from each other's, by one
+rounding: FlashInfer rounds a norm and a gated activation once, at the end, where the references
+round in the middle too.
 """
 
 import importlib.util
@@ -30,8 +32,8 @@ ROTATED_HEAD_DIMS = (64, 128, 256, 512)
 """FlashInfer's rotary kernel is compiled for these."""
 
 DECODED_FROM_TOKENS = 256
-"""From this number on the tensor cores are the limit, and a plain product of decoded weights keeps them busier. Computed,
-not yet measured on a GPU."""
+"""From this number on the tensor cores are the limit, and a plain product of decoded weights keeps
+them busier. Computed, not yet measured on a GPU."""
 
 _ACTIVATIONS = {
     "silu": "silu_and_mul",
@@ -56,7 +58,8 @@ def gpu_kernels(device: torch.device) -> LayerKernels:
 
 
 class FlashInferLayers:
-    """FlashInfer's kernels, and the rule which inputs they take. Imported on first use: that takes seconds."""
+    """FlashInfer's kernels, and the rule which inputs they take. Imported on first use: that takes
+    seconds."""
 
     def __init__(self) -> None:
         self._functions: UntracedFunctions | None = None
@@ -72,7 +75,8 @@ class FlashInferLayers:
 
         For no rows FlashInfer would launch an empty grid, which CUDA refuses; Triton launches none.
 
-        Asked some times a layer, while the device waits for the host: so it reads as little of a tensor as it can.
+        Asked some times a layer, while the device waits for the host: so it reads as little of a
+        tensor as it can.
         """
         if not len(tensors[0]):
             return False
@@ -93,7 +97,8 @@ class FlashInferLayers:
         return halves_fit and merged.is_contiguous() and self.takes_rows(merged)
 
     def takes_rotation(self, query: Tensor, key: Tensor, cos_sin: Tensor) -> bool:
-        """Heads of a size that the kernel was compiled for, half of whose rotated part is whole vectors."""
+        """Heads of a size that the kernel was compiled for, half of whose rotated part is whole
+        vectors."""
         head_dim = query.shape[-1]
         return (
             head_dim in ROTATED_HEAD_DIMS
@@ -195,8 +200,8 @@ def _weights_of(stack: MatrixStack) -> Tensor:
 
 
 class TritonGroupwiseMatrix(PackedGroupwiseMatrix):
-    """A groupwise quantized matrix: decoded inside the product for few tokens, to memory before it for many. See
-    ``radixrt_kernels.triton.groupwise``."""
+    """A groupwise quantized matrix: decoded inside the product for few tokens, to memory before it
+    for many. See ``radixrt_kernels.triton.groupwise``."""
 
     def __init__(self, matrix: GroupwiseMatrix) -> None:
         from radixrt_kernels.triton import groupwise

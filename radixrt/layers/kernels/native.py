@@ -113,13 +113,15 @@ class NativeGroupwiseMatrix(PackedGroupwiseMatrix):
 
 
 class NativeExperts(Weights, ABC):
-    """The matrices of a mixture's experts, packed so that the kernels multiply by all of them in one call."""
+    """The matrices of a mixture's experts, packed so that the kernels multiply by all of them in
+    one call."""
 
     @abstractmethod
     def multiply_groups(
         self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """Each row times the matrix that its group belongs to: [rows, output features of one matrix].
+        """Each row times the matrix that its group belongs to: [rows, output features of one
+        matrix].
 
         Args:
             hidden: [num_tokens, columns]

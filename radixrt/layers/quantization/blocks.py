@@ -1,4 +1,5 @@
-"""Matrices in the quantized blocks of GGUF files, packed for the native CPU kernels while they are loaded."""
+"""Matrices in the quantized blocks of GGUF files, packed for the native CPU kernels while they are
+loaded."""
 
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
@@ -23,7 +24,8 @@ def block_matrices() -> Callable[..., "BlockMatrix"]:
 class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
     """In the checkpoint: each projection's rows of blocks, uint8 [output features, bytes of a row].
 
-    Projections that are computed together may be of different kinds. See ``radixrt_kernels.blockwise``.
+    Projections that are computed together may be of different kinds. See
+    ``radixrt_kernels.blockwise``.
     """
 
     def __init__(self, rows: int, columns: int, kinds: Mapping[str, int], memory: Slabs) -> None:

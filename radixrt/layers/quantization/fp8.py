@@ -1,7 +1,7 @@
 """Weights and activations of 8-bit floats (Micikevicius et al., 2022): W8A8 in E4M3.
 
-Each output feature has a scale, and each token gets one at run time: a product of two 8-bit floats runs at twice the rate
-of bfloat16, and reads half the bytes.
+Each output feature has a scale, and each token gets one at run time: a product of two 8-bit floats
+runs at twice the rate of bfloat16, and reads half the bytes.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,8 @@ ALIGNMENT = 16
 
 
 class Fp8Matrix(Matrix):
-    """``weight[row, column] = codes[row, column] * scales[row]``; the reference of the products, on any device.
+    """``weight[row, column] = codes[row, column] * scales[row]``; the reference of the products, on
+    any device.
 
     ``codes`` is float8_e4m3fn [rows, columns], ``scales`` float32 [rows].
     """
@@ -54,7 +55,8 @@ def quantize_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class RoundedFp8Matrix(Fp8Matrix, LoadableMatrix):
-    """In the checkpoint: the plain ``weight`` [output features, input features], rounded while it is loaded."""
+    """In the checkpoint: the plain ``weight`` [output features, input features], rounded while it
+    is loaded."""
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         slot = WeightSlot(
@@ -73,9 +75,9 @@ class RoundedFp8Matrix(Fp8Matrix, LoadableMatrix):
 
 
 class StoredFp8Matrix(Fp8Matrix, LoadableMatrix):
-    """In the checkpoint: ``weight`` in float8_e4m3fn and ``weight_scale``, for each projection one number or one an
-    output feature. Its ``input_scale``, where activations were calibrated, is not used: a scale of
-    each token's own is more exact."""
+    """In the checkpoint: ``weight`` in float8_e4m3fn and ``weight_scale``, for each projection one
+    number or one an output feature. Its ``input_scale``, where activations were calibrated, is not
+    used: a scale of each token's own is more exact."""
 
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         rows, name = placement.rows, placement.name
@@ -122,7 +124,8 @@ class ScaledFp8Matrix(Matrix):
 
     @staticmethod
     def takes(matrix: Fp8Matrix) -> bool:
-        """Whether its sizes are multiples of ``ALIGNMENT``, on a GPU that multiplies 8-bit floats."""
+        """Whether its sizes are multiples of ``ALIGNMENT``, on a GPU that multiplies 8-bit
+        floats."""
         if matrix.rows % ALIGNMENT or matrix.columns % ALIGNMENT:
             return False
         device = matrix.codes.device

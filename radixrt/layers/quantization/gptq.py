@@ -1,4 +1,5 @@
-"""Reads the tensors of GPTQ checkpoints (Frantar et al., 2022; AutoGPTQ's and GPTQModel's layouts)."""
+"""Reads the tensors of GPTQ checkpoints (Frantar et al., 2022; AutoGPTQ's and GPTQModel's
+layouts)."""
 
 from collections.abc import Iterator
 
@@ -20,9 +21,9 @@ from radixrt.layers.weights import WeightSlot
 class GptqMatrix(GroupwiseMatrix, LoadableMatrix):
     """In the checkpoint, with I input and O output features, G groups and C codes in 32 bits:
 
-    ``qweight`` int32 [I / C, O], ``qzeros`` int32 [G, O / C], ``scales`` float16 [G, O], and ``g_idx`` int32 [I]:
-    the group of each input feature. With activation order the groups are scattered over the features; then the
-    columns are sorted by their group when all is loaded.
+    ``qweight`` int32 [I / C, O], ``qzeros`` int32 [G, O / C], ``scales`` float16 [G, O], and
+    ``g_idx`` int32 [I]: the group of each input feature. With activation order the groups are
+    scattered over the features; then the columns are sorted by their group when all is loaded.
     """
 
     def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
@@ -52,7 +53,8 @@ class GptqMatrix(GroupwiseMatrix, LoadableMatrix):
         """Sort the columns by their groups.
 
         Raises:
-            ConfigError: the table of groups has no such order, or the merged projections differ in it.
+            ConfigError: the table of groups has no such order, or the merged projections differ in
+                it.
         """
         tables = list(self._groups_of_features.items())
         self._groups_of_features = {}
@@ -85,7 +87,7 @@ class GptqMatrix(GroupwiseMatrix, LoadableMatrix):
         return pack_halves(codes) if self.bits == 4 else codes
 
     def _zeros(self, words: Tensor) -> Tensor:
-        """int32 [G, O / C] -> uint8 [O, G]. In the format that stores zeros less one, a stored 15 (255) means 0: its
-        writers add one and drop the carry."""
+        """int32 [G, O / C] -> uint8 [O, G]. In the format that stores zeros less one, a stored 15
+        (255) means 0: its writers add one and drop the carry."""
         zeros = codes_of_words(words, self.bits).t()
         return (zeros + 1) & ((1 << self.bits) - 1) if self.scheme.zeros_less_one else zeros

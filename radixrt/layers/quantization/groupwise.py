@@ -1,6 +1,8 @@
-"""The matrix of all quantized linear layers: codes of 4 or 8 bits, and a scale and a zero for each group.
+"""The matrix of all quantized linear layers: codes of 4 or 8 bits, and a scale and a zero for each
+group.
 
-Every format of a checkpoint is brought into this one form while it is loaded, so kernels know only this.
+Every format of a checkpoint is brought into this one form while it is loaded, so kernels know only
+this.
 """
 
 from abc import abstractmethod
@@ -24,15 +26,17 @@ Convert = Callable[[Tensor], Tensor]
 
 
 class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
-    """``weight[row, column] = (code - zero) * scale``, the last two of the group that holds the column.
+    """``weight[row, column] = (code - zero) * scale``, the last two of the group that holds the
+    column.
 
-    ``codes`` is uint8 [rows, ceil(columns * bits / 8)]; of 4 bits, the even column is the low half of a byte.
-    ``zeros`` is uint8 and ``scales`` float16, both [rows, num_groups]; the last group may be shorter than
-    ``group_size``. Where ``column_order`` (int64 [columns]) is not None, the columns stand in another order than the input
-    features: column ``i`` belongs to feature ``column_order[i]``.
+    ``codes`` is uint8 [rows, ceil(columns * bits / 8)]; of 4 bits, the even column is the low half
+    of a byte. ``zeros`` is uint8 and ``scales`` float16, both [rows, num_groups]; the last group
+    may be shorter than ``group_size``. Where ``column_order`` (int64 [columns]) is not None, the
+    columns stand in another order than the input features: column ``i`` belongs to feature
+    ``column_order[i]``.
 
-    The subclasses load a checkpoint's tensors into it (``slots``). It multiplies on any device, and is the reference of
-    the kernels.
+    The subclasses load a checkpoint's tensors into it (``slots``). It multiplies on any device, and
+    is the reference of the kernels.
     """
 
     codes: Tensor
@@ -88,12 +92,13 @@ class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
     def slots_of_words(
         self, placement: Placement, shape: tuple[int, int], codes: Convert, zeros: Convert
     ) -> Iterator[tuple[str, WeightSlot]]:
-        """The slots of ``qweight``, ``qzeros`` and ``scales`` as AWQ and GPTQ keep them: input features first, codes in
-        int32 words.
+        """The slots of ``qweight``, ``qzeros`` and ``scales`` as AWQ and GPTQ keep them: input
+        features first, codes in int32 words.
 
         Args:
             shape: of ``qweight``.
-            codes, zeros: from the words of ``qweight`` and ``qzeros`` to ``codes`` and ``zeros`` as they are here.
+            codes, zeros: from the words of ``qweight`` and ``qzeros`` to ``codes`` and ``zeros`` as
+                they are here.
         """
         outputs, inputs = placement.size
         a_word = 32 // self.bits
@@ -108,11 +113,13 @@ class GroupwiseMatrix(EmbeddingMatrix, DecodableMatrix):
             yield f"{placement.name}.{name}", slot
 
     def first_code(self, placement: Placement) -> int:
-        """First index of this rank's part in dimension ``placement.dim`` of the whole projection's ``codes``."""
+        """First index of this rank's part in dimension ``placement.dim`` of the whole projection's
+        ``codes``."""
         return placement.start * self.bits // 8 if placement.dim == 1 else placement.start
 
     def first_group(self, placement: Placement) -> int:
-        """First index of this rank's part in dimension ``placement.dim`` of the whole projection's ``scales``.
+        """First index of this rank's part in dimension ``placement.dim`` of the whole projection's
+        ``scales``.
 
         Raises:
             ConfigError: the part does not begin with a group.
@@ -136,7 +143,8 @@ class PackedGroupwiseMatrix(EmbeddingMatrix):
     def __init__(self, matrix: GroupwiseMatrix, pack: Callable[..., Any]) -> None:
         """
         Args:
-            pack: makes the kernels' form from codes [rows, columns], scales, zeros, bits and group size.
+            pack: makes the kernels' form from codes [rows, columns], scales, zeros, bits and group
+                size.
         """
         super().__init__(matrix.rows, matrix.columns)
         codes = matrix.codes_of(slice(None))
@@ -160,7 +168,8 @@ class PackedGroupwiseMatrix(EmbeddingMatrix):
 
 
 def pack_halves(codes: Tensor) -> Tensor:
-    """uint8 [rows, columns] below 16 -> uint8 [rows, ceil(columns / 2)], the even column in the low half."""
+    """uint8 [rows, columns] below 16 -> uint8 [rows, ceil(columns / 2)], the even column in the low
+    half."""
     if codes.shape[1] % 2:
         codes = F.pad(codes, (0, 1))
     return codes[:, ::2] | (codes[:, 1::2] << 4)
@@ -172,6 +181,7 @@ def unpack_halves(packed: Tensor) -> Tensor:
 
 
 def codes_of_words(words: Tensor, bits: int) -> Tensor:
-    """The codes of int32 words, the lowest bits first: [rows, words] -> uint8 [rows, words * 32 / bits]"""
+    """The codes of int32 words, the lowest bits first: [rows, words] -> uint8 [rows, words * 32 /
+    bits]"""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)

@@ -1,4 +1,5 @@
-"""Quantizes a plain checkpoint while it is loaded: to the nearest code, with scales found by search."""
+"""Quantizes a plain checkpoint while it is loaded: to the nearest code, with scales found by
+search."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +13,8 @@ from radixrt.layers.quantization.groupwise import SCALE_DTYPE, GroupwiseMatrix, 
 from radixrt.layers.weights import WeightSlot
 
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Shares of a group's range that are tried at 4 bits: cutting outliers off makes the steps finer for the rest."""
+"""Shares of a group's range that are tried at 4 bits: cutting outliers off makes the steps finer
+for the rest."""
 
 ROWS_AT_ONCE = 1 << 20
 """Weights rounded together, so that the passes over them stay in the cache."""
@@ -47,7 +49,8 @@ class RoundedMatrix(GroupwiseMatrix, LoadableMatrix):
             self.scales[filled], self.zeros[filled] = scales, zeros
 
     def _grouped(self, weight: Tensor) -> Tensor:
-        """[rows, columns] -> [rows, groups, group_size]; a short last group is filled with its last weight."""
+        """[rows, columns] -> [rows, groups, group_size]; a short last group is filled with its last
+        weight."""
         missing = -weight.shape[1] % self.group_size
         if missing:
             weight = F.pad(weight[None], (0, missing), mode="replicate")[0]
@@ -63,7 +66,8 @@ def quantize(groups: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor
 
     Args:
         groups: float32 [rows, groups, group_size]
-        symmetric: the zero is the middle of the codes, so that a weight of 0 and both signs are alike.
+        symmetric: the zero is the middle of the codes, so that a weight of 0 and both signs are
+            alike.
 
     Returns:
         codes uint8 [rows, groups, group_size], scales float16 and zeros uint8 [rows, groups]

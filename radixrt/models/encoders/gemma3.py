@@ -1,4 +1,5 @@
-"""EmbeddingGemma: Gemma 3 whose tokens see those behind them, as far as the windows of its local layers reach."""
+"""EmbeddingGemma: Gemma 3 whose tokens see those behind them, as far as the windows of its local
+layers reach."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""ModernBERT (Warner et al., 2024): rotary positions, a gated MLP, and a window in two of three layers."""
+"""ModernBERT (Warner et al., 2024): rotary positions, a gated MLP, and a window in two of three
+layers."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""EXAONE 4: norms behind the blocks and on each head of query and key; layers without a window do not rotate."""
+"""EXAONE 4: norms behind the blocks and on each head of query and key; layers without a window do
+not rotate."""
 
 from typing import Any
 
@@ -7,7 +8,8 @@ from radixrt.models.decoder import CausalLM, PostNormDecoderLayer
 
 
 class Exaone4ForCausalLM(CausalLM):
-    """The 32B model has windows in three of four layers. The 1.2B model has none, and rotates in all layers."""
+    """The 32B model has windows in three of four layers. The 1.2B model has none, and rotates in
+    all layers."""
 
     layer_class = PostNormDecoderLayer
 

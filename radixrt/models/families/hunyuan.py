@@ -23,7 +23,8 @@ class HunYuanDenseV1ForCausalLM(LlamaForCausalLM):
         }
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """``query_layernorm`` and ``key_layernorm`` are ``q_norm`` and ``k_norm`` here, as in other models."""
+        """``query_layernorm`` and ``key_layernorm`` are ``q_norm`` and ``k_norm`` here, as in other
+        models."""
         for theirs, ours in _NORMS.items():
             name = name.replace(theirs, ours)
         yield name, tensor

@@ -6,7 +6,8 @@ from radixrt.models.decoder import CausalLM
 
 
 class LlamaForCausalLM(CausalLM):
-    """The plain decoder: grouped-query attention, gated MLP, biases only where the config says so."""
+    """The plain decoder: grouped-query attention, gated MLP, biases only where the config says
+    so."""
 
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias

@@ -12,7 +12,8 @@ from radixrt.models.vision import language_model_only
 
 
 class Ministral3ForCausalLM(MistralForCausalLM):
-    """Queries within the original context are not scaled; those of its next lengths are, one step a length."""
+    """Queries within the original context are not scaled; those of its next lengths are, one step a
+    length."""
 
     def attention_options(self, index: int) -> dict[str, Any]:
         grows = "llama_4_scaling_beta" in self.config.rope_parameters
@@ -26,7 +27,8 @@ class Ministral3ForCausalLM(MistralForCausalLM):
 
 
 class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
-    """The language model of a checkpoint that also sees images: Ministral 3, or Mistral Small 3.1, whose queries keep their scale."""
+    """The language model of a checkpoint that also sees images: Ministral 3, or Mistral Small 3.1,
+    whose queries keep their scale."""
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         super().__init__(config.text_config, tp, context_length)

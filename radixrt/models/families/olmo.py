@@ -28,7 +28,8 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
-    """Three layers with a sliding window to one without; only the latter's rotary frequencies are stretched."""
+    """Three layers with a sliding window to one without; only the latter's rotary frequencies are
+    stretched."""
 
     def attention_options(self, index: int) -> dict[str, Any]:
         window = sliding_window(self.config, index)

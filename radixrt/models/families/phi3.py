@@ -1,4 +1,5 @@
-"""Phi-3 and Phi-3.5 (text): Mistral with fused projections in the checkpoint, partial and long rotary."""
+"""Phi-3 and Phi-3.5 (text): Mistral with fused projections in the checkpoint, partial and long
+rotary."""
 
 from collections.abc import Iterator
 

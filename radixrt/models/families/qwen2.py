@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5: Llama with a bias on query, key and value, and sliding windows in some layers."""
+"""Qwen2 and Qwen2.5: Llama with a bias on query, key and value, and sliding windows in some
+layers."""
 
 from typing import Any
 

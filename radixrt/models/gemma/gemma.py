@@ -1,4 +1,5 @@
-"""The common part of Gemma 2 and Gemma 3: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
+"""The common part of Gemma 2 and Gemma 3: norms on both sides of each block, a GELU MLP, scaled
+scores and embeddings."""
 
 from typing import Any
 
@@ -46,7 +47,8 @@ def gemma_norm(config: Any, size: int) -> RMSNorm:
 
 
 def rounded(number: float) -> float:
-    """A factor of embeddings, rounded to the model's dtype as in Gemma's training; while the model is made."""
+    """A factor of embeddings, rounded to the model's dtype as in Gemma's training; while the model
+    is made."""
     return torch.tensor(number, device="cpu").item()
 
 

@@ -1,4 +1,5 @@
-"""Gemma 3 (text): norms on query and key, and separate rotary embeddings for local and global layers."""
+"""Gemma 3 (text): norms on query and key, and separate rotary embeddings for local and global
+layers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,8 @@ from radixrt.models.vision import language_model_only
 
 
 class Gemma3ForCausalLM(GemmaForCausalLM):
-    """Five layers with a sliding window to one without; only the latter's rotary base is stretched."""
+    """Five layers with a sliding window to one without; only the latter's rotary base is
+    stretched."""
 
     is_causal = True
 

@@ -1,5 +1,5 @@
-"""The attention of Gemma 4: heads of a size by layer, layers whose values are their keys, and layers that read an earlier
-layer's KV cache."""
+"""The attention of Gemma 4: heads of a size by layer, layers whose values are their keys, and
+layers that read an earlier layer's KV cache."""
 
 from typing import Any
 
@@ -17,7 +17,8 @@ from radixrt.layers.rotary import RotaryEmbedding
 
 
 def kv_layer(config: Any, index: int) -> int:
-    """The layer whose KV cache layer ``index`` reads: its own, or that of the last layer of its type that has one."""
+    """The layer whose KV cache layer ``index`` reads: its own, or that of the last layer of its
+    type that has one."""
     first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
     kinds = config.layer_types
     of_kind = (i for i in range(first_sharing) if kinds[i] == kinds[index])
@@ -25,10 +26,11 @@ def kv_layer(config: Any, index: int) -> int:
 
 
 class Gemma4Attention(AttentionBlock):
-    """Scores have no factor: the norms of query and key keep them in range. Values are normed too, without a weight.
+    """Scores have no factor: the norms of query and key keep them in range. Values are normed too,
+    without a weight.
 
-    Where values are keys (``attention_k_eq_v``, in layers without a window), one projection gives both. They differ by their
-    norms and the rotation, so both are cached.
+    Where values are keys (``attention_k_eq_v``, in layers without a window), one projection gives
+    both. They differ by their norms and the rotation, so both are cached.
     """
 
     def __init__(

@@ -1,1 +1,2 @@
-"""Serves GGUF files: their metadata become a checkpoint folder, their tensors are read from the file."""
+"""Serves GGUF files: their metadata become a checkpoint folder, their tensors are read from the
+file."""

@@ -17,7 +17,8 @@ def check_file(path: Path) -> tuple[GGUFFile, dict[str, Any]]:
     """The header of a GGUF file and the content of config.json.
 
     Raises:
-        ConfigError: the package ``gguf`` is missing, the file cannot be read or cannot be served. The tokenizer is not looked at.
+        ConfigError: the package ``gguf`` is missing, the file cannot be read or cannot be served.
+            The tokenizer is not looked at.
     """
     import_gguf(path)
     file = read_header(path)

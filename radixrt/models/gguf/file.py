@@ -1,7 +1,8 @@
 """Reads the header of a GGUF file: metadata and the table of tensors.
 
-The reader of the package ``gguf`` makes an array of each element of an array: 34 s for the 262,144 tokens of Gemma 3, against
-less than a second here. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The reader of the package ``gguf`` makes an array of each element of an array: 34 s for the 262,144
+tokens of Gemma 3, against less than a second here. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import math

@@ -1,7 +1,8 @@
-"""Makes the checkpoint folder of a GGUF file: config, tokenizer and chat template, and a table of its tensors.
+"""Makes the checkpoint folder of a GGUF file: config, tokenizer and chat template, and a table of
+its tensors.
 
-Every process reads a folder in the form of the hub, and so a GGUF file needs no other code in them. The folder lies in
-the user's cache and is made once: the weights stay in the GGUF file.
+Every process reads a folder in the form of the hub, and so a GGUF file needs no other code in them.
+The folder lies in the user's cache and is made once: the weights stay in the GGUF file.
 """
 
 import hashlib
@@ -20,11 +21,12 @@ _FORM = 5
 
 
 def checkpoint_folder(path: Path) -> Path:
-    """The folder of a GGUF file, in ``$XDG_CACHE_HOME/radixrt/gguf``; made if the file is new or has changed.
+    """The folder of a GGUF file, in ``$XDG_CACHE_HOME/radixrt/gguf``; made if the file is new or
+    has changed.
 
     Raises:
-        ConfigError: the package ``gguf`` is missing, the file cannot be read or cannot be served, or the folder cannot be
-            written.
+        ConfigError: the package ``gguf`` is missing, the file cannot be read or cannot be served,
+            or the folder cannot be written.
     """
     # Not resolved: the hub's cache has the names of split files only in its links.
     path = path.absolute()

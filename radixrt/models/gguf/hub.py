@@ -1,6 +1,7 @@
 """Downloads GGUF files of the hub, named ``hf:USER/REPO:QUANTIZATION``, into the hub's local cache.
 
-The form is that of llama.cpp's ``-hf`` and Ollama's ``hf.co/``. A model that was split is downloaded with all its parts.
+The form is that of llama.cpp's ``-hf`` and Ollama's ``hf.co/``. A model that was split is
+downloaded with all its parts.
 """
 
 import glob
@@ -30,14 +31,16 @@ _QUANTIZATION = re.compile(
     re.IGNORECASE,
 )
 _NOT_MODELS = ("mmproj", "imatrix")
-"""Beginnings of the names of other GGUF files: parts of models that see, and statistics for quantizing."""
+"""Beginnings of the names of other GGUF files: parts of models that see, and statistics for
+quantizing."""
 
 
 def hub_file(name: str, flag: str, *, download: bool = True) -> Path:
-    """The GGUF file that ``name`` stands for, or the first of its files; downloaded unless the cache has it.
+    """The GGUF file that ``name`` stands for, or the first of its files; downloaded unless the
+    cache has it.
 
-    Without a quantization it is Q4_K_M, or the only one that the repository has. If the hub cannot be asked, the newest
-    copy in the cache is taken, with a warning.
+    Without a quantization it is Q4_K_M, or the only one that the repository has. If the hub cannot
+    be asked, the newest copy in the cache is taken, with a warning.
 
     Args:
         name: ``hf:USER/REPO``, ``hf:USER/REPO:QUANTIZATION`` or ``hf:USER/REPO:FILE``.
@@ -46,7 +49,8 @@ def hub_file(name: str, flag: str, *, download: bool = True) -> Path:
 
     Raises:
         NotCachedError: it would have to be downloaded.
-        ConfigError: it does not fit the memory, or the repository or the quantization does not exist, or cannot be downloaded.
+        ConfigError: it does not fit the memory, or the repository or the quantization does not
+            exist, or cannot be downloaded.
     """
     parts = _NAME.fullmatch(name)
     if parts is None:
@@ -87,7 +91,8 @@ def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
     """The GGUF models among the files of a repository, each with its files in their order.
 
     Returns:
-        by quantization, in capitals; by the name of the first file where its name has none, or another model has the same.
+        by quantization, in capitals; by the name of the first file where its name has none, or
+        another model has the same.
 
     >>> gguf_models(["README.md", "a-Q8_0.gguf", "big/b.q4_k_m-00001-of-00002.gguf", "big/b.q4_k_m-00002-of-00002.gguf"])
     {'Q8_0': ['a-Q8_0.gguf'], 'Q4_K_M': ['big/b.q4_k_m-00001-of-00002.gguf', 'big/b.q4_k_m-00002-of-00002.gguf']}
@@ -164,7 +169,8 @@ def _check_room(
 
 
 def cached_models(revisions: Iterable["CachedRevisionInfo"]) -> dict[str, list[Path]]:
-    """The GGUF models of a repository in the hub's cache, each in its newest revision, as :func:`gguf_models` names them.
+    """The GGUF models of a repository in the hub's cache, each in its newest revision, as
+    :func:`gguf_models` names them.
 
     A model with missing files is among them only if no revision has all.
     """

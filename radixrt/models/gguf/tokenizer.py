@@ -1,4 +1,5 @@
-"""Writes the tokenizer and the chat template in a GGUF file's metadata as tokenizer.json and tokenizer_config.json."""
+"""Writes the tokenizer and the chat template in a GGUF file's metadata as tokenizer.json and
+tokenizer_config.json."""
 
 import json
 from pathlib import Path
@@ -58,7 +59,8 @@ BYTE_LEVEL_SPLITS: dict[str, tuple[str | None, ...]] = {
     "minimax-m2": (_O200K,),
     "gpt-4o": (_O200K,),
 }
-"""Regular expressions that cut a text, one after the other, before byte-level BPE, by llama.cpp's name; None: GPT-2's."""
+"""Regular expressions that cut a text, one after the other, before byte-level BPE, by llama.cpp's
+name; None: GPT-2's."""
 _WITHOUT_MERGES = {"llama-bpe", "llama3", "llama-v3", "glm4", "tekken"}
 """A piece that is a token is not merged."""
 _BEGINS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
@@ -162,7 +164,8 @@ def _sentencepiece(meta: dict[str, Any]) -> Tokenizer:
 def _merges_by_scores(
     vocab: dict[str, int], pieces: set[str], scores: list[float] | None
 ) -> list[tuple[str, str]]:
-    """The merges into each of the pieces, in the order of the scores of the tokens that they make."""
+    """The merges into each of the pieces, in the order of the scores of the tokens that they
+    make."""
     scores = scores or [0.0] * len(vocab)
     merges = [
         (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
@@ -186,8 +189,8 @@ def _add_tokens(tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
 
 
 def _add_ends(tokenizer: Tokenizer, meta: dict[str, Any], is_embedder: bool) -> None:
-    """Let a text begin with the beginning-of-sequence token if the file says so, and in an embedding model end with the
-    end-of-sequence token. A text to be continued has no end."""
+    """Let a text begin with the beginning-of-sequence token if the file says so, and in an
+    embedding model end with the end-of-sequence token. A text to be continued has no end."""
     default = meta["model"] != "gpt2" or meta.get("pre") in _BEGINS
     wanted = {
         "bos": meta.get("add_bos_token", default),

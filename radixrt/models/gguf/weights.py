@@ -109,7 +109,8 @@ _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_
 
 
 class BlockFormats:
-    """The format of each matrix of a model: blocks as in the file if the kernels can multiply by them, else plain weights."""
+    """The format of each matrix of a model: blocks as in the file if the kernels can multiply by
+    them, else plain weights."""
 
     def __init__(
         self,
@@ -136,7 +137,8 @@ class BlockFormats:
                     self._tensors[part.removesuffix(".weight")] = entry.name
 
     def format_of(self, path: str, projections: Sequence[str]) -> MatrixFormat:
-        """See ``matrix_formats``. Projections that are computed together are plain if one of them is."""
+        """See ``matrix_formats``. Projections that are computed together are plain if one of them
+        is."""
         stack, is_stack, last = path.rpartition(".experts.")
         if is_stack:  # one tensor of the file has a projection of all experts
             return self._stack_format([f"{stack}.experts.0.{part}" for part in _STACKED[last]])
@@ -162,8 +164,8 @@ def read_weights(
     kept: Collection[str] = (),
     progress_level: int = logging.INFO,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The tensors one at a time, under their names in a transformers checkpoint; those of all experts are one, whose name has no
-    number. The file is mapped.
+    """The tensors one at a time, under their names in a transformers checkpoint; those of all
+    experts are one, whose name has no number. The file is mapped.
 
     Args:
         config: the content of config.json.
@@ -234,13 +236,15 @@ def _name(name: str, family: str) -> str:
 
 
 def _unpermuted(tensor: Tensor, heads: int) -> Tensor:
-    """llama.cpp rotates neighbours, so its converter interleaves the halves of each head of query and key; undo that."""
+    """llama.cpp rotates neighbours, so its converter interleaves the halves of each head of query
+    and key; undo that."""
     pairs = tensor.unflatten(0, (heads, -1, 2))  # [heads, head_dim / 2, 2, ...]
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
 def read_tensor(entry: TensorEntry, dtype: torch.dtype) -> Tensor:
-    """One tensor of ``entry.shape``: float32, float16 and bfloat16 as they are, other kinds dequantized to ``dtype``."""
+    """One tensor of ``entry.shape``: float32, float16 and bfloat16 as they are, other kinds
+    dequantized to ``dtype``."""
     if entry.kind in PLAIN_KINDS:
         plain: torch.dtype = getattr(torch, PLAIN_KINDS[entry.kind])
         return _map(entry).view(plain).view(entry.shape)

@@ -12,7 +12,8 @@ from radixrt.models.decoder import CausalLM
 
 
 class Glm4MoeForCausalLM(CausalLM):
-    """The first layers have a dense MLP. The layers behind the last, which predict further tokens, are left out."""
+    """The first layers have a dense MLP. The layers behind the last, which predict further tokens,
+    are left out."""
 
     def attention_options(self, index: int) -> dict[str, Any]:
         names = ("query_norm", "key_norm") if self.config.use_qk_norm else ()

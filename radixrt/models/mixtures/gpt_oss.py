@@ -1,4 +1,5 @@
-"""gpt-oss: attention sinks, a sliding window in every second layer, experts with biases and a clamped activation."""
+"""gpt-oss: attention sinks, a sliding window in every second layer, experts with biases and a
+clamped activation."""
 
 import re
 from collections.abc import Iterator
@@ -40,7 +41,8 @@ class GptOssForCausalLM(CausalLM):
         return SparseMoE(router, Experts(count, hidden, size, "clamped_swiglu", self.tp, bias=True))
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The checkpoint has all experts in one tensor, plain ones with input features first. Rows of gate and up alternate."""
+        """The checkpoint has all experts in one tensor, plain ones with input features first. Rows
+        of gate and up alternate."""
         name = name.replace(".mlp.router.", ".mlp.gate.")
         if (found := _EXPERTS.fullmatch(name)) is None:
             yield name, tensor

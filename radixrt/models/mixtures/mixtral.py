@@ -21,7 +21,8 @@ class MixtralForCausalLM(MistralForCausalLM):
         return SparseMoE(router, Experts(count, hidden, size, config.hidden_act, self.tp))
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """``block_sparse_moe.experts.0.w1`` is ``mlp.experts.0.gate_proj`` here, as in other models."""
+        """``block_sparse_moe.experts.0.w1`` is ``mlp.experts.0.gate_proj`` here, as in other
+        models."""
         name = name.replace(".block_sparse_moe.", ".mlp.")
         name = re.sub(r"\.(w[123])\.", lambda w: f".{_PROJECTIONS[w[1]]}.", name)
         yield from split_fused_experts(name, tensor)

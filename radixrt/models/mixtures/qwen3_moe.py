@@ -9,7 +9,8 @@ from radixrt.models.families.qwen3 import Qwen3ForCausalLM
 
 
 class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
-    """Which layers have experts is the config's choice: ``mlp_only_layers``, ``decoder_sparse_step``."""
+    """Which layers have experts is the config's choice: ``mlp_only_layers``,
+    ``decoder_sparse_step``."""
 
     def mlp(self, index: int) -> nn.Module:
         config = self.config

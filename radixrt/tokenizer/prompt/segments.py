@@ -103,7 +103,8 @@ class SegmentEncoder:
         kept = {answer.start: answer.ids for answer in answers}
         bounds = _without_inner(sorted({0, len(text)} | starts), answers)
         pieces = [text[start:end] for start, end in pairwise(bounds)]
-        # Only segments that begin with a special token: tokenizers may treat the beginning of a text in their own way.
+        # Only segments that begin with a special token: tokenizers may treat the beginning of a
+        # text in their own way.
         keys = [
             text_digest(salt, piece).digest()
             if start in starts and start not in kept and len(piece) >= SHORTEST_KEPT

@@ -2,7 +2,8 @@
 
 A further drafter is a class with :meth:`radixrt.worker.drafts.drafter.Drafter.propose`, an entry of
 :meth:`Speculator.__init__` and a name in ``DRAFTERS``. One with a model of its own keeps its KV as
-one more layer of the same pages. The time that it takes counts (:mod:`radixrt.worker.drafts.price`).
+one more layer of the same pages. The time that it takes counts
+(:mod:`radixrt.worker.drafts.price`).
 """
 
 from collections.abc import Callable, Sequence

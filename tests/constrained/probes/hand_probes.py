@@ -1,4 +1,5 @@
-"""Probes of the uses of keywords that no rule makes: logic, references, values, numbers that are hard, patterns, formats."""
+"""Probes of the uses of keywords that no rule makes: logic, references, values, numbers that are
+hard, patterns, formats."""
 
 import json
 from collections.abc import Iterator
@@ -266,7 +267,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 
 
 def _patterns() -> Iterator[Probe]:
-    """Each in the portable form, as it is handed to a grammar; Python and the original say what is valid."""
+    """Each in the portable form, as it is handed to a grammar; Python and the original say what is
+    valid."""
     import re
 
     texts = tuple(dict.fromkeys(json.dumps(subject, ensure_ascii=False) for subject in _SUBJECTS))

@@ -1,6 +1,7 @@
 """Sends the probes through the installed llguidance: what it accepts of each use of keywords.
 
-``python -m tests.constrained.probes.measure USE`` prints what was seen of the uses with this in their names.
+``python -m tests.constrained.probes.measure USE`` prints what was seen of the uses with this in
+their names.
 """
 
 import itertools
@@ -26,7 +27,8 @@ Acceptor = Callable[[bytes], bool]
 
 
 def compile_schema(schema: Any) -> Acceptor | None:
-    """None if llguidance refuses the schema. Texts are matched byte by byte: acceptance does not depend on the vocabulary."""
+    """None if llguidance refuses the schema. Texts are matched byte by byte: acceptance does not
+    depend on the vocabulary."""
     grammar, error = compile_without_tokenizer(json.dumps(schema))
     if error:
         return None
@@ -58,7 +60,8 @@ def measure() -> dict[str, Outcome]:
 
 
 def _judge(probe: Probe) -> dict[str, bool]:
-    """Whether each text is valid; a text with repeated names is valid if it is, whichever of them count."""
+    """Whether each text is valid; a text with repeated names is valid if it is, whichever of them
+    count."""
     validator = SchemaValidator(probe.schema)
     return {
         text: probe.known[text] if text in probe.known else _is_valid(validator, text)

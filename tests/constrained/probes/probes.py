@@ -1,7 +1,9 @@
-"""Small schemas that show the treatment of a use of keywords by a library, made by rule where possible.
+"""Small schemas that show the treatment of a use of keywords by a library, made by rule where
+possible.
 
-A probe is a schema with the texts to try; whether a text is valid is never written here, an independent
-validator says it. Only where validators differ (formats, regular expressions) a probe says what is valid.
+A probe is a schema with the texts to try; whether a text is valid is never written here, an
+independent validator says it. Only where validators differ (formats, regular expressions) a probe
+says what is valid.
 """
 
 import itertools

@@ -209,7 +209,7 @@ function draw(entry, message) {
 
 // ------------------------------------------------------------ its report
 
-/** The ends of answers that are told; finish reasons, and the client's own. */
+/** The ends of answers that are shown; finish reasons, and the client's own. */
 const ENDS = { length: "cut off: no more tokens allowed", tool_calls: "calls a tool", abort: "aborted by the server", stopped: "stopped" };
 
 /** Tokens, speed, and the bar of the prompt. */

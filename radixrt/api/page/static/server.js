@@ -15,7 +15,7 @@ export function keepKey(value) {
 /** @type {(() => void)[]} called when the key has changed */
 export const keyListeners = [];
 
-/** An error that the server has told. */
+/** An error from the server. */
 export class ServerError extends Error {
   /** @param {number} status @param {string} message @param {any} [details] the whole error object */
   constructor(status, message, details = null) {
@@ -46,8 +46,8 @@ export async function send(path, { body, signal, headers = {} } = {}) {
     throw new ServerError(0, "The server does not answer.");
   }
   if (response.ok) return response;
-  const told = (await response.json().catch(() => null))?.error;
-  throw new ServerError(response.status, told?.message ?? `The server answered with status ${response.status}.`, told);
+  const found = (await response.json().catch(() => null))?.error;
+  throw new ServerError(response.status, found?.message ?? `The server answered with status ${response.status}.`, found);
 }
 
 /** The JSON of a response. @param {string} path @param {any} [options] as of {@link send} */

@@ -166,7 +166,8 @@ class Flat:
 
 
 def count_bounds(simple: list[Raw], what: str) -> tuple[int, int | None]:
-    """The highest ``minItems`` and the lowest ``maxItems``, or those of ``Properties`` or ``Length``."""
+    """The highest ``minItems`` and the lowest ``maxItems``, or those of ``Properties`` or
+    ``Length``."""
     low, high = f"min{what}", f"max{what}"
     least = max((int(raw.get(low, 0)) for raw in simple), default=0)
     return least, min((int(raw[high]) for raw in simple if high in raw), default=None)
