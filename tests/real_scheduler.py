@@ -8,6 +8,7 @@ from typing import Any
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import Inbox, Outbox, Poller
+from radixrt.base.liveness.link import SupervisorLink
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.links import ToWorker
@@ -72,7 +73,7 @@ class InThreads:
             thread.join()
 
     def _schedule(self) -> None:
-        self.process = StoppableScheduler(self._config, self._channels)
+        self.process = StoppableScheduler(self._config, self._channels, SupervisorLink())
         self.process.stop = self._stop
         with contextlib.suppress(SystemExit):
             self.process.run()

@@ -119,13 +119,13 @@ def test_the_fake_device_notices_when_the_host_looks(look) -> None:
 
 def test_the_fake_device_is_done_with_what_was_waited_for() -> None:
     device = FakeDevice()
-    first = device.mark()
+    first = device.record_event()
     assert first.is_past()
     device.compute()
     download = device.download([])
-    behind = device.mark()
+    behind = device.record_event()
     device.compute()
-    last = device.mark()
+    last = device.record_event()
     assert not download.is_ready()
     download.wait()
     assert download.is_ready() and behind.is_past() and not last.is_past()

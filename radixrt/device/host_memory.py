@@ -30,8 +30,8 @@ def available_memory(root: Path = _ROOT) -> int:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA driver, asked without torch."""
-    return Path("/dev/nvidiactl").exists()
+    """Whether this machine has a driver of a GPU (dxg: that of WSL), asked without torch."""
+    return any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg", "kfd"))
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
@@ -42,14 +42,15 @@ def _free_in_groups(root: Path) -> Iterator[int]:
     it ends a process.
     """
     for folder in _groups(root):
-        v2 = folder / "memory.max", folder / "memory.current", "inactive_file"
-        v1 = folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes", "total_inactive_file"  # fmt: skip
-        for limit_file, used_file, droppable in (v2, v1):
+        v2 = folder / "memory.max", folder / "memory.current", "inactive_file", "active_file"
+        v1 = folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes", "total_inactive_file", "total_active_file"  # fmt: skip
+        for limit_file, used_file, *droppable in (v2, v1):
             limit = _number(limit_file)
             used = _number(used_file)
             if limit is None or used is None or limit >= _UNLIMITED:
                 continue
-            yield limit - used + _statistic(folder / "memory.stat", droppable)
+            stat = folder / "memory.stat"
+            yield min(limit, limit - used + sum(_statistic(stat, name) for name in droppable))
 
 
 def _groups(root: Path) -> Iterator[Path]:

@@ -62,6 +62,7 @@ def resolve_model_path(
     *,
     with_weights: bool = True,
     download: bool = True,
+    check_room: bool = False,
 ) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF
     file, here or on the hub, gets a folder.
@@ -70,6 +71,7 @@ def resolve_model_path(
         flag: the setting that errors name.
         with_weights: download the weights of a hub id, too.
         download: otherwise the hub's cache must have it.
+        check_room: refuse a GGUF file of the hub that does not fit the memory before it is downloaded.
 
     Raises:
         NotCachedError: it would have to be downloaded.
@@ -79,7 +81,9 @@ def resolve_model_path(
     if path_or_hub_id == DEMO_MODEL:
         return Path(__file__).parent.parent / "demo_model"
     if path_or_hub_id.startswith(PREFIX):
-        return checkpoint_folder(hub_file(path_or_hub_id, flag, download=download))
+        return checkpoint_folder(
+            hub_file(path_or_hub_id, flag, download=download, check_room=check_room)
+        )
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
         return folder

@@ -6,6 +6,7 @@ takes more memory than there is ends without a word.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from radixrt.models.gguf.form import PLAIN_KINDS
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2}
 """Bytes of a number by its dtype in a header; others have one."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 _NOT_LOADED = ("vision", "visual", "audio", "mtp", "multi_modal_projector")
 """Parts of the names of tensors that the language model has not."""
 
@@ -55,11 +57,11 @@ def memory_need(model_dir: Path, *, dtype: str = "auto", quantization: str = "au
     width = _BYTES[checkpoint_dtype(config) if dtype == "auto" else dtype]
     if gguf_tensors(model_dir) is not None:
         return _of_gguf(model_dir, width, quantization)
-    scheme = quantization_scheme(config, quantization)
+    text, scheme = text_config(config), quantization_scheme(config, quantization)
     rounds = scheme is not None and scheme.method in ("rounding", "fp8_rounding")
-    is_tied = bool(text_config(config).get("tie_word_embeddings"))
+    is_tied = text.get("tie_word_embeddings") is not False  # what it is where it is not said
     in_files = in_memory = 0
-    for name, stored, shape in _tensors(model_dir):
+    for name, stored, shape in _tensors(model_dir, text.get("num_hidden_layers")):
         numbers, size = math.prod(shape), _STORED.get(stored, 1)
         in_files += numbers * size
         if is_tied and name == "lm_head.weight":
@@ -114,7 +116,7 @@ def memory_sentence(config: ServerConfig) -> str:
 
 def loads_into_memory(device: str) -> bool:
     """Whether weights come into this machine's memory, by ``--device``; asked without torch."""
-    return device == "cpu" or not has_gpu()
+    return device == "cpu" or (device == "auto" and not has_gpu())
 
 
 def _of_gguf(model_dir: Path, width: int, quantization: str) -> MemoryNeed:
@@ -147,9 +149,12 @@ def _rounded_bits(name: str, bits: int, plain: int, *, is_tied: bool) -> int:
     return HEAD_BITS if name in ("lm_head.weight", "output.weight") else bits
 
 
-def _tensors(model_dir: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, stored dtype and shape of each tensor that is loaded."""
+def _tensors(model_dir: Path, layers: int | None) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, stored dtype and shape of each tensor that is loaded."""
     for file in weight_files(model_dir):
         for name, (stored, shape) in read_header(file).items():
+            layer = _LAYER.search(name)
+            if layer is not None and layers is not None and int(layer[1]) >= layers:
+                continue  # it predicts further tokens
             if not any(part in name for part in _NOT_LOADED):
                 yield name, stored, shape

@@ -25,7 +25,7 @@ def check_rope(config: Mapping[str, Any]) -> None:
     """
     _check_positive(config, "rope_theta")
     given = config.get("rope_parameters") or config.get("rope_scaling")
-    if given is None:
+    if not given:
         return
     if not isinstance(given, dict):
         raise _refusal("rope_parameters", given, "is not an object")
@@ -43,8 +43,8 @@ def _check_parameters(parameters: Mapping[str, Any]) -> None:
     for name in _POSITIVE:
         _check_positive(parameters, name)
     low, high = parameters.get("low_freq_factor"), parameters.get("high_freq_factor")
-    if low is not None and high is not None and low >= high:
-        raise _refusal("low_freq_factor", low, f"is not below 'high_freq_factor': {high}")
+    if low is not None and high is not None and low > high:
+        raise _refusal("low_freq_factor", low, f"is above 'high_freq_factor': {high}")
     lengths = {_num_factors(parameters, name) for name in ("short_factor", "long_factor")} - {0}
     if len(lengths) > 1:
         raise _refusal("long_factor", max(lengths), "is not the number of 'short_factor'")

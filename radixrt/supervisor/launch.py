@@ -41,12 +41,17 @@ def prepare(config: ServerConfig) -> ServerConfig:
     """
     config = config.validate()
     has_engine = config.dp > 0  # otherwise no weights are needed
-    model_dir = resolve_model_path(config.model_path, with_weights=has_engine)
+    in_memory = has_engine and config.load_format != "dummy" and loads_into_memory(config.device)
+    model_dir = resolve_model_path(
+        config.model_path,
+        with_weights=has_engine,
+        check_room=in_memory and config.quantization == "auto",
+    )
     try:
         model_config = check_checkpoint(
             model_dir, config.load_format if has_engine else "dummy", config.quantization
         )
-        if has_engine and config.load_format != "dummy" and loads_into_memory(config.device):
+        if in_memory:
             need = memory_need(model_dir, dtype=config.dtype, quantization=config.quantization)
             check_fits(need, config.dp)
         pooling = read_pooling(model_dir, model_config)

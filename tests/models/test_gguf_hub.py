@@ -136,17 +136,16 @@ def test_a_file_that_does_not_fit_is_not_downloaded_and_one_that_fits_is_named(
     hub.repositories["maker/large"] = files | {"m-Q8_0.gguf": bytes(10 * len(files["m-F32.gguf"]))}
     room = len(files["m-F32.gguf"]) + 1
     monkeypatch.setattr(hub_module, "available_memory", lambda: room + OTHER_BYTES)
-    monkeypatch.setattr(hub_module, "has_gpu", lambda: False)
     with pytest.raises(ConfigError, match=r"room for .* that fits is hf:maker/large:F32 \("):
-        resolve_model_path("hf:maker/large:Q8_0")
+        resolve_model_path("hf:maker/large:Q8_0", check_room=True)
     with pytest.raises(NotCachedError, match=r"hf:maker/large:F32 is not in .* GB"):
-        resolve_model_path("hf:maker/large:F32", download=False)
+        resolve_model_path("hf:maker/large:F32", download=False, check_room=True)
     assert hub.downloads == []
     assert resolve_model_path("hf:maker/large:F32").is_dir()
     assert resolve_model_path("hf:maker/large:F32", download=False).is_dir()
     monkeypatch.setattr(hub_module, "available_memory", lambda: 1)
     with pytest.raises(ConfigError, match="no file of this repository fits"):
-        resolve_model_path("hf:maker/large:F32")
+        resolve_model_path("hf:maker/large:F32", check_room=True)
 
 
 def test_a_hub_that_cannot_be_reached_is_named(hub: FakeHub) -> None:

@@ -29,6 +29,7 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.loader import load_model
 from radixrt.models.registry import ARCHITECTURES, check_architecture, model_class
+from radixrt.models.rope_check import check_rope
 from radixrt.supervisor.launch import prepare
 from radixrt.worker.build import _load as load_for_worker
 from tests.checkpoints import CONFIGS, VOCAB_SIZE
@@ -339,6 +340,11 @@ def test_rope_parameters_that_give_no_frequencies_are_refused(
     folder = copy("llama")
     edit_config(folder, rope_parameters=rope)
     refuse(folder, words)
+
+
+@pytest.mark.parametrize("rope", [None, False, {}])
+def test_no_rope_parameters_are_none(rope: Any) -> None:
+    check_rope({"rope_theta": 10000.0, "rope_scaling": rope})
 
 
 def test_a_deeply_nested_or_huge_config_is_refused(copy: Callable[[str], Path]) -> None:

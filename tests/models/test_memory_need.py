@@ -3,6 +3,7 @@ numbers."""
 
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -13,14 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.device.host_memory import OTHER_BYTES, available_memory
 from radixrt.models import memory_need as needs
 from radixrt.models.loader import load_model
-from radixrt.models.memory_need import check_fits, memory_need
+from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
 from radixrt.supervisor.launch import prepare
 
 GIB = 1 << 30
@@ -43,8 +44,8 @@ def test_the_smallest_limit_of_all_control_groups_counts(tmp_path: Path) -> None
     assert machine(tmp_path / "a", 8 * GIB, {"memory.max": "max\n"}) == 8 * GIB
     inside = {"memory.max": f"{6 * GIB}", "memory.current": f"{GIB}"}
     assert machine(tmp_path / "b", 8 * GIB, inside) == 5 * GIB
-    pages = inside | {"memory.stat": f"anon 5\ninactive_file {GIB // 2}\n"}
-    assert machine(tmp_path / "c", 8 * GIB, pages) == 5 * GIB + GIB // 2
+    cached = f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\n"
+    assert machine(tmp_path / "c", 8 * GIB, inside | {"memory.stat": cached}) == 5 * GIB + GIB // 2
     nested = {f"up/down/{name}": text for name, text in inside.items()}
     nested |= {"up/memory.max": f"{4 * GIB}", "up/memory.current": f"{2 * GIB}"}
     assert machine(tmp_path / "d", 8 * GIB, nested, "0::/up/down/leaf\n") == 2 * GIB
@@ -112,6 +113,33 @@ def test_each_replica_needs_weights_of_its_own(
     prepare(ServerConfig(model_path=str(folder)))
     with pytest.raises(ConfigError, match="in each of 2 engines"):
         prepare(ServerConfig(model_path=str(folder), dp=2))
+
+
+def test_nothing_is_counted_that_is_not_loaded(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Tied heads, also where config.json leaves the default, and layers behind the last one."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    tensors = load_file(folder / "model.safetensors")
+    plain = {name: one for name, one in tensors.items() if name != "lm_head.weight"}
+    further = {f"model.layers.{config['num_hidden_layers']}.x.weight": torch.zeros(9, 9)}
+    sizes = []
+    for ties in ({"tie_word_embeddings": True}, {}):
+        kept = {name: value for name, value in config.items() if name != "tie_word_embeddings"}
+        (folder / "config.json").write_text(json.dumps(kept | ties))
+        for stored in (plain, plain | further | {"lm_head.weight": torch.zeros(99, 99)}):
+            save_file(stored, folder / "model.safetensors")
+            sizes.append(memory_need(folder, quantization="int4").in_memory)
+    assert len(set(sizes)) == 1
+
+
+def test_weights_on_a_gpu_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "has_gpu", lambda: False)
+    assert [loads_into_memory(device) for device in ("cpu", "auto", "cuda")] == [True, True, False]
+    monkeypatch.setattr(needs, "has_gpu", lambda: True)
+    assert [loads_into_memory(device) for device in ("cpu", "auto", "cuda")] == [True, False, False]
 
 
 def huge(folder: Path, source: Path) -> Path:

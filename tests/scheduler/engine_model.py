@@ -85,9 +85,11 @@ class EngineModel:
         self.loaded: set[GrammarKey] = set()
         self.num_loads = 0
 
-    def calls(self, replies: list[CallReply]) -> Calls:
+    def calls(
+        self, replies: list[CallReply], announce_drain: Callable[[], object] = lambda: None
+    ) -> Calls:
         """The scheduler's answers to calls, which go to ``replies``."""
-        return Calls(self.scheduler, replies.append, self.scheduler.stats, lambda: None)
+        return Calls(self.scheduler, replies.append, self.scheduler.stats, announce_drain)
 
     def add(
         self,

@@ -32,7 +32,7 @@ def test_each_load_is_answered_with_the_matcher_ready_or_the_reason_why_not(tmp_
     assert errors[good.key] is None
     assert errors[bad[0].key] == "The grammar is no finite-state machine."
     assert errors[bad[1].key]
-    loader.matcher(good.key)
+    loader.use(good.key)
     for grammar in (*bad, good):
         loader.order(DropGrammar(grammar.key))
 
@@ -78,20 +78,22 @@ def test_a_grammar_whose_masks_were_slow_is_loaded_again_when_nobody_uses_it(
     assert answers.get(timeout=60).error is None and loads.get(timeout=1)
     half = RENEW_AFTER_S / 2
     for _ in range(3):  # quick masks never count
-        loader.matcher(grammar.key)
-        loader.release(grammar.key, 0.0)
-    loader.matcher(grammar.key)
-    matcher = loader.matcher(grammar.key)
-    loader.release(grammar.key, 3 * half)
+        loader.release(loader.use(grammar.key), 0.0)
+    first, second = loader.use(grammar.key), loader.use(grammar.key)
+    matcher = first.matcher.fork()
+    loader.release(first, 3 * half)
     assert loads.empty()  # the other one is used still
-    loader.release(grammar.key, 0.0)
+    loader.release(second, 0.0)
     assert loads.get(timeout=20) is grammar
     assert matcher.advance([VOCAB_SIZE - 1]) == 0  # the old copy works on
     for slow_s in (half, half, half / 2):
-        loader.matcher(grammar.key)
-        loader.release(grammar.key, slow_s)
+        loader.release(loader.use(grammar.key), slow_s)
     assert loads.get(timeout=20) is grammar and loads.empty()
-    loader.matcher(grammar.key)
+    stale = loader.use(grammar.key)
     loader.order(DropGrammar(grammar.key))
-    loader.release(grammar.key, 3 * half)
+    loader.order(LoadGrammar(grammar))
+    assert answers.get(timeout=60).error is None and loads.get(timeout=20)
+    loader.release(stale, 3 * half)  # of the grammar that was dropped
     assert loads.empty()
+    loader.release(loader.use(grammar.key), 3 * half)
+    assert loads.get(timeout=20) is grammar

@@ -300,7 +300,8 @@ def test_all_ranks_hold_the_rows_that_the_first_one_holds(
     def rank(own: list[Blocking], decide: Callable[[np.ndarray], np.ndarray]) -> SlotMatchers:
         held = SlotMatchers(loader, VOCAB_SIZE, eos_token_ids=(END_OF_TURN,), decide=decide)
         for slot, matcher in enumerate(own):
-            monkeypatch.setattr(loader, "matcher", lambda key, matcher=matcher: matcher)
+            grammar = SimpleNamespace(matcher=SimpleNamespace(fork=lambda matcher=matcher: matcher))
+            monkeypatch.setattr(loader, "use", lambda key, grammar=grammar: grammar)
             held.admit(slot, GrammarUse(b""), np.empty(0, np.int32), may_jump=True)
         return held
 

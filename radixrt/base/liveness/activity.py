@@ -1,6 +1,7 @@
 """Tells from the system's files whether a process works, waits for the CPU, or sleeps."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Activity:
 
     def is_stuck(self, beating: int) -> bool:
         """The main thread has not run since the last call, and nothing is at work for it: no other
-        thread, and no process of the group, such as a compiler. Always false on systems without
+        thread, and none of the processes that it has started, such as a compiler. Always false on systems without
         ``/proc``, and of a process that is gone.
 
         Args:
@@ -49,19 +50,25 @@ class Activity:
             if self._main_switches != before:
                 return False
             threads = [t for t in (process / "task").iterdir() if int(t.name) != beating]
-            return not any(map(_is_at_work, threads)) and not self._group_is_at_work()
+            return not any(map(_is_at_work, threads)) and not self._descendant_is_at_work()
         except (OSError, ValueError):
             return False
 
-    def _group_is_at_work(self) -> bool:
-        """Each of the server's processes leads a group."""
-        group = str(self.pid).encode()
+    def _descendant_is_at_work(self) -> bool:
+        """Ninja starts each compiler in a group of its own, so groups do not tell."""
+        parents, at_work = dict[int, int](), list[int]()
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has just ended
-                state, _, its_group = _fields(process / "stat")[:3]
-                if its_group == group and state in _AT_WORK:
-                    return True
-        return False
+                state, parent = _fields(process / "stat")[:2]
+                parents[int(process.name)] = int(parent)
+                if state in _AT_WORK:
+                    at_work.append(int(process.name))
+        return any(self.pid in _ancestors(one, parents) for one in at_work)
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while (pid := parents.get(pid, 0)) > 1:
+        yield pid
 
 
 def _is_at_work(thread: Path) -> bool:

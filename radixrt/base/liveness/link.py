@@ -80,7 +80,7 @@ class Link(Generic[Received]):
         to a process that is gone is dropped."""
         line = msgspec.json.encode(message) + b"\n"
         try:
-            return self._end.send(line, socket.MSG_DONTWAIT) == len(line)
+            return self._end.send(line, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(line)
         except BlockingIOError:
             return False
         except OSError:

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from radixrt.base.errors import ConfigError, NotCachedError
 from radixrt.cli.doctor.machine import Finding
-from radixrt.device.host_memory import available_memory, has_gpu
+from radixrt.device.host_memory import available_memory
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.gguf.conversion import check_file
 from radixrt.models.gguf.hub import PREFIX, cached_models, gguf_models
-from radixrt.models.memory_need import check_fits, memory_need
+from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
 
 _UNBOUNDED = 10_000
 """Columns."""
@@ -62,11 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
 def model_finding(name: str) -> Finding:
     """Whether a model can be served, and whether its weights fit the memory; nothing is loaded or
     downloaded."""
+    in_memory = loads_into_memory("auto")
     try:
-        folder = resolve_model_path(name, "MODEL", download=False)
+        folder = resolve_model_path(name, "MODEL", download=False, check_room=in_memory)
         check_checkpoint(folder)
         need = memory_need(folder)
-        if not has_gpu():
+        if in_memory:
             check_fits(need)
     except NotCachedError as error:
         advice = f"`radixrt run {name}` downloads it."

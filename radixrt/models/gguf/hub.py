@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from radixrt.base.errors import ConfigError, NotCachedError
-from radixrt.device.host_memory import OTHER_BYTES, available_memory, has_gpu
+from radixrt.device.host_memory import OTHER_BYTES, available_memory
 from radixrt.models.gguf.form import PART, import_gguf
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _NOT_MODELS = ("mmproj", "imatrix")
 quantizing."""
 
 
-def hub_file(name: str, flag: str, *, download: bool = True) -> Path:
+def hub_file(name: str, flag: str, *, download: bool = True, check_room: bool = False) -> Path:
     """The GGUF file that ``name`` stands for, or the first of its files; downloaded unless the
     cache has it.
 
@@ -46,6 +46,7 @@ def hub_file(name: str, flag: str, *, download: bool = True) -> Path:
         name: ``hf:USER/REPO``, ``hf:USER/REPO:QUANTIZATION`` or ``hf:USER/REPO:FILE``.
         flag: the setting that errors name.
         download: otherwise the cache must have it.
+        check_room: its weights come into the memory of this machine as they are in the file.
 
     Raises:
         NotCachedError: it would have to be downloaded.
@@ -67,9 +68,9 @@ def hub_file(name: str, flag: str, *, download: bool = True) -> Path:
         siblings = HfApi().model_info(repository, files_metadata=True).siblings or []
         models = gguf_models(file.rfilename for file in siblings)
         files = _choose(models, wanted, repository)
-        _check_room(
-            repository, models, files, {file.rfilename: file.size or 0 for file in siblings}
-        )
+        if check_room:
+            sizes = {file.rfilename: file.size or 0 for file in siblings}
+            _check_room(repository, models, files, sizes)
         if not download and _cached(repository, wanted) is None:
             size = sum(file.size or 0 for file in siblings if file.rfilename in files)
             raise NotCachedError(
@@ -148,8 +149,6 @@ def _check_room(
     Raises:
         ConfigError: it does not; the message names the largest model of the repository that does.
     """
-    if has_gpu():
-        return
     room = available_memory() - OTHER_BYTES
     size_of = {name: sum(sizes[file] for file in files) for name, files in models.items()}
     needed = sum(sizes[file] for file in chosen)

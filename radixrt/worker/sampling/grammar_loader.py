@@ -27,7 +27,7 @@ builds states of the lexer, which all copies of a matcher share and which take s
 256 grammars that are kept for later requests would hold 10 GB."""
 
 
-class _Loaded:
+class LoadedGrammar:
     """A grammar that can be used."""
 
     __slots__ = ("grammar", "matcher", "num_users", "slow_s")
@@ -35,7 +35,7 @@ class _Loaded:
     def __init__(self, grammar: Grammar, matcher: Matcher) -> None:
         self.grammar = grammar
         self.matcher = matcher
-        """In its initial state; it is forked for each use."""
+        """The matcher in its initial state; it is forked for each use."""
         self.num_users = 0
         self.slow_s = 0.0
         """CPU time of slow masks since it was loaded, in seconds."""
@@ -64,7 +64,7 @@ class GrammarLoader:
         self._report = report
         self._one_at_a_time = threading.Lock()
         self._facts: TokenizerFacts | None = None
-        self._loaded: dict[GrammarKey, _Loaded] = {}
+        self._loaded: dict[GrammarKey, LoadedGrammar] = {}
         self._begun: dict[GrammarKey, float] = {}
         """Grammars that are being loaded, with the time of ``time.monotonic()`` at which that
         began."""
@@ -81,23 +81,22 @@ class GrammarLoader:
             case DropGrammar():  # comes when every rank has answered the load
                 self._loaded.pop(message.key, None)
 
-    def matcher(self, key: GrammarKey) -> Matcher:
-        """A new matcher of a loaded grammar, in its initial state. :meth:`release` follows."""
+    def use(self, key: GrammarKey) -> LoadedGrammar:
+        """Take a loaded grammar for one more sequence. :meth:`release` follows."""
         loaded = self._loaded[key]
         loaded.num_users += 1
-        return loaded.matcher.fork()
+        return loaded
 
-    def release(self, key: GrammarKey, slow_s: float) -> None:
-        """Note that a matcher of a grammar is not used any more.
+    def release(self, loaded: LoadedGrammar, slow_s: float) -> None:
+        """Note that a sequence does not use a grammar any more, which may have been dropped.
 
         Args:
             slow_s: CPU time of its slow masks, in seconds.
         """
-        if (loaded := self._loaded.get(key)) is None:  # dropped meanwhile
-            return
         loaded.num_users -= 1
         loaded.slow_s += slow_s
-        if not loaded.num_users and loaded.slow_s > RENEW_AFTER_S:
+        is_there = self._loaded.get(loaded.grammar.key) is loaded
+        if is_there and not loaded.num_users and loaded.slow_s > RENEW_AFTER_S:
             loaded.slow_s = 0.0
             renewing = self._threads.submit(self._renew, loaded)
             supervise(renewing, "The renewal of a grammar", may_return=True)
@@ -123,7 +122,7 @@ class GrammarLoader:
         self._begun[grammar.key] = time.monotonic()
         try:
             matcher = load_grammar(grammar, self._read_facts())
-            self._loaded[grammar.key] = _Loaded(grammar, matcher)
+            self._loaded[grammar.key] = LoadedGrammar(grammar, matcher)
             self.tag_masks  # noqa: B018 (made here, and not in a step)
         except RadixrtError as refused:
             error = str(refused)
@@ -134,7 +133,7 @@ class GrammarLoader:
         with self._one_at_a_time:
             self._report(GrammarLoaded(key=grammar.key, error=error))
 
-    def _renew(self, loaded: _Loaded) -> None:
+    def _renew(self, loaded: LoadedGrammar) -> None:
         """Load a grammar again, so that the states of its lexer are freed."""
         try:
             loaded.matcher = load_grammar(loaded.grammar, self._read_facts())

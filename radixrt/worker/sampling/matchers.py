@@ -21,7 +21,7 @@ from radixrt.messages.ids import TokenIds
 from radixrt.worker.drafts.verification import NO_DRAFT
 from radixrt.worker.sampling.constraints_ahead import ConstraintsAhead
 from radixrt.worker.sampling.forbidden_paths import ALL_TOKENS, allow_only
-from radixrt.worker.sampling.grammar_loader import GrammarLoader
+from radixrt.worker.sampling.grammar_loader import GrammarLoader, LoadedGrammar
 from radixrt.worker.sampling.mask_filling import MaskFiller, MaskJob
 from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
 from radixrt.worker.sampling.restrictions import TokenRestriction
@@ -77,6 +77,8 @@ class SlotMatchers:
         self._decide = decide
         self._filler = MaskFiller()
         self._by_slot: dict[int, SlotMatcher] = {}
+        self._grammars: dict[int, LoadedGrammar] = {}
+        """The grammars of these matchers."""
         self._restrictions: dict[int, TokenRestriction] = {}
         """The restrictions of requests with ``allowed_token_ids`` or ``bad_words``, by slot."""
         self._budgets: dict[int, ReasoningBudget] = {}
@@ -91,8 +93,9 @@ class SlotMatchers:
             output: the tokens generated before a retraction; the matcher takes them again.
             may_jump: forced tokens may be given without being sampled.
         """
+        grammar = self._grammars[slot] = self.loader.use(use.key)
         self._by_slot[slot] = SlotMatcher(
-            self.loader.matcher(use.key),
+            grammar.matcher.fork(),
             use,
             output,
             tag_masks=self.loader.tag_masks,
@@ -118,7 +121,7 @@ class SlotMatchers:
 
     def release(self, slot: int) -> None:
         if (entry := self._by_slot.pop(slot, None)) is not None:
-            self.loader.release(entry.key, entry.slow_s)
+            self.loader.release(self._grammars.pop(slot), entry.slow_s)
         self._restrictions.pop(slot, None)
         self._budgets.pop(slot, None)
 

@@ -82,7 +82,6 @@ class SlotMatcher:
         self._forced: list[int] = []
         """For an ambiguous grammar: the tokens that must come next, as the job of the last mask has
         found."""
-        self.key = use.key
         self._slow_s = 0.0
         self._expected_slow = 0
         """The next masks, this many, are expected to be slow."""
