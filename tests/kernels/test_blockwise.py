@@ -10,6 +10,7 @@ import torch
 import radixrt_kernels
 from radixrt_kernels import blockwise, tape
 from radixrt_kernels.reference import blockwise as reference
+from tests.kernels.conftest import ISAS
 from tests.kernels.test_groupwise import DTYPES, close
 
 gguf = pytest.importorskip("gguf")
@@ -158,6 +159,65 @@ def test_extremes(isa: str, kind: str) -> None:
         assert (result[3] == 0).all()
         assert (result[4].abs() < 1e-34).all()
         assert same_bits(result[5:], usual[5:tokens])
+
+
+def extreme_blocks(kind: str, rows: int, columns: int) -> torch.Tensor:
+    """Rows of the largest codes, of the smallest codes, of both mixed, and of random ones; scales
+    are 1."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = torch.randint(0, 256, (rows, columns // block, size), dtype=torch.uint8)
+    blocks[0::4], blocks[1::4] = 0xFF, 0
+    blocks[2::4] = torch.randint(0, 2, (size,), dtype=torch.uint8).mul(0xFF)
+    if kind == "Q8_0":
+        blocks[0::4], blocks[1::4] = 0x7F, 0x80  # signed codes
+    if kind == "MXFP4":
+        blocks[0::4], blocks[1::4], blocks[..., 0] = 0x77, 0xFF, 127
+    if kind in ("Q4_K", "Q5_K"):
+        blocks[..., 4:16] = 1
+    if kind == "Q6_K":
+        blocks[..., 192:208] = 1
+    for at in HALVES[kind]:
+        blocks[..., at : at + 2] = torch.tensor([1.0]).half().view(torch.uint8)
+    return blocks.flatten(1)
+
+
+def extreme_activations(tokens: int, columns: int) -> torch.Tensor:
+    """127 and -127, so that activation scales are 1: all of one sign, alternating, and random."""
+    signs = torch.randint(0, 2, (tokens, columns)) * 2 - 1
+    signs[0::4] = 1
+    signs[1::4] = -1
+    signs[2::4, 0::2], signs[2::4, 1::2] = 1, -1
+    return signs * 127.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_extreme_codes_and_activations_are_exact(isa: str, kind: str) -> None:
+    """Products of bytes would saturate if too many of them were added in 16 bits."""
+    matrix = pack(kind, extreme_blocks(kind, 50, 512), 512)
+    weights = reference.dequantize(matrix).double()
+    for tokens in (1, 3, 4, 8, 9, 30):
+        hidden = extreme_activations(tokens, 512)
+        expected = hidden.double() @ weights.T
+        assert expected.abs().max() < 1 << 24  # float32 has every sum
+        assert torch.equal(blockwise.linear(hidden, [matrix]).double(), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vector_instruction_sets_give_the_same_bits(kind: str) -> None:
+    native = radixrt_kernels.native
+    if native is None:
+        pytest.skip("no native kernels")
+    matrix, hidden = random_matrix(kind, 100, 768), torch.randn(21, 768)
+    before, results = native.isa(), []
+    try:
+        for isa in ISAS:
+            native.use_isa(isa)
+            if isa != "baseline":  # rounds products before it adds them
+                results += [blockwise.linear(h, [matrix]) for h in (hidden, hidden[:5])]
+    finally:
+        native.use_isa(before)
+    for result in results:
+        assert same_bits(result, results[0][: len(result)])
 
 
 def test_missing_rows_are_zeros(isa: str) -> None:

@@ -107,6 +107,26 @@ def test_rounding_the_activations_changes_little(isa: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+def test_sums_of_extreme_codes_and_activations_are_exact(isa: str, bits: int) -> None:
+    """Products of bytes would saturate if too many of them were added in 16 bits."""
+    for columns, group_size in ((256, 128), (200, 200), (40, 40), (96, 8), (120, 24)):
+        codes = torch.full((50, columns), (1 << bits) - 1, dtype=torch.uint8)
+        codes[1::3] = 0
+        codes[2::3] *= torch.randint(0, 2, (columns,), dtype=torch.uint8)
+        groups = -(-columns // group_size)
+        zeros = torch.randint(0, 2, (50, groups), dtype=torch.uint8) * codes.max()
+        matrix = groupwise.pack(codes, torch.ones(50, groups).half(), zeros, bits, group_size)
+        weights = reference.dequantize(matrix)
+        for tokens in (1, 3, 4, 8, 9, 30):
+            signs = torch.randint(0, 2, (tokens, columns)) * 2 - 1
+            signs[0::3], signs[1::3] = 1, -1
+            hidden = signs * 127.0  # activation scales are 1
+            expected = hidden.double() @ weights.T
+            assert expected.abs().max() < 1 << 24  # float32 has every sum
+            assert torch.equal(groupwise.linear(hidden, matrix).double(), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 def test_extremes(isa: str, bits: int) -> None:
     matrix = random_matrix(20, 40, bits, 40)
     hidden = torch.randn(6, 40)

@@ -1,7 +1,8 @@
 // Products of activations and a packed matrix of GGUF blocks; compiled once for each instruction set.
 //
-// A record of four panels stays in the first-level cache while all tokens are multiplied by it. Few tokens: codes are unpacked in registers.
-// Many tokens: the codes are unpacked once, to 8 bits in memory. The sums of a token are the same in both.
+// A record of a tile's panels stays in the first-level cache while all tokens are multiplied by it. Few tokens: codes are unpacked in
+// registers. Many tokens: the codes are unpacked once, to memory, in the form that they are multiplied in. The sums of a token are the same in
+// both.
 #include "kernels/blockwise.hpp"
 
 #include "isa.hpp"
@@ -15,14 +16,15 @@ constexpr int kSteps = kBlock / 4;
 
 // ------------------------------------------------------------ kinds of blocks
 //
-// A kind defines the number of scales per 32 columns (kGroups), the code of the weight 0 (kZero), and how codes and scales are read:
+// A kind defines the number of scales per 32 columns (kGroups), the largest code (kLargest), the code of the weight 0 (kZero), and how
+// codes and scales are read:
 //   codes(lines, step): `lines` are those of 32 columns, `step` is from 0 to 7
 //   scale(scales, block, group, lane): the scales of rows `lane` to `lane` + kWidth - 1 of a panel for 32 columns of a record
 //   minimum(scales, block, lane): the same, only if kHasMinimum
 
 template <int kBits>
 struct Codes {
-  static constexpr int kLines = kBits;
+  static constexpr int kLines = kBits, kLargest = (1 << kBits) - 1;
 
   static RADIXRT_INLINE UInts codes(const uint8_t* lines, int step) {
     if constexpr (kBits == 8) return codes_at(lines + step * kStepBytes);
@@ -75,7 +77,7 @@ struct SixBits : Codes<6> {  // Q6_K
 };
 
 struct Floats4Bits : Codes<4> {  // MXFP4: codes are floats of 4 bits, of which the doubled values are integers
-  static constexpr int kGroups = 1, kZero = 12;
+  static constexpr int kGroups = 1, kLargest = 24, kZero = 12;
   static constexpr bool kHasMinimum = false;
   alignas(16) static constexpr uint8_t kValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // plus 12
 
@@ -115,32 +117,34 @@ RADIXRT_INLINE void with_kind(BlockKind kind, Body&& body) {
 
 // ------------------------------------------------------------ activations
 //
-// The prepared form of a token: scale and sums of each 32 columns, then the activations in fours.
+// The prepared form of a token: scale and sums of each 32 columns, then the activations.
 
 struct BlockInput {
   float scale;
   float scaled_total;  // the scale times the sum of the integers
-  int32_t totals[2];   // the sums of the integers of 16 columns each
+  int32_t total;       // the sum of the integers
+  int32_t second;      // that of the last 16 columns
 };
 
-RADIXRT_INLINE int64_t fours_first(int64_t blocks) { return (blocks * static_cast<int64_t>(sizeof(BlockInput)) + 63) / 64 * 64; }
+RADIXRT_INLINE int64_t header_bytes(int64_t blocks) { return (blocks * static_cast<int64_t>(sizeof(BlockInput)) + 63) / 64 * 64; }
 
-int64_t prepared_bytes(int64_t columns) {
-  int64_t blocks = columns / kBlock;
-  return fours_first(blocks) + (blocks * kSteps * static_cast<int64_t>(sizeof(Four)) + 63) / 64 * 64;
+RADIXRT_INLINE Activations activations_at(const void* prepared, int64_t columns) {
+  return {static_cast<char*>(const_cast<void*>(prepared)) + header_bytes(columns / kBlock), columns};
 }
+
+int64_t prepared_bytes(int64_t columns) { return header_bytes(columns / kBlock) + Activations::bytes(columns); }
 
 template <class T>
 void prepare(const void* hidden, int64_t columns, void* prepared) {
   int64_t blocks = columns / kBlock;
   auto from = static_cast<const T*>(hidden);
   auto to = static_cast<BlockInput*>(prepared);
-  auto fours = reinterpret_cast<Four*>(static_cast<char*>(prepared) + fours_first(blocks));
-  for (int64_t block = 0; block < blocks; ++block, from += kBlock, fours += kSteps) {
+  Activations rounded = activations_at(prepared, columns);
+  for (int64_t block = 0; block < blocks; ++block, from += kBlock) {
     ActivationScale scale = scale_of(from, kBlock);
-    float first = round_to_fours(from, kBlock / 2, scale.inverse, fours);
-    float second = round_to_fours(from + kBlock / 2, kBlock / 2, scale.inverse, fours + kSteps / 2);
-    to[block] = {scale.scale, scale.scale * (first + second), {static_cast<int32_t>(first), static_cast<int32_t>(second)}};
+    float first = round_to_bytes(from, kBlock / 2, scale.inverse, rounded, block * kBlock);
+    float second = round_to_bytes(from + kBlock / 2, kBlock / 2, scale.inverse, rounded, block * kBlock + kBlock / 2);
+    to[block] = {scale.scale, scale.scale * (first + second), static_cast<int32_t>(first + second), static_cast<int32_t>(second)};
   }
 }
 
@@ -149,14 +153,15 @@ void prepare(const void* hidden, int64_t columns, void* prepared) {
 template <class Kind_>
 struct Packed {
   using Kind = Kind_;
-  static constexpr int kGroups = Kind::kGroups;
-  static constexpr bool kHasMinimum = Kind::kHasMinimum;
-  static constexpr int zero = Kind::kZero;
+  using Multiplied = OperandsOf<Kind::kLargest>;
   const uint8_t *scales, *lines;  // of the first panel
   int64_t panel_bytes;
 
-  RADIXRT_INLINE UInts codes(int panel, int block, int step, int lane) const {
+  RADIXRT_INLINE UInts packed_codes(int panel, int block, int step, int lane) const {
     return Kind::codes(lines + panel * panel_bytes + block * (Kind::kLines * kStepBytes) + 4 * lane, step);
+  }
+  RADIXRT_INLINE auto codes(int panel, int block, int step, int lane) const {
+    return Multiplied::codes(packed_codes(panel, block, step, lane));
   }
   RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const {
     return Kind::scale(scales + panel * panel_bytes, block, group, lane);
@@ -177,33 +182,47 @@ RADIXRT_INLINE Packed<Kind> record_at(const Blockwise& matrix, int64_t panel, in
   return {at, at + matrix.form->scale_bytes(blocks_of_record(matrix, record)), matrix.panel_bytes};
 }
 
-template <int kPanels, int kGroups_, bool kHasMinimum_>
+template <class Kind_, int kPanels>
 struct Unpacked {
-  static constexpr int kGroups = kGroups_;
-  static constexpr bool kHasMinimum = kHasMinimum_;
-  int zero;
-  alignas(64) uint8_t bytes[kPanels][kRecordBlocks][kSteps][kStepBytes];  // 16 KiB for four panels
-  float scales[kPanels][kRecordBlocks][kGroups][kPanel];
-  float minima[kPanels][kRecordBlocks][kHasMinimum ? kPanel : 1];
+  using Kind = Kind_;
+  using Multiplied = OperandsOf<Kind::kLargest>;
+  // Wide vectors take most time to read codes, narrow ones to split them.
+  static constexpr bool kSplit = kWidth < 16 && !kInBytes<Kind::kLargest>;
+  alignas(64) uint8_t bytes[kPanels][kRecordBlocks][kSteps][(kSplit ? 2 : 1) * kStepBytes];  // 16 KiB for four panels
+  float scales[kPanels][kRecordBlocks][Kind::kGroups][kPanel];
+  float minima[kPanels][kRecordBlocks][Kind::kHasMinimum ? kPanel : 1];
 
-  template <class Kind>
   RADIXRT_INLINE void fill(const Packed<Kind>& from, int blocks) {
     for (int p = 0; p < kPanels; ++p) {
       for (int block = 0; block < blocks; ++block) {
         for (int lane = 0; lane < kPanel; lane += kWidth) {
 #pragma GCC unroll 8
           for (int step = 0; step < kSteps; ++step) {
-            UInts codes = from.codes(p, block, step, lane);
-            memcpy(bytes[p][block][step] + 4 * lane, &codes, sizeof codes);
+            if constexpr (kSplit) {
+              auto codes = from.codes(p, block, step, lane);
+              memcpy(bytes[p][block][step] + 8 * lane, &codes, sizeof codes);
+            } else {
+              UInts codes = from.packed_codes(p, block, step, lane);
+              memcpy(bytes[p][block][step] + 4 * lane, &codes, sizeof codes);
+            }
           }
-          for (int group = 0; group < kGroups; ++group) store(scales[p][block][group] + lane, from.scale(p, block, group, lane));
-          if constexpr (kHasMinimum) store(minima[p][block] + lane, from.minimum(p, block, lane));
+          for (int group = 0; group < Kind::kGroups; ++group)
+            store(scales[p][block][group] + lane, from.scale(p, block, group, lane));
+          if constexpr (Kind::kHasMinimum) store(minima[p][block] + lane, from.minimum(p, block, lane));
         }
       }
     }
   }
 
-  RADIXRT_INLINE UInts codes(int panel, int block, int step, int lane) const { return codes_at(bytes[panel][block][step] + 4 * lane); }
+  RADIXRT_INLINE auto codes(int panel, int block, int step, int lane) const {
+    if constexpr (kSplit) {
+      typename Multiplied::Codes codes;
+      memcpy(&codes, bytes[panel][block][step] + 8 * lane, sizeof codes);
+      return codes;
+    } else {
+      return Multiplied::codes(codes_at(bytes[panel][block][step] + 4 * lane));
+    }
+  }
   RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const { return load(scales[panel][block][group] + lane); }
   RADIXRT_INLINE Floats minimum(int panel, int block, int lane) const { return load(minima[panel][block] + lane); }
 };
@@ -234,12 +253,13 @@ struct Ahead {
 // The inputs of a tile, from some block on.
 struct Inputs {
   const char* blocks;  // BlockInput of the first token
-  const char* fours;
+  const char* fours;   // in the form that the codes are multiplied with
   int64_t token_bytes;
 
   RADIXRT_INLINE const BlockInput& block(int token, int index) const {
     return reinterpret_cast<const BlockInput*>(blocks + token * token_bytes)[index];
   }
+  template <class Four>
   RADIXRT_INLINE const Four* steps(int token, int index) const {
     return reinterpret_cast<const Four*>(fours + token * token_bytes) + index * kSteps;
   }
@@ -248,34 +268,37 @@ struct Inputs {
 // Adds the products of 32 columns to the sums of `kTokens` tokens.
 template <int kTokens, int kPanels, class Record>
 RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inputs, TokenSums<kPanels>* sums) {
-  constexpr int kGroupSteps = kSteps / Record::kGroups;
+  using Kind = typename Record::Kind;
+  using Four = typename Record::Multiplied::Four;
+  constexpr int kGroupSteps = kSteps / Kind::kGroups, kRun = Products<Kind::kLargest>::kRun;
 #pragma GCC unroll 2
-  for (int group = 0; group < Record::kGroups; ++group) {
-    Ints products[kTokens][kPanels][kVectors];
+  for (int group = 0; group < Kind::kGroups; ++group) {
+    Products<Kind::kLargest> products[kTokens][kPanels][kVectors];
     const Four* x[kTokens];
     for (int t = 0; t < kTokens; ++t) {
       const BlockInput& input = inputs.block(t, block);
-      int total = Record::kGroups == 1 ? input.totals[0] + input.totals[1] : input.totals[group];
-      Ints nothing = Ints{} - (Record::kHasMinimum ? 0 : total * record.zero);
+      Ints total = Ints{} + (group ? input.second : input.total);
+      if (Kind::kGroups > 1 && group == 0) total -= input.second;
+      Ints nothing = Kind::kHasMinimum ? Ints{} : total * -Kind::kZero;
       for (int p = 0; p < kPanels; ++p)
-        for (int v = 0; v < kVectors; ++v) products[t][p][v] = nothing;
-      x[t] = inputs.steps(t, block) + group * kGroupSteps;
+        for (int v = 0; v < kVectors; ++v) products[t][p][v].sums = nothing;
+      x[t] = inputs.steps<Four>(t, block) + group * kGroupSteps;
     }
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupSteps; ++step) {
-      for (int v = 0; v < kVectors; ++v) {
-        UInts w[kPanels];
-        for (int p = 0; p < kPanels; ++p) w[p] = record.codes(p, block, group * kGroupSteps + step, v * kWidth);
-        for (int t = 0; t < kTokens; ++t)
-          for (int p = 0; p < kPanels; ++p) products[t][p][v] = add_products(products[t][p][v], w[p], x[t][step]);
-      }
+      typename Record::Multiplied::Codes w[kPanels][kVectors];
+      for (int p = 0; p < kPanels; ++p)
+        for (int v = 0; v < kVectors; ++v) w[p][v] = record.codes(p, block, group * kGroupSteps + step, v * kWidth);
+      for (int t = 0; t < kTokens; ++t)
+        for (int p = 0; p < kPanels; ++p)
+          for (int v = 0; v < kVectors; ++v) products[t][p][v].add(step, kRun, w[p][v], x[t][step]);
     }
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kVectors; ++v) {
         Floats scale = record.scale(p, block, group, v * kWidth);
         for (int t = 0; t < kTokens; ++t)
-          sums[t].of[p][v] += __builtin_convertvector(products[t][p][v], Floats) * (scale * inputs.block(t, block).scale);
-        if constexpr (Record::kHasMinimum) {
+          sums[t].of[p][v] += __builtin_convertvector(products[t][p][v].sums, Floats) * (scale * inputs.block(t, block).scale);
+        if constexpr (Kind::kHasMinimum) {
           Floats minimum = record.minimum(p, block, v * kWidth);
           for (int t = 0; t < kTokens; ++t) sums[t].of[p][v] -= minimum * inputs.block(t, block).scaled_total;
         }
@@ -284,8 +307,19 @@ RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inp
   }
 }
 
-// One tile: at most kTileTokens tokens.
-template <int kPanels, int kTokens = kTileTokens, class Record>
+// Up to this number of tokens, unpacking to memory would take longer than it saves.
+template <class Kind>
+constexpr int kFewTokensOf = (kWidth == 8 && Kind::kLines == 6 ? 1 : 2) * kTileTokens;
+
+// The largest tile with codes in registers (few tokens) or in memory.
+template <class Kind, bool kFew>
+struct Tile {
+  static constexpr bool kPairs = kWidth == 8 && !kFew && !kInBytes<Kind::kLargest>;  // shorts take more loads: fewer with two panels
+  static constexpr int kTokens = kPairs ? 3 : kTileTokens, kPanels = kPairs ? 2 : kTilePanels;
+};
+
+// One tile: at most `kTokens` tokens.
+template <int kPanels, int kTokens, class Record>
 RADIXRT_INLINE void add_tile(
     const Record& record, int blocks, int tokens, const Inputs& inputs, Ahead& ahead, TokenSums<kPanels>* sums) {
   if constexpr (kTokens > 1) {
@@ -297,62 +331,62 @@ RADIXRT_INLINE void add_tile(
   }
 }
 
-template <int kPanels, class Record>
-void add_tiles(
-    const Record& record, int blocks, int tokens, int tiles, const Inputs& inputs, Ahead ahead, TokenSums<kPanels>* sums) {
+template <int kPanels, int kTokens, class Record>
+void add_tiles(const Record& record, int blocks, int tokens, int tiles, const Inputs& inputs, Ahead ahead, TokenSums<kPanels>* sums) {
   for (int i = 0; i < tiles; ++i) {
     int begin = tokens * i / tiles, end = tokens * (i + 1) / tiles;
     Inputs own{inputs.blocks + begin * inputs.token_bytes, inputs.fours + begin * inputs.token_bytes, inputs.token_bytes};
-    add_tile<kPanels>(record, blocks, end - begin, own, ahead, sums + begin);
+    add_tile<kPanels, kTokens>(record, blocks, end - begin, own, ahead, sums + begin);
   }
 }
 
-constexpr int kFewTiles = 2;  // for which unpacking to memory would take longer than it saves
-
-// Sets the sums of `kPanels` panels and `tokens` tokens.
-template <class Kind, int kPanels>
+// Sets the sums of some panels and `tokens` tokens.
+template <class Kind, bool kFew, int kPanels>
 void sum_panels(const Blockwise& matrix, int64_t panel, const char* inputs, int tokens, TokenSums<kPanels>* sums) {
-  Unpacked<kPanels, Kind::kGroups, Kind::kHasMinimum> unpacked;
-  unpacked.zero = Kind::kZero;
-  int tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  constexpr int kTokens = Tile<Kind, kFew>::kTokens;
+  int tiles = (tokens + kTokens - 1) / kTokens;
   int64_t records = (matrix.blocks() + kRecordBlocks - 1) / kRecordBlocks;
   auto record_bytes = static_cast<int>(matrix.form->record_bytes(kRecordBlocks));
   for (int64_t record = 0; record < records; ++record) {
     int blocks = blocks_of_record(matrix, record);
     auto packed = record_at<Kind>(matrix, panel, record);
     // The work on one record is longer than the latency of the memory only for many tokens.
-    int64_t later = record + (tiles <= kFewTiles ? 4 : 1);
+    int64_t later = record + (kFew ? 4 : 1);
     Ahead ahead{record_at<Kind>(matrix, panel + later / records * kPanels, later % records).scales, matrix.panel_bytes, record_bytes, kPanels,
                 (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
+    auto fours = activations_at(inputs, matrix.columns).template fours<kInBytes<Kind::kLargest>>();
     Inputs own{inputs + record * kRecordBlocks * static_cast<int64_t>(sizeof(BlockInput)),
-               inputs + fours_first(matrix.blocks()) + record * kRecordBlocks * kSteps * static_cast<int64_t>(sizeof(Four)),
-               matrix.input_bytes};
-    if (tiles <= kFewTiles) {
-      add_tiles<kPanels>(packed, blocks, tokens, tiles, own, ahead, sums);
+               reinterpret_cast<const char*>(fours + record * kRecordBlocks * kSteps), matrix.input_bytes};
+    if constexpr (kFew) {
+      add_tiles<kPanels, kTokens>(packed, blocks, tokens, tiles, own, ahead, sums);
     } else {
+      Unpacked<Kind, kPanels> unpacked;
       unpacked.fill(packed, blocks);
-      add_tiles<kPanels>(unpacked, blocks, tokens, tiles, own, ahead, sums);
+      add_tiles<kPanels, kTokens>(unpacked, blocks, tokens, tiles, own, ahead, sums);
     }
   }
 }
 
-template <class T, int kPanels>
-void multiply_panels(const Blockwise& matrix, int64_t panel, int64_t first_token, int tokens) {
-  TokenSums<kPanels> sums[kUnitTokens];
-  memset(sums, 0, tokens * sizeof *sums);
-  with_kind(matrix.form->kind, [&](auto kind) {
-    sum_panels<decltype(kind), kPanels>(matrix, panel, matrix.inputs + first_token * matrix.input_bytes, tokens, sums);
-  });
-  for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel, first_token + t, sums[t]);
+template <class T, class Kind, bool kFew, int kPanels = Tile<Kind, kFew>::kPanels>
+void multiply_panels(const Blockwise& matrix, int64_t panel, int panels, int64_t first_token, int tokens) {
+  for (; panels >= kPanels; panels -= kPanels, panel += kPanels) {
+    TokenSums<kPanels> sums[kFew ? kFewTokensOf<Kind> : kUnitTokens];
+    memset(sums, 0, tokens * sizeof *sums);
+    sum_panels<Kind, kFew, kPanels>(matrix, panel, matrix.inputs + first_token * matrix.input_bytes, tokens, sums);
+    for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel, first_token + t, sums[t]);
+  }
+  if constexpr (kPanels > 1) {
+    if (panels > 0) multiply_panels<T, Kind, kFew, 1>(matrix, panel, panels, first_token, tokens);
+  }
 }
 
 template <class T>
 void multiply(const Blockwise& matrix, int64_t first_panel, int panels, int64_t first_token, int tokens) {
-  if constexpr (kTilePanels > 1) {
-    for (; panels >= kTilePanels; panels -= kTilePanels, first_panel += kTilePanels)
-      multiply_panels<T, kTilePanels>(matrix, first_panel, first_token, tokens);
-  }
-  for (; panels > 0; --panels) multiply_panels<T, 1>(matrix, first_panel++, first_token, tokens);
+  with_kind(matrix.form->kind, [&](auto kind) {
+    using Kind = decltype(kind);
+    if (tokens <= kFewTokensOf<Kind>) multiply_panels<T, Kind, true>(matrix, first_panel, panels, first_token, tokens);
+    else multiply_panels<T, Kind, false>(matrix, first_panel, panels, first_token, tokens);
+  });
 }
 
 // ------------------------------------------------------------ rows of an embedding
@@ -367,7 +401,7 @@ void decode_block(const Blockwise& matrix, int64_t row, int64_t index, float* to
   if constexpr (Kind::kHasMinimum) minimum = record.minimum(0, block, first)[lane];
   for (int step = 0; step < kSteps; ++step) {
     float scale = record.scale(0, block, step * Kind::kGroups / kSteps, first)[lane];
-    uint32_t four = record.codes(0, block, step, first)[lane];
+    uint32_t four = record.packed_codes(0, block, step, first)[lane];
     for (int i = 0; i < 4; ++i) {
       float weight = scale * static_cast<float>(static_cast<int>(four >> 8 * i & 255) - Kind::kZero);  // exact
       to[4 * step + i] = Kind::kHasMinimum ? weight - minimum : weight;

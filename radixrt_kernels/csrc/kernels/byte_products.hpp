@@ -11,12 +11,6 @@ namespace radixrt::RADIXRT_ISA {
 inline constexpr int kVectors = kPanel / kWidth;  // vectors that hold one panel's sums
 inline constexpr int kStepBytes = 4 * kPanel;
 
-#if defined(__AVX512F__)
-inline constexpr int kTileTokens = 6, kTilePanels = 4;
-#else
-inline constexpr int kTileTokens = kWidth == 8 ? 4 : 2, kTilePanels = 1;
-#endif
-
 // ------------------------------------------------------------ bytes
 
 RADIXRT_INLINE UInts codes_at(const uint8_t* from) {
@@ -58,55 +52,155 @@ RADIXRT_INLINE void put_bytes(int8_t* to, Ints numbers) {
 }
 
 // ------------------------------------------------------------ four columns: codes (unsigned) times activations (signed)
+//
+// VNNI multiplies bytes and adds four products to 32 bits. AVX2 adds two products of bytes to 16 bits, and saturates. An activation is
+// at most 127, so these sums have room for some steps if codes have at most 6 bits. Codes of 8 bits are multiplied as shorts.
 
 #if defined(__AVX512VNNI__)
+inline constexpr bool kHasBytes = true, kHasShorts = false;
+#else
+inline constexpr bool kHasBytes = kWidth == 8, kHasShorts = true;
+#endif
 
-using Four = int32_t;  // of bytes
+// Whether codes up to `kLargest` are multiplied as bytes.
+template <int kLargest>
+inline constexpr bool kInBytes = kHasBytes && (!kHasShorts || kLargest < 64);
 
-RADIXRT_INLINE void put_four(Four* to, const int8_t* x) { memcpy(to, x, 4); }
+// The largest tile: its sums stay in registers.
+#if defined(__AVX512F__)
+inline constexpr int kTileTokens = 6, kTilePanels = 4;
+#else
+inline constexpr int kTileTokens = kWidth == 8 ? 4 : 2, kTilePanels = 1;
+#endif
 
-RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(x));
+// Adds now. With a plain addition GCC computes the products of many steps first, and keeps them on the stack until the sums are used.
+RADIXRT_INLINE Ints add_now(Ints sums, Ints products) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+  Ints result;
+  __asm__("vpaddd %2, %1, %0" : "=x"(result) : "x"(sums), "x"(products));
+  return result;
+#else
+  return sums + products;
+#endif
 }
 
-#elif defined(__x86_64__)
-
-struct Four {  // shorts, because pairwise sums of byte products would overflow
-  int32_t even, odd;
+template <bool kBytes>
+struct Operands {
+  struct Four {  // activations
+    int32_t bytes;
+  };
+  struct Codes {
+    UInts bytes;
+  };
+  static RADIXRT_INLINE Four four(const int8_t* x) {
+    Four four;
+    memcpy(&four, x, sizeof four);
+    return four;
+  }
+  static RADIXRT_INLINE Codes codes(UInts codes) { return {codes}; }
 };
 
-RADIXRT_INLINE void put_four(Four* to, const int8_t* x) {
-  *to = {(x[0] & 0xffff) | x[2] << 16, (x[1] & 0xffff) | x[3] << 16};
-}
+template <>
+struct Operands<false> {
+  struct Codes {
+    UInts even, odd;  // shorts
+  };
+  static RADIXRT_INLINE Codes codes(UInts codes) { return {codes & 0x00ff00ffu, codes >> 8 & 0x00ff00ffu}; }
+#if defined(__x86_64__)
+  struct Four {
+    int32_t even, odd;  // shorts
+  };
+  static RADIXRT_INLINE Four four(const int8_t* x) { return {(x[0] & 0xffff) | x[2] << 16, (x[1] & 0xffff) | x[3] << 16}; }
+#else
+  struct Four {
+    int32_t of[4];
+  };
+  static RADIXRT_INLINE Four four(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
+#endif
+};
 
-RADIXRT_INLINE Ints add_pairs(UInts codes, int32_t x) {
+template <int kLargest>
+using OperandsOf = Operands<kInBytes<kLargest>>;
+
+// The sums of products of a vector of outputs with codes up to `kLargest`. They are complete after each `run` steps, at most kRun.
+template <int kLargest, bool kBytes = kInBytes<kLargest>>
+struct Products {
+  static constexpr int kRun = 1;
+  Ints sums;
+
+  RADIXRT_INLINE void add(int /*step*/, int /*run*/, const Operands<false>::Codes& codes, const Operands<false>::Four& x) {
+#if defined(__x86_64__)
+    sums = add_now(sums, add_pairs(codes.even, x.even));
+    sums = add_now(sums, add_pairs(codes.odd, x.odd));
+#else
+    sums += (Ints)(codes.even & 0xffffu) * x.of[0] + (Ints)(codes.odd & 0xffffu) * x.of[1] + (Ints)(codes.even >> 16) * x.of[2] +
+            (Ints)(codes.odd >> 16) * x.of[3];
+#endif
+  }
+
+ private:
 #if defined(__AVX512BW__)
-  return (Ints)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(x));
+  static RADIXRT_INLINE Ints add_pairs(UInts codes, int32_t x) { return (Ints)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(x)); }
 #elif defined(__AVX2__)
-  return (Ints)_mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(x));
-#else
-  return (Ints)_mm_madd_epi16((__m128i)codes, _mm_set1_epi32(x));
+  static RADIXRT_INLINE Ints add_pairs(UInts codes, int32_t x) { return (Ints)_mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(x)); }
+#elif defined(__x86_64__)
+  static RADIXRT_INLINE Ints add_pairs(UInts codes, int32_t x) { return (Ints)_mm_madd_epi16((__m128i)codes, _mm_set1_epi32(x)); }
 #endif
-}
-
-RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
-  return sums + add_pairs(codes & 0x00ff00ffu, x.even) + add_pairs(codes >> 8 & 0x00ff00ffu, x.odd);
-}
-
-#else
-
-struct Four {
-  int32_t of[4];
 };
 
-RADIXRT_INLINE void put_four(Four* to, const int8_t* x) { *to = {{x[0], x[1], x[2], x[3]}}; }
+#if defined(__AVX512VNNI__)
+template <int kLargest>
+struct Products<kLargest, true> {
+  static constexpr int kRun = 1;
+  Ints sums;
 
-RADIXRT_INLINE Ints add_products(Ints sums, UInts codes, const Four& x) {
-  return sums + (Ints)(codes & 255u) * x.of[0] + (Ints)(codes >> 8 & 255u) * x.of[1] + (Ints)(codes >> 16 & 255u) * x.of[2] +
-         (Ints)(codes >> 24) * x.of[3];
-}
+  RADIXRT_INLINE void add(int, int, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
+    sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes.bytes, _mm512_set1_epi32(x.bytes));
+  }
+};
+#elif defined(__AVX2__)
+template <int kLargest>
+struct Products<kLargest, true> {
+  // Steps whose sums of two products fit in 16 bits together: 2 * 127 * kLargest each.
+  static constexpr int kRun = kLargest <= 16 ? 8 : kLargest <= 32 ? 4 : 2;
+  static_assert(kRun * 2 * 127 * kLargest < 1 << 15);
 
+  Ints sums;
+  __m256i of_run;
+
+  RADIXRT_INLINE void add(int step, int run, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
+    __m256i products = _mm256_maddubs_epi16((__m256i)codes.bytes, _mm256_set1_epi32(x.bytes));
+    if (step % run == 0) of_run = products;
+    else __asm__("vpaddw %2, %1, %0" : "=x"(of_run) : "x"(of_run), "x"(products));
+    if (step % run == run - 1) sums = add_now(sums, (Ints)_mm256_madd_epi16(of_run, _mm256_set1_epi16(1)));
+  }
+};
 #endif
+
+// The rounded activations of a token in the forms that some kind of codes is multiplied with, one after the other.
+struct Activations {
+  char* first;
+  int64_t count;  // a multiple of 4
+
+  static RADIXRT_INLINE int64_t bytes(int64_t count) { return end_of<true>(count) + end_of<false>(count); }
+
+  template <bool kBytes>
+  RADIXRT_INLINE auto fours() const {
+    return reinterpret_cast<typename Operands<kBytes>::Four*>(first + (kBytes ? 0 : end_of<true>(count)));
+  }
+
+  RADIXRT_INLINE void put(int64_t index, const int8_t* x) const {
+    if constexpr (kHasBytes) fours<true>()[index] = Operands<true>::four(x);
+    if constexpr (kHasShorts) fours<false>()[index] = Operands<false>::four(x);
+  }
+
+ private:
+  template <bool kBytes>
+  static RADIXRT_INLINE int64_t end_of(int64_t count) {
+    constexpr bool kHas = kBytes ? kHasBytes : kHasShorts;
+    return kHas ? (count / 4 * static_cast<int64_t>(sizeof(typename Operands<kBytes>::Four)) + 63) / 64 * 64 : 0;
+  }
+};
 
 // ------------------------------------------------------------ activations
 
@@ -129,9 +223,9 @@ RADIXRT_INLINE ActivationScale scale_of(const T* hidden, int count) {
   return {reach / 127 + sum(odd), reach > 1e-36f ? 127 / reach : 0};
 }
 
-// Rounds `count` activations, padded with zeros to a multiple of 8. Returns the sum of the integers.
+// Rounds `count` activations, padded with zeros to a multiple of 8, and puts them from number `first` on. Returns the sum of the integers.
 template <class T>
-RADIXRT_INLINE float round_to_fours(const T* hidden, int count, float inverse, Four* fours) {
+RADIXRT_INLINE float round_to_bytes(const T* hidden, int count, float inverse, const Activations& to, int64_t first) {
   Floats total = splat(0);  // exact
   int8_t rounded[kWidth < 8 ? 8 : kWidth];
   for (int i = 0; i < count; i += sizeof rounded) {
@@ -145,7 +239,7 @@ RADIXRT_INLINE float round_to_fours(const T* hidden, int count, float inverse, F
     }
     int fours_here = (count - i + 7) / 8 * 2;
     if (fours_here > static_cast<int>(sizeof rounded) / 4) fours_here = sizeof rounded / 4;
-    for (int f = 0; f < fours_here; ++f) put_four(fours++, rounded + 4 * f);
+    for (int f = 0; f < fours_here; ++f) to.put((first + i) / 4 + f, rounded + 4 * f);
   }
   return sum(total);
 }

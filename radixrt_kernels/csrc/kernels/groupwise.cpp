@@ -14,33 +14,34 @@ namespace {
 // The prepared form of a token: one scale per chunk, the sum of each chunk's rounded activations, and the activations in fours.
 
 struct Prepared {
-  const float* scales;
-  const float* totals;
-  const Four* fours;
+  float *scales, *totals;
+  Activations activations;
 };
 
 RADIXRT_INLINE int64_t header_bytes(int64_t chunks) { return (2 * chunks * 4 + 63) / 64 * 64; }
 
-RADIXRT_INLINE Prepared prepared_at(const char* from, int64_t chunks) {
-  auto scales = reinterpret_cast<const float*>(from);
-  return {scales, scales + chunks, reinterpret_cast<const Four*>(from + header_bytes(chunks))};
+RADIXRT_INLINE int64_t padded(int64_t columns) { return (columns + 7) / 8 * 8; }
+
+RADIXRT_INLINE Prepared prepared_at(const void* prepared, int64_t columns, int64_t chunks) {
+  auto at = static_cast<char*>(const_cast<void*>(prepared));
+  auto scales = reinterpret_cast<float*>(at);
+  return {scales, scales + chunks, {at + header_bytes(chunks), padded(columns)}};
 }
 
 int64_t prepared_bytes(int64_t columns, int64_t chunk) {
-  int64_t fours = (columns + 7) / 8 * 2;
-  return header_bytes((columns + chunk - 1) / chunk) + (fours * static_cast<int64_t>(sizeof(Four)) + 63) / 64 * 64;
+  return header_bytes((columns + chunk - 1) / chunk) + Activations::bytes(padded(columns));
 }
 
 template <class T>
 void prepare(const void* hidden, int64_t columns, int64_t chunk, void* prepared) {
   int64_t chunks = (columns + chunk - 1) / chunk;
-  Prepared to = prepared_at(static_cast<const char*>(prepared), chunks);
+  Prepared to = prepared_at(prepared, columns, chunks);
   for (int64_t c = 0; c < chunks; ++c) {
     auto from = static_cast<const T*>(hidden) + c * chunk;
     int count = static_cast<int>(columns - c * chunk < chunk ? columns - c * chunk : chunk);
     ActivationScale scale = scale_of(from, count);
-    const_cast<float*>(to.scales)[c] = scale.scale;
-    const_cast<float*>(to.totals)[c] = round_to_fours(from, count, scale.inverse, const_cast<Four*>(to.fours) + c * chunk / 4);
+    to.scales[c] = scale.scale;
+    to.totals[c] = round_to_bytes(from, count, scale.inverse, to.activations, c * chunk);
   }
 }
 
@@ -58,10 +59,41 @@ RADIXRT_INLINE void add_scaled(
       Floats scale = load(reinterpret_cast<const Float16*>(matrix.scales) + at);
       Floats zero = bytes_at(matrix.zeros + at);
       for (int t = 0; t < tokens; ++t) {
-        Prepared token = prepared_at(inputs + t * matrix.input_bytes, chunks);
+        Prepared token = prepared_at(inputs + t * matrix.input_bytes, matrix.columns, chunks);
         Floats dot = __builtin_convertvector(products[t][p][v], Floats) - zero * token.totals[chunk];
         sums[t].of[p][v] += dot * (scale * token.scales[chunk]);
       }
+    }
+  }
+}
+
+// Adds the products of `kSteps` steps of 8 columns.
+template <int kBits, int kSteps, int kTokens, int kPanels, class Four, class Sums>
+RADIXRT_INLINE void add_steps(
+    const uint8_t* codes, int64_t panel_bytes, bool prefetch, const Four* const* x, int64_t first_step, Sums (*products)[kPanels][kVectors]) {
+  using Multiplied = OperandsOf<(1 << kBits) - 1>;
+#pragma GCC unroll 4
+  for (int step = 0; step < kSteps; ++step, codes += 8 * kPanel * kBits / 8) {
+    if (prefetch) {
+      for (int p = 0; p < kPanels; ++p) {
+        __builtin_prefetch(codes + (kPanels + p) * panel_bytes, 0, 2);
+        if constexpr (kBits == 8) __builtin_prefetch(codes + (kPanels + p) * panel_bytes + kStepBytes, 0, 2);
+      }
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      typename Multiplied::Codes w[kPanels][kVectors];
+      for (int p = 0; p < kPanels; ++p) {
+        for (int v = 0; v < kVectors; ++v) {
+          const uint8_t* at = codes + p * panel_bytes + v * sizeof(UInts);
+          if constexpr (kBits == 8) w[p][v] = Multiplied::codes(codes_at(at + half * kStepBytes));
+          else w[p][v] = Multiplied::codes((half ? codes_at(at) >> 4 : codes_at(at)) & 0x0f0f0f0fu);
+        }
+      }
+      for (int t = 0; t < kTokens; ++t)
+        for (int p = 0; p < kPanels; ++p)
+          for (int v = 0; v < kVectors; ++v)
+            products[t][p][v].add(2 * step + half, 2 * kSteps, w[p][v], x[t][2 * (first_step + step) + half]);
     }
   }
 }
@@ -71,34 +103,26 @@ template <int kBits, int kTokens, int kPanels>
 RADIXRT_INLINE void add_chunk(
     const Groupwise& matrix, int64_t panel, int64_t group, int64_t first_step, int64_t steps, int64_t chunk, const char* inputs,
     bool prefetch, TokenSums<kPanels>* sums) {
-  int64_t panel_bytes = matrix.steps() * (8 * kPanel * kBits / 8), chunks = matrix.chunks();
-  const uint8_t* codes = matrix.codes + panel * panel_bytes + first_step * (8 * kPanel * kBits / 8);
-  Ints products[kTokens][kPanels][kVectors];
-  memset(products, 0, sizeof products);
-  const Four* x[kTokens];
-  for (int t = 0; t < kTokens; ++t) x[t] = prepared_at(inputs + t * matrix.input_bytes, chunks).fours + 2 * first_step;
-  for (int64_t step = 0; step < steps; ++step) {
-    if (prefetch) {
-      for (int p = 0; p < kPanels; ++p) {
-        __builtin_prefetch(codes + (kPanels + p) * panel_bytes, 0, 2);
-        if constexpr (kBits == 8) __builtin_prefetch(codes + (kPanels + p) * panel_bytes + kStepBytes, 0, 2);
-      }
-    }
-    for (int half = 0; half < 2; ++half) {
-      for (int v = 0; v < kVectors; ++v) {
-        UInts w[kPanels];
-        for (int p = 0; p < kPanels; ++p) {
-          const uint8_t* at = codes + p * panel_bytes + v * sizeof(UInts);
-          if constexpr (kBits == 8) w[p] = codes_at(at + half * kStepBytes);
-          else w[p] = (half ? codes_at(at) >> 4 : codes_at(at)) & 0x0f0f0f0fu;
-        }
-        for (int t = 0; t < kTokens; ++t)
-          for (int p = 0; p < kPanels; ++p) products[t][p][v] = add_products(products[t][p][v], w[p], x[t][2 * step + half]);
-      }
-    }
-    codes += 8 * kPanel * kBits / 8;
-  }
-  add_scaled<kPanels>(matrix, panel, group, chunk, inputs, kTokens, products, sums);
+  constexpr int kLargest = (1 << kBits) - 1, kStep8Bytes = 8 * kPanel * kBits / 8;  // bytes of 8 columns
+  using Sums = Products<kLargest>;
+  constexpr int kRunSteps = Sums::kRun < 2 ? 1 : Sums::kRun / 2;
+  int64_t panel_bytes = matrix.steps() * kStep8Bytes, chunks = matrix.chunks();
+  const uint8_t* codes = matrix.codes + panel * panel_bytes + first_step * kStep8Bytes;
+  Sums products[kTokens][kPanels][kVectors] = {};
+  const typename OperandsOf<kLargest>::Four* x[kTokens];
+  for (int t = 0; t < kTokens; ++t)
+    x[t] = prepared_at(inputs + t * matrix.input_bytes, matrix.columns, chunks).activations.template fours<kInBytes<kLargest>>() + 2 * first_step;
+  int64_t step = 0;
+  for (; step + kRunSteps <= steps; step += kRunSteps, codes += kRunSteps * kStep8Bytes)
+    add_steps<kBits, kRunSteps, kTokens, kPanels>(codes, panel_bytes, prefetch, x, step, products);
+  if constexpr (kRunSteps > 1)
+    for (; step < steps; ++step, codes += kStep8Bytes)
+      add_steps<kBits, 1, kTokens, kPanels>(codes, panel_bytes, prefetch, x, step, products);
+  Ints complete[kTokens][kPanels][kVectors];
+  for (int t = 0; t < kTokens; ++t)
+    for (int p = 0; p < kPanels; ++p)
+      for (int v = 0; v < kVectors; ++v) complete[t][p][v] = products[t][p][v].sums;
+  add_scaled<kPanels>(matrix, panel, group, chunk, inputs, kTokens, complete, sums);
 }
 
 template <int kBits, int kPanels, int kTokens = kTileTokens>
@@ -147,8 +171,8 @@ void add_tokens_by_amx(
       codes = unpacked[0];
       codes_bytes = sizeof unpacked[0];
     }
-    product.multiply(
-        false, codes, codes_bytes, kPanels, prepared_at(inputs, chunks).fours + 2 * step, matrix.input_bytes, 2 * count, {}, products);
+    auto fours = prepared_at(inputs, matrix.columns, chunks).activations.fours<true>() + 2 * step;
+    product.multiply(false, codes, codes_bytes, kPanels, fours, matrix.input_bytes, 2 * count, {}, products);
     add_scaled<kPanels>(matrix, panel, 8 * step / matrix.group_size, chunk, inputs, tokens, products, sums);
   }
 }
