@@ -35,6 +35,7 @@ PAGE = 4
 FLAGS = (
     *("--dp", "2", "--dtype", "float32", "--page-size", str(PAGE)),
     *("--reasoning-parser", "deepseek-r1", "--speculation", "auto"),
+    *("--step-timeout", "60"),  # else a worker that a test suspends counts as stopped after 3 s
 )
 LONGEST_PAUSE_S = 60.0
 """Of the slowest test machine. The promise of docs/routing.md is measured by hand."""
