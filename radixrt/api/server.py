@@ -32,7 +32,7 @@ from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.ipc import LONGEST_WAIT_S
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
-from radixrt.base.liveness.link import SupervisorLink
+from radixrt.base.liveness.link import ServerStatus, SupervisorLink
 from radixrt.base.liveness.supervision import end_process, supervise
 from radixrt.base.server_url import server_context
 from radixrt.client.engine_client import EngineClient
@@ -43,6 +43,9 @@ FLUSH_S = 1
 """Seconds in which the last bytes of answers leave, once every request has ended."""
 
 SHUTTING_DOWN = "The server is shutting down."
+
+REASON_S = 1.0
+"""Time for which the end at a second signal waits for the supervisor's reason."""
 
 MAX_UNREAD_CHUNKS = 4096
 """Most chunks of each answer that wait for a client that has stopped reading, beyond the socket's
@@ -199,7 +202,7 @@ class _Server(uvicorn.Server):
 
     async def _end_with_server(self) -> None:
         """The supervisor does not wait: a drain that has begun ends, too."""
-        await self._supervisor.until(lambda status: bool(status.shutdown_reason))
+        await self._supervisor.until(_is_ending)
         self._begin_to_drain()
 
     def _begin_to_drain(self) -> None:
@@ -212,10 +215,17 @@ class _Server(uvicorn.Server):
     async def _drain(self, may_wait: bool) -> None:
         self._state.is_draining = True
         reason, grace_s = SHUTTING_DOWN, self._state.config.shutdown_grace if may_wait else 0.0
-        if self._supervisor.status.shutdown_reason:
+        if not may_wait:  # the second signal may come before the supervisor's reason
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._supervisor.until(_is_ending), REASON_S)
+        if _is_ending(self._supervisor.status):
             reason, grace_s = self._supervisor.status.shutdown_reason, 0.0
         await self._state.client.drain(grace_s, reason)
         self.should_exit = True
+
+
+def _is_ending(status: ServerStatus) -> bool:
+    return bool(status.shutdown_reason)
 
 
 def _allow_many_connections() -> None:
