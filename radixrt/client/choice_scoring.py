@@ -47,7 +47,8 @@ class ChoiceScore(msgspec.Struct, frozen=True, kw_only=True):
     """The log-probabilities of its tokens behind the prompt. All choices begin at the same token:
     the first that one of them changes."""
     unconditional_logprobs: list[float] | None = None
-    """Those of the same tokens behind the prompt's first token alone, where they were asked for."""
+    """Log-probabilities of the same tokens behind the prompt's first token alone, where they were
+    asked for."""
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, kw_only=True):

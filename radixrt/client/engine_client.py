@@ -222,7 +222,7 @@ class EngineClient:
 
     @property
     def _engine_is_alive(self) -> bool:
-        """The supervisor has not told of the death of the client's engine."""
+        """No status has reported the death of the client's engine."""
         return self._supervisor.status.engine <= self._channels.engine
 
     async def drain(self, grace_s: float, reason: str) -> None:

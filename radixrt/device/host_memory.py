@@ -38,8 +38,7 @@ def _free_in_groups(root: Path) -> Iterator[int]:
     """Bytes that are left in each control group above this process that has a limit, of version 1
     and 2.
 
-    Files in the page cache that nobody has used lately count as free: the kernel drops them before
-    it ends a process.
+    Files in the page cache count as free: the kernel drops them before it ends a process.
     """
     for folder in _groups(root):
         v2 = folder / "memory.max", folder / "memory.current", "inactive_file", "active_file"

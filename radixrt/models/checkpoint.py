@@ -71,7 +71,8 @@ def resolve_model_path(
         flag: the setting that errors name.
         with_weights: download the weights of a hub id, too.
         download: otherwise the hub's cache must have it.
-        check_room: refuse a GGUF file of the hub that does not fit the memory before it is downloaded.
+        check_room: refuse a GGUF file of the hub that does not fit the memory before it is
+            downloaded.
 
     Raises:
         NotCachedError: it would have to be downloaded.

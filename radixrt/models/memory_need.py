@@ -14,7 +14,12 @@ from typing import NamedTuple
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.device.host_memory import OTHER_BYTES, available_memory, has_gpu
-from radixrt.layers.quantization.scheme import BLOCK_KINDS, HEAD_BITS, quantization_scheme
+from radixrt.layers.quantization.scheme import (
+    BLOCK_KINDS,
+    HEAD_BITS,
+    ROUNDINGS,
+    quantization_scheme,
+)
 from radixrt.models.checkpoint import (
     checkpoint_dtype,
     read_config,
@@ -97,11 +102,12 @@ def check_fits(need: MemoryNeed, engines: int = 1) -> None:
     )
 
 
-def memory_sentence(config: ServerConfig) -> str:
-    """The memory that an engine's weights need and that is available now; "": they lie on a GPU, or
-    are not read from files."""
-    if config.load_format == "dummy" or not loads_into_memory(config.device):
-        return ""
+def memory_sentence(config: ServerConfig, available: int) -> str:
+    """Say how much memory an engine's weights need; "" if that is not known.
+
+    Args:
+        available: bytes that there were when the engine was started.
+    """
     try:
         need = memory_need(
             Path(config.model_path), dtype=config.dtype, quantization=config.quantization
@@ -109,9 +115,14 @@ def memory_sentence(config: ServerConfig) -> str:
     except (ConfigError, OSError):  # its files are gone
         return ""
     return (
-        f"Its weights need at least {need.in_memory / 1e9:.2f} GB, and {available_memory() / 1e9:.2f} GB were available "
+        f"Its weights need at least {need.in_memory / 1e9:.2f} GB, and {available / 1e9:.2f} GB were available "
         "when it was started."
     )
+
+
+def loads_weights(config: ServerConfig) -> bool:
+    """Whether an engine of this server reads weights from files into this machine's memory."""
+    return config.dp > 0 and config.load_format != "dummy" and loads_into_memory(config.device)
 
 
 def loads_into_memory(device: str) -> bool:
@@ -126,7 +137,7 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> MemoryNeed:
         size = math.prod(entry.shape[:-1]) * entry.row_bytes
         in_files += size
         if quantization != "auto":
-            bits = _rounded_bits(entry.name, _BITS[quantization], 8 * width, is_tied=True)
+            bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)
             in_memory += numbers * bits // 8
         elif entry.kind in BLOCK_KINDS:
             in_memory += size
@@ -138,7 +149,6 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> MemoryNeed:
     return MemoryNeed(in_files, in_memory, unpacked)
 
 
-_BITS = {"int8": 8, "int4": 4, "fp8": 8}
 _EMBEDDINGS = ("embed", "token_embd")
 
 

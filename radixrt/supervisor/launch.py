@@ -20,7 +20,7 @@ from radixrt.models.checkpoint import (
     served_context_length,
     unreadable,
 )
-from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
+from radixrt.models.memory_need import check_fits, loads_weights, memory_need
 from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
@@ -41,7 +41,7 @@ def prepare(config: ServerConfig) -> ServerConfig:
     """
     config = config.validate()
     has_engine = config.dp > 0  # otherwise no weights are needed
-    in_memory = has_engine and config.load_format != "dummy" and loads_into_memory(config.device)
+    in_memory = loads_weights(config)
     model_dir = resolve_model_path(
         config.model_path,
         with_weights=has_engine,

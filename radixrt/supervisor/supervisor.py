@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,8 @@ from radixrt.base.liveness.link import (
     ToSupervisor,
 )
 from radixrt.base.liveness.supervision import start_thread
-from radixrt.models.memory_need import memory_sentence
+from radixrt.device.host_memory import available_memory
+from radixrt.models.memory_need import loads_weights, memory_sentence
 from radixrt.supervisor.watch import LOOK_S, Clock, Watch
 
 log = logging.getLogger(__name__)
@@ -109,9 +111,9 @@ class _Child:
     """The reason for which it ended, if it could not start."""
     hung: str = ""
     """How it hung, if it was killed for that."""
-    loads: str = ""
-    """The memory that the model needs and that there was at the start, as a sentence; "": it loads
-    no model into this machine's memory."""
+    loads: Callable[[], str] | None = None
+    """Says how much memory its model needs and how much there was; None: it loads none into this
+    machine's memory."""
 
     @property
     def label(self) -> str:
@@ -167,7 +169,7 @@ class _Child:
         if self.hung:
             how = f"{self.hung}, and was killed"
         elif status == -signal.SIGKILL and self.loads and not self.heartbeat.has_begun:
-            how = f"was killed while it loaded the model, probably because memory ran out. {self.loads}"
+            how = f"was killed while it loaded the model, probably because memory ran out. {self.loads()}"
         elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"
         else:
@@ -401,7 +403,11 @@ class Supervisor:
         finds_stuck = finds_stopped and not waits_for_others
         watch = Watch(heartbeat, Activity(process.pid), finds_stopped, finds_stuck)
         replica = channels.replica if self._config.is_routed else None
-        loads = memory_sentence(self._config) if module == "worker" else ""
+        loads = (
+            partial(memory_sentence, self._config, available_memory())
+            if module == "worker" and loads_weights(self._config)
+            else None
+        )
         child = _Child(
             name, process, heartbeat, watch, Link(ours, ToSupervisor), replica, loads=loads
         )

@@ -36,8 +36,8 @@ class Activity:
 
     def is_stuck(self, beating: int) -> bool:
         """The main thread has not run since the last call, and nothing is at work for it: no other
-        thread, and none of the processes that it has started, such as a compiler. Always false on systems without
-        ``/proc``, and of a process that is gone.
+        thread, and none of the processes that it has started, such as a compiler. Always false on
+        systems without ``/proc``, and of a process that is gone.
 
         Args:
             beating: the thread that beats, which runs whatever the process works on.

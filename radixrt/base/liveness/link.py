@@ -22,7 +22,7 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     engine: int = 0
     """Number of the engine, counted from the start of the server; the ones before it are dead."""
     starts: dict[int, int] = {}
-    """By replica that lives on this machine, the number of its start."""
+    """Number of the last start of each replica that lives on this machine."""
     drained: list[int] = []
     """Replicas that an admin has drained; they are not started."""
     is_well: bool = True
@@ -107,7 +107,7 @@ class SupervisorLink:
     def __init__(self, link: Link[ServerStatus] | None = None) -> None:
         self.status = ServerStatus()
         self.is_told = threading.Event()
-        """The supervisor has told the first status."""
+        """The first status has arrived."""
         self._link = link
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], object]] = []

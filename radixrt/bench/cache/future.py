@@ -30,7 +30,7 @@ class Future:
     """The next requests after each request of a trace."""
 
     following: list[int | None]
-    """For each request, the next one of its session; None: it was the last, or has no session."""
+    """Next request of the session of each request; None: it was the last, or has no session."""
     pause_s: list[float]
     """For each request, the time from the end of its answer to the next request, as recorded; 0 if
     there is none."""
@@ -90,7 +90,7 @@ def _said(
     level: HintLevel,
     error: float,
 ) -> list[float | None]:
-    """For each request, in how many seconds its client says to go on."""
+    """Seconds after which the client of each request says to go on."""
     goes_on = [number for number, after in enumerate(following) if after is not None]
     said: list[float | None] = [None] * len(pauses)
     if level == "exact":

@@ -78,7 +78,7 @@ class Refused(NamedTuple):
 
     place: Place
     keywords: tuple[str, ...]
-    """Those without which the node compiles."""
+    """Keywords without which the node compiles."""
     error: str
 
 

@@ -68,11 +68,11 @@ def hub_file(name: str, flag: str, *, download: bool = True, check_room: bool = 
         siblings = HfApi().model_info(repository, files_metadata=True).siblings or []
         models = gguf_models(file.rfilename for file in siblings)
         files = _choose(models, wanted, repository)
+        sizes = {file.rfilename: file.size or 0 for file in siblings}
         if check_room:
-            sizes = {file.rfilename: file.size or 0 for file in siblings}
             _check_room(repository, models, files, sizes)
         if not download and _cached(repository, wanted) is None:
-            size = sum(file.size or 0 for file in siblings if file.rfilename in files)
+            size = sum(sizes[file] for file in files)
             raise NotCachedError(
                 f"{name} is not in the hub's cache on this machine: {size / 1e9:.1f} GB."
             )
