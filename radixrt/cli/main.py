@@ -1,6 +1,7 @@
 """The ``radixrt`` command. Subcommands import their modules only when they run."""
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if argv[:1] == ["bench"] and argv[1:2] and argv[1] in _MOVED:
             status = _run_moved(argv[1], argv[2:])
         else:
-            arguments = _parser().parse_args(argv)
+            arguments = _parsed(argv)
             status = arguments.run(arguments)
     except ConfigError as error:
         print(f"radixrt: {error}", file=sys.stderr)
@@ -38,6 +39,35 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says an error in one sentence, without the usage, which fills a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"radixrt: {message}{end} `{self.prog} --help` says more.\n")
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The parsed command line; exits at what no command knows, with the nearest flag."""
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if not unknown:
+        return arguments
+    commands: dict[str, argparse.ArgumentParser] = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr, assignment]
+    command = commands[argv[0]]
+    word = unknown[0].partition("=")[0]
+    flags = [
+        flag
+        for flag, action in command._option_string_actions.items()
+        if action.help != argparse.SUPPRESS
+    ]
+    near = difflib.get_close_matches(word, flags, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    command.error(
+        f"{word} is not {'a flag' if word.startswith('-') else 'an argument'} of {command.prog}{hint}"
+    )
 
 
 _BENCHMARKS = (
@@ -58,23 +88,25 @@ place."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="radixrt", description="An LLM serving engine with a radix-tree KV cache."
     )
     parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API")
+    _add_model(
+        serve,
+        "model path, hub id or hf:USER/REPO:Q4_K_M, as --model-path (default: the built-in model)",
+    )
     add_arguments(serve)
     serve.set_defaults(run=_serve)
     run = commands.add_parser(
         "run",
         help="chat in the terminal, with the server on this machine or one that ends with the chat",
     )
-    run.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="model path, hub id or hf:USER/REPO:Q4_K_M (default: the running server's, or the built-in model)",
+    _add_model(
+        run,
+        "model path, hub id or hf:USER/REPO:Q4_K_M (default: the running server's, or one that you choose)",
     )
     add_chat_arguments(run)
     add_arguments(run)
@@ -103,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     completion = commands.add_parser(
         "completion", help='print a script for the shell: eval "$(radixrt completion bash)"'
     )
-    completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
+    completion.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"])
     completion.set_defaults(run=_completion)
     lint = commands.add_parser(
         "lint-schema", help="say what of JSON schemas is exact, checked after generation, and slow"
@@ -120,6 +152,10 @@ def _parser() -> argparse.ArgumentParser:
         declare_flags(benchmark)
         benchmark.set_defaults(run=partial(_run, f"radixrt.bench.{module}", "bench"))
     return parser
+
+
+def _add_model(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=help)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """``LLM``: the engine in a Python program, with the same processes as a server but without HTTP."""
 
+import difflib
 import itertools
 import os
 import weakref
@@ -14,6 +15,7 @@ from radixrt.base.config import DEMO_MODEL, SETTINGS, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.renamed import upgraded
+from radixrt.base.settings.translation import translated
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.client.pooling import (
@@ -73,22 +75,25 @@ class LLM:
     Args:
         model_path: folder of a Hugging Face checkpoint, a hub id, a GGUF file, or
             ``hf:USER/REPO:QUANTIZATION``.
-        settings: any field of :class:`radixrt.base.config.ServerConfig`, such as ``page_size=1``.
+        settings: any field of :class:`radixrt.base.config.ServerConfig`, such as ``page_size=1``;
+            those of vLLM's ``LLM``, such as ``max_model_len``, are understood.
 
     Raises:
         ConfigError: a setting, the checkpoint or the machine makes it impossible to start.
     """
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
-        settings = upgraded(settings)
+        settings = upgraded(translated(settings, SETTINGS))
         if unknown := sorted(settings.keys() - SETTINGS.keys()):
+            near = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"LLM has no setting {', '.join(unknown)}. It takes those of `radixrt serve`, with underscores, "
+                f"LLM has no setting {', '.join(unknown)}.{hint} It takes those of `radixrt serve`, with underscores, "
                 "such as page_size=1."
             )
         # a program waits for its answers
         defaults: dict[str, Any] = {"log_level": "warning", "max_queue_seconds": 0}
-        config = prepare(ServerConfig(model_path=model_path, **defaults | settings))
+        config = prepare(ServerConfig(**{"model_path": model_path} | defaults | settings))
         self._engine = BackgroundEngine(config)
         self.config = config
         self.info: EngineInfo = self._engine.info
