@@ -66,6 +66,7 @@ class _Names(list[str]):
 
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     """The validated config of a parsed command line: flags win over the file of ``--config``.
+    ``arguments.model`` becomes the model that is named there; None: none is.
 
     Raises:
         ConfigError: a setting is unknown or has a wrong value.
@@ -82,7 +83,9 @@ def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     model = getattr(arguments, "model", None)
     if model is not None and given.setdefault("model_path", model) != model:
         raise ConfigError(f"{model} and {given['model_path']} are two models; leave one out.")
-    return ServerConfig(**upgraded(from_file | given)).validate()
+    settings = upgraded(from_file | given)
+    arguments.model = settings.get("model_path")
+    return ServerConfig(**settings).validate()
 
 
 def markdown_page() -> str:

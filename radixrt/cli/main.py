@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from radixrt import __version__
 from radixrt.base.errors import ConfigError
+from radixrt.base.server_url import add_url_flag, local_url
 from radixrt.bench import arguments as bench_arguments
 from radixrt.cli.arguments import (
     add_chat_arguments,
@@ -109,8 +110,9 @@ def _parser() -> argparse.ArgumentParser:
         "model path, hub id or hf:USER/REPO:Q4_K_M (default: the running server's, or one that you choose)",
     )
     add_chat_arguments(run)
+    add_url_flag(run)
     add_arguments(run)
-    run.set_defaults(run=_run_chat)
+    run.set_defaults(run=_run_chat, url=None)
     chat = commands.add_parser(
         "chat", help="chat in the terminal, with any OpenAI-compatible server"
     )
@@ -159,9 +161,14 @@ def _add_model(parser: argparse.ArgumentParser, help: str) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    config = config_from_arguments(arguments)
+    if config.log_level in ("debug", "info") and config.join is None:
+        url = local_url(config.host, config.port, is_https=config.tls_cert is not None)
+        # before the imports and the processes, which take seconds
+        print(f"radixrt {__version__} starts {config.model_path} on {url} …", file=sys.stderr, flush=True)  # fmt: skip
     from radixrt.supervisor.launch import serve
 
-    return serve(config_from_arguments(arguments))
+    return serve(config)
 
 
 def _completion(arguments: argparse.Namespace) -> int:
