@@ -112,10 +112,10 @@ _PAGE_HEAD = """# The server's settings
 
 <!-- Written by `make docs` from radixrt/base/config.py; a test holds the two together. -->
 
-    radixrt serve --model-path DIR_OR_HUB_ID [flags]
+    radixrt serve DIR_OR_HUB_ID [flags]
 
 `python -m radixrt.launch_server` is the same, and [`radixrt run`](command_line.md) takes the same flags. `LLM(path, page_size=1)` takes them as
-keyword arguments, with underscores. `--config server.yaml` reads settings from a YAML or JSON file under the names of the flags without
+keyword arguments, with underscores. The names of [other engines](guides/coming_from.md#flags) are understood, too. `--config server.yaml` reads settings from a YAML or JSON file under the names of the flags without
 their dashes; flags win over it:
 
 ```yaml

@@ -62,6 +62,10 @@ __all__ = ["LLM", "Answer", "Embedding", "Output"]
 MAX_CONCURRENT_REQUESTS = 2048
 """Requests that :meth:`LLM.generate` has in flight at once; the others wait here."""
 
+DEFAULT_MAX_TOKENS = 256
+"""Most tokens of the answer to a text, without parameters. Models seldom end a text by themselves,
+and would go on to the end of the context."""
+
 
 class LLM:
     """A model and the engine around it, until :meth:`close`; best used as a context manager.
@@ -126,7 +130,7 @@ class LLM:
         Args:
             prompts: text or token ids, one or many.
             sampling_params: for all prompts, or one for each; by default those of the checkpoint's
-                generation_config.json.
+                generation_config.json, with at most :data:`DEFAULT_MAX_TOKENS` tokens of an answer.
             cache_salt: prefixes are shared only among requests with the same salt.
             cache: hint about the future use of these prompts' KV; never changes an answer.
             progress: show a progress bar (only for many prompts).
@@ -185,14 +189,23 @@ class LLM:
 
         Leaving the loop early aborts the request.
         """
+        wire_prompt = prompt_or_chat(prompt)
         request = self._request(
-            prompt_or_chat(prompt),
-            sampling_params or self.default_sampling_params(),
+            wire_prompt,
+            sampling_params or self._default_for(wire_prompt, constraint),
             _options(cache_salt, cache),
             from_keywords(constraint),
             stream=True,
         )
         yield from self._engine.iterate(self._engine.client.generate(request))
+
+    def _default_for(self, prompt: object, constraint: object) -> SamplingParams:
+        """The default parameters; those of a text without a constraint have an end."""
+        params = self.default_sampling_params()
+        is_chat = isinstance(prompt, ChatPrompt)
+        if is_chat or constraint or params.max_tokens is not None:
+            return params
+        return replace(params, max_tokens=DEFAULT_MAX_TOKENS)
 
     def default_sampling_params(self) -> SamplingParams:
         """The sampling settings of the checkpoint's generation_config.json."""
@@ -446,7 +459,7 @@ class LLM:
         progress: bool,
     ) -> Output | list[Output]:
         if sampling_params is None:
-            sampling_params = self.default_sampling_params()
+            sampling_params = self._default_for(prompts[0] if prompts else None, constraint)
         each = sampling_params
         if isinstance(each, SamplingParams):
             each = [each] * len(prompts)

@@ -37,9 +37,7 @@ def _by_key(table: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 
 _ALIASES = _by_key(peers.ALIASES)
 _REFUSED = _by_key(peers.REFUSED)
-_SWITCHES = _by_key({reason: names for reason, (names, _) in peers.IGNORED.items()})
-_VALUED = _by_key({reason: names.replace("=", "") for reason, (_, names) in peers.IGNORED.items()})
-_IGNORED = _SWITCHES | _VALUED
+_IGNORED = _by_key({why: " ".join(both).replace("=", "") for why, both in peers.IGNORED.items()})
 _CONSTANTS = {key_of(flag): (flag, *setting) for flag, setting in peers.CONSTANTS.items()}
 _OFF = {key_of(flag): setting for flag, setting in peers.OFF.items()}
 _NEUTRAL = {(key_of(f), value) for value, flags in peers.NEUTRAL.items() for f in flags.split()}
@@ -50,12 +48,13 @@ PEER_NAMES = frozenset({*_ALIASES, *_CONSTANTS, *_IGNORED, *_REFUSED})
 
 def add_peer_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
     """Declare the flags of the table that the parser does not have, without help."""
-    optional = {f.rstrip("=") for _, names in peers.IGNORED.values() for f in names.split() if f.endswith("=")}  # fmt: skip
-    flags: dict[str, Any] = {flag: "*" for flag, _ in _REFUSED.values()}
-    flags |= {flag: "?" if flag in optional else None for flag, _ in _VALUED.values()}
-    flags |= {flag: 0 for flag, _ in _SWITCHES.values()} | dict.fromkeys(peers.CONSTANTS, 0)
-    for flag, name in _ALIASES.values():
-        flags[flag] = 0 if settings[name].type is bool else None
+    flags: dict[str, Any] = dict.fromkeys(" ".join(peers.REFUSED.values()).split(), "*")
+    for switches, valued in peers.IGNORED.values():
+        flags |= dict.fromkeys(switches.split(), 0)
+        flags |= {f.rstrip("="): "?" if f.endswith("=") else None for f in valued.split()}
+    flags |= dict.fromkeys(peers.CONSTANTS, 0)
+    for name, aliases in peers.ALIASES.items():
+        flags |= dict.fromkeys(aliases.split(), 0 if settings[name].type is bool else None)
     for flag, nargs in flags.items():
         if flag in parser._option_string_actions:
             continue

@@ -69,18 +69,19 @@ def choose_model(console: Console) -> str:
     Raises:
         ChatError: the input ends.
     """
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    choices: list[str] = []
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # about damaged entries
     table = Table("", "model", "GB", "licence", "", box=None)
+    table.columns[1].no_wrap = True  # to be copied
+    choices: list[str] = []
     for model in local_models(other_folders()):
         if model.reason is None and len(choices) < MAX_LOCAL:
             choices.append(model.name)
             _add(table, choices, f"{model.bytes / 1e9:.1f}", "", "on this machine")
     fits = [one for one in fitting(room_for_weights()) if one.name not in choices]
+    default = choices[0] if choices else _default(fits).name if fits else DEMO_MODEL
     for one in fits:
         choices.append(one.name)
         _add(table, choices, f"~{one.gigabytes:g}", one.licence, f"downloaded: {one.note}")
-    default = choices[0] if not fits or len(choices) > len(fits) else _default(fits).name
     choices.append(DEMO_MODEL)
     _add(table, choices, "0.0", "", "a demonstration: answers only about facts in its prompt")
     console.print("No server runs here, and no model is named. These fit this machine:\n")
