@@ -23,11 +23,14 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     )
     chat.add_argument(
         "--temperature",
+        "--temp",
         type=float,
         help="sampling temperature; 0 takes the most probable token (default: the model's)",
     )
     chat.add_argument(
         "--max-tokens",
+        "--n-predict",
+        "-n",
         type=int,
         metavar="INT",
         help="longest answer in tokens (default: the server's)",

@@ -163,9 +163,10 @@ def _add_model(parser: argparse.ArgumentParser, help: str) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     config = config_from_arguments(arguments)
     if config.log_level in ("debug", "info") and config.join is None:
-        url = local_url(config.host, config.port, is_https=config.tls_cert is not None)
         # before the imports and the processes, which take seconds
-        print(f"radixrt {__version__} starts {config.model_path} on {url} …", file=sys.stderr, flush=True)  # fmt: skip
+        where = local_url(config.host, config.port, is_https=config.tls_cert is not None)
+        where = where if config.port else "a free port"
+        print(f"Starting {config.model_path} on {where} …", file=sys.stderr, flush=True)
     from radixrt.supervisor.launch import serve
 
     return serve(config)

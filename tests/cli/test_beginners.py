@@ -153,7 +153,7 @@ def test_12_a_model_without_a_chat_template(no_template: Path) -> None:
     with serving(no_template, "--max-total-tokens", "4096") as server:
         text = "".join(server.log)
         assert "has no chat template" in text and "/v1/completions -H" in text
-        assert " starts " in text.splitlines()[0] and f"page      {server.url}/" in text
+        assert text.startswith("Starting ") and f"page      {server.url}/" in text
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         status, message = ask(server, "/v1/chat/completions", chat)
         assert status == 400 and "/v1/completions" in message and "--chat-template" in message

@@ -274,7 +274,7 @@ def test_run_without_a_model_offers_those_that_are_here_and_fit(
 
 
 def test_a_model_without_a_chat_template_continues_texts(
-    demo_server: Server, monkeypatch: pytest.MonkeyPatch
+    demo_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says so. The server is one of a chat; the client takes it for the other kind."""
     client = ChatClient(demo_server.url)
@@ -286,9 +286,8 @@ def test_a_model_without_a_chat_template_continues_texts(
     ).json()["choices"][0]["text"]
     assert "".join(piece.text for piece in conversation.ask("One")) == expected
     assert conversation.body()["prompt"] == expected  # what was said last, for /save
-    Terminal(conversation)
     monkeypatch.setattr("builtins.input", lambda prompt: (_ for _ in ()).throw(EOFError))
-    monkeypatch.setenv("XDG_STATE_HOME", "/nowhere")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     said = io.StringIO()
     terminal = Terminal(conversation)
     terminal._notes = Console(file=said, width=200)

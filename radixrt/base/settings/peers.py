@@ -215,3 +215,11 @@ ANSWERS = {
     "device": ("radixrt runs on CPUs and NVIDIA GPUs", "xpu hpu tpu rocm mps metal vulkan npu"),
 }
 """Values that are refused, with the sentence that says what there is."""
+
+FIELDS = {
+    "n_predict": "max_tokens", "num_predict": "max_tokens", "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens", "repeat_penalty": "repetition_penalty", "n_probs": "logprobs",
+    "min_new_tokens": "min_tokens", "sampling_seed": "seed", "json_schema": "response_format",
+    "banned_tokens": "bad_words",
+}  # fmt: skip
+"""Fields of requests that other endpoints or engines have, and ours of the same meaning."""
