@@ -106,8 +106,12 @@ def test_the_answer_to_a_text_ends_without_parameters_too(llm: LLM) -> None:
     """And not at the end of the context; that of a chat or with parameters may be as long."""
     assert llm.info.context_length > DEFAULT_MAX_TOKENS + 10
     output = llm.generate("once")
-    streamed = [token for piece in llm.stream("once") for token in piece.token_ids]
-    assert len(output.token_ids) <= DEFAULT_MAX_TOKENS and len(streamed) <= DEFAULT_MAX_TOKENS
+    *_, last = llm.stream("once")
+    assert (
+        len(output.token_ids) <= DEFAULT_MAX_TOKENS
+        and last.report is not None
+        and last.report.output_tokens <= DEFAULT_MAX_TOKENS
+    )
     endless = SamplingParams(temperature=0, ignore_eos=True)
     whole = llm.generate("once", endless)
     assert whole.num_prompt_tokens + len(whole.token_ids) == llm.info.context_length
