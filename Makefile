@@ -131,6 +131,7 @@ gpu-bench: ## On a machine with a GPU: the measurements alone; ARGS="--only 1 3"
 
 docs: install ## Write the generated pages of docs/
 	$(BIN)/python -m radixrt.cli.config_flags > docs/server.md
+	$(BIN)/python -m tools.peer_flags_page
 
 docs-site: install ## Build the documentation as a web site in build/site; every broken link is an error
 	$(BIN)/python -m pip install --quiet --editable .[docs-site]

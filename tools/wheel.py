@@ -121,7 +121,7 @@ def first_minute(python: Path, home: Path) -> None:
 
     output_of(str(python), "-m", "radixrt_kernels")
     print(output_of(radixrt, "doctor"))
-    if ANSWER not in (answer := output_of(radixrt, "run", "-p", QUESTION)):
+    if ANSWER not in (answer := output_of(radixrt, "run", "demo", "-p", QUESTION)):
         sys.exit(f"radixrt run: expected {ANSWER!r}, got {answer!r}")
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 
 from radixrt import __version__
-from radixrt.api.http.browsers import accepts_html
+from radixrt.api.banner import greeting
+from radixrt.api.http.browsers import accepts_html, is_terminal
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.middleware import new_id
 from radixrt.api.page.files import PageFiles, page_routes
@@ -34,16 +35,21 @@ def about_routes(state: ServerState) -> APIRouter:
     @router.get("/")
     async def root(request: Request) -> Response:
         if accepts_html(request.headers):
-            return page.response(request, "index.html")
-        response = json_response(
-            {
-                "server": f"radixrt {__version__}",
-                "model": state.config.model_name,
-                "documentation": "docs/api.md in the source tree; machine-readable: /openapi.json",
-                "endpoints": sorted(request.app.openapi()["paths"]),
-            }
-        )
-        response.headers["vary"] = "accept"
+            response = page.response(request, "index.html")
+        elif is_terminal(request.headers):
+            url = str(request.base_url).rstrip("/")
+            text = greeting(state.config, state.info, url, needs_key=state.keys.are_declared)
+            response = Response(text, media_type="text/plain")
+        else:
+            response = json_response(
+                {
+                    "server": f"radixrt {__version__}",
+                    "model": state.config.model_name,
+                    "documentation": "docs/api.md in the source tree; machine-readable: /openapi.json",
+                    "endpoints": sorted(request.app.openapi()["paths"]),
+                }
+            )
+        response.headers["vary"] = "accept, user-agent"
         return response
 
     @router.get("/v1/models")

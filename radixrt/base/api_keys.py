@@ -120,7 +120,7 @@ class KeySource:
             text = self.file.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"The key file {self.file} can't be read: {error}.") from error
-        return _keys(text, f"The key file {self.file}", is_toml=self.file.suffix == ".toml")
+        return _keys(text, f"The key file {self.file}", is_toml=not text.lstrip().startswith("{"))
 
 
 def _keys(text: str, where: str, *, is_toml: bool) -> list[ApiKey]:

@@ -1,8 +1,23 @@
 """The URL of a server for clients on its machine, and its certificate and key for TLS."""
 
+import argparse
+import os
 import ssl
 
 from radixrt.base.errors import ConfigError
+
+URL_VARIABLE = "RADIXRT_URL"
+DEFAULT_URL = "http://127.0.0.1:30000"
+
+
+def add_url_flag(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--url``, which is ``--base-url``, too."""
+    parser.add_argument(
+        "--url",
+        "--base-url",
+        default=os.environ.get(URL_VARIABLE) or DEFAULT_URL,
+        help=f"address of the server, with or without /v1 (default: environment variable RADIXRT_URL, or {DEFAULT_URL})",
+    )
 
 
 def local_url(host: str, port: int, *, is_https: bool = False) -> str:

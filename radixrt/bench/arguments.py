@@ -4,6 +4,7 @@ none of them."""
 import argparse
 from typing import Literal, get_args
 
+from radixrt.base.server_url import add_url_flag
 from radixrt.base.settings.setting import EvictionPolicyName, SchedulePolicyName
 
 EndpointName = Literal["completions", "chat"]
@@ -20,7 +21,7 @@ SCHEDULE_POLICIES: tuple[str, ...] = get_args(SchedulePolicyName)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt bench serve``."""
     server = parser.add_argument_group("Server")
-    server.add_argument("--base-url", default="http://127.0.0.1:30000/v1", metavar="URL", help="as for the openai client (default: %(default)s)")  # fmt: skip
+    add_url_flag(server)
     server.add_argument("--model", help="name in the API (default: the server's first)")
     server.add_argument("--api-key", help="sent as a bearer token (default: environment variable RADIXRT_API_KEY)")  # fmt: skip
     server.add_argument("--endpoint", choices=get_args(EndpointName), default="completions", help="which API to use (default: %(default)s)")  # fmt: skip

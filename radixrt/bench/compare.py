@@ -63,7 +63,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _different_settings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Names of the settings of the load in which two runs differ."""
-    of_output = {"json", "plot", "compare", "base_url"}
+    of_output = {"json", "plot", "compare", "url", "base_url"}
     first, second = before["settings"], after["settings"]
     names = (set(first) | set(second)) - of_output
     return sorted(

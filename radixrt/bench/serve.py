@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -91,7 +92,7 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
             raise ConfigError("--dataset holds chat requests: add --endpoint chat.")
         await _send_all(client, target, warmup, closed_loop(4), lambda record: None)
         if arguments.flush_cache:
-            response = await client.post(f"{_root(arguments.base_url)}/flush_cache")
+            response = await client.post(f"{_root(arguments.url)}/flush_cache")
             if response.status_code != 200:
                 raise ConfigError(f"--flush-cache: the server answers {response.status_code}.")
         pace = _pace(arguments, conversations)
@@ -149,7 +150,9 @@ async def _discover(
     Returns:
         The target, and the size of the vocabulary if prompts are to be token ids.
     """
-    base_url = arguments.base_url.rstrip("/")
+    base_url = arguments.url.rstrip("/")
+    if not urlsplit(base_url).path:  # another path than /v1 stays
+        base_url += "/v1"
     model = arguments.model
     if model is None:
         listed = await _get_json(client, f"{base_url}/models")

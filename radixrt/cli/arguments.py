@@ -1,10 +1,10 @@
 """Declares the flags of all commands but ``serve``, whose flags are the settings, and ``bench``."""
 
 import argparse
-import os
 from pathlib import Path
 
 from radixrt.base.config import DEMO_MODEL
+from radixrt.base.server_url import add_url_flag
 from radixrt.bench.arguments import positive
 
 
@@ -23,11 +23,14 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     )
     chat.add_argument(
         "--temperature",
+        "--temp",
         type=float,
         help="sampling temperature; 0 takes the most probable token (default: the model's)",
     )
     chat.add_argument(
         "--max-tokens",
+        "--n-predict",
+        "-n",
         type=int,
         metavar="INT",
         help="longest answer in tokens (default: the server's)",
@@ -36,11 +39,7 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt chat``."""
-    parser.add_argument(
-        "--base-url",
-        default=os.environ.get("RADIXRT_URL", "http://127.0.0.1:30000"),
-        help="address of an OpenAI-compatible server, with or without /v1 (default: %(default)s; environment variable RADIXRT_URL)",
-    )
+    add_url_flag(parser)
     parser.add_argument(
         "--model", help="name of the model (default: the first one that the server lists)"
     )
@@ -74,7 +73,7 @@ def add_models_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="DIR",
-        help="further folders to search for GGUF files, with their subfolders",
+        help="further folders to search for GGUF files and checkpoints, with their subfolders",
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
@@ -113,11 +112,7 @@ def add_lint_prompts_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_top_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt top``."""
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:30000",
-        help="address of the server (default: %(default)s)",
-    )
+    add_url_flag(parser)
     parser.add_argument(
         "--api-key", help="key of the server (default: environment variable RADIXRT_API_KEY)"
     )

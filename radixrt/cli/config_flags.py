@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from radixrt.base.config import SETTINGS, ServerConfig
-from radixrt.base.settings.renamed import REMOVED, RENAMED, RENAMED_VALUES, upgraded
+from radixrt.base.errors import ConfigError
+from radixrt.base.settings.renamed import REMOVED, RENAMED, upgraded
 from radixrt.base.settings.setting import SECTIONS, Setting, flag_of
+from radixrt.base.settings.translation import add_peer_flags, peer_settings, translated
 from radixrt.cli.settings_file import read_settings
 
 _CONFIG_HELP = "YAML or JSON file of settings, under the names of these flags without their dashes; flags win over it"
@@ -23,8 +25,8 @@ def _by_section() -> Iterator[tuple[str, list[Setting]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--config``, one flag for each setting, in the sections of the docs, and those of
-    the last release."""
+    """Declare ``--config``, one flag for each setting, in the sections of the docs, those of the
+    last release and those of other engines."""
     parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     for section, settings in _by_section():
         group = parser.add_argument_group(section)
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag_of(name), action="store_true", **hidden)
     for name in REMOVED:
         parser.add_argument(flag_of(name), **hidden)
+    add_peer_flags(parser, SETTINGS)
 
 
 def _options(setting: Setting) -> dict[str, Any]:
@@ -47,15 +50,23 @@ def _options(setting: Setting) -> dict[str, Any]:
     metavar = setting.type.__name__.upper()
     if setting.choices:
         metavar = "{" + ",".join(setting.choices) + "}"
-        renamed = RENAMED_VALUES.get(setting.name, ())
-        options["choices"] = [*setting.choices, *setting.aliases, *renamed]
+        options["choices"] = _Names(setting.choices)
     if setting.several:
         options["nargs"] = "+"
     return options | {"type": setting.type, "metavar": setting.metavar or metavar}
 
 
+class _Names(list[str]):
+    """The names of a setting, for completion in the shell. The config checks values, and knows those
+    of other engines."""
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     """The validated config of a parsed command line: flags win over the file of ``--config``.
+    ``arguments.model`` becomes the model that is named there; None: none is.
 
     Raises:
         ConfigError: a setting is unknown or has a wrong value.
@@ -67,8 +78,14 @@ def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
         for name, value in vars(arguments).items()
         if name in names
     }
-    from_file = {} if file is None else read_settings(file)
-    return ServerConfig(**upgraded(from_file | given)).validate()
+    from_file = {} if file is None else translated(read_settings(file), SETTINGS)
+    given = translated(peer_settings(arguments) | given, SETTINGS)
+    model = getattr(arguments, "model", None)
+    if model is not None and given.setdefault("model_path", model) != model:
+        raise ConfigError(f"{model} and {given['model_path']} are two models; leave one out.")
+    settings = upgraded(from_file | given)
+    arguments.model = settings.get("model_path")
+    return ServerConfig(**settings).validate()
 
 
 def markdown_page() -> str:
@@ -95,10 +112,10 @@ _PAGE_HEAD = """# The server's settings
 
 <!-- Written by `make docs` from radixrt/base/config.py; a test holds the two together. -->
 
-    radixrt serve --model-path DIR_OR_HUB_ID [flags]
+    radixrt serve DIR_OR_HUB_ID [flags]
 
 `python -m radixrt.launch_server` is the same, and [`radixrt run`](command_line.md) takes the same flags. `LLM(path, page_size=1)` takes them as
-keyword arguments, with underscores. `--config server.yaml` reads settings from a YAML or JSON file under the names of the flags without
+keyword arguments, with underscores. The names of [other engines](guides/coming_from.md#flags) are understood, too. `--config server.yaml` reads settings from a YAML or JSON file under the names of the flags without
 their dashes; flags win over it:
 
 ```yaml

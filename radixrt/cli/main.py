@@ -1,6 +1,7 @@
 """The ``radixrt`` command. Subcommands import their modules only when they run."""
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import NoReturn
 
 from radixrt import __version__
 from radixrt.base.errors import ConfigError
+from radixrt.base.server_url import add_url_flag, local_url
 from radixrt.bench import arguments as bench_arguments
 from radixrt.cli.arguments import (
     add_chat_arguments,
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if argv[:1] == ["bench"] and argv[1:2] and argv[1] in _MOVED:
             status = _run_moved(argv[1], argv[2:])
         else:
-            arguments = _parser().parse_args(argv)
+            arguments = _parsed(argv)
             status = arguments.run(arguments)
     except ConfigError as error:
         print(f"radixrt: {error}", file=sys.stderr)
@@ -38,6 +40,35 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says an error in one sentence, without the usage, which fills a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"radixrt: {message}{end} `{self.prog} --help` says more.\n")
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The parsed command line; exits at what no command knows, with the nearest flag."""
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if not unknown:
+        return arguments
+    commands: dict[str, argparse.ArgumentParser] = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr, assignment]
+    command = commands[argv[0]]
+    word = unknown[0].partition("=")[0]
+    flags = [
+        flag
+        for flag, action in command._option_string_actions.items()
+        if action.help != argparse.SUPPRESS
+    ]
+    near = difflib.get_close_matches(word, flags, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    command.error(
+        f"{word} is not {'a flag' if word.startswith('-') else 'an argument'} of {command.prog}{hint}"
+    )
 
 
 _BENCHMARKS = (
@@ -58,27 +89,30 @@ place."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="radixrt", description="An LLM serving engine with a radix-tree KV cache."
     )
     parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API")
+    _add_model(
+        serve,
+        "model path, hub id or hf:USER/REPO:Q4_K_M, as --model-path (default: the built-in model)",
+    )
     add_arguments(serve)
     serve.set_defaults(run=_serve)
     run = commands.add_parser(
         "run",
         help="chat in the terminal, with the server on this machine or one that ends with the chat",
     )
-    run.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="model path, hub id or hf:USER/REPO:Q4_K_M (default: the running server's, or the built-in model)",
+    _add_model(
+        run,
+        "model path, hub id or hf:USER/REPO:Q4_K_M (default: the running server's, or one that you choose)",
     )
     add_chat_arguments(run)
+    add_url_flag(run)
     add_arguments(run)
-    run.set_defaults(run=_run_chat)
+    run.set_defaults(run=_run_chat, url=None)
     chat = commands.add_parser(
         "chat", help="chat in the terminal, with any OpenAI-compatible server"
     )
@@ -103,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     completion = commands.add_parser(
         "completion", help='print a script for the shell: eval "$(radixrt completion bash)"'
     )
-    completion.add_argument("shell", choices=["bash", "zsh", "tcsh"])
+    completion.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"])
     completion.set_defaults(run=_completion)
     lint = commands.add_parser(
         "lint-schema", help="say what of JSON schemas is exact, checked after generation, and slow"
@@ -122,10 +156,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_model(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=help)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
+    config = config_from_arguments(arguments)
+    if config.log_level in ("debug", "info") and config.join is None:
+        # before the imports and the processes, which take seconds
+        where = local_url(config.host, config.port, is_https=config.tls_cert is not None)
+        where = where if config.port else "a free port"
+        print(f"Starting {config.model_path} on {where} …", file=sys.stderr, flush=True)
     from radixrt.supervisor.launch import serve
 
-    return serve(config_from_arguments(arguments))
+    return serve(config)
 
 
 def _completion(arguments: argparse.Namespace) -> int:

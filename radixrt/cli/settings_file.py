@@ -8,10 +8,11 @@ from radixrt.base.config import SETTINGS
 from radixrt.base.errors import ConfigError
 from radixrt.base.settings.renamed import REMOVED, RENAMED
 from radixrt.base.settings.setting import flag_of
+from radixrt.base.settings.translation import PEER_NAMES
 
 
 def read_settings(path: str) -> dict[str, Any]:
-    """The settings in a file, by their names in :class:`ServerConfig`.
+    """The settings in a file, by their names in :class:`ServerConfig`, or those of other engines.
 
     A name is written as the flag without its dashes (``model-path``), or with underscores. The
     value of a setting that takes several names may be a list.
@@ -36,8 +37,8 @@ def read_settings(path: str) -> dict[str, Any]:
 
 def _name_of(key: Any, path: str) -> str:
     known = [*SETTINGS, *RENAMED, *REMOVED]
-    name = str(key).replace("-", "_")
-    if name in known:
+    name = str(key).lstrip("-").replace("-", "_")
+    if name in known or name in PEER_NAMES:
         return name
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {flag_of(near[0])[2:]}?" if near else ""

@@ -202,6 +202,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingInfo | None = None
     """The numbers that the checkpoint gives; None: it generates text."""
+    has_chat_template: bool = True
+    """Whether chats can be rendered; set by the tokenizer process."""
     score_tokens: tuple[int, ...] = ()
     """The tokens by which a checkpoint judges pairs of texts: relevant and, perhaps, not
     relevant."""

@@ -3,6 +3,7 @@ starts."""
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from radixrt.base.errors import ConfigError, NotCachedError, RequestError, shown
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
-from radixrt.models.gguf.hub import PREFIX, hub_file
+from radixrt.models.gguf.hub import PREFIX, hub_file, refuse
 from radixrt.models.registry import check_architecture
 from radixrt.models.rope_check import check_rope
 
@@ -20,6 +21,12 @@ log = logging.getLogger(__name__)
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_OTHER_HUB_NAME = re.compile(
+    r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/)?([\w-][\w.-]*/[\w.-]+?)(:[\w.-]+|/?)"
+)
+"""Names of GGUF files of the hub as llama.cpp (USER/REPO:Q4_K_M) and Ollama (hf.co/USER/REPO) have
+them, and addresses of their pages."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
 _NOT_FROM_HUB = ["consolidated*", "original/*"]
 """Second copies of the weights in their makers' own formats."""
@@ -92,21 +99,36 @@ def resolve_model_path(
         return checkpoint_folder(folder)
     if folder.exists():
         raise ConfigError(f"{flag} {path_or_hub_id} is a file; give the folder that holds it.")
-    if path_or_hub_id.startswith((".", "/", "~")) or path_or_hub_id.count("/") != 1:
-        raise ConfigError(f"{flag} {path_or_hub_id}: there is no such folder.")
+    if _HUB_ID.fullmatch(path_or_hub_id) is None:
+        raise ConfigError(
+            f"{flag} {path_or_hub_id}: there is no such folder or file. {_advice(path_or_hub_id)}"
+        )
     ignored = [] if with_weights else ["*.safetensors"]
     return _download(path_or_hub_id, flag, ignored, only_cached=not download)
 
 
+def _advice(name: str) -> str:
+    """The form of names on the hub, for one that has another form."""
+    packed = _OTHER_HUB_NAME.fullmatch(name)
+    if packed is not None:
+        quantization = packed[2].rstrip("/")
+        is_packed = quantization or "gguf" in name.lower()
+        return f"Did you mean {PREFIX if is_packed else ''}{packed[1]}{quantization}?"
+    if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
+        return "Check the path."
+    return f"Names on the hub look like USER/NAME, or {PREFIX}USER/REPO:Q4_K_M for a GGUF file; `radixrt models` lists those on this machine."
+
+
 def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) -> Path:
-    failure = f"{flag} {hub_id} is neither a folder here nor a hub id that can be downloaded"
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError:
-        raise ConfigError(f"{failure} (huggingface_hub is not installed).") from None
+        raise ConfigError(
+            f"{flag} {hub_id} is no folder here, and downloading it needs huggingface_hub, which is not installed."
+        ) from None
     try:
-        return Path(
+        folder = Path(
             snapshot_download(
                 hub_id,
                 allow_patterns=_HUB_FILES,
@@ -117,8 +139,13 @@ def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) 
     except Exception as error:  # any failure of the network, the hub or the id
         if only_cached and isinstance(error, LocalEntryNotFoundError):
             raise NotCachedError(f"{hub_id} is not in the hub's cache on this machine.") from error
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise ConfigError(f"{failure} ({type(error).__name__}: {reason}).") from error
+        refuse(hub_id, error, f"{flag} {hub_id}")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{flag} {hub_id} holds no config.json, so no checkpoint in safetensors; if it has GGUF files, its name is "
+            f"{PREFIX}{hub_id}:Q4_K_M."
+        )
+    return folder
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:

@@ -102,6 +102,11 @@ def check_fits(need: MemoryNeed, engines: int = 1) -> None:
     )
 
 
+def room_for_weights() -> int:
+    """Bytes of memory that a model's weights may take now; 0: none."""
+    return max(0, available_memory() - OTHER_BYTES)
+
+
 def memory_sentence(config: ServerConfig, available: int) -> str:
     """Say how much memory an engine's weights need; "" if that is not known.
 

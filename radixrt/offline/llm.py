@@ -1,5 +1,6 @@
 """``LLM``: the engine in a Python program, with the same processes as a server but without HTTP."""
 
+import difflib
 import itertools
 import os
 import weakref
@@ -14,6 +15,7 @@ from radixrt.base.config import DEMO_MODEL, SETTINGS, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.renamed import upgraded
+from radixrt.base.settings.translation import translated
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.client.pooling import (
@@ -60,6 +62,10 @@ __all__ = ["LLM", "Answer", "Embedding", "Output"]
 MAX_CONCURRENT_REQUESTS = 2048
 """Requests that :meth:`LLM.generate` has in flight at once; the others wait here."""
 
+DEFAULT_MAX_TOKENS = 256
+"""Most tokens of the answer to a text, without parameters. Models seldom end a text by themselves,
+and would go on to the end of the context."""
+
 
 class LLM:
     """A model and the engine around it, until :meth:`close`; best used as a context manager.
@@ -73,22 +79,25 @@ class LLM:
     Args:
         model_path: folder of a Hugging Face checkpoint, a hub id, a GGUF file, or
             ``hf:USER/REPO:QUANTIZATION``.
-        settings: any field of :class:`radixrt.base.config.ServerConfig`, such as ``page_size=1``.
+        settings: any field of :class:`radixrt.base.config.ServerConfig`, such as ``page_size=1``;
+            those of vLLM's ``LLM``, such as ``max_model_len``, are understood.
 
     Raises:
         ConfigError: a setting, the checkpoint or the machine makes it impossible to start.
     """
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
-        settings = upgraded(settings)
+        settings = upgraded(translated(settings, SETTINGS))
         if unknown := sorted(settings.keys() - SETTINGS.keys()):
+            near = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigError(
-                f"LLM has no setting {', '.join(unknown)}. It takes those of `radixrt serve`, with underscores, "
+                f"LLM has no setting {', '.join(unknown)}.{hint} It takes those of `radixrt serve`, with underscores, "
                 "such as page_size=1."
             )
         # a program waits for its answers
         defaults: dict[str, Any] = {"log_level": "warning", "max_queue_seconds": 0}
-        config = prepare(ServerConfig(model_path=model_path, **defaults | settings))
+        config = prepare(ServerConfig(**{"model_path": model_path} | defaults | settings))
         self._engine = BackgroundEngine(config)
         self.config = config
         self.info: EngineInfo = self._engine.info
@@ -121,7 +130,7 @@ class LLM:
         Args:
             prompts: text or token ids, one or many.
             sampling_params: for all prompts, or one for each; by default those of the checkpoint's
-                generation_config.json.
+                generation_config.json, with at most :data:`DEFAULT_MAX_TOKENS` tokens of an answer.
             cache_salt: prefixes are shared only among requests with the same salt.
             cache: hint about the future use of these prompts' KV; never changes an answer.
             progress: show a progress bar (only for many prompts).
@@ -180,14 +189,23 @@ class LLM:
 
         Leaving the loop early aborts the request.
         """
+        wire_prompt = prompt_or_chat(prompt)
         request = self._request(
-            prompt_or_chat(prompt),
-            sampling_params or self.default_sampling_params(),
+            wire_prompt,
+            sampling_params or self._default_for(wire_prompt, constraint),
             _options(cache_salt, cache),
             from_keywords(constraint),
             stream=True,
         )
         yield from self._engine.iterate(self._engine.client.generate(request))
+
+    def _default_for(self, prompt: object, constraint: object) -> SamplingParams:
+        """The default parameters; those of a text without a constraint have an end."""
+        params = self.default_sampling_params()
+        is_chat = isinstance(prompt, ChatPrompt)
+        if is_chat or constraint or params.max_tokens is not None:
+            return params
+        return replace(params, max_tokens=DEFAULT_MAX_TOKENS)
 
     def default_sampling_params(self) -> SamplingParams:
         """The sampling settings of the checkpoint's generation_config.json."""
@@ -441,7 +459,7 @@ class LLM:
         progress: bool,
     ) -> Output | list[Output]:
         if sampling_params is None:
-            sampling_params = self.default_sampling_params()
+            sampling_params = self._default_for(prompts[0] if prompts else None, constraint)
         each = sampling_params
         if isinstance(each, SamplingParams):
             each = [each] * len(prompts)

@@ -172,6 +172,7 @@ class TokenizerProcess:
                 engine=self._channels.engine,
                 replicas=0 if self._config.replica_listen else self._config.dp,
                 score_tokens=score_tokens,
+                has_chat_template=bool(self._vocabulary.hf.chat_template),
             )
         )
         preparing = self._prepare_when_idle()
@@ -295,8 +296,7 @@ class TokenizerProcess:
         if pool == DEFAULT_POOLING and pooling is None:
             raise RequestError(
                 "This server's model generates text and gives no vectors or classes: its checkpoint has neither a modules.json "
-                "of sentence-transformers nor a classifier's architecture.",
-                status=501,
+                "of sentence-transformers nor a classifier's architecture. Serve an embedding model for this.",
             )
 
     def _start(

@@ -1,11 +1,16 @@
 """Health, information, metrics and the API key."""
 
+import json
+import re
+import shlex
 import subprocess
 import sys
 
+import httpx
 import openai
 import pytest
 
+from radixrt.cli.main import _parsed
 from tests.api.conftest import RunningServer, StartServer
 from tests.servers import samples
 
@@ -67,6 +72,32 @@ def test_the_root_lists_the_endpoints(server: RunningServer) -> None:
     chat = description["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     assert chat["content"]["application/json"]["schema"]["$ref"].endswith("ChatCompletionRequest")
     assert "messages" in description["components"]["schemas"]["ChatCompletionRequest"]["required"]
+
+
+def test_curl_gets_the_models_name_and_three_commands_that_work(server: RunningServer) -> None:
+    with server.http as http:
+        for agent in ("curl/8.5.0", "Wget/1.21"):
+            text = http.get("/", headers={"user-agent": agent}).text
+            assert f"serves tiny. The page for browsers is {server.url}/" in text
+        asked = http.get("/", headers={"user-agent": "curl/8.5.0", "accept": "application/json"})
+        assert asked.json()["model"] == "tiny"
+    curl, chat, top = (
+        re.sub(r"\\\n\s+", "", text).split("\n\n")[1].replace("  ", "").strip().splitlines()
+    )
+    assert (chat, top) == (f"radixrt chat --url {server.url}", f"radixrt top --url {server.url}")
+    for line in (chat, top):
+        _parsed(shlex.split(line)[1:])
+    program, url, _, _, _, body = shlex.split(curl)
+    assert program == "curl" and httpx.post(url, json=json.loads(body)).status_code == 200
+
+
+def test_an_overflow_is_in_the_words_that_langchain_looks_for(server: RunningServer) -> None:
+    """openai's ``str(error)`` has the message and not the code."""
+    with pytest.raises(openai.BadRequestError) as refusal:
+        server.openai.completions.create(model="tiny", prompt="long " * 2000)
+    assert refusal.value.code == "context_length_exceeded"
+    assert "prompt is too long" in str(refusal.value)
+    assert "maximum context length" in refusal.value.body["message"]  # type: ignore[index]
 
 
 def test_the_cache_can_be_flushed(server: RunningServer) -> None:

@@ -296,10 +296,12 @@ def test_unknown_fields_are_accepted_and_warned_of_once(
 ) -> None:
     with caplog.at_level(logging.WARNING, "radixrt.api.http.body"):
         for _ in range(3):
-            status, _ = post(server, "/v1/completions", COMPLETION | {"sparkle": 1, "user": "me"})
+            status, _ = post(
+                server, "/v1/completions", COMPLETION | {"sparkle": 1, "n_predict": 1, "user": "me"}
+            )
             assert status == 200
     assert [r.getMessage() for r in caplog.records].count(
-        "Ignored unknown request fields (each is named once): 'sparkle'."
+        "Ignored unknown request fields (each is named once): 'n_predict' (here max_tokens), 'sparkle'."
     ) == 1
     assert "user" not in caplog.text
 

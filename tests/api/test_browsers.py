@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from radixrt.api.banner import banner
-from radixrt.api.http.browsers import accepted_names
+from radixrt.api.http.browsers import MAX_LOGGED, accepted_names
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from tests.api.conftest import RunningServer, StartServer
@@ -71,6 +71,25 @@ def test_a_page_of_another_site_can_post_nothing(server: RunningServer) -> None:
             assert response.status_code == 403 and code(response) == "origin_not_allowed"
             assert "access-control-allow-origin" not in response.headers
     assert server.scheduler.requests == []
+
+
+def test_each_refused_origin_is_logged_once_with_the_flag_that_lets_it_in(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The browser tells its user no more than that the fetch failed."""
+    server = start_server()
+    for origin in (EVIL, EVIL, "http://localhost:3000", "null; rm -rf"):
+        assert post(server, origin=origin).status_code == 403
+    assert httpx.get(f"{server.url}/health", headers={"host": "rebound.example"}).status_code == 421
+    logged = [line for line in caplog.messages if "was refused" in line]
+    assert [line for line in logged if EVIL in line] == [
+        f"A page of {EVIL!r} was refused; --cors-origins {EVIL} lets such pages use the server. Browsers only say 'Failed to fetch'."
+    ]
+    assert len(logged) == 4 and "--cors-origins NAME" in logged[2]
+    assert "--allowed-hosts rebound.example" in logged[-1]
+    for number in range(100):
+        post(server, origin=f"http://{number}.example")
+    assert len([line for line in caplog.messages if "was refused" in line]) == MAX_LOGGED
 
 
 def test_a_page_of_another_site_gets_no_permission(server: RunningServer) -> None:

@@ -193,7 +193,7 @@ def test_each_kind_of_model_refuses_what_it_cannot_give(
     for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "hi"})):
         assert "/v1/embeddings" in refusal(embedder, path, body)[1]
     for path in ("/v1/embeddings", "/api/embed"):
-        assert "modules.json" in refusal(judge, path, {"input": "hi"}, status=501)[1]
+        assert "modules.json" in refusal(judge, path, {"input": "hi"})[1]
     assert "/classify" in refusal(classifier, "/v1/embeddings", {"input": "hi"})[1]
     assert "not a classifier" in refusal(embedder, "/classify", {"input": "hi"})[1]
     pair = {"query": "a", "documents": ["b"]}

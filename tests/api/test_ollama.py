@@ -186,7 +186,7 @@ def test_errors_have_ollamas_form(client: ollama.Client, server: RunningServer) 
         assert server.http.post("/api/generate", json=body).status_code == 200
     with pytest.raises(ollama.ResponseError) as embedding:
         client.embed("tiny", "hi")
-    assert embedding.value.status_code == 501
+    assert embedding.value.status_code == 400
 
 
 def test_curl_needs_no_content_type(server: RunningServer) -> None:

@@ -1,5 +1,7 @@
 """``radixrt run`` and ``radixrt chat``, in a pseudo-terminal and through pipes."""
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -8,7 +10,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -18,9 +24,16 @@ from rich.console import Console
 
 from bench import children
 from bench.local_server import free_port
-from radixrt.base.config import DEMO_MODEL
-from radixrt.cli.chat import local_server
+from radixrt.base.config import DEMO_MODEL, ServerConfig
+from radixrt.cli.chat import command as chat_command
+from radixrt.cli.chat import local_server, offer
+from radixrt.cli.chat.client import ChatClient, ChatError
+from radixrt.cli.chat.conversation import MAX_CONTINUATION, Conversation
+from radixrt.cli.chat.terminal import Terminal
+from radixrt.cli.config_flags import config_from_arguments
+from radixrt.cli.main import _parsed
 from radixrt.models.checkpoint import resolve_model_path
+from radixrt.models.local import LocalModel
 from tests.bench.fake_openai_server import FakeServer
 from tests.servers import Server
 
@@ -182,7 +195,15 @@ def test_run_uses_the_server_on_the_port(demo_server: Server) -> None:
 def test_run_starts_a_server_that_ends_with_the_chat(tmp_path: Path) -> None:
     port = free_port()
     chat = Chat(
-        tmp_path, "run", "--port", str(port), "--temperature", "0", "--max-total-tokens", "4096"
+        tmp_path,
+        "run",
+        "demo",
+        "--port",
+        str(port),
+        "--temperature",
+        "0",
+        "--max-total-tokens",
+        "4096",
     )
     chat.until(">>> ", timeout_s=120)
     assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
@@ -191,6 +212,103 @@ def test_run_starts_a_server_that_ends_with_the_chat(tmp_path: Path) -> None:
     assert chat.terminate() == 128 + signal.SIGTERM
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
+
+
+def test_run_with_a_model_starts_on_a_free_port_beside_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the port of no flag, here served by a program that is no server of models."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{httpd.server_address[1]}"
+    client = ChatClient(url)
+    with pytest.raises(local_server.OtherModelError, match="no OpenAI-compatible API"):
+        local_server.model_served_at(client, DEMO_MODEL)
+    started: list[int] = []
+
+    @contextlib.contextmanager
+    def start(config: ServerConfig) -> Iterator[ServerConfig]:
+        started.append(config.port)
+        raise ChatError("It would start.")
+        yield config
+
+    monkeypatch.setattr(chat_command, "client_of", lambda config: client)
+    monkeypatch.setattr(chat_command, "started", start)
+    monkeypatch.setattr(chat_command, "end_at_sigterm", lambda: None)
+    for flags in ([], ["--port", "1234"]):
+        arguments = _parsed(["run", DEMO_MODEL, "-p", "x", *flags])
+        assert chat_command.run_local(arguments, config_from_arguments(arguments)) == 1
+    assert started == [0]
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def test_run_without_a_model_offers_those_that_are_here_and_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names are whole, the first one that is on this machine is the default, and the
+    demonstration is last."""
+    mine = LocalModel(name="hf:maker/mine:Q8_0", bytes=10**9, reason=None)
+    bad = LocalModel(name="maker/strange", bytes=1, reason="no reason")
+    for local, room, answers, expected in (
+        ([bad, mine], 8e9, [""], mine.name),
+        ([], 8e9, [""], "hf:Qwen/Qwen3-4B-GGUF:Q4_K_M"),
+        ([], 1.5e9, ["1"], "hf:Qwen/Qwen3-0.6B-GGUF:Q8_0"),
+        ([], 0, [""], DEMO_MODEL),
+        ([mine], 0, ["0", "7", "2"], DEMO_MODEL),
+        ([mine], 0, [" USER/NAME "], "USER/NAME"),
+    ):
+        said = io.StringIO()
+        typed = iter(answers)
+        monkeypatch.setattr(offer, "local_models", lambda folders, found=local: iter(found))
+        monkeypatch.setattr(offer, "room_for_weights", lambda most=room: most)
+        monkeypatch.setattr("builtins.input", partial(next, typed))
+        console = Console(file=said, width=80, force_terminal=False)
+        assert offer.choose_model(console) == expected
+        names = [one.name for one in (*local, *offer.fitting(int(room))) if one is not bad]
+        text = said.getvalue()
+        assert all(name in text for name in names) and "strange" not in text
+        assert text.index(DEMO_MODEL) > max((text.index(name) for name in names), default=0)
+    sizes = [one.gigabytes for one in offer.RECOMMENDED]
+    assert sizes == sorted(sizes)
+
+
+def test_a_model_without_a_chat_template_continues_texts(
+    demo_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so. The server is one of a chat; the client takes it for the other kind."""
+    client = ChatClient(demo_server.url)
+    assert client.has_chat_template()
+    conversation = Conversation(client, "demo", {"temperature": 0}, completes=True)
+    expected = httpx.post(
+        f"{demo_server.url}/v1/completions",
+        json={"model": "demo", "prompt": "One", "temperature": 0, "max_tokens": MAX_CONTINUATION},
+    ).json()["choices"][0]["text"]
+    assert "".join(piece.text for piece in conversation.ask("One")) == expected
+    assert conversation.body()["prompt"] == expected  # what was said last, for /save
+    monkeypatch.setattr("builtins.input", lambda prompt: (_ for _ in ()).throw(EOFError))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    said = io.StringIO()
+    terminal = Terminal(conversation)
+    terminal._notes = Console(file=said, width=200)
+    assert terminal.run() == 0
+    assert "no chat template" in said.getvalue() and "--chat-template FILE" in said.getvalue()
+
+
+def test_every_command_with_a_server_takes_its_address_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RADIXRT_URL", "http://there:1")
+    for command in (["top"], ["chat"], ["bench", "serve"]):
+        assert _parsed(command).url == "http://there:1"
+        for flag in ("--url", "--base-url"):
+            assert _parsed([*command, flag, "http://here:2/v1"]).url == "http://here:2/v1"
+    assert _parsed(["run", "--url", "http://here:2"]).url == "http://here:2"
+
+
+def test_run_chats_with_the_server_at_the_address(demo_server: Server) -> None:
+    done = command("run", "--url", f"{demo_server.url}/v1", "--temperature", "0", stdin=QUESTION)
+    assert (done.returncode, done.stdout) == (0, f"{FACT}\n")
 
 
 def test_a_sigterm_that_interrupts_no_wait_ends_the_chat_all_the_same() -> None:

@@ -6,12 +6,15 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from radixrt.cli.doctor import machine, models, packages
-from radixrt.cli.doctor.models import LocalModel, local_models
+from radixrt.models.local import LocalModel, local_models
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +101,35 @@ def test_each_model_is_a_line_where_there_is_no_terminal(
     monkeypatch.setattr(models, "local_models", lambda folders: iter([long, long]))
     assert models.run(argparse.Namespace(json=False, folders=[])) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["model", long.name, long.name]
+    assert [line.split()[0] for line in lines] == ["model", long.name, long.name, "demo"]
+
+
+def test_a_terminal_shows_whole_names_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name is copied from there."""
+    long = LocalModel(name="hf:maker/" + "long-" * 20 + ":Q4_K_M", bytes=10**9, reason="x " * 99)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(models, "local_models", lambda folders: iter([long]))
+    monkeypatch.setattr(models, "Console", partial(Console, force_terminal=True))
+    assert models.run(argparse.Namespace(json=False, folders=[])) == 0
+    assert long.name in capsys.readouterr().out
+
+
+def test_checkpoints_in_folders_are_listed_and_a_reason_does_not_repeat_the_name(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint("llama"), tmp_path / "mine" / "good")
+    broken = tmp_path / "mine" / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{")
+    (broken / "model.safetensors").write_bytes(b"")
+    found = {
+        Path(one.name).name: one for one in local_models([tmp_path]) if str(tmp_path) in one.name
+    }
+    assert found["good"].reason is None and found["good"].bytes > 0
+    assert found["good"].name == str(tmp_path / "mine" / "good")
+    assert str(broken) not in str(found["broken"].reason)
 
 
 def write_strange_file(hub: Path) -> None:
@@ -108,10 +139,10 @@ def write_strange_file(hub: Path) -> None:
     file.write_bytes(b"GGU")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_script_is_valid_and_knows_the_flags(shell: str) -> None:
     script = command("completion", shell).stdout
-    assert "--max-step-ms" in script
+    assert "max-step-ms" in script and "max-model-len" not in script
     if shutil.which(shell):
         checked = subprocess.run(
             [shell, "-n"], input=script, text=True, capture_output=True, timeout=20

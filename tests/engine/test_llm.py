@@ -16,6 +16,8 @@ import torch
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError, EngineDiedError, RequestError
+from radixrt.messages.requests import ChatPrompt
+from radixrt.offline.llm import DEFAULT_MAX_TOKENS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
@@ -98,6 +100,24 @@ def test_one_text_gives_one_output_and_the_second_time_from_the_cache(llm: LLM) 
     assert first.text == second.text
     assert second.num_prompt_tokens == first.num_prompt_tokens
     assert second.cached_tokens >= second.num_prompt_tokens - 4
+
+
+def test_the_answer_to_a_text_ends_without_parameters_too(llm: LLM) -> None:
+    """And not at the end of the context; that of a chat or with parameters may be as long."""
+    assert llm.info.context_length > DEFAULT_MAX_TOKENS + 10
+    output = llm.generate("once")
+    *_, last = llm.stream("once")
+    assert (
+        len(output.token_ids) <= DEFAULT_MAX_TOKENS
+        and last.report is not None
+        and last.report.output_tokens <= DEFAULT_MAX_TOKENS
+    )
+    endless = SamplingParams(temperature=0, ignore_eos=True)
+    whole = llm.generate("once", endless)
+    assert whole.num_prompt_tokens + len(whole.token_ids) == llm.info.context_length
+    default = llm._default_for(None, None)
+    assert default.max_tokens == DEFAULT_MAX_TOKENS
+    assert llm._default_for(ChatPrompt(messages=[]), None).max_tokens is None
 
 
 def test_each_prompt_may_have_its_own_settings(llm: LLM) -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from radixrt.base.errors import ConfigError, NotCachedError
 from radixrt.cli.chat.local_server import _is_the_same
-from radixrt.cli.doctor.models import local_models
 from radixrt.device.host_memory import OTHER_BYTES
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.gguf import hub as hub_module
 from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.local import local_models
 from tests.fake_hub import FakeHub
 
 pytest.importorskip("gguf")
@@ -73,7 +73,7 @@ def test_one_file_is_downloaded_and_found_again_without_the_hub(
     go_offline()
     assert resolve_model_path("hf:maker/packed:F32") == served
     assert "serving the copy in its cache" in caplog.text
-    with pytest.raises(ConfigError, match=r"Q4_K_M cannot be downloaded.*Offline"):
+    with pytest.raises(ConfigError, match=r"Q4_K_M is not in .*HF_HUB_OFFLINE"):
         resolve_model_path("hf:maker/packed:Q4_K_M")
 
 
@@ -150,7 +150,9 @@ def test_a_file_that_does_not_fit_is_not_downloaded_and_one_that_fits_is_named(
 
 def test_a_hub_that_cannot_be_reached_is_named(hub: FakeHub) -> None:
     hub.__exit__()
-    with pytest.raises(ConfigError, match=r"packed:F32 cannot be downloaded.*ConnectError"):
+    with pytest.raises(
+        ConfigError, match=r"packed:F32 is not in .* the hub cannot be reached at http"
+    ):
         resolve_model_path("hf:maker/packed:F32")
 
 

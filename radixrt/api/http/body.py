@@ -13,6 +13,7 @@ from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.requests.protocol import UNSUPPORTED, check_lengths
 from radixrt.base.convert import MAX_DEPTH
 from radixrt.base.errors import RequestError, shown
+from radixrt.base.settings.peers import FIELDS
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ def _warn_of_unknown_fields(body: dict[str, Any], known: set[str]) -> None:
     if not new:
         return
     _warned.update(new)
-    shown = ", ".join(map(repr, new[:_MAX_SHOWN]))
+    ours = {name: f" (here {FIELDS[name]})" for name in new if FIELDS.get(name) in known}
+    shown = ", ".join(f"{name!r}{ours.get(name, '')}" for name in new[:_MAX_SHOWN])
     more = f" and {len(new) - _MAX_SHOWN} more" if len(new) > _MAX_SHOWN else ""
     log.warning("Ignored unknown request fields (each is named once): %s%s.", shown, more)
 

@@ -16,6 +16,8 @@ page then has the
 """
 
 import ipaddress
+import logging
+import re
 import socket
 from collections.abc import Collection
 
@@ -26,12 +28,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from radixrt.api.http.errors import error_response
 from radixrt.base.errors import RequestError
 
+log = logging.getLogger(__name__)
+
 ANY = "*"
 """The name, or origin, that stands for all of them."""
 
 PAGE_FILES = "/page/"
 """Beginning of the paths of the web page's files."""
 
+MAX_LOGGED = 64
+"""Names and origins of which a refusal is logged; clients choose them."""
+
+_PLAIN = re.compile(r"[\w.:/\[\]-]+")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -73,6 +81,7 @@ class CheckBrowsers:
         self.app = app
         self._names = frozenset(names)
         self._origins = frozenset(origins)
+        self._logged: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -89,6 +98,10 @@ class CheckBrowsers:
         """
         for host in headers.getlist("host"):
             if not self._accepts(host):
+                self._log_once(
+                    _name(host)[:200],
+                    "A request to the host name %r was refused; --allowed-hosts %s lets such requests pass.",
+                )
                 raise RequestError(
                     f"This server is not called {_name(host)!r:.200}. Use its IP address, or start it with "
                     "--allowed-hosts NAME.",
@@ -98,9 +111,13 @@ class CheckBrowsers:
         if "origin" not in headers and "sec-fetch-site" not in headers:
             return  # not a browser
         if not self._may_come(method, headers):
+            origin = headers.get("origin", "another site")[:200]
+            self._log_once(
+                origin,
+                "A page of %r was refused; --cors-origins %s lets such pages use the server. Browsers only say 'Failed to fetch'.",
+            )
             raise RequestError(
-                f"Pages of {headers.get('origin', 'another site')!r:.200} may not use this server; start it with "
-                "--cors-origins ORIGIN to let them.",
+                f"Pages of {origin!r:.200} may not use this server; start it with --cors-origins ORIGIN to let them.",
                 status=403,
                 code="origin_not_allowed",
             )
@@ -110,6 +127,12 @@ class CheckBrowsers:
                 status=415,
                 code="json_required",
             )
+
+    def _log_once(self, name: str, warning: str) -> None:
+        """Log what a browser does not show to its user, for each of a bounded number of names."""
+        if name not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(name)
+            log.warning(warning, name, name if _PLAIN.fullmatch(name) else "NAME")
 
     def _accepts(self, host: str) -> bool:
         name = _name(host)
@@ -146,6 +169,12 @@ def accepts_html(headers: Headers) -> bool:
     """Whether the client names HTML among the types that it takes, as browsers do where a page is
     opened."""
     return "text/html" in headers.get("accept", "")
+
+
+def is_terminal(headers: Headers) -> bool:
+    """Whether a person asks from a terminal: by a program for that, without naming a type."""
+    agent = headers.get("user-agent", "").lower()
+    return agent.startswith(("curl/", "wget/")) and headers.get("accept", "*/*") == "*/*"
 
 
 def is_loopback(host: str) -> bool:

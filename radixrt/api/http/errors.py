@@ -36,10 +36,13 @@ def as_request_error(error: Exception) -> RequestError:
 
 def error_body(error: RequestError) -> dict[str, Any]:
     """OpenAI's error object."""
+    message = error.message
+    if error.code == "context_length_exceeded":
+        message = f"{message} (prompt is too long)"  # the words that LangChain looks for
     fallback = "server_error" if error.status >= 500 else "invalid_request_error"
     return {
         "error": {
-            "message": error.message,
+            "message": message,
             "type": _TYPES.get(error.status, fallback),
             "param": error.param,
             "code": error.code,

@@ -27,7 +27,7 @@ REMOVED = {
 }
 """Settings whose value is ignored, with the rule that replaces each."""
 
-RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}, "grammar_backend": {"xgrammar": "auto"}}
+RENAMED_VALUES = {"eviction_policy": {"duel": "lru"}}
 
 
 def upgraded(settings: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,10 @@ class NoServerError(ChatError):
     """Nothing answers at the address."""
 
 
+class NotAServerError(ChatError):
+    """A program answers there, but it lists no models as OpenAI's API does."""
+
+
 class Piece(NamedTuple):
     """A part of an answer."""
 
@@ -99,6 +103,8 @@ class ChatClient:
         """
         try:
             response = self._http.get(f"{self.url}/v1/models", timeout=CONNECT_TIMEOUT_S)
+            if response.status_code not in (401, 403, 429, 503) and not response.is_success:
+                raise ValueError
             _check(response)
             entries = response.json()["data"]
             return [entry for entry in entries if isinstance(entry["id"], str)]
@@ -107,7 +113,9 @@ class ChatClient:
         except httpx.TransportError as error:
             raise NoServerError(f"No server answers at {self.url} ({error}).") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise ChatError(f"The server at {self.url} speaks no OpenAI-compatible API.") from error
+            raise NotAServerError(
+                f"The server at {self.url} speaks no OpenAI-compatible API."
+            ) from error
 
     def is_ready(self) -> bool:
         """Whether a radixrt server answers there and has loaded its model."""
@@ -116,8 +124,17 @@ class ChatClient:
         except httpx.TransportError:
             return False
 
+    def has_chat_template(self) -> bool:
+        """Whether the model takes chats; servers other than radixrt do not say, and are believed
+        to."""
+        try:
+            info = self._http.get(f"{self.url}/get_model_info", timeout=CONNECT_TIMEOUT_S)
+            return bool(info.json().get("has_chat_template", True)) if info.is_success else True
+        except (httpx.TransportError, ValueError, AttributeError):
+            return True
+
     def stream(self, body: dict[str, Any], stats: AnswerStats) -> Iterator[Piece]:
-        """Send a chat request and yield its answer; closing the iterator stops the answer.
+        """Send a request for a chat or a completion and yield its answer; closing the iterator stops the answer.
 
         Args:
             body: the request without the fields that ask for a stream.
@@ -127,11 +144,10 @@ class ChatClient:
             ChatError: the server refused the request, or the connection was lost.
         """
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        path = "completions" if "prompt" in body else "chat/completions"
         sent = time.monotonic()
         try:
-            with self._http.stream(
-                "POST", f"{self.url}/v1/chat/completions", json=body
-            ) as response:
+            with self._http.stream("POST", f"{self.url}/v1/{path}", json=body) as response:
                 if response.is_error:
                     response.read()
                 _check(response)
@@ -163,7 +179,7 @@ def _pieces(event: dict[str, Any], stats: AnswerStats) -> Iterator[Piece]:
         delta = choice.get("delta") or {}
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
             yield Piece("reasoning", reasoning)
-        if content := delta.get("content"):
+        if content := delta.get("content") or choice.get("text"):
             yield Piece("content", content)
 
 

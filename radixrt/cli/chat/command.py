@@ -11,26 +11,45 @@ import threading
 import time
 from typing import Any
 
+from rich.console import Console
+
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.supervision import start_thread
+from radixrt.base.server_url import URL_VARIABLE
 from radixrt.cli.chat.client import ChatClient, ChatError
 from radixrt.cli.chat.conversation import Conversation
-from radixrt.cli.chat.local_server import client_of, model_served_at, started
+from radixrt.cli.chat.local_server import OtherModelError, client_of, model_served_at, started
+from radixrt.cli.chat.offer import choose_model, nothing_named
 from radixrt.cli.chat.terminal import Terminal
 
 
 def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
-    """Chat with the server on the port; if there is none, start one for the time of the chat.
-    Returns the exit status."""
+    """Chat with the server on the port, or at ``--url``; if there is none, start one for the time
+    of the chat. Returns the exit status."""
+    given = os.environ.get(URL_VARIABLE) if arguments.model is None else None
+    arguments.url = arguments.url or given
+    if arguments.url is not None:
+        return run_remote(arguments)
     try:
         with contextlib.ExitStack() as stack:
             client = client_of(config)
-            wanted = arguments.model or _given_model(arguments, config)
-            model = model_served_at(client, wanted)
+            try:
+                model = model_served_at(client, arguments.model)
+            except OtherModelError as error:
+                if arguments.model is None or config.port != ServerConfig().port:
+                    raise
+                print(
+                    f"radixrt: {error.where} {arguments.model} is started on a free port.",
+                    file=sys.stderr,
+                )
+                config, model = dataclasses.replace(config, port=0), None
             if model is None:
+                if arguments.model is None:
+                    chosen = _chosen(client.url)
+                    config = dataclasses.replace(config, model_path=chosen)
                 end_at_sigterm()  # so that the server ends with the chat
-                config = stack.enter_context(started(_with_model(config, arguments.model)))
+                config = stack.enter_context(started(config))
                 client = client_of(config)
                 model = config.model_name
             return _chat(client, model, arguments)
@@ -39,9 +58,23 @@ def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
         return 1
 
 
+def _chosen(url: str) -> str:
+    """A model that the user chooses.
+
+    Raises:
+        ChatError: there is no terminal to choose at.
+    """
+    console = Console(stderr=True, highlight=False)
+    if sys.stdin is None or not sys.stdin.isatty() or not console.is_terminal:
+        raise nothing_named(url)
+    return choose_model(console)
+
+
 def run_remote(arguments: argparse.Namespace) -> int:
-    """Chat with the server at ``--base-url``; returns the exit status."""
-    client = ChatClient(arguments.base_url, arguments.api_key or os.environ.get("RADIXRT_API_KEY"))
+    """Chat with the server at ``--url``; returns the exit status."""
+    client = ChatClient(
+        arguments.url, getattr(arguments, "api_key", None) or os.environ.get("RADIXRT_API_KEY")
+    )
     try:
         models = client.models()
         model = arguments.model or next((str(entry["id"]) for entry in models), None)
@@ -90,21 +123,10 @@ def _repeat_sigterm(arrived: int) -> None:
         signal.pthread_kill(main, signal.SIGTERM)
 
 
-def _given_model(arguments: argparse.Namespace, config: ServerConfig) -> str | None:
-    """The model of ``--model-path`` or of the file of ``--config``; None: any that a running server
-    serves."""
-    is_given = "model_path" in vars(arguments) or config.model_path != ServerConfig().model_path
-    return config.model_path if is_given else None
-
-
-def _with_model(config: ServerConfig, model: str | None) -> ServerConfig:
-    return config if model is None else dataclasses.replace(config, model_path=model)
-
-
 def _chat(client: ChatClient, model: str, arguments: argparse.Namespace) -> int:
     fields = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
     options: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    conversation = Conversation(client, model, options)
+    conversation = Conversation(client, model, options, completes=not client.has_chat_template())
     conversation.system = arguments.system
     if arguments.schema is not None:
         conversation.set_schema(arguments.schema)

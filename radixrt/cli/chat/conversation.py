@@ -7,15 +7,22 @@ from typing import Any
 
 from radixrt.cli.chat.client import AnswerStats, ChatClient, ChatError, Piece
 
+MAX_CONTINUATION = 200
+"""Tokens after a text where no limit is given: few models without a chat template end by themselves."""
+
 
 class Conversation:
     """Messages between a user and one model."""
 
-    def __init__(self, client: ChatClient, model: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, client: ChatClient, model: str, options: dict[str, Any], *, completes: bool = False
+    ) -> None:
         """
         Args:
             options: further fields of each request, such as ``temperature``.
+            completes: the model has no chat template, and continues each text by itself.
         """
+        self.completes = completes
         self._client = client
         self.model = model
         self._options = options
@@ -26,12 +33,24 @@ class Conversation:
 
     def body(self) -> dict[str, Any]:
         """The request that asks for the next answer."""
+        if self.completes:
+            prompt = self.messages[-1]["content"] if self.messages else ""
+            limit = {"max_tokens": MAX_CONTINUATION}
+            return {
+                "model": self.model,
+                "prompt": prompt,
+                **limit,
+                **self._options,
+            } | self._format()
         head = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self.model, "messages": head + self.messages, **self._options}
-        if self.schema is not None:
-            format = {"name": "answer", "strict": True, "schema": self.schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": format}
-        return body
+        return body | self._format()
+
+    def _format(self) -> dict[str, Any]:
+        if self.schema is None:
+            return {}
+        format = {"name": "answer", "strict": True, "schema": self.schema}
+        return {"response_format": {"type": "json_schema", "json_schema": format}}
 
     def ask(self, question: str) -> Iterator[Piece]:
         """Yield the answer to ``question``. What has come of it stays in the history, also if it is

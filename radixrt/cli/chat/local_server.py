@@ -20,7 +20,7 @@ from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.supervision import start_thread
 from radixrt.base.server_url import local_url, server_context
-from radixrt.cli.chat.client import ChatClient, ChatError, NoServerError
+from radixrt.cli.chat.client import ChatClient, ChatError, NoServerError, NotAServerError
 from radixrt.models.checkpoint import resolve_model_path
 from radixrt.supervisor.launch import bind, prepare
 from radixrt.supervisor.supervisor import Supervisor
@@ -30,6 +30,20 @@ _POLL_S = 0.1
 _QUIET = re.compile(r"\S+ +\S+ +(?:DEBUG|INFO|WARNING) +(?P<text>.*)")
 """Lines of the server's log that would disturb a chat."""
 _PROGRESS = re.compile(r"Loading weights: (?P<done>.*)")
+
+
+class OtherModelError(ChatError):
+    """The server serves another model, or is no server of models.
+
+    Attributes:
+        where: one sentence about the server.
+    """
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where} Leave the model out to chat with that one, or choose another port with --port."
+        )
+        self.where = where
 
 
 def client_of(config: ServerConfig) -> ChatClient:
@@ -59,22 +73,22 @@ def model_served_at(client: ChatClient, wanted: str | None) -> str | None:
         None: no server answers.
 
     Raises:
-        ChatError: the server serves another model, or is loading its model.
+        OtherModelError: the server serves another model.
+        ChatError: it is loading its model, or is no server of models.
         ConfigError: ``wanted`` is a file that cannot be served.
     """
     try:
         models = client.models()
     except NoServerError:
         return None
+    except NotAServerError as error:
+        raise OtherModelError(str(error)) from error
     if not models:
         raise ChatError(f"The server at {client.url} serves no model.")
     for model in models:
         if wanted is None or _is_the_same(model, wanted):
             return str(model["id"])
-    raise ChatError(
-        f"The server at {client.url} serves {models[0]['id']}, not {wanted}. Leave the model out to chat with that one, or "
-        "choose another port with --port."
-    )
+    raise OtherModelError(f"The server at {client.url} serves {models[0]['id']}, not {wanted}.")
 
 
 def _is_the_same(model: dict[str, Any], wanted: str) -> bool:

@@ -21,6 +21,11 @@ _HELP = """\
 /bye           end the chat, as Ctrl-D does
 A question of several lines begins and ends with \"\"\". Ctrl-C stops an answer."""
 
+_NO_TEMPLATE = (
+    "This model has no chat template, so it is no chat: it continues each text that you type. --chat-template FILE gives it a "
+    "template."
+)
+
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters but tab and newline: in an answer, they could change the terminal."""
 
@@ -76,6 +81,8 @@ class Terminal:
 
     def run(self) -> int:
         """Ask and answer until the end of the input; returns the exit status."""
+        if self._conversation.completes:
+            self._notes.print(_NO_TEMPLATE, style="yellow", markup=False)
         self._notes.print(
             f"Chat with {self._conversation.model}. /help lists the commands; Ctrl-D ends it.",
             markup=False,

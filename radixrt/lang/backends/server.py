@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from radixrt.base.server_url import DEFAULT_URL, URL_VARIABLE
 from radixrt.lang.backends.http import HttpClient
 from radixrt.lang.backends.openai_format import path_of, pieces_of, standard_body, usage_of
 from radixrt.lang.backends.protocol import (
@@ -24,9 +25,6 @@ from radixrt.lang.backends.protocol import (
     Scored,
 )
 from radixrt.lang.errors import BackendError
-
-DEFAULT_URL = "http://127.0.0.1:30000"
-URL_VARIABLE = "RADIXRT_URL"
 
 
 class RadixrtBackend:

@@ -7,6 +7,7 @@ downloaded with all its parts.
 import glob
 import logging
 import re
+import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -83,7 +84,7 @@ def hub_file(name: str, flag: str, *, download: bool = True, check_room: bool = 
     except Exception as error:  # any failure of the network, the hub or the id
         cached = _cached(repository, wanted)
         if cached is None:
-            _refuse(repository, error, f"{flag} {name}")
+            refuse(repository, error, f"{flag} {name}")
         log.warning("The hub cannot be asked (%s); serving the copy in its cache.", _reason(error))
         return cached
 
@@ -206,16 +207,39 @@ def _cached(repository: str, wanted: str | None) -> Path | None:
         return None
 
 
-def _refuse(repository: str, error: Exception, failure: str) -> NoReturn:
+def refuse(repository: str, error: Exception, failure: str) -> NoReturn:
+    """Say why a repository cannot be downloaded, and what to do.
+
+    Args:
+        failure: the setting and its value.
+
+    Raises:
+        ConfigError: always.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)  # type: ignore[arg-type]
+    not_here = "is not in the hub's cache on this machine, and"
     advice = f"cannot be downloaded, and is not in the hub's cache ({_reason(error)})"
     if isinstance(error, GatedRepoError):
         page = f"{constants.ENDPOINT}/{repository}"
         advice = f"is gated: accept its terms at {page}, then log in with `hf auth login` or set HF_TOKEN"
     elif isinstance(error, RepositoryNotFoundError):
         advice = "does not exist on the hub, or is private: check the name, or log in with `hf auth login` or HF_TOKEN"
+    elif any(type(cause).__name__ == "OfflineModeIsEnabled" for cause in causes):
+        advice = f"{not_here} HF_HUB_OFFLINE keeps it from being downloaded: unset it, or give a folder or a GGUF file"
+    elif any(
+        isinstance(cause, ConnectionError | TimeoutError | socket.gaierror) for cause in causes
+    ) or any(
+        "Connect" in type(cause).__name__ or "Timeout" in type(cause).__name__ for cause in causes
+    ):
+        advice = (
+            f"{not_here} the hub cannot be reached at {constants.ENDPOINT}: check the network (HF_ENDPOINT names a mirror), or give "
+            "a folder or a GGUF file"
+        )
     raise ConfigError(f"{failure} {advice}.") from error
 
 
