@@ -50,6 +50,16 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
     add_chat_arguments(parser)
 
 
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``radixrt launch``, beside the settings of the server."""
+    parser.add_argument("agent", choices=["claude", "codex", "opencode", "aider"], help="the agent")
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("RADIXRT_URL"),
+        help="address of a running server (default: environment variable RADIXRT_URL, or the server on the port; if there is none, one is started)",
+    )
+
+
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt doctor``."""
     parser.add_argument(
