@@ -44,7 +44,7 @@ test-scheduler: install ## 5,000 random histories of the scheduler against a dic
 test-speculation: install ## 500 requests of every kind with and without drafts, and as many in a crowded pool; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py --timeout 0 $(ARGS)
 
-test-clients: install ## Try other clients and agents (ollama, LiteLLM, LangChain, Codex, Claude Code, ...) in .clients; needs npm
+test-clients: install ## Try other clients, and Claude Code, Codex and OpenCode over ten turns, in .clients; needs npm
 	$(BIN)/python -m tests.clients $(ARGS)
 
 test-monitoring: install ## Query the dashboard and the alert rules of deploy/monitoring in a real Prometheus, if one is installed

@@ -2,6 +2,7 @@
 does. ``make test-clients`` has the real ones."""
 
 import dataclasses
+import doctest
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from radixrt.cli.launch.agents import AGENTS
 from radixrt.cli.main import main
 from tests.bench.fake_openai_server import FakeServer
 from tests.cli import fake_agent
+from tests.clients import agents
 from tests.servers import Server
 
 
@@ -84,6 +86,11 @@ def test_a_server_that_explains_nothing_leaves_the_agents_status_alone(
     with FakeServer() as server:
         assert launched("codex", "--url", server.base_url) == 3
     assert "Codex: no report of the cache. The server answered 404" in capfd.readouterr().err
+
+
+def test_the_share_of_repeated_tokens_is_that_of_the_conversation() -> None:
+    result = doctest.testmod(agents)
+    assert result.attempted and not result.failed
 
 
 def test_an_agent_that_is_not_installed_is_named_with_the_command_that_installs_it(

@@ -46,6 +46,8 @@ class Setup:
     """Flags before those of the user."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables to set; an empty value unsets one."""
+    defaults: dict[str, str] = field(default_factory=dict)
+    """Variables to set where the user has not."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,16 @@ def _claude(target: Target) -> Setup:
         "ANTHROPIC_AUTH_TOKEN": target.key,
         "ANTHROPIC_API_KEY": "",  # it would ask whether to use it, and warn of two keys
         "ANTHROPIC_CUSTOM_HEADERS": "\n".join(f"{k}: {v}" for k, v in target.headers.items()),
-        "API_TIMEOUT_MS": str(1000 * PATIENCE_S),
-        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(1000 * PATIENCE_S),
         # A line before the system prompt that differs in every request.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+    waits = ("API_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS")
+    defaults = dict.fromkeys(waits, str(1000 * PATIENCE_S))
     if target.context is not None:
-        environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(target.context)
-        environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(_longest_answer(target.context))
-    return Setup(environment=environment)
+        defaults["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(target.context)
+        defaults["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(_longest_answer(target.context))
+    return Setup([], environment, defaults)
 
 
 def _codex(target: Target) -> Setup:
@@ -138,9 +140,7 @@ def _opencode(target: Target) -> Setup:
 
 def _aider(target: Target) -> Setup:
     name = f"openai/{target.model}"
-    settings = [
-        {"name": name, "edit_format": "diff", "extra_params": {"extra_headers": target.headers}}
-    ]
+    settings = [{"name": name, "extra_params": {"extra_headers": target.headers}}]
     files = {"model-settings-file": settings}  # YAML is a superset of JSON
     if target.context is not None:
         output = _longest_answer(target.context)

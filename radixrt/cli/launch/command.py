@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, config: ServerConfig) -> int:
     try:
         program = _program(agent)
         with contextlib.ExitStack() as stack:
-            client, model = _server(stack, arguments, config)
+            client, model, is_ours = _server(stack, arguments, config)
             context = _context(model)
             _check_context(agent, str(model["id"]), context)
             target = Target(
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, config: ServerConfig) -> int:
             )
             watch = stack.enter_context(SessionWatch(client, target.session))
             status = _run_agent(program, agent.setup(target), arguments.of_agent)
-            print(watch.summary(agent.title), file=sys.stderr)
+            print(watch.summary(agent.title, names_turns=not is_ours), file=sys.stderr)
             return status
     except (ChatError, ConfigError, EngineDiedError) as error:
         print(f"radixrt: {error}", file=sys.stderr)
@@ -62,9 +62,9 @@ def _program(agent: Agent) -> str:
 
 def _server(
     stack: contextlib.ExitStack, arguments: argparse.Namespace, config: ServerConfig
-) -> tuple[ChatClient, dict[str, Any]]:
-    """A server and its model's entry in ``/v1/models``: the one of ``--url``, or the one on the
-    port, or one that ends with the agent.
+) -> tuple[ChatClient, dict[str, Any], bool]:
+    """A server, its model's entry in ``/v1/models``, and whether it ends with the agent: the one of
+    ``--url``, or the one on the port, or one that is started.
 
     Raises:
         ChatError: the server does not answer, or serves another model.
@@ -75,14 +75,15 @@ def _server(
         client = ChatClient(arguments.url, config.api_key or os.environ.get("RADIXRT_API_KEY"))
     else:
         client = client_of(config)
-        if (name := model_served_at(client, _wanted(arguments, config))) is None:
+        name = model_served_at(client, _wanted(arguments, config))
+        if is_ours := name is None:
             end_at_sigterm()  # so that the server ends with the agent
-            started_config = stack.enter_context(started(config))
-            client, name = client_of(started_config), started_config.model_name
-        return client, next(entry for entry in client.models() if entry["id"] == name)
+            config = stack.enter_context(started(config))
+            client, name = client_of(config), config.model_name
+        return client, next(one for one in client.models() if one["id"] == name), is_ours
     if not (models := client.models()):
         raise ChatError(f"The server at {client.url} serves no model.")
-    return client, models[0]
+    return client, models[0], False
 
 
 def _wanted(arguments: argparse.Namespace, config: ServerConfig) -> str | None:
@@ -110,7 +111,7 @@ def _check_context(agent: Agent, model: str, context: int | None) -> None:
 def _run_agent(program: str, setup: Setup, arguments: list[str]) -> int:
     """Run an agent in this terminal; returns its exit status, or 128 and the number of the signal
     that has ended it."""
-    environment = os.environ | setup.environment
+    environment = setup.defaults | os.environ | setup.environment
     environment = {name: value for name, value in environment.items() if value}
     agent = subprocess.Popen([program, *setup.arguments, *arguments], env=environment)
     before = {signum: signal.signal(signum, lambda got, _: agent.send_signal(got)) for signum in _FORWARDED}  # fmt: skip

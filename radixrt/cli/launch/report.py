@@ -58,12 +58,19 @@ class SessionWatch:
         self._error = None
         self._requests |= {request["request_id"]: request for request in explained}
 
-    def summary(self, title: str) -> str:
-        """The report, from all requests until now."""
+    def summary(self, title: str, names_turns: bool) -> str:
+        """The report, from all requests until now.
+
+        Args:
+            names_turns: with the address of the explanations of all turns.
+        """
         self._read()
         if self._error is not None:
             return f"{title}: no report of the cache. {self._error}"
-        return summary(title, list(self._requests.values()))
+        report = summary(title, list(self._requests.values()))
+        if names_turns and self._requests:
+            report += f"\n  each turn: {self._client.url}{self._path}"
+        return report
 
 
 def summary(title: str, requests: list[dict[str, Any]]) -> str:
