@@ -77,6 +77,7 @@ def build(out: Path) -> Path:
 
 def test(wheel: Path | None) -> None:
     """Test a wheel; ends the program at the first failure."""
+    os.environ.pop("PYTHONPATH", None)  # else pip finds a checkout there, and installs nothing
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
         wheel = (wheel or build(folder / "dist")).absolute()
