@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel
+.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,7 +44,7 @@ test-scheduler: install ## 5,000 random histories of the scheduler against a dic
 test-speculation: install ## 500 requests of every kind with and without drafts, and as many in a crowded pool; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py --timeout 0 $(ARGS)
 
-test-clients: install ## Try other clients and agents (ollama, LiteLLM, LangChain, Codex, Claude Code, ...) in .clients; needs npm
+test-clients: install ## Try other clients, and Claude Code, Codex and OpenCode over ten turns, in .clients; needs npm
 	$(BIN)/python -m tests.clients $(ARGS)
 
 test-monitoring: install ## Query the dashboard and the alert rules of deploy/monitoring in a real Prometheus, if one is installed
@@ -67,6 +67,16 @@ test-ray: $(RAY) ## Kill engines of a local Ray cluster of two nodes under strea
 
 wheel: install ## Build a wheel with the kernels in dist/; auditwheel, if it is installed, makes it a manylinux wheel
 	$(BIN)/python -m tools.wheel build $(ARGS)
+
+test-wheel-alone: ## Test a wheel with PYTHON, without .venv; ARGS=FILE
+	$(PYTHON) -m tools.wheel test $(ARGS)
+
+release-check: install ## Build the source distribution, and check all files in dist as a release does; ARGS="--complete --tag v0.1.0"
+	$(BIN)/python -m tools.release sdist
+	$(BIN)/python -m tools.release check $(ARGS)
+
+test-arm64: ## Build the kernels for ARM64 and check them under QEMU, with PYTHON 3.11; needs three packages of Debian
+	$(PYTHON) -m tools.arm64 $(ARGS)
 
 test-wheel: install ## Test a wheel in an empty environment: README's first minute; ARGS=FILE for one that is built
 	$(BIN)/python -m tools.wheel test $(ARGS)

@@ -20,6 +20,7 @@ import torch
 DEMO_SERVER = "demo server"
 SHARED = {
     "tests/cli/test_chat.py": DEMO_SERVER,
+    "tests/cli/test_launch.py": DEMO_SERVER,
     "tests/browser/test_page.py": DEMO_SERVER,
     "tests/docs/test_snippets.py": DEMO_SERVER,
     "tests/lang/test_docs.py": DEMO_SERVER,

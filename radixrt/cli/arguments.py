@@ -1,10 +1,11 @@
 """Declares the flags of all commands but ``serve``, whose flags are the settings, and ``bench``."""
 
 import argparse
+import os
 from pathlib import Path
 
 from radixrt.base.config import DEMO_MODEL
-from radixrt.base.server_url import add_url_flag
+from radixrt.base.server_url import URL_VARIABLE, add_url_flag
 from radixrt.bench.arguments import positive
 
 
@@ -47,6 +48,16 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key", help="key of the server (default: environment variable RADIXRT_API_KEY)"
     )
     add_chat_arguments(parser)
+
+
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``radixrt launch``, beside the settings of the server."""
+    parser.add_argument("agent", choices=["claude", "codex", "opencode", "aider"], help="the agent")
+    parser.add_argument(
+        "--url",
+        default=os.environ.get(URL_VARIABLE),
+        help="address of a running server (default: environment variable RADIXRT_URL, or the server on the port; if there is none, one is started)",
+    )
 
 
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from radixrt import __version__
 from radixrt.base.errors import ConfigError
@@ -16,6 +16,7 @@ from radixrt.cli.arguments import (
     add_chat_arguments,
     add_doctor_arguments,
     add_key_arguments,
+    add_launch_arguments,
     add_lint_prompts_arguments,
     add_lint_schema_arguments,
     add_models_arguments,
@@ -88,12 +89,26 @@ _MOVED = {
 place."""
 
 
+class _Command(_Parser):
+    """The parser of a command."""
+
+    is_launcher = False
+    """The arguments after ``--`` are those of another program: ``of_agent``."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        own = args[: args.index("--")] if self.is_launcher and "--" in args else args
+        namespace, unknown = super().parse_known_args(own, namespace)
+        if self.is_launcher:
+            namespace.of_agent = args[len(own) + 1 :]
+        return namespace, unknown
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="radixrt", description="An LLM serving engine with a radix-tree KV cache."
     )
     parser.add_argument("--version", action="version", version=f"radixrt {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
     serve = commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API")
     _add_model(
         serve,
@@ -112,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     add_chat_arguments(run)
     add_url_flag(run)
     add_arguments(run)
-    run.set_defaults(run=_run_chat, url=None)
+    run.set_defaults(
+        run=partial(_run_with_config, "radixrt.cli.chat.command", function="run_local"), url=None
+    )
     chat = commands.add_parser(
         "chat", help="chat in the terminal, with any OpenAI-compatible server"
     )
@@ -120,6 +137,15 @@ def _parser() -> argparse.ArgumentParser:
     chat.set_defaults(
         run=partial(_run, "radixrt.cli.chat.command", "server", function="run_remote")
     )
+    launch = commands.add_parser(
+        "launch",
+        usage="radixrt launch {claude,codex,opencode,aider} [FLAGS] [-- ARGUMENTS OF THE AGENT]",
+        help="run a coding agent with a server, and report what the cache saved",
+    )
+    launch.is_launcher = True
+    add_launch_arguments(launch)
+    add_arguments(launch)
+    launch.set_defaults(run=partial(_run_with_config, "radixrt.cli.launch.command"))
     top = commands.add_parser("top", help="watch a server's KV cache")
     add_top_arguments(top)
     top.set_defaults(run=partial(_run, "radixrt.cli.top.command", "server"))
@@ -181,9 +207,8 @@ def _completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run_chat(arguments: argparse.Namespace) -> int:
-    config = config_from_arguments(arguments)
-    return _run("radixrt.cli.chat.command", "server", arguments, config, function="run_local")
+def _run_with_config(module: str, arguments: argparse.Namespace, function: str = "run") -> int:
+    return _run(module, "server", arguments, config_from_arguments(arguments), function=function)
 
 
 def _new_key(arguments: argparse.Namespace) -> int:

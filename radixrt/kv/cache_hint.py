@@ -10,6 +10,9 @@ from radixrt.base.errors import RequestError, shown
 from radixrt.messages.requests import CacheHints, Retention, RetentionLevel
 
 LONGEST_SESSION = 256
+SESSION_HEADER = "x-radixrt-session"
+"""A header of a request that stands for ``session``, unless its body names one."""
+
 """Characters."""
 MAX_PIN_S = 3600.0
 """Longest time of a lease."""

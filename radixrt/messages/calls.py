@@ -143,6 +143,17 @@ class ExplainCacheCall(Call[CacheExplanation], frozen=True):
     """The same as ``CacheHints.explain_texts``."""
 
 
+class ExplainSessionCall(Call[list[CacheExplanation]], frozen=True):
+    """Explain the cache misses of the tenant's last requests of a session, the oldest first.
+    Requests without a token so far are left out."""
+
+    session: str
+    """As ``CacheHints.session`` has it."""
+    tenant: Tenant = NO_TENANT
+    with_texts: bool = False
+    """The same as ``CacheHints.explain_texts``."""
+
+
 class FlushCacheCall(SchedulerCall[int], frozen=True):
     """Empty the radix tree of all KV that no running request uses; the reply is the number of pages
     freed."""

@@ -1,6 +1,7 @@
 """Answers the calls of the api: alone, or together with the schedulers."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial, singledispatchmethod
@@ -20,6 +21,7 @@ from radixrt.messages.calls import (
     CompileCall,
     DetokenizeCall,
     ExplainCacheCall,
+    ExplainSessionCall,
     MatchCall,
     MatchTokensCall,
     PinCall,
@@ -32,6 +34,7 @@ from radixrt.messages.replies import CallReply, Tokenized
 from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
+from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
@@ -160,10 +163,23 @@ class Calls:
                 "This request is unknown, or too long ago: only the last ones can be explained.",
                 status=404,
             )
+        explanation = await self._explanation(record, call)
+        return msgspec.structs.replace(explanation, request_id=call.request_id)
+
+    @_answer.register
+    async def _explain_session(self, call: ExplainSessionCall) -> list[CacheExplanation]:
+        explanations = []
+        for record in self.explainer.records.of_session(call.tenant.name, call.session):
+            with contextlib.suppress(RequestError):  # its facts are not there yet, or no more
+                explanations.append(await self._explanation(record, call))
+        return explanations
+
+    async def _explanation(
+        self, record: PromptRecord, call: ExplainCacheCall | ExplainSessionCall
+    ) -> CacheExplanation:
         facts = msgspec.convert(await self.ask(CacheFactsCall(record.seq_ids[0])), CacheFacts)
         work = partial(self.explainer.explain, record, facts, call.with_texts)
-        explanation = await self._queued(call.tenant, SHOWN_TOKENS, work)
-        return msgspec.structs.replace(explanation, request_id=call.request_id)
+        return await self._queued(call.tenant, SHOWN_TOKENS, work)
 
     @_answer.register
     async def _tree(self, call: CacheTreeCall) -> _Builtins:

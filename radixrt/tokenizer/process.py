@@ -320,6 +320,7 @@ class TokenizerProcess:
             tenant=request.options.tenant.name,
             token_ids=packed_ids,
             layout=encoded.layout,
+            session=request.options.cache_hints.session,
         )
         for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
             delivered = request.resumed[index] if request.resumed else PartialAnswer()

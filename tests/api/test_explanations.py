@@ -456,6 +456,29 @@ def test_every_endpoint_explains(
     assert "cache_explanation" not in client.post(path, {k: v for k, v in body.items() if k != "cache"} | {"stream": False})  # fmt: skip
 
 
+@pytest.mark.parametrize(("path", "body", "id_field"), ENDPOINTS)
+def test_a_header_names_the_session_whose_requests_are_explained_together(
+    client: Client, path: str, body: dict[str, Any], id_field: str
+) -> None:
+    session = f"launch {path}"
+    for _ in range(2):
+        client.post(path, body | {"stream": False}, **{"x-radixrt-session": session})
+    client.post(path, body | {"stream": False})
+    if "prompt" not in body:  # /v1/messages keeps to the session that its body names
+        client.post(path, body | {"stream": False, "cache": {"session": "other"}}, **{"x-radixrt-session": session})  # fmt: skip
+    asked = client.http.get("/v1/cache/explain", params={"session": session})
+    first, second = msgspec.convert(asked.json()["requests"], list[CacheExplanation])
+    assert (first.cause, first.cached_tokens) == ("never_seen", 0)
+    assert second.cached_tokens > 0 and second.missed_tokens < PAGE + 1
+    bob = Client(client.server, "bob")
+    assert bob.http.get("/v1/cache/explain", params={"session": session}).json()["requests"] == []
+
+
+def test_explanations_of_a_session_need_its_name(client: Client) -> None:
+    for query in ("", "?session=", f"?session={'x' * 257}"):
+        assert client.get(f"/v1/cache/explain{query}").status_code in (400, 422)
+
+
 def streamed(client: Client, path: str, body: dict[str, Any], headers: dict[str, str]) -> list[Any]:
     response = client.http.post(path, json=body, headers=headers)
     lines = [line.removeprefix("data: ") for line in response.text.splitlines()]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from msgspec.structs import replace
+from starlette.datastructures import Headers
 
 from radixrt.api.http.body import read_json, to_struct
 from radixrt.api.http.keys import caller_of
@@ -18,7 +19,7 @@ from radixrt.api.requests.protocol import (
     refuse_unsupported,
 )
 from radixrt.api.state import ServerState
-from radixrt.kv.cache_hint import CacheHint
+from radixrt.kv.cache_hint import SESSION_HEADER, CacheHint
 
 EXPLAIN_HEADER = "x-radixrt-explain-cache"
 """A header that, with the value 1, stands for ``explain`` in the field ``cache``."""
@@ -65,15 +66,24 @@ class Endpoints(APIRouter):
                 fields = to_struct(body, struct)
                 # No endpoint ever sees a salt outside of its caller's namespace.
                 fields.cache_salt = caller_of(request).tenant.salt(fields.cache_salt)
-                explains = request.headers.get(EXPLAIN_HEADER) == "1"
-                if explains and isinstance(fields, QueueFields | GenerationFields):
-                    fields.cache = replace(fields.cache or CacheHint(), explain=True)
+                if isinstance(fields, QueueFields | GenerationFields):
+                    fields.cache = _with_headers(fields.cache, request.headers)
                 self._state.check_model(getattr(fields, "model", None))
                 return await answer(request, fields)
 
             return answer
 
         return declare
+
+
+def _with_headers(hint: CacheHint | None, headers: Headers) -> CacheHint | None:
+    """A request's cache hint, with those of its headers."""
+    if headers.get(EXPLAIN_HEADER) == "1":
+        hint = replace(hint or CacheHint(), explain=True)
+    session = headers.get(SESSION_HEADER)
+    if session and (hint is None or hint.session is None):
+        hint = replace(hint or CacheHint(), session=session)
+    return hint
 
 
 def include(app: FastAPI, routers: list[APIRouter]) -> None:

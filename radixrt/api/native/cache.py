@@ -17,13 +17,14 @@ from radixrt.base.errors import RequestError
 from radixrt.client.warming import DEFAULT_PIN_S, Pinned
 from radixrt.client.warming import pin as pin_prompt
 from radixrt.client.warming import warm as warm_prompt
-from radixrt.kv.cache_hint import check_session
+from radixrt.kv.cache_hint import LONGEST_SESSION, check_session
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
     ExplainCacheCall,
+    ExplainSessionCall,
     PinCall,
     ReleaseCacheCall,
     StatsCall,
@@ -126,6 +127,14 @@ def cache_routes(state: ServerState) -> APIRouter:
         call = ExplainCacheCall(request_id, caller.tenant, caller.sees_own_texts)
         explanation = await state.client.call(call)
         return json_response(msgspec.to_builtins(explanation))
+
+    @router.get("/v1/cache/explain")
+    async def explain_session(
+        request: Request, session: str = Query(min_length=1, max_length=LONGEST_SESSION)
+    ) -> Response:
+        caller = caller_of(request)
+        call = ExplainSessionCall(caller.session(session), caller.tenant, caller.sees_own_texts)
+        return json_response({"requests": msgspec.to_builtins(await state.client.call(call))})
 
     @router.get("/v1/cache/tree")
     async def tree(

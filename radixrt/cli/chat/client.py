@@ -117,6 +117,19 @@ class ChatClient:
                 f"The server at {self.url} speaks no OpenAI-compatible API."
             ) from error
 
+    def get(self, path: str) -> Any:
+        """The JSON at a path of the server.
+
+        Raises:
+            ChatError: the server cannot be reached, or refuses it.
+        """
+        try:
+            response = self._http.get(f"{self.url}{path}", timeout=CONNECT_TIMEOUT_S)
+            _check(response)
+            return response.json()
+        except (httpx.TransportError, ValueError) as error:
+            raise ChatError(f"{self.url}{path} cannot be read ({error}).") from error
+
     def is_ready(self) -> bool:
         """Whether a radixrt server answers there and has loaded its model."""
         try:

@@ -114,6 +114,7 @@ class PromptRecord:
     """The sequences of its answers."""
     answers: set[int] = field(default_factory=set)
     """Fingerprints of its answers."""
+    session: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -170,6 +171,14 @@ class PromptRecords:
         """A tenant's request; of several prompts, the first."""
         found = self._records.get((tenant, request_id))
         return found or self._records.get((tenant, f"{request_id}-0"))
+
+    def of_session(self, tenant: str, session: str) -> list[PromptRecord]:
+        """A tenant's requests of a session that have sequences, the oldest first."""
+        return [
+            record
+            for record in self._records.values()
+            if record.tenant == tenant and record.session == session and record.seq_ids
+        ]
 
     def of_sequence(self, seq_id: int) -> PromptRecord | None:
         return self._by_seq_id.get(seq_id)
