@@ -31,17 +31,18 @@ void put_codes(const BlockCodes& codes, int bits, int lane, uint8_t* lines) {
     for (int step = 0; step < 8; ++step) put(step, steps[step]);
     return;
   }
-  if (bits < 4) {
+  if (bits == 2) {
     for (int half = 0; half < 2; ++half) {
-      uint32_t lower = 0;
-      for (int step = 0; step < 4; ++step) lower |= (steps[4 * half + step] & 0x03030303u) << 2 * step;
-      put(half, lower);
+      uint32_t line = 0;
+      for (int step = 0; step < 4; ++step) line |= steps[4 * half + step] << 2 * step;
+      put(half, line);
     }
-    if (bits == 3) {
-      uint32_t upper = 0;
-      for (int step = 0; step < 8; ++step) upper |= (steps[step] >> 2 & 0x01010101u) << step;
-      put(2, upper);
-    }
+    return;
+  }
+  if (bits == 3) {
+    uint32_t upper = (steps[6] >> 2 & 0x01010101u) << 6 | (steps[7] >> 2 & 0x01010101u) << 7;
+    const uint32_t rest[3] = {(steps[6] & 0x03030303u) << 6, (steps[7] & 0x03030303u) << 6, upper};
+    for (int line = 0; line < 3; ++line) put(line, steps[2 * line] | steps[2 * line + 1] << 3 | rest[line]);
     return;
   }
   for (int line = 0; line < 4; ++line) put(line, (steps[2 * line] & 0x0f0f0f0fu) | (steps[2 * line + 1] & 0x0f0f0f0fu) << 4);

@@ -18,8 +18,9 @@
 // The values are in kernels/low_bit_kinds.hpp. Codes of IQ3 and IQ2 kinds are the magnitudes and signs that their indices of a grid stand for.
 //
 // Codes, per 32 columns: lines of 64 bytes, each with four bytes for each row. Step s is columns 4 s to 4 s + 3.
-//   2, 3 bits     2 lines: bits 2 i and 2 i + 1 of a byte are the lower bits of step i, in the second line of step 4 + i
-//   3 bits        1 more line: bit s of a byte is the third bit of step s
+//   2 bits        2 lines: bits 2 i and 2 i + 1 of a byte are step i, in the second line step 4 + i
+//   3 bits        3 lines: bits 0 to 2 of a byte of line i are step 2 i, bits 3 to 5 step 2 i + 1. Bits 6 and 7 of lines 0 and 1 are the
+//                 lower bits of steps 6 and 7, those of line 2 their third bits.
 //   4, 5, 6 bits  4 lines: the low four bits of step 2 i in the low halves of line i, those of step 2 i + 1 in the high halves
 //   5 bits        1 more line: bit s of a byte is the fifth bit of step s
 //   6 bits        2 more lines: bits 2 i and 2 i + 1 of a byte are the upper bits of step i, in the second line of step 4 + i

@@ -91,9 +91,12 @@ def _codes(lines: torch.Tensor) -> torch.Tensor:
     bits = lines.shape[2]
     if bits == 8:
         return lines
-    if bits < 4:
-        low = _of_steps(lines[:, :, :2], 2)
-        return low if bits == 2 else low | _of_steps(lines[:, :, 2:], 1) << 2
+    if bits == 2:
+        return _of_steps(lines, 2)
+    if bits == 3:
+        six = torch.stack((lines & 7, lines >> 3 & 7), dim=3).flatten(2, 3)
+        last = lines[:, :, :2] >> 6 | _of_steps(lines[:, :, 2:], 1)[:, :, 6:] << 2
+        return torch.cat((six, last), dim=2)
     low = torch.stack((lines[:, :, :4] & 15, lines[:, :, :4] >> 4), dim=3).flatten(2, 3)
     return low if bits == 4 else low | _of_steps(lines[:, :, 4:], bits - 4) << 4
 

@@ -166,6 +166,7 @@ template <class Kind_>
 struct Packed {
   using Kind = Kind_;
   using Multiplied = OperandsOf<Kind::kLargest>;
+  static constexpr bool kInRegisters = true;
   const uint8_t *scales, *lines;  // of the first panel
   int64_t panel_bytes;
 
@@ -198,6 +199,7 @@ template <class Kind_, int kPanels>
 struct Unpacked {
   using Kind = Kind_;
   using Multiplied = OperandsOf<Kind::kLargest>;
+  static constexpr bool kInRegisters = false;
   // Wide vectors take most time to read codes, narrow ones to split them.
   static constexpr bool kSplit = kWidth < 16 && !kInBytes<Kind::kLargest>;
   alignas(64) uint8_t bytes[kPanels][kRecordBlocks][kSteps][(kSplit ? 2 : 1) * kStepBytes];  // 16 KiB for four panels
@@ -284,43 +286,45 @@ RADIXRT_INLINE float scaled_total(const BlockInput& input, int group) {
   return input.scale * static_cast<float>(group ? input.second : input.total - input.second);
 }
 
-// Adds the products of 32 columns to the sums of `kTokens` tokens.
-template <int kTokens, int kPanels, class Record>
-RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inputs, TokenSums<kPanels>* sums) {
+// Adds the products of 32 columns and `kAtOnce` panels from `first` on to the sums of `kTokens` tokens.
+template <int kTokens, int kAtOnce, int kPanels, class Record>
+RADIXRT_INLINE void add_block(const Record& record, int block, int first, const Inputs& inputs, TokenSums<kPanels>* sums) {
   using Kind = typename Record::Kind;
   using Four = typename Record::Multiplied::Four;
   constexpr int kGroupSteps = kSteps / Kind::kGroups, kMostSteps = Products<Kind::kLargest>::kRun;
   constexpr int kRun = kMostSteps < kGroupSteps ? kMostSteps : kGroupSteps;
 #pragma GCC unroll 2
   for (int group = 0; group < Kind::kGroups; ++group) {
-    Products<Kind::kLargest> products[kTokens][kPanels][kVectors];
+    Products<Kind::kLargest> products[kTokens][kAtOnce][kVectors];
     const Four* x[kTokens];
+    float totals[kTokens];
     for (int t = 0; t < kTokens; ++t) {
       const BlockInput& input = inputs.block(t, block);
       Ints total = Ints{} + (group ? input.second : input.total);
       if (Kind::kGroups > 1 && group == 0) total -= input.second;
       Ints nothing = Kind::kHasMinimum ? Ints{} : total * -Kind::kZero;
-      for (int p = 0; p < kPanels; ++p)
+      for (int p = 0; p < kAtOnce; ++p)
         for (int v = 0; v < kVectors; ++v) products[t][p][v].sums = nothing;
       x[t] = inputs.steps<Four>(t, block) + group * kGroupSteps;
+      if constexpr (Kind::kHasMinimum) totals[t] = scaled_total<Kind>(input, group);
     }
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupSteps; ++step) {
-      typename Record::Multiplied::Codes w[kPanels][kVectors];
-      for (int p = 0; p < kPanels; ++p)
-        for (int v = 0; v < kVectors; ++v) w[p][v] = record.codes(p, block, group * kGroupSteps + step, v * kWidth);
+      typename Record::Multiplied::Codes w[kAtOnce][kVectors];
+      for (int p = 0; p < kAtOnce; ++p)
+        for (int v = 0; v < kVectors; ++v) w[p][v] = record.codes(first + p, block, group * kGroupSteps + step, v * kWidth);
       for (int t = 0; t < kTokens; ++t)
-        for (int p = 0; p < kPanels; ++p)
+        for (int p = 0; p < kAtOnce; ++p)
           for (int v = 0; v < kVectors; ++v) products[t][p][v].add(step, kRun, w[p][v], x[t][step]);
     }
-    for (int p = 0; p < kPanels; ++p) {
+    for (int p = 0; p < kAtOnce; ++p) {
       for (int v = 0; v < kVectors; ++v) {
-        Floats scale = record.scale(p, block, group, v * kWidth);
+        Floats scale = record.scale(first + p, block, group, v * kWidth);
         for (int t = 0; t < kTokens; ++t)
-          sums[t].of[p][v] += __builtin_convertvector(products[t][p][v].sums, Floats) * (scale * inputs.block(t, block).scale);
+          sums[t].of[first + p][v] += __builtin_convertvector(products[t][p][v].sums, Floats) * (scale * inputs.block(t, block).scale);
         if constexpr (Kind::kHasMinimum) {
-          Floats minimum = record.minimum(p, block, group, v * kWidth);
-          for (int t = 0; t < kTokens; ++t) sums[t].of[p][v] -= minimum * scaled_total<Kind>(inputs.block(t, block), group);
+          Floats minimum = record.minimum(first + p, block, group, v * kWidth);
+          for (int t = 0; t < kTokens; ++t) sums[t].of[first + p][v] -= minimum * totals[t];
         }
       }
     }
@@ -347,7 +351,10 @@ RADIXRT_INLINE void add_tile(
   }
   for (int block = 0; block < blocks; ++block) {
     ahead.step();
-    add_block<kTokens, kPanels>(record, block, inputs, sums);
+    // With two groups and codes in registers, several panels at once need more registers than there are.
+    constexpr int kAtOnce = Record::kInRegisters && Record::Kind::kGroups == 2 ? 1 : kPanels;
+#pragma GCC unroll 4
+    for (int first = 0; first < kPanels; first += kAtOnce) add_block<kTokens, kAtOnce>(record, block, first, inputs, sums);
   }
 }
 

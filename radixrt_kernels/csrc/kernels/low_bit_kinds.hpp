@@ -34,8 +34,9 @@ RADIXRT_INLINE UInts two_bits_at(const uint8_t* lines, int step) {
 }
 
 RADIXRT_INLINE UInts three_bits_at(const uint8_t* lines, int step) {
-  UInts upper = codes_at(lines + 2 * kStepBytes);
-  return two_bits_at(lines, step) | ((step < 2 ? upper << (2 - step) : upper >> (step - 2)) & 0x04040404u);
+  if (step < 6) return (codes_at(lines + step / 2 * kStepBytes) >> (step % 2 * 3)) & 0x07070707u;
+  UInts lower = codes_at(lines + (step - 6) * kStepBytes), upper = codes_at(lines + 2 * kStepBytes);
+  return (lower >> 6 & 0x03030303u) | (upper >> (step - 2) & 0x04040404u);
 }
 
 // Scales of a record: float16 d[16], then bytes.
@@ -132,8 +133,8 @@ struct IQ2XXS : GridOfThree {
 struct IQ2XS : GridOfThree {  // and IQ2_S
   static constexpr int kGroups = 2;
   static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int group, int lane) {
-    Ints both = widened(scales + 32 + block * 16 + lane), half = (group ? both >> 4 : both & 15) * 2 + 1;
-    return halves_at(scales + 2 * lane) * __builtin_convertvector(half, Floats) * 0.125f;
+    Ints both = widened(scales + 32 + block * 16 + lane);
+    return halves_at(scales + 2 * lane) * 0.25f * (__builtin_convertvector(group ? both >> 4 : both & 15, Floats) + 0.5f);
   }
 };
 
