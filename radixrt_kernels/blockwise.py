@@ -2,7 +2,8 @@
 one scale per 32 columns.
 
 The packed form keeps the codes and scales of the file with their own numbers of bits, in panels of
-16 output features like :mod:`radixrt_kernels.linear`. ``csrc/block_forms.hpp`` describes it.
+16 output features like :mod:`radixrt_kernels.linear`; of IQ2 and IQ3 kinds it has the magnitudes
+and signs in place of their indices of a grid. ``csrc/block_forms.hpp`` describes it.
 """
 
 from collections.abc import Sequence
@@ -35,8 +36,7 @@ def pack(
 
     Args:
         blocks: uint8 [at most rows, bytes of a row], as in the file; missing rows become zeros
-        kind: GGUF's number: 2 (Q4_0), 6 (Q5_0), 8 (Q8_0), 12 (Q4_K), 13 (Q5_K), 14 (Q6_K) or 39
-            (MXFP4)
+        kind: GGUF's number: of Q4_0 to Q8_0, Q2_K to Q6_K, an IQ2, IQ3 or IQ4 kind, or MXFP4
         memory: for the packed form, shared with other matrices; None: its own
 
     Raises:
@@ -60,6 +60,7 @@ def linear(
     matrices: Sequence[PackedBlocks],
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply tokens by matrices, which may be of different kinds. Their outputs are side by side.
 
@@ -69,6 +70,8 @@ def linear(
         bias: [rows of all matrices] of the same dtype, or None
         output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded, without
             bias
+        output: the result is written there, which may be columns of a wider tensor; None: it is
+            allocated
 
     Returns:
         [num_tokens, rows of all matrices] of the same dtype, or of ``output_dtype``
@@ -83,7 +86,9 @@ def linear(
         >>> linear(torch.ones(1, 32), [matrix])
         tensor([[248.]])
     """
-    output = hidden.new_empty((hidden.shape[0], sum(m.rows for m in matrices)), dtype=output_dtype)
+    if output is None:
+        shape = hidden.shape[0], sum(m.rows for m in matrices)
+        output = hidden.new_empty(shape, dtype=output_dtype)
     tape.call(_linear, hidden, tuple((m.packed, m.kind, m.rows) for m in matrices), bias, output)
     return output
 
@@ -111,6 +116,7 @@ def grouped_linear(
     starts: torch.Tensor,
     stack: PackedBlocks,
     bias: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each input row by one matrix of a stack.
 
@@ -121,13 +127,15 @@ def grouped_linear(
             matrix ``i``
         stack: packed by :func:`pack_stack`
         bias: [matrices, rows] of the same dtype, or None
+        output: as of :func:`linear`
 
     Returns:
         [n, rows] of the same dtype; ``rows`` is that of one matrix
     """
     assert native is not None
-    s, count = stack, len(hidden) if tokens is None else len(tokens)
-    output = hidden.new_empty((count, s.rows))
+    s = stack
+    if output is None:
+        output = hidden.new_empty((len(hidden) if tokens is None else len(tokens), s.rows))
     multiply = native.grouped_blockwise_linear
     tape.call(multiply, hidden, tokens, starts, s.packed, s.kind, s.rows, output, bias)
     return output

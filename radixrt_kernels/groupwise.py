@@ -126,6 +126,7 @@ def grouped_linear(
     starts: torch.Tensor,
     stack: PackedCodes,
     bias: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each input row by one matrix of a stack.
 
@@ -136,13 +137,14 @@ def grouped_linear(
             matrix ``i``
         stack: the packed matrices
         bias: [matrices, rows] of the same dtype, or None
+        output: as of :func:`radixrt_kernels.linear.linear`
 
     Returns:
         [n, rows] of the same dtype; ``rows`` is that of one matrix
     """
-    count = len(hidden) if tokens is None else len(tokens)
-    output = hidden.new_empty((count, stack.rows))
     s = stack
+    if output is None:
+        output = hidden.new_empty((len(hidden) if tokens is None else len(tokens), s.rows))
     tape.call(
         _grouped_linear,
         hidden, tokens, starts, s.codes, s.scales, s.zeros, s.rows, s.bits, s.group_size, output, bias,

@@ -58,6 +58,7 @@ def linear(
     rows: int,
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply tokens by a packed matrix.
 
@@ -67,6 +68,8 @@ def linear(
         rows: number of rows of the unpacked matrix
         bias: [rows] of the same dtype, or None
         output_dtype: None: that of ``hidden``; or float32, in which sums are not rounded
+        output: the result is written there, which may be columns of a wider tensor; None: it is
+            allocated
 
     Returns:
         [num_tokens, rows] of the same dtype, or of ``output_dtype``. Products are summed in float32
@@ -84,7 +87,8 @@ def linear(
         >>> torch.allclose(output, hidden @ weight.T, atol=1e-4)
         True
     """
-    output = hidden.new_empty((hidden.shape[0], rows), dtype=output_dtype)
+    if output is None:
+        output = hidden.new_empty((hidden.shape[0], rows), dtype=output_dtype)
     tape.call(_linear, hidden, weights, rows, bias, output)
     return output
 
@@ -96,6 +100,7 @@ def grouped_linear(
     weights: torch.Tensor,
     rows: int,
     bias: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each input row by one matrix of a packed stack.
 
@@ -107,12 +112,13 @@ def grouped_linear(
         weights: a stack packed by :func:`pack_stack`
         rows: number of rows of each unpacked matrix
         bias: [matrices, rows] of the same dtype, or None
+        output: as of :func:`linear`
 
     Returns:
         [n, rows] of the same dtype
     """
-    count = len(hidden) if tokens is None else len(tokens)
-    output = hidden.new_empty((count, rows))
+    if output is None:
+        output = hidden.new_empty((len(hidden) if tokens is None else len(tokens), rows))
     tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output, bias)
     return output
 

@@ -1,4 +1,5 @@
-"""``python -m bench.gguf_oracle [FILE.gguf] [--checks tokens greedy divergence kv-cache families]``
+"""``python -m bench.gguf_oracle [FILE.gguf] [--checks tokens greedy divergence kv-cache families]
+[--quantize IQ4_XS Q3_K_S Q2_K]``
 
 Holds a GGUF file, by default Gemma 3 270M in Q4_K_M, against llama.cpp, and llama.cpp's own files
 of tiny checkpoints against transformers:
@@ -59,10 +60,24 @@ def main() -> int:
     prose = "\n\n".join(package.prose for package in installed_packages())
     arguments.work_dir.mkdir(parents=True, exist_ok=True)
     failed = False
-    for name, line, passed in _outcomes(arguments, llama, prose):
-        print(f"{'ok  ' if passed else 'FAIL'} {name}: {line}", flush=True)
-        failed = failed or not passed
+    for kind in arguments.quantize or [None]:
+        for name, line, passed in _outcomes(_of_kind(arguments, llama, kind), llama, prose):
+            label = f"{kind} {name}" if kind else name
+            print(f"{'ok  ' if passed else 'FAIL'} {label}: {line}", flush=True)
+            failed = failed or not passed
     return int(failed)
+
+
+def _of_kind(
+    arguments: argparse.Namespace, llama: LlamaCpp, kind: str | None
+) -> argparse.Namespace:
+    if kind is None:
+        return arguments
+    work_dir = arguments.work_dir / kind
+    work_dir.mkdir(parents=True, exist_ok=True)
+    file = arguments.file or gemma_file(arguments.work_dir)
+    quantized = llama.quantize(file, work_dir / f"{kind}.gguf", kind)
+    return argparse.Namespace(**{**vars(arguments), "file": quantized, "work_dir": work_dir})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE.gguf")
     parser.add_argument("--checks", nargs="+", choices=CHECKS, default=CHECKS)
+    parser.add_argument("--quantize", nargs="+", metavar="KIND", help="check the file quantized again by llama-quantize, once for each kind")  # fmt: skip
     parser.add_argument("--texts", type=int, default=10_000, help="for tokenizers (default: %(default)s)")  # fmt: skip
     parser.add_argument("--tokens", type=int, default=3000, help="of llama.cpp's answers (default: %(default)s)")  # fmt: skip
     parser.add_argument("--pages", type=int, default=100, help="of 512 tokens, for divergences (default: %(default)s)")  # fmt: skip

@@ -51,7 +51,7 @@ class LlamaCpp:
         return target
 
     def quantize(self, file: Path, target: Path, kind: str) -> Path:
-        self.run("llama-quantize", file, target, kind)
+        self.run("llama-quantize", "--allow-requantize", file, target, kind)
         return target
 
     @contextlib.contextmanager

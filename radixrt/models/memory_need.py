@@ -144,8 +144,8 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> MemoryNeed:
         if quantization != "auto":
             bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)
             in_memory += numbers * bits // 8
-        elif entry.kind in BLOCK_KINDS:
-            in_memory += size
+        elif (kind := BLOCK_KINDS.get(entry.kind)) is not None:
+            in_memory += numbers // kind.columns * kind.packed_bytes
         elif entry.kind in PLAIN_KINDS:
             in_memory += min(size, numbers * width)
         else:

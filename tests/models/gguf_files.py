@@ -1,6 +1,7 @@
 """Writes tiny checkpoints as GGUF files, with llama.cpp's names and layouts by the package
 ``gguf``."""
 
+import contextlib
 import json
 import math
 import re
@@ -111,11 +112,13 @@ def _own_name(name: str) -> str | None:
 
 
 def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    if not kind.name.endswith("_K"):
+    with contextlib.suppress(NotImplementedError):
         return gguf.quantize(values, kind)
-    blocks = random_blocks(kind.name, *values.shape, largest=1.0)
+    rows, columns = math.prod(values.shape[:-1]), values.shape[-1]
+    blocks = random_blocks(kind.name, rows, columns, largest=1.0)
     rms = float(gguf.dequantize(blocks.numpy(), kind).std())
-    return random_blocks(kind.name, *values.shape, largest=float(values.std()) / rms).numpy()
+    blocks = random_blocks(kind.name, rows, columns, largest=float(values.std()) / rms)
+    return blocks.unflatten(0, values.shape[:-1]).numpy()
 
 
 def _pieces(

@@ -1,6 +1,7 @@
 """GGUF files give the logits of the same weights in safetensors, and the tokens of the tokenizer
 they were written from."""
 
+import dataclasses
 import json
 import math
 import pwd
@@ -20,10 +21,17 @@ from tokenizers import Tokenizer, normalizers
 
 import radixrt_kernels
 from radixrt.base.errors import ConfigError
-from radixrt.layers.kernels.native import BlockExperts, NativeKernels
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.layers.kernels.native import (
+    BlockExperts,
+    MixedExperts,
+    NativeExperts,
+    NativeKernels,
+    PackedExperts,
+)
 from radixrt.layers.matrix import MatrixLayer
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.quantization.blocks import BlockMatrix
+from radixrt.layers.quantization.blocks import BlockMatrix, PlainPart
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.layers.weights import weight_bytes
 from radixrt.models.checkpoint import (
@@ -39,6 +47,7 @@ from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.tokenizer import byte_level_splitter
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import Pooling, read_pooling
+from radixrt.offline.llm import LLM
 from radixrt_kernels import blockwise
 from radixrt_kernels.reference import blockwise as reference
 from tests.checkpoints import END_OF_TURN, make_checkpoint, make_tokenizer
@@ -176,6 +185,20 @@ def small(name: str) -> Any:
     return gguf.GGMLQuantizationType[kind]
 
 
+def every_kind(name: str) -> Any:
+    """Each packed kind in turn, so that no projections that are computed together are alike. Two
+    have no packed form: a query, and an up of experts."""
+    if ".mlp.gate." in name:
+        return gguf.GGMLQuantizationType.F32
+    order = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed")
+    layer = int(found[1]) if (found := re.search(r"layers\.(\d+)\.", name)) else 0
+    index = next((i for i, part in enumerate(order) if part in name), 3)
+    if (layer, order[index]) in ((1, "q_proj"), (2, "up_proj")):
+        return gguf.GGMLQuantizationType.NVFP4
+    kinds = list(BLOCK_KINDS)
+    return gguf.GGMLQuantizationType(kinds[(7 * layer + index) % len(kinds)])
+
+
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "llama, Q4_K_M": ("llama", WIDE, q4_k_m),
@@ -203,7 +226,14 @@ def block_matrices(model: torch.nn.Module) -> dict[str, BlockMatrix]:
 
 
 def decoded(matrix: BlockMatrix) -> torch.Tensor:
-    return torch.cat([reference.dequantize(part) for part in matrix.parts])
+    return torch.cat(
+        [
+            part.weight.transpose(1, 2).flatten(0, 1)[: part.rows]  # of panels of float32
+            if isinstance(part, PlainPart)
+            else reference.dequantize(part)
+            for part in matrix.parts
+        ]
+    )
 
 
 def native_or_skip() -> None:
@@ -255,22 +285,99 @@ def test_blocks_compute_what_decoded_weights_and_rounded_activations_do(
     assert rms(result - unrounded) < 0.1 * unrounded.std()
 
 
-def test_experts_stay_in_blocks(
-    make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
+EVERY_KIND = {
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "hidden_size": 256,
+    "head_dim": 64,
+    "num_experts": 4,
+}
+"""Of a Qwen 3 with experts that :func:`every_kind` gives all kinds."""
+
+
+def decoded_experts(experts: NativeExperts) -> torch.Tensor:
+    """[experts, rows, columns]"""
+    if isinstance(experts, MixedExperts):
+        return torch.cat([decoded_experts(part) for part in experts.parts], dim=1)
+    if isinstance(experts, PackedExperts):
+        return experts.weight.transpose(2, 3).flatten(1, 2)[:, : experts.rows_each]
+    assert isinstance(experts, BlockExperts)
+    stack = experts.packed
+    return torch.stack(
+        [reference.dequantize(dataclasses.replace(stack, packed=one)) for one in stack.packed]
+    )
+
+
+def most_bytes(kind: int, weights: int) -> float:
+    """Memory that a packed matrix may take."""
+    block = BLOCK_KINDS[kind]
+    if block.name.startswith(("IQ2", "IQ3")):
+        return 4.5 * weights / 8
+    return 1.1 * weights / block.columns * block.num_bytes
+
+
+def test_every_kind_stays_packed_beside_every_other(make: Callable[..., tuple[Path, Path]]) -> None:
+    """Over query, key and value, and between gate and up of experts. Two projections have no packed
+    form, and only they are plain."""
+    _, file = make("qwen3_moe", EVERY_KIND, kind=every_kind)
+    model = native(served := resolve_model_path(str(file)))
+    plain = load_model(served, dtype="float32")  # by gguf's own dequantization
+    assert model.num_parameters == plain.num_parameters
+    weights, expected = model.state_dict(), plain.state_dict()
+    matrices = [name for name in expected if name.endswith(".matrix.weight")]
+    routers = [name for name in matrices if name in weights]
+    assert all(".mlp.gate." in name for name in routers)
+    for name in sorted({*matrices}.difference(routers)):
+        matrix = model.get_submodule(name.removesuffix(".weight"))
+        result = decoded(matrix) if isinstance(matrix, BlockMatrix) else decoded_experts(matrix)
+        bits = result.reshape(expected[name].shape).view(torch.int32)
+        assert torch.equal(bits, expected[name].view(torch.int32)), name
+    packed = [tensor for tensor in weights.values() if tensor.dtype == torch.uint8]
+    entries = [entry for entry in gguf_tensors(served) or [] if entry.kind in BLOCK_KINDS]
+    assert {entry.kind for entry in entries} == {*BLOCK_KINDS}
+    most = sum(most_bytes(entry.kind, math.prod(entry.shape)) for entry in entries)
+    assert sum(tensor.numel() for tensor in packed) <= most
+
+
+def test_a_file_with_every_kind_is_served_as_its_dequantized_weights(
+    make: Callable[..., tuple[Path, Path]],
 ) -> None:
-    """Gate and up of one kind, down of another; the router is never quantized."""
+    native_or_skip()
+    _, file = make("qwen3_moe", EVERY_KIND, kind=every_kind)
+    prompt = [token for token in PROMPT if token < 256] * 2
+    reference_logits = Harness(
+        load_model(resolve_model_path(str(file)), dtype="float32"), 16
+    ).logits(prompt)
+    expected = reference_logits.log_softmax(-1)
+    with LLM(str(file), dtype="float32", max_total_tokens=1024, context_length=128) as llm:
+        answer = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    found = answer.prompt_logprobs
+    assert found is not None
+    result = torch.tensor([token.logprob for token in found[1:]])
+    chosen = expected[:-1].gather(-1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    assert (result - chosen).abs().median() < 0.1 * reference_logits.std()
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "packed"),
+    [("MXFP4", "MXFP4", BlockExperts), ("IQ4_NL", "Q5_1", MixedExperts), ("F16", "Q4_1", MixedExperts), ("Q8_0", "NVFP4", MixedExperts)],
+)  # fmt: skip
+def test_experts_stay_in_blocks(
+    gate: str, up: str, packed: type, make: Callable[..., tuple[Path, Path]]
+) -> None:
+    """Gate and up of one kind or two, or plain; down of another; the router is never quantized."""
+    kinds = {".mlp.gate.": "F32", ".gate_proj": gate, ".up_proj": up, ".down_proj": "Q4_0"}
 
     def kind(name: str) -> Any:
-        kinds = {".mlp.gate.": "F32", ".experts.down_proj": "Q4_0", ".experts.": "MXFP4"}
         return gguf.GGMLQuantizationType[next((kinds[k] for k in kinds if k in name), "Q8_0")]
 
     sizes = {"mlp_only_layers": [], "moe_intermediate_size": 64}
     _, file = make("qwen3_moe", sizes, kind=kind)
     model = native(served := resolve_model_path(str(file)))
-    assert "dequantized" not in caplog.text
     for layer in model.model.layers:
-        for stack in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
-            assert isinstance(stack.matrix, BlockExperts)
+        assert type(layer.mlp.experts.gate_up_proj.matrix) is packed
+        assert type(layer.mlp.experts.down_proj.matrix) is BlockExperts
     result, expected = Harness(model, 16).logits(PROMPT), logits(served)
     errors = (result - expected).square().mean(dim=-1).sqrt()
     assert errors.median() < 0.1 * expected.std()
@@ -325,18 +432,19 @@ def test_an_embedding_model_pools_and_ends_its_texts_as_the_file_says(
 def test_other_kinds_are_dequantized_with_a_warning_and_can_be_rounded(
     make: Callable[..., tuple[Path, Path]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And with them the projections that are computed together with them."""
+    """And no projection that is computed together with them."""
 
     def kind(name: str) -> Any:
-        kinds = {"k_proj": "Q4_1", "gate_proj": "F16"}
+        kinds = {"k_proj": "NVFP4", "gate_proj": "F16"}
         found = next((kinds[part] for part in kinds if part in name), "Q8_0")
         return gguf.GGMLQuantizationType[found]
 
     folder, file = make("qwen3", {}, kind=kind)
     model = native(served := resolve_model_path(str(file)))
-    assert set(re.findall(r"(\w+)\.matrix", " ".join(block_matrices(model)))) == {
-        "embed_tokens", "o_proj", "down_proj"
-    }  # fmt: skip
+    for path, matrix in block_matrices(model).items():
+        plain = [isinstance(part, PlainPart) for part in matrix.parts]
+        merged = {"qkv_proj": [False, True, False], "gate_up_proj": [True, False]}
+        assert plain == merged.get(path.split(".")[-2], [False])
     assert "million quantized weights of this GGUF file are dequantized" in caplog.text
     torch.testing.assert_close(Harness(model, 16).logits(PROMPT), logits(served), atol=0.2, rtol=0)
     caplog.clear()

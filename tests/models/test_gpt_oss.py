@@ -115,7 +115,7 @@ def check_rounding(
     """The products with experts are those of decoded weights and rounded activations."""
     result = Harness(model, 16).logits(PROMPT)
 
-    def by_each(hidden, tokens, starts, stack, bias):  # type: ignore[no-untyped-def]
+    def by_each(hidden, tokens, starts, stack, bias, output):  # type: ignore[no-untyped-def]
         inputs = hidden if tokens is None else hidden[tokens.long()]
         parts = [
             reference.linear(

@@ -91,16 +91,18 @@ def test_a_gguf_file_needs_its_bytes_and_16_bits_for_kinds_that_are_not_packed(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sizes = {}
-    for kind in ("Q8_0", "Q4_1"):
-        folder = checkpoint_folder(
-            write_gguf(model_dir, tmp_path / f"{kind}.gguf", GGMLQuantizationType[kind])
-        )
-        sizes[kind] = memory_need(folder)
+    for kind in ("Q8_0", "NVFP4"):
+
+        def of(name: str, kind: str = kind) -> GGMLQuantizationType:
+            return GGMLQuantizationType["Q4_0" if "down_proj" in name else kind]
+
+        file = write_gguf(model_dir, tmp_path / f"{kind}.gguf", of)
+        sizes[kind] = memory_need(checkpoint_folder(file))
     assert sizes["Q8_0"].unpacked == 0 and sizes["Q8_0"].in_memory <= sizes["Q8_0"].in_files
-    assert sizes["Q4_1"].unpacked > 3 * sizes["Q4_1"].in_files / 2
+    assert sizes["NVFP4"].unpacked > 3 * sizes["NVFP4"].in_files / 2
     with pytest.raises(ConfigError, match=r"GB have kinds that are kept in 16 bits.* available"):
         monkeypatch.setattr(needs, "available_memory", lambda: 1 << 20)
-        check_fits(sizes["Q4_1"])
+        check_fits(sizes["NVFP4"])
 
 
 def test_each_replica_needs_weights_of_its_own(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, MatrixStack, Weights
-from radixrt.layers.quantization.block_stack import BlockStack
+from radixrt.layers.quantization.block_stack import BlockStack, MixedStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import activation, blockwise, groupwise, linear, mixture, norm, rotary
 
@@ -76,6 +76,8 @@ class NativeKernels(LayerKernels):
             return GroupwiseExperts(matrix, count)
         if isinstance(matrix, BlockStack):
             return BlockExperts(matrix, count)
+        if isinstance(matrix, MixedStack):
+            return MixedExperts(matrix, count, self)
         return matrix
 
 
@@ -118,7 +120,12 @@ class NativeExperts(Weights, ABC):
 
     @abstractmethod
     def multiply_groups(
-        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        starts: Tensor,
+        bias: Tensor | None,
+        output: Tensor | None = None,
     ) -> Tensor:
         """Each row times the matrix that its group belongs to: [rows, output features of one
         matrix].
@@ -128,6 +135,7 @@ class NativeExperts(Weights, ABC):
             tokens: int32 [rows], which token each row is; None: the rows are those of ``hidden``.
             starts: int32 [matrices + 1], where the rows of each matrix begin.
             bias: [matrices, output features of one], or None.
+            output: the result is written there; None: it is allocated.
         """
 
 
@@ -141,9 +149,16 @@ class PackedExperts(NativeExperts):
         self.weight = nn.Parameter(packed, requires_grad=False)
 
     def multiply_groups(
-        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        starts: Tensor,
+        bias: Tensor | None,
+        output: Tensor | None = None,
     ) -> Tensor:
-        return linear.grouped_linear(hidden, tokens, starts, self.weight, self.rows_each, bias)
+        return linear.grouped_linear(
+            hidden, tokens, starts, self.weight, self.rows_each, bias, output
+        )
 
 
 class GroupwiseExperts(NativeExperts):
@@ -164,9 +179,14 @@ class GroupwiseExperts(NativeExperts):
         self.register_buffer("zeros", self.packed.zeros)
 
     def multiply_groups(
-        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        starts: Tensor,
+        bias: Tensor | None,
+        output: Tensor | None = None,
     ) -> Tensor:
-        return groupwise.grouped_linear(hidden, tokens, starts, self.packed, bias)
+        return groupwise.grouped_linear(hidden, tokens, starts, self.packed, bias, output)
 
 
 class BlockExperts(NativeExperts):
@@ -179,6 +199,42 @@ class BlockExperts(NativeExperts):
         self.register_buffer("codes", self.packed.packed)
 
     def multiply_groups(
-        self, hidden: Tensor, tokens: Tensor | None, starts: Tensor, bias: Tensor | None
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        starts: Tensor,
+        bias: Tensor | None,
+        output: Tensor | None = None,
     ) -> Tensor:
-        return blockwise.grouped_linear(hidden, tokens, starts, self.packed, bias)
+        return blockwise.grouped_linear(hidden, tokens, starts, self.packed, bias, output)
+
+
+class MixedExperts(NativeExperts):
+    """Matrices of parts, whose outputs are side by side."""
+
+    def __init__(self, matrix: MixedStack, count: int, kernels: NativeKernels) -> None:
+        super().__init__(matrix.rows, matrix.columns)
+        self.rows_each = matrix.rows // count
+        self.parts: list[NativeExperts] = []
+        for index, part in enumerate(matrix.parts):
+            packed = kernels.pack_stack(part, count)
+            assert isinstance(packed, NativeExperts)
+            self.parts.append(packed)
+            self.add_module(f"part{index}", packed)
+
+    def multiply_groups(
+        self,
+        hidden: Tensor,
+        tokens: Tensor | None,
+        starts: Tensor,
+        bias: Tensor | None,
+        output: Tensor | None = None,
+    ) -> Tensor:
+        rows, size = len(hidden if tokens is None else tokens), self.rows_each // len(self.parts)
+        if output is None:
+            output = hidden.new_empty(rows, self.rows_each)
+        for index, part in enumerate(self.parts):
+            columns = slice(index * size, (index + 1) * size)
+            own = None if bias is None else bias[:, columns].contiguous()
+            part.multiply_groups(hidden, tokens, starts, own, output[:, columns])
+        return output

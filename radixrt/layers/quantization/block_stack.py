@@ -1,7 +1,8 @@
 """Stacks of matrices in quantized blocks, which the experts of a mixture have: those of GGUF files,
 and MXFP4 of safetensors."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import torch
@@ -69,6 +70,32 @@ class BlockStack(LoadableMatrix):
                 f"blocks of {block.columns} ({block.name}); choose a smaller --tp."
             )
         return placement.start // block.columns * unit
+
+
+class MixedStack(LoadableMatrix):
+    """A stack whose matrices consist of equal parts, each of a kind of its own: an expert's gate
+    and up."""
+
+    def __init__(self, rows: int, columns: int, kinds: Sequence[int | None]) -> None:
+        """
+        Args:
+            kinds: GGUF's numbers of the quantization; None: a part with plain weights.
+        """
+        super().__init__(rows, columns)
+        each = rows // len(kinds)
+        self.parts = [
+            DenseMatrix(each, columns) if kind is None else BlockStack(each, columns, kind)
+            for kind in kinds
+        ]
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError("a stack is multiplied by matrix, once it is packed")
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        size = placement.rows.stop - placement.rows.start
+        matrix, index = divmod(placement.rows.start // size, len(self.parts))
+        rows = slice(matrix * size, (matrix + 1) * size)
+        yield from self.parts[index].slots(dataclasses.replace(placement, rows=rows))
 
 
 class Mxfp4Stack(BlockStack, DecodableMatrix):

@@ -84,19 +84,32 @@ class BlockKind(NamedTuple):
     name: str
     columns: int
     num_bytes: int
-    """Bytes of a block."""
+    """Bytes of a block in the file."""
+    packed_bytes: int
+    """In memory."""
 
 
 BLOCK_KINDS = {
-    2: BlockKind("Q4_0", 32, 18),
-    6: BlockKind("Q5_0", 32, 22),
-    8: BlockKind("Q8_0", 32, 34),
-    12: BlockKind("Q4_K", 256, 144),
-    13: BlockKind("Q5_K", 256, 176),
-    14: BlockKind("Q6_K", 256, 210),
-    39: BlockKind("MXFP4", 32, 17),
+    2: BlockKind("Q4_0", 32, 18, 18),
+    3: BlockKind("Q4_1", 32, 20, 20),
+    6: BlockKind("Q5_0", 32, 22, 22),
+    7: BlockKind("Q5_1", 32, 24, 24),
+    8: BlockKind("Q8_0", 32, 34, 34),
+    10: BlockKind("Q2_K", 256, 84, 84),
+    11: BlockKind("Q3_K", 256, 110, 116),
+    12: BlockKind("Q4_K", 256, 144, 148),
+    13: BlockKind("Q5_K", 256, 176, 180),
+    14: BlockKind("Q6_K", 256, 210, 212),
+    16: BlockKind("IQ2_XXS", 256, 66, 108),
+    17: BlockKind("IQ2_XS", 256, 74, 108),
+    18: BlockKind("IQ3_XXS", 256, 98, 140),
+    20: BlockKind("IQ4_NL", 32, 18, 18),
+    21: BlockKind("IQ3_S", 256, 110, 140),
+    22: BlockKind("IQ2_S", 256, 82, 108),
+    23: BlockKind("IQ4_XS", 256, 136, 140),
+    39: BlockKind("MXFP4", 32, 17, 17),
 }
-"""Those that the native kernels multiply by as they are, by GGUF's number."""
+"""Those that the native kernels multiply by, by GGUF's number."""
 
 
 ROUNDINGS = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
-from radixrt.layers.quantization.block_stack import BlockStack
+from radixrt.layers.quantization.block_stack import BlockStack, MixedStack
 from radixrt.layers.quantization.blocks import block_matrices
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.form import PLAIN_KINDS, TensorEntry
@@ -109,8 +109,8 @@ _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_
 
 
 class BlockFormats:
-    """The format of each matrix of a model: blocks as in the file if the kernels can multiply by
-    them, else plain weights."""
+    """The format of each matrix of a model: blocks of the file's kinds if the kernels can multiply
+    by them, else plain weights."""
 
     def __init__(
         self,
@@ -137,24 +137,22 @@ class BlockFormats:
                     self._tensors[part.removesuffix(".weight")] = entry.name
 
     def format_of(self, path: str, projections: Sequence[str]) -> MatrixFormat:
-        """See ``matrix_formats``. Projections that are computed together are plain if one of them
-        is."""
+        """See ``matrix_formats``. Of projections that are computed together, each has its own."""
         stack, is_stack, last = path.rpartition(".experts.")
         if is_stack:  # one tensor of the file has a projection of all experts
-            return self._stack_format([f"{stack}.experts.0.{part}" for part in _STACKED[last]])
-        names = projections or [path]
-        if any(name not in self._kinds for name in names):
+            names = [f"{stack}.experts.0.{part}" for part in _STACKED[last]]
+        else:
+            names = list(projections) or [path]
+        kinds = {name: self._kinds.get(name) for name in names}
+        self.kept.update(self._tensors[name] for name in names if kinds[name] is not None)
+        first, *others = kinds.values()
+        if first is None and not any(others):
             return DenseMatrix
-        self.kept.update(self._tensors[name] for name in names)
-        return partial(self._matrix, kinds={name: self._kinds[name] for name in names})
-
-    def _stack_format(self, names: list[str]) -> MatrixFormat:
-        kinds = {self._kinds.get(name) for name in names}
-        kind = kinds.pop()
-        if kinds or kind is None:
-            return DenseMatrix
-        self.kept.update(self._tensors[name] for name in names)
-        return partial(BlockStack, kind=kind)
+        if not is_stack:
+            return partial(self._matrix, kinds=kinds)
+        if first is None or any(kind != first for kind in others):
+            return partial(MixedStack, kinds=[first, *others])
+        return partial(BlockStack, kind=first)
 
 
 def read_weights(

@@ -7,6 +7,7 @@
 
 #include "isa.hpp"
 #include "kernels/byte_products.hpp"
+#include "kernels/low_bit_kinds.hpp"
 
 namespace radixrt {
 namespace RADIXRT_ISA {
@@ -20,7 +21,7 @@ constexpr int kSteps = kBlock / 4;
 // codes and scales are read:
 //   codes(lines, step): `lines` are those of 32 columns, `step` is from 0 to 7
 //   scale(scales, block, group, lane): the scales of rows `lane` to `lane` + kWidth - 1 of a panel for 32 columns of a record
-//   minimum(scales, block, lane): the same, only if kHasMinimum
+//   minimum(scales, block, group, lane): the same, only if kHasMinimum
 
 template <int kBits>
 struct Codes {
@@ -42,8 +43,6 @@ struct Codes {
   }
 };
 
-RADIXRT_INLINE Floats halves_at(const uint8_t* from) { return load(reinterpret_cast<const Float16*>(from)); }
-
 template <int kBits, int kZero_>
 struct Small : Codes<kBits> {  // Q4_0, Q5_0, Q8_0
   static constexpr int kGroups = 1, kZero = kZero_;
@@ -55,6 +54,19 @@ struct Small : Codes<kBits> {  // Q4_0, Q5_0, Q8_0
 };
 
 template <int kBits>
+struct SmallWithMinimum : Codes<kBits> {  // Q4_1, Q5_1
+  static constexpr int kGroups = 1, kZero = 0;
+  static constexpr bool kHasMinimum = true;
+
+  static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
+    return halves_at(scales + block * 64 + 2 * lane);
+  }
+  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int block, int, int lane) {
+    return -halves_at(scales + block * 64 + 32 + 2 * lane);
+  }
+};
+
+template <int kBits>
 struct WithMinimum : Codes<kBits> {  // Q4_K, Q5_K
   static constexpr int kGroups = 1, kZero = 0;
   static constexpr bool kHasMinimum = true;
@@ -62,7 +74,7 @@ struct WithMinimum : Codes<kBits> {  // Q4_K, Q5_K
   static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
     return halves_at(scales + 2 * lane) * bytes_at(scales + 64 + block * 32 + lane);
   }
-  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int block, int lane) {
+  static RADIXRT_INLINE Floats minimum(const uint8_t* scales, int block, int, int lane) {
     return halves_at(scales + 32 + 2 * lane) * bytes_at(scales + 80 + block * 32 + lane);
   }
 };
@@ -82,18 +94,7 @@ struct Floats4Bits : Codes<4> {  // MXFP4: codes are floats of 4 bits, of which 
   alignas(16) static constexpr uint8_t kValues[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // plus 12
 
   static RADIXRT_INLINE UInts codes(const uint8_t* lines, int step) {
-    UInts codes = Codes<4>::codes(lines, step);
-#if defined(__AVX512BW__)
-    return (UInts)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kValues)), (__m512i)codes);
-#elif defined(__AVX2__)
-    return (UInts)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)kValues)), (__m256i)codes);
-#else
-    uint8_t bytes[sizeof codes];
-    memcpy(bytes, &codes, sizeof bytes);
-    for (uint8_t& byte : bytes) byte = kValues[byte];
-    memcpy(&codes, bytes, sizeof bytes);
-    return codes;
-#endif
+    return entries(kValues, Codes<4>::codes(lines, step));
   }
   static RADIXRT_INLINE Floats scale(const uint8_t* scales, int block, int, int lane) {
     auto exponent = (UInts)widened(scales + block * 16 + lane);  // of the scale plus 128, which halves the values again
@@ -106,11 +107,22 @@ template <class Body>
 RADIXRT_INLINE void with_kind(BlockKind kind, Body&& body) {
   switch (kind) {
     case BlockKind::q4_0: return body(Small<4, 8>{});
+    case BlockKind::q4_1: return body(SmallWithMinimum<4>{});
     case BlockKind::q5_0: return body(Small<5, 16>{});
+    case BlockKind::q5_1: return body(SmallWithMinimum<5>{});
     case BlockKind::q8_0: return body(Small<8, 128>{});
+    case BlockKind::q2_k: return body(Q2K{});
+    case BlockKind::q3_k: return body(Q3K{});
     case BlockKind::q4_k: return body(WithMinimum<4>{});
     case BlockKind::q5_k: return body(WithMinimum<5>{});
     case BlockKind::q6_k: return body(SixBits{});
+    case BlockKind::iq2_xxs: return body(IQ2XXS{});
+    case BlockKind::iq2_xs:
+    case BlockKind::iq2_s: return body(IQ2XS{});
+    case BlockKind::iq3_xxs: return body(IQ3XXS{});
+    case BlockKind::iq3_s: return body(IQ3S{});
+    case BlockKind::iq4_nl: return body(IQ4NL{});
+    case BlockKind::iq4_xs: return body(IQ4XS{});
     case BlockKind::mxfp4: return body(Floats4Bits{});
   }
 }
@@ -154,6 +166,7 @@ template <class Kind_>
 struct Packed {
   using Kind = Kind_;
   using Multiplied = OperandsOf<Kind::kLargest>;
+  static constexpr bool kInRegisters = true;
   const uint8_t *scales, *lines;  // of the first panel
   int64_t panel_bytes;
 
@@ -166,8 +179,8 @@ struct Packed {
   RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const {
     return Kind::scale(scales + panel * panel_bytes, block, group, lane);
   }
-  RADIXRT_INLINE Floats minimum(int panel, int block, int lane) const {
-    return Kind::minimum(scales + panel * panel_bytes, block, lane);
+  RADIXRT_INLINE Floats minimum(int panel, int block, int group, int lane) const {
+    return Kind::minimum(scales + panel * panel_bytes, block, group, lane);
   }
 };
 
@@ -186,11 +199,12 @@ template <class Kind_, int kPanels>
 struct Unpacked {
   using Kind = Kind_;
   using Multiplied = OperandsOf<Kind::kLargest>;
+  static constexpr bool kInRegisters = false;
   // Wide vectors take most time to read codes, narrow ones to split them.
   static constexpr bool kSplit = kWidth < 16 && !kInBytes<Kind::kLargest>;
   alignas(64) uint8_t bytes[kPanels][kRecordBlocks][kSteps][(kSplit ? 2 : 1) * kStepBytes];  // 16 KiB for four panels
   float scales[kPanels][kRecordBlocks][Kind::kGroups][kPanel];
-  float minima[kPanels][kRecordBlocks][Kind::kHasMinimum ? kPanel : 1];
+  float minima[kPanels][kRecordBlocks][Kind::kGroups][Kind::kHasMinimum ? kPanel : 1];
 
   RADIXRT_INLINE void fill(const Packed<Kind>& from, int blocks) {
     for (int p = 0; p < kPanels; ++p) {
@@ -206,9 +220,10 @@ struct Unpacked {
               memcpy(bytes[p][block][step] + 4 * lane, &codes, sizeof codes);
             }
           }
-          for (int group = 0; group < Kind::kGroups; ++group)
+          for (int group = 0; group < Kind::kGroups; ++group) {
             store(scales[p][block][group] + lane, from.scale(p, block, group, lane));
-          if constexpr (Kind::kHasMinimum) store(minima[p][block] + lane, from.minimum(p, block, lane));
+            if constexpr (Kind::kHasMinimum) store(minima[p][block][group] + lane, from.minimum(p, block, group, lane));
+          }
         }
       }
     }
@@ -224,7 +239,7 @@ struct Unpacked {
     }
   }
   RADIXRT_INLINE Floats scale(int panel, int block, int group, int lane) const { return load(scales[panel][block][group] + lane); }
-  RADIXRT_INLINE Floats minimum(int panel, int block, int lane) const { return load(minima[panel][block] + lane); }
+  RADIXRT_INLINE Floats minimum(int panel, int block, int group, int lane) const { return load(minima[panel][block][group] + lane); }
 };
 
 // Prefetches `bytes` bytes of each panel, some lines at a time between other work.
@@ -265,42 +280,51 @@ struct Inputs {
   }
 };
 
-// Adds the products of 32 columns to the sums of `kTokens` tokens.
-template <int kTokens, int kPanels, class Record>
-RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inputs, TokenSums<kPanels>* sums) {
+template <class Kind>
+RADIXRT_INLINE float scaled_total(const BlockInput& input, int group) {
+  if constexpr (Kind::kGroups == 1) return input.scaled_total;
+  return input.scale * static_cast<float>(group ? input.second : input.total - input.second);
+}
+
+// Adds the products of 32 columns and `kAtOnce` panels from `first` on to the sums of `kTokens` tokens.
+template <int kTokens, int kAtOnce, int kPanels, class Record>
+RADIXRT_INLINE void add_block(const Record& record, int block, int first, const Inputs& inputs, TokenSums<kPanels>* sums) {
   using Kind = typename Record::Kind;
   using Four = typename Record::Multiplied::Four;
-  constexpr int kGroupSteps = kSteps / Kind::kGroups, kRun = Products<Kind::kLargest>::kRun;
+  constexpr int kGroupSteps = kSteps / Kind::kGroups, kMostSteps = Products<Kind::kLargest>::kRun;
+  constexpr int kRun = kMostSteps < kGroupSteps ? kMostSteps : kGroupSteps;
 #pragma GCC unroll 2
   for (int group = 0; group < Kind::kGroups; ++group) {
-    Products<Kind::kLargest> products[kTokens][kPanels][kVectors];
+    Products<Kind::kLargest> products[kTokens][kAtOnce][kVectors];
     const Four* x[kTokens];
+    float totals[kTokens];
     for (int t = 0; t < kTokens; ++t) {
       const BlockInput& input = inputs.block(t, block);
       Ints total = Ints{} + (group ? input.second : input.total);
       if (Kind::kGroups > 1 && group == 0) total -= input.second;
       Ints nothing = Kind::kHasMinimum ? Ints{} : total * -Kind::kZero;
-      for (int p = 0; p < kPanels; ++p)
+      for (int p = 0; p < kAtOnce; ++p)
         for (int v = 0; v < kVectors; ++v) products[t][p][v].sums = nothing;
       x[t] = inputs.steps<Four>(t, block) + group * kGroupSteps;
+      if constexpr (Kind::kHasMinimum) totals[t] = scaled_total<Kind>(input, group);
     }
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupSteps; ++step) {
-      typename Record::Multiplied::Codes w[kPanels][kVectors];
-      for (int p = 0; p < kPanels; ++p)
-        for (int v = 0; v < kVectors; ++v) w[p][v] = record.codes(p, block, group * kGroupSteps + step, v * kWidth);
+      typename Record::Multiplied::Codes w[kAtOnce][kVectors];
+      for (int p = 0; p < kAtOnce; ++p)
+        for (int v = 0; v < kVectors; ++v) w[p][v] = record.codes(first + p, block, group * kGroupSteps + step, v * kWidth);
       for (int t = 0; t < kTokens; ++t)
-        for (int p = 0; p < kPanels; ++p)
+        for (int p = 0; p < kAtOnce; ++p)
           for (int v = 0; v < kVectors; ++v) products[t][p][v].add(step, kRun, w[p][v], x[t][step]);
     }
-    for (int p = 0; p < kPanels; ++p) {
+    for (int p = 0; p < kAtOnce; ++p) {
       for (int v = 0; v < kVectors; ++v) {
-        Floats scale = record.scale(p, block, group, v * kWidth);
+        Floats scale = record.scale(first + p, block, group, v * kWidth);
         for (int t = 0; t < kTokens; ++t)
-          sums[t].of[p][v] += __builtin_convertvector(products[t][p][v].sums, Floats) * (scale * inputs.block(t, block).scale);
+          sums[t].of[first + p][v] += __builtin_convertvector(products[t][p][v].sums, Floats) * (scale * inputs.block(t, block).scale);
         if constexpr (Kind::kHasMinimum) {
-          Floats minimum = record.minimum(p, block, v * kWidth);
-          for (int t = 0; t < kTokens; ++t) sums[t].of[p][v] -= minimum * inputs.block(t, block).scaled_total;
+          Floats minimum = record.minimum(first + p, block, group, v * kWidth);
+          for (int t = 0; t < kTokens; ++t) sums[t].of[first + p][v] -= minimum * totals[t];
         }
       }
     }
@@ -327,7 +351,10 @@ RADIXRT_INLINE void add_tile(
   }
   for (int block = 0; block < blocks; ++block) {
     ahead.step();
-    add_block<kTokens, kPanels>(record, block, inputs, sums);
+    // With two groups and codes in registers, several panels at once need more registers than there are.
+    constexpr int kAtOnce = Record::kInRegisters && Record::Kind::kGroups == 2 ? 1 : kPanels;
+#pragma GCC unroll 4
+    for (int first = 0; first < kPanels; first += kAtOnce) add_block<kTokens, kAtOnce>(record, block, first, inputs, sums);
   }
 }
 
@@ -397,10 +424,10 @@ void decode_block(const Blockwise& matrix, int64_t row, int64_t index, float* to
   auto block = static_cast<int>(index % kRecordBlocks);
   auto in_panel = static_cast<int>(row % kPanel);
   int first = in_panel / kWidth * kWidth, lane = in_panel % kWidth;
-  float minimum = 0;
-  if constexpr (Kind::kHasMinimum) minimum = record.minimum(0, block, first)[lane];
   for (int step = 0; step < kSteps; ++step) {
-    float scale = record.scale(0, block, step * Kind::kGroups / kSteps, first)[lane];
+    int group = step * Kind::kGroups / kSteps;
+    float scale = record.scale(0, block, group, first)[lane], minimum = 0;
+    if constexpr (Kind::kHasMinimum) minimum = record.minimum(0, block, group, first)[lane];
     uint32_t four = record.packed_codes(0, block, step, first)[lane];
     for (int i = 0; i < 4; ++i) {
       float weight = scale * static_cast<float>(static_cast<int>(four >> 8 * i & 255) - Kind::kZero);  // exact

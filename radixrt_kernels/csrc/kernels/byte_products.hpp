@@ -54,7 +54,7 @@ RADIXRT_INLINE void put_bytes(int8_t* to, Ints numbers) {
 // ------------------------------------------------------------ four columns: codes (unsigned) times activations (signed)
 //
 // VNNI multiplies bytes and adds four products to 32 bits. AVX2 adds two products of bytes to 16 bits, and saturates. An activation is
-// at most 127, so these sums have room for some steps if codes have at most 6 bits. Codes of 8 bits are multiplied as shorts.
+// at most 127, so these sums have room for some steps if codes have at most 6 bits, and for one up to 129. Other codes are multiplied as shorts.
 
 #if defined(__AVX512VNNI__)
 inline constexpr bool kHasBytes = true, kHasShorts = false;
@@ -64,7 +64,7 @@ inline constexpr bool kHasBytes = kWidth == 8, kHasShorts = true;
 
 // Whether codes up to `kLargest` are multiplied as bytes.
 template <int kLargest>
-inline constexpr bool kInBytes = kHasBytes && (!kHasShorts || kLargest < 64);
+inline constexpr bool kInBytes = kHasBytes && (!kHasShorts || kLargest < 130);
 
 // The largest tile: its sums stay in registers.
 #if defined(__AVX512F__)
@@ -162,7 +162,7 @@ struct Products<kLargest, true> {
 template <int kLargest>
 struct Products<kLargest, true> {
   // Steps whose sums of two products fit in 16 bits together: 2 * 127 * kLargest each.
-  static constexpr int kRun = kLargest <= 16 ? 8 : kLargest <= 32 ? 4 : 2;
+  static constexpr int kRun = kLargest <= 16 ? 8 : kLargest <= 32 ? 4 : kLargest <= 64 ? 2 : 1;
   static_assert(kRun * 2 * 127 * kLargest < 1 << 15);
 
   Ints sums;
