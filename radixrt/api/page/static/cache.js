@@ -91,7 +91,7 @@ const MARKS = /<\|[^<>|]{1,40}\|>|<\/?(?:s|bos|eos|end_of_turn)>|\[\/?(?:INST|SY
 /** The messages' text in a node, without the marks of the template; the roles, if it has nothing else. @param {string} text */
 function labelOf(text) {
   const roles = [...text.matchAll(ROLE)].map(([, role]) => role);
-  return visible(text.replace(ROLE, "").replace(MARKS, "").trim()) || roles.join(", ") || visible(text).trim() || "(space)";
+  return visible(text.replace(ROLE, "").replace(MARKS, "").trim().replace(/\s*\n\s*/g, " \n")) || roles.join(", ") || visible(text).trim() || "(space)";
 }
 
 /** A text on one line. @param {string} text */

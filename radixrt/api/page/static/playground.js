@@ -42,7 +42,7 @@ export function startPlayground() {
     top = messages.scrollTop;
   });
   new ResizeObserver(follow).observe(messages);
-  addEventListener("pagehide", keep);
+  addEventListener("pagehide", () => keep());
   const openAndWrite = (record) => {
     open(new Conversation(record));
     if (matchMedia("(hover: hover)").matches) byId("message").focus(); // on a phone it would open the keyboard
@@ -80,10 +80,10 @@ function open(opened) {
   showChats();
 }
 
-/** Keep the conversation in this browser. */
-async function keep() {
-  if (conversation.head === null) return;
-  await storeConversation(conversation.record()).catch(() => {});
+/** Keep a conversation in this browser. */
+async function keep(kept = conversation) {
+  if (kept.head === null) return;
+  await storeConversation(kept.record()).catch(() => {});
   showChats();
 }
 
@@ -180,7 +180,7 @@ async function answer(parent = conversation.head) {
   const entry = entryOf(message).begin();
   byId("messages").append(entry.root);
   follow();
-  const timer = setInterval(keep, KEEP_PAUSE_MS);
+  const timer = setInterval(() => keep(own), KEEP_PAUSE_MS);
   if (request) await streamAnswer(request.path, request.body, message, controller.signal, entry);
   else Object.assign(message, refused);
   clearInterval(timer);
@@ -190,8 +190,7 @@ async function answer(parent = conversation.head) {
     message.error += " The mode is Completion from now on: “Answer again” continues your text.";
   }
   entry.end();
-  await storeConversation(own.record()).catch(() => {});
-  showChats();
   follow();
   update();
+  await keep(own);
 }

@@ -22,7 +22,7 @@ export function startSettings(onChange) {
   for (const [name, text] of Object.entries(stored)) if (form().elements[name]) form().elements[name].value = text;
   form().addEventListener("submit", (event) => event.preventDefault());
   form().addEventListener("input", () => storeSettings(Object.fromEntries(new FormData(form()))));
-  form().addEventListener("change", showMode);
+  for (const name of ["mode", "model"]) form().elements[name].addEventListener("change", showMode);
   byId("reset-settings").addEventListener("click", () => {
     form().reset();
     storeSettings({});
