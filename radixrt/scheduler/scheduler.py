@@ -299,10 +299,10 @@ class Scheduler:
 
     def _absorb_progress(self, step: StepInFlight, batch: TokenBatch) -> None:
         """Report the prompts that the step has computed more of, where a client wants to know."""
-        now = self.state.clock()
         for slot, processed in step.progress.items():
             if (sequence := step.sequences[slot]) is not None:
-                batch.output_of(sequence.seq_id).progress = sequence.progress(processed, now)
+                output = batch.output_of(sequence.seq_id)
+                output.progress = sequence.progress(processed, self.state.clock())
 
     def _absorb_vectors(self, result: StepResult, step: StepInFlight, batch: TokenBatch) -> None:
         """End the sequences whose numbers have come; they generate nothing."""

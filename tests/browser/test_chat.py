@@ -85,6 +85,23 @@ def test_an_answer_and_its_code_can_be_copied(open_page: OpenPage, server: Runni
             entry.get_by_role("button", name="Copied").first.wait_for()
 
 
+def test_a_page_without_tls_copies_in_the_old_way(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    """Browsers have navigator.clipboard on https and localhost only."""
+    server.answer_with("plain answer")
+    with open_page(server.url) as page:
+        ask(page, "Copy")
+        page.evaluate("""() => {
+            Object.defineProperty(navigator, "clipboard", { value: undefined });
+            document.addEventListener("copy", () => (window.copied = document.activeElement.value));
+        }""")
+        page.locator(".message.assistant").get_by_role("button", name="Copy").click()
+        page.locator(".message.assistant").get_by_role("button", name="Copied").wait_for()
+        assert page.evaluate("window.copied") == "plain answer"
+        assert page.locator("body > textarea").count() == 0
+
+
 def test_an_edited_message_begins_a_branch_and_the_other_one_stays(
     open_page: OpenPage, server: RunningServer
 ) -> None:
