@@ -122,7 +122,8 @@ function draw() {
   const isGone = below !== null && tree.namespaces[0]?.children[0]?.node !== below;
   if (isGone) return zoom(null);
   const root = whole();
-  const room = picture.parentElement.clientHeight - picture.nextElementSibling.offsetHeight - 40;
+  const above = picture.offsetTop - byId("cache").offsetTop;
+  const room = byId("cache").clientHeight - above - picture.nextElementSibling.offsetHeight - 40;
   rowPx = Math.max(MIN_ROW_PX, Math.min(MAX_ROW_PX, Math.floor(room / (depth(root) + 1))));
   picture.classList.toggle("tall", rowPx >= TALL_ROW_PX);
   picture.style.setProperty("--lines", String(Math.max(1, Math.floor((rowPx - TALL_ROW_PX) / LINE_PX) + 1)));
