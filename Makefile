@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser test-monitoring test-helm test-ray torture torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64
+.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-monitoring test-helm test-ray torture torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -84,6 +84,9 @@ test-wheel: install ## Test a wheel in an empty environment: README's first minu
 test-browser: install ## Test the web page in Chromium (apt-get install chromium); installs Playwright, without a browser of its own
 	$(BIN)/python -m pip install --quiet --editable .[browser]
 	$(BIN)/python -m pytest tests/browser $(ARGS)
+
+screenshots: install ## Take the screenshots of docs/web_page.md anew, in Chromium; look at them before you commit them
+	RADIXRT_SCREENSHOTS=1 $(BIN)/python -m pytest tests/browser/test_screenshots.py $(ARGS)
 
 TORTURE := $(filter-out %replica_kills.py,$(wildcard tests/torture/test_*.py)) $(addprefix tests/server/test_,takeover.py floods.py life.py joined_engines.py) \
 	$(addprefix tests/api/test_,stalls.py connections.py overload.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py

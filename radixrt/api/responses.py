@@ -6,7 +6,7 @@ import msgspec
 import orjson
 
 from radixrt.api.logprobs import prompt_logprobs
-from radixrt.messages.answers import AnswerChunk, AnswerReport, ValueEvent
+from radixrt.messages.answers import AnswerChunk, AnswerReport, PromptProgress, ValueEvent
 from radixrt.messages.ids import unpack_ids
 
 
@@ -93,6 +93,18 @@ def _value_event(event: ValueEvent) -> dict[str, Any]:
         line = event.text.replace("\n", " ").replace("\r", " ")  # an event's data is one line
         fields |= {"value": orjson.Fragment(line), "validated": event.validated}
     return fields
+
+
+def progress_extras(progress: PromptProgress) -> dict[str, Any]:
+    """The ``prompt_progress`` object, as llama.cpp's server has it."""
+    return {
+        "prompt_progress": {
+            "total": progress.total,
+            "cache": progress.cached,
+            "processed": progress.processed,
+            "time_ms": round(progress.seconds * 1e3),
+        }
+    }
 
 
 def times_extras(report: AnswerReport) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class Answers:
         opened.unfinished -= arrival.finish_reason is not None
         if not opened.unfinished:
             self._remove(number)
-        self._on_chunk(number, arrival)
+        if arrival.progress is None:
+            self._on_chunk(number, arrival)
         return number, arrival
 
     def abort(self) -> None:

@@ -107,6 +107,8 @@ class OpenRequest:
 
     def take(self, chunk: AnswerChunk) -> bool:
         """Note a chunk and hand it to the reader; False: the reader is too slow."""
+        if chunk.progress is not None:  # the next step of the prompt may still kill the engine
+            return bool(self.delivered) or self.deliver(chunk)
         self.deaths = 0
         self.delivered.setdefault(chunk.index, []).append(chunk.token_ids)
         first = self.of_first_engine.get(chunk.index)

@@ -112,6 +112,18 @@ class ValueEvent(msgspec.Struct, frozen=True, array_like=True):
     """Index of the tool call whose arguments it is in; None: it is in the content."""
 
 
+class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How much of a prompt is computed; lengths are in tokens."""
+
+    total: int
+    cached: int
+    """Those whose KV came from the radix tree."""
+    processed: int
+    """Those whose KV is there, with the cached ones."""
+    seconds: float
+    """Time since the first chunk of the prompt was planned."""
+
+
 class AnswerChunk(Message, frozen=True, kw_only=True):
     """A piece of one answer; the whole answer if the request does not stream."""
 
@@ -134,6 +146,9 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     floats."""
     prompt: PromptInfo | None = None
     """The prompt, with the first chunk, if the request asked for it."""
+    progress: PromptProgress | None = None
+    """Of the prompt, before the first token, if the request asked for it. Such a chunk has nothing
+    else."""
     report: AnswerReport = AnswerReport()
     """The report as far as it is known; complete with the last chunk."""
 

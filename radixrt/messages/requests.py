@@ -171,6 +171,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Numbers of the prompt in place of an answer; None: an answer."""
     speculation: bool = True
     """Tokens may be drafted, if the server does."""
+    progress: bool = False
+    """The client is told how much of the prompt is computed."""
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):

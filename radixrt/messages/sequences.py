@@ -3,7 +3,7 @@
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.messages.answers import AnswerReport
+from radixrt.messages.answers import AnswerReport, PromptProgress
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
@@ -80,6 +80,8 @@ class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
     them."""
     vector: bytes = b""
     """Numbers as 32-bit floats, with the end of a sequence that asks for them."""
+    progress: PromptProgress | None = None
+    """Of a prompt that is not complete, if the client wants to know."""
 
     def extend(self, later: "SequenceOutput") -> None:
         """Add the results of a later step."""

@@ -98,6 +98,8 @@ class PlanBuilder:
     shape: StepShape = field(default_factory=lambda: StepShape(0, 0))
     scored: int = 0
     """Prompt tokens with log-probabilities."""
+    progress: dict[int, int] = field(default_factory=dict)
+    """See :class:`StepInFlight`."""
     chunks: dict[int, int] = field(default_factory=dict)
     """The index in ``prefill`` of the chunk of a slot, by slot."""
     admit: list[Admit] = field(default_factory=list)
@@ -147,6 +149,8 @@ class Planner:
         self._adopters: set[int] = set()
         """Slots whose block table has changed since it was last sent to the worker."""
         self._slots_to_release: list[int] = []
+        self.begun: list[Sequence] = []
+        """Sequences just admitted whose clients want to know of it."""
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute until a result or a request
@@ -310,6 +314,8 @@ class Planner:
             self._state.counters.prompt_tokens += sequence.num_tokens
             sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
+        if sequence.reports_progress:
+            self.begun.append(sequence)
         builder.admit.append(
             Admit(
                 slot=slot,
@@ -399,6 +405,8 @@ class Planner:
         slots.planned[slot] = end
         sequence.num_reached = max(sequence.num_reached, end)
         self._state.kv.publish_prefill(sequence)
+        if sequence.reports_progress:
+            builder.progress[slot] = end
         if end == sequence.num_tokens:
             del self._prefilling[sequence.seq_id]
             slots.is_decoding[slot] = True
@@ -407,7 +415,9 @@ class Planner:
         released, self._slots_to_release = self._slots_to_release, []
         shape = builder.shape
         sequences = self._state.slots.sequences
-        step_id = self._state.in_flight.send(sequences, shape, scored=builder.scored)
+        step_id = self._state.in_flight.send(
+            sequences, shape, scored=builder.scored, progress=builder.progress
+        )
         return builder.seal(step_id, released, self._draft_saving(shape.tokens))
 
     def _draft_saving(self, tokens: int) -> float:

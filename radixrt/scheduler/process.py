@@ -190,6 +190,8 @@ class SchedulerProcess:
             scheduler.state.counters.plan_seconds.observe(time.perf_counter() - begin)
             for worker in self._to_workers:
                 worker.send(plan)
+            if (begun := scheduler.take_begun()) is not None:
+                self._tokenizer.send(begun)
 
     def _handle(self, message: ToScheduler) -> None:
         match message:

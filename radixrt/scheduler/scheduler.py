@@ -264,6 +264,19 @@ class Scheduler:
         arrives."""
         return self.planner.plan()
 
+    def take_begun(self) -> TokenBatch | None:
+        """The progress of the prompts that were admitted since the last call, for clients that want
+        to know; None: there are none."""
+        begun, self.planner.begun = self.planner.begun, []
+        if not begun:
+            return None
+        batch, now = TokenBatch(), self.state.clock()
+        for sequence in begun:
+            batch.output_of(sequence.seq_id).progress = sequence.progress(
+                sequence.cached_tokens, now
+            )
+        return batch
+
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the result of the oldest step in flight; ends the sequences whose last tokens are in
         it."""
@@ -273,6 +286,7 @@ class Scheduler:
         self._absorb_drafts(result, step, batch)
         self._absorb_jumps(result, step)
         self._absorb_deferred(result, step)
+        self._absorb_progress(step, batch)
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
@@ -282,6 +296,13 @@ class Scheduler:
         self._absorb_vectors(result, step, batch)
         self.state.counters.output_tokens += batch.num_tokens
         return batch
+
+    def _absorb_progress(self, step: StepInFlight, batch: TokenBatch) -> None:
+        """Report the prompts that the step has computed more of, where a client wants to know."""
+        for slot, processed in step.progress.items():
+            if (sequence := step.sequences[slot]) is not None:
+                output = batch.output_of(sequence.seq_id)
+                output.progress = sequence.progress(processed, self.state.clock())
 
     def _absorb_vectors(self, result: StepResult, step: StepInFlight, batch: TokenBatch) -> None:
         """End the sequences whose numbers have come; they generate nothing."""

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
@@ -93,6 +93,18 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return self.num_tokens - self.num_prompt
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether its client wants to know how much of its prompt is computed."""
+        return self.options.progress and self.num_tokens == self.num_prompt
+
+    def progress(self, processed: int, now: float) -> PromptProgress:
+        """The progress of its prompt at ``now``, with ``processed`` tokens computed or cached."""
+        assert self.first_planned is not None
+        return PromptProgress(
+            self.num_prompt, self.cached_tokens, processed, now - self.first_planned
+        )
 
     @property
     def reads_cache(self) -> bool:

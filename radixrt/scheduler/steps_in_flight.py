@@ -21,6 +21,9 @@ class StepInFlight:
     scheduler."""
     scored: int
     """Prompt tokens with log-probabilities."""
+    progress: dict[int, int]
+    """Tokens of a prompt that are computed when it has ended, by slot, where a client wants to
+    know."""
 
 
 class StepsInFlight:
@@ -33,11 +36,19 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def send(self, sequences: list[Sequence | None], shape: StepShape, *, scored: int = 0) -> int:
+    def send(
+        self,
+        sequences: list[Sequence | None],
+        shape: StepShape,
+        *,
+        scored: int = 0,
+        progress: dict[int, int] | None = None,
+    ) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
         step_id = self._next_id
         self._next_id += 1
-        step = StepInFlight(step_id, sequences.copy(), shape, bool(self._steps), scored)
+        follows, known = bool(self._steps), progress or {}
+        step = StepInFlight(step_id, sequences.copy(), shape, follows, scored, known)
         self._steps.append(step)
         return step_id
 

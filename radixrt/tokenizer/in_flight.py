@@ -133,6 +133,8 @@ class InFlightAnswers:
             if entry is None:
                 continue
             try:
+                if output.progress is not None:
+                    chunks.append(entry.answer.progress_chunk(output.progress))
                 chunks.append(self._absorb(entry, output))
             except Exception as error:
                 self.fail(entry.request_id, error)

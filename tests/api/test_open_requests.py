@@ -9,7 +9,7 @@ import pytest
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.open_requests import Mailbox, OpenRequest, OpenRequests
-from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.answers import AnswerChunk, AnswerReport, PromptProgress
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TextPrompt
 
@@ -237,6 +237,16 @@ def test_a_request_that_kills_runs_alone_and_is_refused_then() -> None:
 
 
 @in_loop
+def test_the_progress_of_a_prompt_does_not_clear_its_request_of_suspicion() -> None:
+    engine = Engine()
+    killer = engine.ask("killer")
+    for deaths in (1, 2):
+        progress = PromptProgress(total=100, cached=0, processed=50, seconds=1.0)
+        killer.take(AnswerChunk(request_id="", index=0, text="", token_ids=b"", progress=progress))
+        engine.dies()
+        assert killer.deaths == deaths and not engine.sent[-1].resumed
+
+
 def test_a_suspect_that_ends_lets_the_others_go_on() -> None:
     engine = Engine()
     suspect, other = engine.ask("suspect"), engine.ask("other")

@@ -9,13 +9,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.api.conftest import model_folder, start_server  # noqa: F401 (fixtures)
+from tests.api.conftest import (  # noqa: F401 (fixtures)
+    model_folder,
+    server,
+    shared_server,
+    start_server,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 OpenPage = Callable[..., "contextlib.AbstractContextManager[Page]"]
 PATIENCE_MS = 20_000
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 @pytest.fixture(scope="session")
@@ -27,9 +33,18 @@ def browser() -> Iterator["Browser"]:
         "playwright.sync_api", reason="needs Playwright (make test-browser)"
     )
     with playwright.sync_playwright() as engine:
-        found = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        found = engine.chromium.launch(executable_path=chromium, args=FLAGS)
         yield found
         found.close()
+
+
+def ask(page: "Page", text: str) -> str:
+    """Send a message; returns the answer's entry once it is complete."""
+    before = page.locator(".message.assistant footer").count()
+    page.get_by_label("Message").fill(text)
+    page.get_by_label("Message").press("Enter")
+    page.locator(".message.assistant footer").nth(before).wait_for()
+    return page.locator(".message.assistant").last.inner_text()
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from tests.api.conftest import StartServer
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, ask
 from tests.servers import Server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Route
 
 QUESTION = "The owner of Vidur is Noval. The port of Vidur is Teska. What is the owner of Vidur?"
 PHONE = {"width": 360, "height": 740}
@@ -21,15 +21,6 @@ PHONE = {"width": 360, "height": 740}
 @pytest.fixture(scope="session")
 def url(demo_server: Server, browser: object) -> str:
     return demo_server.url
-
-
-def ask(page: "Page", text: str) -> str:
-    """Send a message; returns the answer's entry once it is complete."""
-    before = page.locator(".message.assistant footer").count()
-    page.get_by_label("Message").fill(text)
-    page.get_by_label("Message").press("Enter")
-    page.locator(".message.assistant footer").nth(before).wait_for()
-    return page.locator(".message.assistant").last.inner_text()
 
 
 def test_an_answer_streams_with_the_share_of_its_prompt_that_was_cached(
@@ -41,7 +32,7 @@ def test_an_answer_streams_with_the_share_of_its_prompt_that_was_cached(
         first = ask(page, QUESTION)
         assert "The owner of Vidur is Noval." in first and "tokens/s" in first
         second = ask(page, "And the port?")
-        cached = re.search(r"(\d+) from the cache", second)
+        cached = re.search(r"(\d+) of \d+ prompt tokens from the cache", second)
         assert cached and int(cached[1]) >= 48
         assert page.locator(".prompt-bar .cached").count() >= 1
 
@@ -62,9 +53,43 @@ def test_why_a_prompt_missed_the_cache_is_told(open_page: OpenPage, url: str) ->
         page.route("**/v1/chat/completions", answer)
         text = ask(page, "Hi")
         assert asked == ["1"]
-        assert "volatile text: A time differs." in text and "32 from the cache" in text
-        page.get_by_text("Token 41, in message 0 (system)").click()
+        assert "volatile text: A time differs." in text and "32 of 60 prompt tokens" in text
+        page.get_by_text("The difference begins after 41 tokens in the system prompt").click()
         assert page.locator(".why pre").all_inner_texts() == ["It is 10:32.", "It is 10:31."]
+
+
+def test_a_miss_that_nobody_can_avoid_is_folded(open_page: OpenPage, url: str) -> None:
+    with open_page(url) as page:
+        page.get_by_label("Max tokens").fill("1")
+        text = ask(page, "A question that nobody has asked before.")
+        assert page.locator(".why").count() == 0 and "new" not in text
+        page.locator(".message footer summary").click()
+        assert "new" in page.locator(".message footer").inner_text()
+
+
+def test_the_progress_of_a_long_prompt_is_shown(open_page: OpenPage, url: str) -> None:
+    facts = " ".join(f"The owner of Vidur{i} is Noval." for i in range(250))
+    with open_page(url) as page:
+        page.get_by_label("Max tokens").fill("1")
+        page.get_by_label("Message").fill(facts)
+        page.get_by_label("Message").press("Enter")
+        progress = page.locator(".message .progress")
+        progress.wait_for()
+        assert re.search(r"Reading the prompt: [\d,]+ of [\d,]{5,} tokens", progress.inner_text())
+        page.locator(".message.assistant footer").wait_for()
+        assert progress.count() == 0
+
+
+def test_each_example_of_an_empty_page_is_answered(open_page: OpenPage, url: str) -> None:
+    """The built-in model knows only the facts in its prompt."""
+    with open_page(url) as page:
+        page.locator("#connection.live").wait_for()
+        page.get_by_label("Temperature").fill("0")
+        for index, answer in enumerate(("Noval", "Smeno", "glass")):
+            page.locator(".examples button").nth(index).click()
+            page.locator(".message.assistant footer").wait_for()
+            assert f"is {answer}." in page.locator(".message.assistant").inner_text()
+            page.get_by_role("button", name="New chat").click()
 
 
 def test_an_answer_can_be_stopped_and_asked_for_again(open_page: OpenPage, url: str) -> None:
@@ -75,7 +100,7 @@ def test_an_answer_can_be_stopped_and_asked_for_again(open_page: OpenPage, url: 
         page.get_by_role("button", name="Stop").click()
         page.locator(".message.assistant footer", has_text="stopped").wait_for()
         page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Most tokens").fill("4")
+        page.get_by_label("Max tokens").fill("4")
         page.get_by_role("button", name="Answer again").click()
         page.locator(".message.assistant footer", has_text="cut off").wait_for()
         assert page.locator(".message").count() == 2
@@ -111,7 +136,7 @@ def test_a_tool_is_called_and_gets_its_result(open_page: OpenPage, url: str) -> 
 
 def test_a_text_of_html_stays_text(open_page: OpenPage, url: str) -> None:
     with open_page(url) as page:
-        page.get_by_label("Most tokens").fill("1")
+        page.get_by_label("Max tokens").fill("1")
         ask(page, "<img src=https://evil.example/ onerror=alert(1)><script>alert(2)</script>")
         assert page.locator(".message.user .text").inner_text().startswith("<img src=")
         assert page.locator(".message img, .message script").count() == 0
@@ -119,7 +144,9 @@ def test_a_text_of_html_stays_text(open_page: OpenPage, url: str) -> None:
 
 def test_the_page_fits_a_phone(open_page: OpenPage, url: str) -> None:
     with open_page(url, viewport=PHONE) as page:
-        page.get_by_label("Most tokens").fill("8")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Max tokens").fill("8")
+        page.keyboard.press("Escape")
         ask(page, QUESTION + "x" * 200)
         for view in ("Playground", "Dashboard", "Cache"):
             page.get_by_role("link", name=view).click()
@@ -149,12 +176,14 @@ def test_the_keyboard_reaches_everything_in_the_order_of_the_page(
 ) -> None:
     with open_page(url) as page:
         names = []
-        for _ in range(9):
+        page.locator("#connection.live").wait_for()
+        page.locator(".examples button").first.wait_for()
+        for _ in range(14):
             page.keyboard.press("Tab")
-            names.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))  # fmt: skip
+            names.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.slice(0, 18)"))  # fmt: skip
         assert names == [
-            "Skip to the content", "radixrt", "Playground", "Dashboard", "Cache", "key-button", "theme-button",
-            "messages", "message",
+            "Skip to the conten", "radixrt", "Playground", "Dashboard", "Cache", "key-button", "theme-button",
+            "new-chat", "messages", "The owner of Vidur", "The mayor of Dorve", "The captain of Kar", "message", "send",
         ]  # fmt: skip
 
 
@@ -198,6 +227,33 @@ def test_the_tree_follows_traffic_and_a_prefix_can_be_read_and_pinned(
         page.get_by_role("button", name="Release").click()
         page.get_by_text(re.compile(r"Released [\d,]+ tokens")).wait_for()
         assert counters(url)["leases"] == before
+
+
+def test_a_prefix_is_named_by_the_text_of_its_messages(open_page: OpenPage, url: str) -> None:
+    system = "You know the harbours of Miravo. " * 20
+    body = {"messages": [{"role": "system", "content": system}, {"role": "user", "content": "Hi"}]}
+    httpx.post(f"{url}/v1/cache/warm", json=body, timeout=20)
+    with open_page(f"{url}/#cache") as page:
+        page.get_by_role("treeitem", name=re.compile("^You know the harbours")).first.wait_for()
+        assert "<|im_start|>" not in page.locator("#picture").inner_text()
+
+
+def test_few_generated_tokens_are_seen_beside_many_cached_ones(
+    open_page: OpenPage, url: str
+) -> None:
+    with open_page(f"{url}/#dashboard") as page:
+        page.locator("#connection.live").wait_for()
+        places = page.evaluate("""async () => {
+            const { Chart } = await import("/page/chart.js");
+            const series = [{ name: "generated", style: "s1" }, { name: "cached", style: "s2" }];
+            const chart = new Chart("Tokens", series, String, { logarithmic: true });
+            document.getElementById("charts").append(chart.root);
+            for (const time of [0, 1]) chart.add(time, [20, 20000]);
+            return [...chart.root.querySelectorAll("path")].map((path) => path.getBBox().y);
+        }""")
+        floor, height = 132, 124
+        generated, cached = ((floor - place) / height for place in places)
+        assert 0.2 < generated < cached - 0.3 <= 0.7
 
 
 def test_the_picture_is_walked_and_zoomed_with_the_keyboard(open_page: OpenPage, url: str) -> None:

@@ -148,6 +148,34 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path) -> None:
         assert chat.end() == 0
 
 
+def test_the_progress_of_a_long_prompt_is_shown_until_its_answer_begins() -> None:
+    """Only of a server that says it is radixrt: others may refuse a field that they don't know."""
+    events: list[dict] = [
+        {"choices": [], "prompt_progress": {"total": 7569, "cache": 0, "processed": done, "time_ms": done}}
+        for done in (0, 3200, 7569)
+    ]  # fmt: skip
+    events.append({"choices": [{"delta": {"content": "Noval."}, "finish_reason": "stop"}]})
+    bodies: list[dict] = []
+
+    def respond(owner: str, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "demo", "owned_by": owner}]})
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, text="".join(f"data: {json.dumps(one)}\n\n" for one in events))
+
+    for owner in ("openai", "radixrt"):
+        client = ChatClient("http://127.0.0.1:1")
+        client._http = httpx.Client(transport=httpx.MockTransport(partial(respond, owner)))
+        client.models()
+        terminal = Terminal(Conversation(client, "demo", {}))
+        terminal._notes = Console(file=io.StringIO(), force_terminal=True)
+        terminal.answer_once("Who?")
+    assert [body.get("return_progress") for body in bodies] == [None, True]
+    shown = terminal._notes.file.getvalue().split("\r")  # type: ignore[attr-defined]
+    lines = [f"Reading the prompt: {done} of 7,569 tokens" for done in ("3,200", "7,569")]
+    assert shown[1:6] == ["", lines[0], " " * len(lines[0]), lines[1], " " * len(lines[1])]
+
+
 def test_one_answer_through_a_pipe_is_only_the_answer(demo_server: Server) -> None:
     done = command(
         "chat",

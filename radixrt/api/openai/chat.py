@@ -3,6 +3,7 @@
 from collections import defaultdict
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.answering import PreparedRequest, respond
@@ -16,7 +17,7 @@ from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_logprobs
 from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options, request_id
+from radixrt.api.requests.options import generation_options, reports_progress, request_id
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import (
@@ -80,7 +81,10 @@ def prepare_chat(
     generate = GenerateRequest(
         request_id=request_id(id_prefix, fields.rid, fields.request_id),
         prompt=prompt,
-        options=generation_options(fields, state, caller_of(request), constraint, **overrides),
+        options=msgspec.structs.replace(
+            generation_options(fields, state, caller_of(request), constraint, **overrides),
+            progress=reports_progress(fields),
+        ),
         stream=bool(fields.stream),
         return_prompt_token_ids=bool(fields.return_token_ids),
         parse_tool_calls=call_parser if calls_tools(fields) else "",
@@ -122,6 +126,8 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         """Gives each choice's calls their form."""
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
+        if chunk.progress is not None:
+            return [self.progress(prompt_index, chunk, {"delta": {}})]
         self._usage.add(prompt_index, chunk)
         found: list[ChoiceDelta] = []
         extras = await prompt_extras(chunk, bool(self.fields.return_token_ids))

@@ -17,7 +17,7 @@ from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import CompletionLogprobs
 from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options, request_id
+from radixrt.api.requests.options import generation_options, reports_progress, request_id
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
@@ -87,6 +87,7 @@ def prepare_completion(
     options = generation_options(
         fields, state, caller_of(request), constraint.constraint, len(prompts), **overrides
     )
+    options = msgspec.structs.replace(options, progress=reports_progress(fields))
     if fields.best_of not in (None, options.sampling.n):
         raise RequestError("best_of must equal n, or be left out.", param="best_of")
     if constraint.constraint is not None and fields.max_tokens == 0:
@@ -179,6 +180,8 @@ class _Completion(OpenAIFormatter[CompletionRequest]):
         """The log-probabilities of each choice."""
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[ChoiceDelta]:
+        if chunk.progress is not None:
+            return [self.progress(prompt_index, chunk, {"text": ""})]
         self._usage.add(prompt_index, chunk)
         index = prompt_index * self.prepared.requests[0].sampling.n + chunk.index
         hidden = self.hides_output

@@ -5,7 +5,7 @@ from typing import Any, Generic
 
 from radixrt.api.answering import Fields, Formatter, PreparedRequest
 from radixrt.api.http.events import DONE, event
-from radixrt.api.responses import Usage, times_extras
+from radixrt.api.responses import Usage, progress_extras, times_extras
 from radixrt.api.state import ServerState
 from radixrt.messages.answers import AnswerChunk
 
@@ -66,6 +66,15 @@ class OpenAIFormatter(Formatter, Generic[Fields]):
             has_usage = self._always_has_usage or not choices
             piece["usage"] = self._usage.as_json() if has_usage else None
         return piece
+
+    def progress(
+        self, prompt_index: int, chunk: AnswerChunk, choice: dict[str, Any]
+    ) -> ChoiceDelta:
+        """The event for a chunk with the progress of a prompt, with an empty ``choice``."""
+        assert chunk.progress is not None
+        index = prompt_index * self.prepared.requests[0].sampling.n
+        empty = {"index": index, **choice, "logprobs": None, "finish_reason": None}
+        return empty, progress_extras(chunk.progress)
 
     def beside_first(
         self, chunk: AnswerChunk, text: str, calls: list[dict[str, Any]]

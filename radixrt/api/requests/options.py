@@ -8,7 +8,13 @@ from msgspec.structs import replace
 
 from radixrt.api.http.keys import Caller
 from radixrt.api.http.middleware import new_id
-from radixrt.api.requests.protocol import TTL_S, GenerationFields, QueueFields
+from radixrt.api.requests.protocol import (
+    TTL_S,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+    QueueFields,
+)
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError, shown
@@ -86,6 +92,20 @@ def generation_options(
     check_answer_count(state.config, num_prompts, sampling.n)
     check_sampling(constraint, sampling)
     return request_options(fields, state.config, caller, sampling)
+
+
+def reports_progress(fields: CompletionRequest | ChatCompletionRequest) -> bool:
+    """Whether the stream is to report how much of the prompt is computed.
+
+    Raises:
+        RequestError: there is no stream.
+    """
+    if fields.return_progress and not fields.stream:
+        raise RequestError(
+            "return_progress is for streams: set stream to true, or leave return_progress out.",
+            param="return_progress",
+        )
+    return bool(fields.return_progress)
 
 
 def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:

@@ -202,6 +202,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
+    return_progress: bool | None = None
+    """llama.cpp's: events of a stream tell how much of the prompt is computed."""
     add_special_tokens: bool | None = None
 
 
@@ -304,6 +306,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     """False: the reasoning stays in the content."""
     replay_reasoning: bool | None = None
     """Repeat earlier answers of the model as it generated them, with their reasoning."""
+    return_progress: bool | None = None
+    """llama.cpp's: events of a stream tell how much of the prompt is computed."""
 
 
 UNSUPPORTED = (

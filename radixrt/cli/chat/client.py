@@ -12,6 +12,8 @@ import httpx
 from radixrt.base.errors import RadixrtError
 
 CONNECT_TIMEOUT_S = 10.0
+LONG_PROMPT_MS = 500
+"""The progress of a prompt is shown if it takes longer than this."""
 
 
 class ChatError(RadixrtError):
@@ -29,8 +31,9 @@ class NotAServerError(ChatError):
 class Piece(NamedTuple):
     """A part of an answer."""
 
-    kind: Literal["reasoning", "content"]
+    kind: Literal["progress", "reasoning", "content"]
     text: str
+    """Of "progress": how much of the prompt is computed. It is no part of the answer."""
 
 
 @dataclass
@@ -85,6 +88,8 @@ class ChatClient:
             tls: certificates that are trusted; None: those of the system.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.asks_for_progress = False
+        """Requests have ``return_progress``, which other servers than radixrt may refuse."""
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.Client(
             headers=headers,
@@ -107,6 +112,7 @@ class ChatClient:
                 raise ValueError
             _check(response)
             entries = response.json()["data"]
+            self.asks_for_progress = any(one.get("owned_by") == "radixrt" for one in entries)
             return [entry for entry in entries if isinstance(entry["id"], str)]
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ChatError(f"{self.url} is no address of a server ({error}).") from error
@@ -157,7 +163,10 @@ class ChatClient:
             ChatError: the server refused the request, or the connection was lost.
         """
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        path = "completions" if "prompt" in body else "chat/completions"
+        is_chat = "prompt" not in body
+        path = "chat/completions" if is_chat else "completions"
+        if self.asks_for_progress and is_chat:
+            body["return_progress"] = True
         sent = time.monotonic()
         try:
             with self._http.stream("POST", f"{self.url}/v1/{path}", json=body) as response:
@@ -168,6 +177,9 @@ class ChatClient:
                     if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
                         continue
                     for piece in _pieces(json.loads(data), stats):
+                        if piece.kind == "progress":
+                            yield piece
+                            continue
                         stats.last_piece_s = time.monotonic() - sent
                         stats.first_piece_s = stats.first_piece_s or stats.last_piece_s
                         yield piece
@@ -187,6 +199,9 @@ def _pieces(event: dict[str, Any], stats: AnswerStats) -> Iterator[Piece]:
         stats.prompt_tokens = usage.get("prompt_tokens") or 0
         stats.output_tokens = usage.get("completion_tokens") or 0
         stats.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    progress = event.get("prompt_progress")
+    if progress and progress["time_ms"] > LONG_PROMPT_MS:
+        yield Piece("progress", f"{progress['processed']:,} of {progress['total']:,} tokens")
     for choice in event.get("choices", ()):
         stats.finish_reason = choice.get("finish_reason") or stats.finish_reason
         delta = choice.get("delta") or {}

@@ -51,6 +51,7 @@ def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
                 end_at_sigterm()  # so that the server ends with the chat
                 config = stack.enter_context(started(config))
                 client = client_of(config)
+                client.asks_for_progress = True
                 model = config.model_name
             return _chat(client, model, arguments)
     except (ChatError, ConfigError, EngineDiedError) as error:

@@ -39,6 +39,8 @@ class Terminal:
         self._conversation = conversation
         self._answers = Console(highlight=False, soft_wrap=True)
         self._notes = Console(highlight=False, soft_wrap=True, stderr=True)
+        self._progress = ""
+        """What stands in the line of the cursor, while a long prompt is computed."""
 
     # ------------------------------------------------------------ one answer
 
@@ -55,8 +57,11 @@ class Terminal:
         """Raises:
         ChatError: there is no answer.
         """
-        reasons = False
+        reasons, self._progress = False, ""
         for piece in self._conversation.ask(question):
+            self._show_progress(piece.text if piece.kind == "progress" else "")
+            if piece.kind == "progress":
+                continue
             is_reasoning = piece.kind == "reasoning"
             if reasons and not is_reasoning:
                 self._notes.print()
@@ -66,6 +71,15 @@ class Terminal:
         self._answers.print()
         if self._notes.is_terminal:
             self._notes.print(self._conversation.answers[-1].line(), style="dim", markup=False)
+
+    def _show_progress(self, progress: str) -> None:
+        """Show how much of the prompt is computed, in place of what was shown before; "" ends
+        it."""
+        text = f"Reading the prompt: {progress}" if progress else ""
+        if self._notes.is_terminal and text != self._progress:
+            self._notes.file.write(f"\r{' ' * len(self._progress)}\r{text}")
+            self._notes.file.flush()
+            self._progress = text
 
     @staticmethod
     def _write(console: Console, text: str, style: str | None) -> None:

@@ -12,6 +12,7 @@ from radixrt.messages.answers import (
     AnswerReport,
     FinishReason,
     PromptInfo,
+    PromptProgress,
 )
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import pack_ids
@@ -111,6 +112,8 @@ class AnswerState:
         self._drafted = self._accepted = 0
         """Draft tokens until now, and of these those that were accepted, if there are stop
         strings."""
+        self._processed = -1
+        """Tokens of the prompt of whose computation the client knows."""
         self._sent_at = time.monotonic()
         self._report = AnswerReport(prompt_tokens=len(prompt_ids))
 
@@ -170,6 +173,17 @@ class AnswerState:
         """End the answer where it is."""
         self._flush_text()
         self._end_here("abort", None)
+
+    def progress_chunk(self, progress: PromptProgress) -> AnswerChunk | None:
+        """The progress of the prompt, of the first answer alone: the others find its KV. None: it
+        is no further than the last one, as after a retraction."""
+        if self.index or self._num_tokens or progress.processed <= self._processed:
+            return None
+        self._processed = progress.processed
+        request_id = self.request.request_id
+        return AnswerChunk(
+            request_id=request_id, index=0, text="", token_ids=b"", progress=progress
+        )
 
     def take_chunk(self) -> AnswerChunk | None:
         """The next chunk: all that is new, if the request streams; else now and then the new

@@ -204,7 +204,8 @@ class ChatTemplate:
     def _render(self, prompt: ChatPrompt, messages: Any, tools: Any, kwargs: dict[str, Any]) -> str:
         if not self._vocabulary.hf.chat_template:
             raise RequestError(
-                "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE."
+                "This model has no chat template. Use /v1/completions, or start the server with --chat-template FILE.",
+                code="no_chat_template",
             )
         reserved = template_parameters().intersection(kwargs) if kwargs else ()
         if reserved:

@@ -11,9 +11,12 @@ import { json } from "./server.js";
  *   a rectangle of the picture: a node, a namespace, or the whole cache
  */
 
-const ROW_PX = 30;
+/** Rows fill the height that there is, within these. */
+const MIN_ROW_PX = 30;
+const MAX_ROW_PX = 92;
+/** A row of this height also has the number of tokens. */
 const TALL_ROW_PX = 46;
-const MAX_TALL_ROWS = 12;
+const LINE_PX = 15;
 const MIN_PX = 3;
 const IDLE_S = [2, 15, 120, 1200];
 const USES = [1, 2, 5, 20];
@@ -72,13 +75,23 @@ export function showCache(isShown) {
 function cellOf(node) {
   return {
     id: String(node.node),
-    name: node.text === null ? "(text not shown)" : visible(node.text).trim() || "(space)",
+    name: node.text === null ? "(text not shown)" : labelOf(node.text),
     tokens: node.total_tokens,
     own: node.num_tokens,
     numChildren: node.num_children,
     children: node.children.map(cellOf),
     node,
   };
+}
+
+/** The marks of chat templates around a role, and all others. */
+const ROLE = /(?:<\|(?:im_start|start_header_id|start|turn)\|?>|<start_of_turn>)\s*(\w+)(?:<\|end_header_id\|>|<\|message\|>)?/g;
+const MARKS = /<\|[^<>|]{1,40}\|>|<\/?(?:s|bos|eos|end_of_turn)>|\[\/?(?:INST|SYS)\]/g;
+
+/** The messages' text in a node, without the marks of the template; the roles, if it has nothing else. @param {string} text */
+function labelOf(text) {
+  const roles = [...text.matchAll(ROLE)].map(([, role]) => role);
+  return visible(text.replace(ROLE, "").replace(MARKS, "").trim().replace(/\s*\n\s*/g, " \n")) || roles.join(", ") || visible(text).trim() || "(space)";
 }
 
 /** A text on one line. @param {string} text */
@@ -109,8 +122,11 @@ function draw() {
   const isGone = below !== null && tree.namespaces[0]?.children[0]?.node !== below;
   if (isGone) return zoom(null);
   const root = whole();
-  rowPx = depth(root) <= MAX_TALL_ROWS ? TALL_ROW_PX : ROW_PX;
-  picture.classList.toggle("tall", rowPx === TALL_ROW_PX);
+  const above = picture.offsetTop - byId("cache").offsetTop;
+  const room = byId("cache").clientHeight - above - picture.nextElementSibling.offsetHeight - 40;
+  rowPx = Math.max(MIN_ROW_PX, Math.min(MAX_ROW_PX, Math.floor(room / (depth(root) + 1))));
+  picture.classList.toggle("tall", rowPx >= TALL_ROW_PX);
+  picture.style.setProperty("--lines", String(Math.max(1, Math.floor((rowPx - TALL_ROW_PX) / LINE_PX) + 1)));
   cells = new Map();
   relations = new Map();
   const texts = byId("search").value.toLowerCase();
@@ -205,7 +221,8 @@ function putRest(parent, folded, left, width, level) {
 }
 
 function setPlace(rectangle, left, width, level) {
-  Object.assign(rectangle.style, { left: `${left}px`, width: `${Math.max(MIN_PX, width) - 1}px`, top: `${level * rowPx}px` });
+  const [x, y] = [`${left}px`, `${level * rowPx}px`];
+  Object.assign(rectangle.style, { left: x, top: y, width: `${Math.max(MIN_PX, width) - 1}px`, height: `${rowPx - 1}px` });
 }
 
 const marksOf = (node) => [node.running && `▶${node.running}`, node.waiting && `▷${node.waiting}`, node.leases && `◆${node.leases}`].filter(Boolean).join(" ");
@@ -237,7 +254,7 @@ function drawPath() {
   path.replaceChildren(...steps.map(({ node, text }, index) =>
     element("li", {}, element("button", {
       type: "button", "aria-current": index === steps.length - 1 ? "true" : null, onclick: () => zoom(node),
-    }, visible(text ?? "(text not shown)").trim().slice(0, 28) || "(space)"))));
+    }, labelOf(text ?? "(text not shown)").slice(0, 28)))));
 }
 
 // ------------------------------------------------------------ what the user does

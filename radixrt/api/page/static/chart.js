@@ -31,17 +31,18 @@ export class Chart {
    * @param {string} title
    * @param {Series[]} series
    * @param {(value: number) => string} format of values
-   * @param {{stacked?: boolean, top?: number, least?: number}} [options] `stacked`: areas on each other; `top`: end of the scale, if it is fixed;
-   *   `least`: least end of the scale
+   * @param {{stacked?: boolean, logarithmic?: boolean, top?: number, least?: number}} [options] `stacked`: areas on each other; `logarithmic`:
+   *   values of every size are seen beside each other; `top`: end of the scale, if it is fixed; `least`: least end of the scale
    */
-  constructor(title, series, format, { stacked = false, top = 0, least = 1e-9 } = {}) {
-    Object.assign(this, { title, series, format, stacked, top, least });
+  constructor(title, series, format, { stacked = false, logarithmic = false, top = 0, least = 1e-9 } = {}) {
+    Object.assign(this, { title, series, format, stacked, logarithmic, top, least });
     /** @type {{time: number, values: (number|null)[]}[]} */
     this.points = [];
     this.pointer = null;
     this.values = series.map(() => element("b", { text: "–" }));
     this.drawing = svg("svg", { role: "img", class: "plot", height: HEIGHT });
     const legend = series.map(({ name, style }, index) => element("li", { class: `swatch ${style}` }, `${name} `, this.values[index]));
+    if (logarithmic) legend.push(element("li", { text: "logarithmic scale" }));
     this.root = element("figure", { class: "chart" },
       element("figcaption", {}, element("h2", { text: title }), element("ul", { class: "legend" }, ...legend)), this.drawing);
     this.drawing.addEventListener("pointermove", (event) => this.point(event.offsetX));
@@ -75,12 +76,16 @@ export class Chart {
     const span = WINDOWS_S.find((seconds) => age <= seconds) ?? WINDOWS_S.at(-1);
     const x = (time) => LEFT + (width - LEFT - 2) * (1 - (now - time) / span);
     const sums = this.points.map(({ values }) => (this.stacked ? values.reduce((sum, value) => sum + (value ?? 0), 0) : Math.max(...values.map((value) => value ?? 0))));
-    const top = this.top || roundUp(Math.max(this.least, ...sums));
-    const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / top);
+    const largest = Math.max(this.least, ...sums);
+    const decades = Math.max(1, Math.ceil(Math.log10(largest)));
+    const top = this.top || (this.logarithmic ? 10 ** decades : roundUp(largest));
+    const share = (value) => (this.logarithmic ? Math.log1p(value) / Math.log1p(top) : value / top);
+    const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - share(value));
     const parts = [];
-    for (const share of [0, 0.5, 1]) {
-      parts.push(svg("line", { class: "grid", x1: LEFT, x2: width, y1: y(top * share), y2: y(top * share) }));
-      parts.push(label(this.points.length ? this.format(top * share) : "", LEFT - 6, y(top * share) + 4, "end"));
+    const ticks = this.logarithmic ? [0, ...Array.from({ length: decades }, (_, power) => 10 ** (power + 1))] : [0, top / 2, top];
+    for (const tick of ticks) {
+      parts.push(svg("line", { class: "grid", x1: LEFT, x2: width, y1: y(tick), y2: y(tick) }));
+      parts.push(label(this.points.length ? this.format(tick) : "", LEFT - 6, y(tick) + 4, "end"));
     }
     for (const [seconds, text] of [[span, `−${span / 60} min`], [0, "now"]]) {
       parts.push(label(text, x(now - seconds), HEIGHT - 3, seconds ? "start" : "end"));

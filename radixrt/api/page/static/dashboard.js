@@ -15,7 +15,7 @@ const quantiles = [{ name: "p50", style: "s1" }, { name: "p90", style: "s2" }, {
 /** Titles and names are those of the Grafana dashboard (deploy/monitoring/dashboard.py). */
 const charts = {
   tokens: new Chart("Tokens per second", [
-    { name: "generated", style: "s1" }, { name: "prompts, from the cache", style: "s2" }, { name: "prompts, computed", style: "s3" }], perSecond),
+    { name: "generated", style: "s1" }, { name: "prompts, from the cache", style: "s2" }, { name: "prompts, computed", style: "s3" }], perSecond, { logarithmic: true }),
   hits: new Chart("Cached share of prompts", [{ name: "hit rate", style: "s2" }], percent, { top: 1 }),
   ttft: new Chart("Time to first token", quantiles, duration),
   itl: new Chart("Time between tokens", quantiles, duration),

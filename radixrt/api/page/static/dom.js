@@ -21,6 +21,29 @@ export function element(name, attributes = {}, ...children) {
 /** The element with this id, which the HTML has. @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);
 
+/** Put a text on the clipboard, also on a page without TLS, where browsers have no `navigator.clipboard`. @param {string} text */
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = element("textarea", { class: "hidden", readonly: true });
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
+}
+
+/** A button that copies a text and says so. @param {string} name @param {() => string} text */
+export function copyButton(name, text) {
+  return element("button", {
+    type: "button",
+    class: "small",
+    onclick: async ({ currentTarget: button }) => {
+      button.textContent = await copy(text()).then(() => "Copied", () => "Not copied");
+      setTimeout(() => (button.textContent = name), 1500);
+    },
+  }, name);
+}
+
 /** 1234567 as "1.2M". @param {number} value */
 export function count(value) {
   for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
@@ -28,6 +51,9 @@ export function count(value) {
   }
   return Math.round(value).toLocaleString("en");
 }
+
+/** 1234567 as "1,234,567". @param {number} value */
+export const exact = (value) => value.toLocaleString("en");
 
 /** 0.0123 as "12 ms". @param {number} seconds */
 export function duration(seconds) {
