@@ -218,6 +218,9 @@ class SchedulerStats(Counters, kw_only=True):
     leases_broken: Annotated[int, counter("Leases broken before their end.", "cache_leases_broken")]
     """Since start, broken before their end because a sequence lacked pages."""
     sessions: Annotated[int, gauge("Sessions named by hints and not ended.", "cache_sessions")]
+    kept_states: Annotated[
+        int, gauge("States of recurrent layers that are kept beside the KV.", "kept_states")
+    ]
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     malformed_frames: Annotated[int, counter("Frames that a process could not decode.")]

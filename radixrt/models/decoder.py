@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
+from radixrt.attention.states import StateSpec
 from radixrt.layers.attention import AttentionBlock, SelfAttention
 from radixrt.layers.embedding import VocabParallelEmbedding
 from radixrt.layers.kernels.interface import KernelLayer
@@ -279,6 +280,10 @@ class CausalLM(KernelLayer):
     def kv_specs(self, dtype: torch.dtype) -> list[KVSpec]:
         """The KV cache of each layer, on this rank; keys and values are kept in ``dtype``."""
         return [block.kv_spec(dtype) for block in self._attention_blocks()]
+
+    def state_specs(self) -> list[StateSpec]:
+        """The state that each layer keeps of a sequence, on this rank."""
+        return []
 
     def _attention_blocks(self) -> list[AttentionBlock]:
         return [block for block in self.modules() if isinstance(block, AttentionBlock)]

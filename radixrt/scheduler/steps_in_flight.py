@@ -28,15 +28,16 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         self._steps: deque[StepInFlight] = deque()
-        self._next_id = 0
+        self.next_id = 0
+        """Id of the next step."""
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def send(self, sequences: list[Sequence | None], shape: StepShape, *, scored: int = 0) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
-        step_id = self._next_id
-        self._next_id += 1
+        step_id = self.next_id
+        self.next_id += 1
         step = StepInFlight(step_id, sequences.copy(), shape, bool(self._steps), scored)
         self._steps.append(step)
         return step_id

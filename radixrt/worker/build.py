@@ -37,7 +37,8 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.encoder_runner import EncoderRunner
-from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages, pool_tokens
+from radixrt.worker.kv.pool import KVPool, bytes_per_token, kept_states, pool_pages, pool_tokens
+from radixrt.worker.kv.states import SlotStates, state_bytes
 from radixrt.worker.pooling import Pooler
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
@@ -98,10 +99,17 @@ def build_runner(
     parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
-    pages = _pool_pages(config, setup, tp, longest)
+    pages = _pool_pages(config, model, setup, tp, longest)
     pool = KVPool(setup, pages)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool)), replace(
+    states = None
+    num_kept, one_state = 0, state_bytes(model.state_specs())
+    if one_state:
+        num_kept = kept_states(setup, pages, one_state)
+        states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
+    return ModelRunner(parts, pool, parts.decode_graphs(pool), states), replace(
         info,
+        kept_states=num_kept,
+        state_bytes=one_state * tp.size,
         kv_pool_tokens=pages * config.page_size,
         max_running_requests=setup.max_rows,
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
@@ -243,7 +251,7 @@ def _attention_setup(
 
 
 def _pool_pages(
-    config: ServerConfig, setup: AttentionSetup, tp: TensorParallel, longest: int
+    config: ServerConfig, model: CausalLM, setup: AttentionSetup, tp: TensorParallel, longest: int
 ) -> int:
     """Pages of the KV pool, the same on every rank."""
     pages = pool_pages(
@@ -251,6 +259,7 @@ def _pool_pages(
         mem_fraction=config.mem_fraction_static,
         max_total_tokens=config.max_total_tokens,
         max_useful_tokens=2 * setup.max_rows * longest,
+        one_state=state_bytes(model.state_specs()),
     )
     return _smallest(pages, setup.device, tp)
 
