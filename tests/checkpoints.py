@@ -263,6 +263,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "conv"],
+            "norm_eps": 1e-5,
+            "conv_L_cache": 3,
+            "block_ffn_dim_multiplier": 1.5,
+            "block_multiple_of": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
     "ministral3": (
         "Ministral3Config",
         {

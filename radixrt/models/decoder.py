@@ -19,6 +19,7 @@ from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.recurrent import RecurrentBlock
 from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.layers.weights import load_into, weight_slots
 
@@ -274,19 +275,28 @@ class CausalLM(KernelLayer):
         return scores
 
     def attention_specs(self) -> list[AttentionSpec]:
-        """The constants of each layer's attention, on this rank."""
-        return [block.spec for block in self._attention_blocks()]
+        """The constants of each layer's attention, on this rank; of layers that have one."""
+        return [block.spec for block in self.modules() if isinstance(block, AttentionBlock)]
 
     def kv_specs(self, dtype: torch.dtype) -> list[KVSpec]:
         """The KV cache of each layer, on this rank; keys and values are kept in ``dtype``."""
-        return [block.kv_spec(dtype) for block in self._attention_blocks()]
+        return [
+            next(
+                (b.kv_spec(dtype) for b in layer.modules() if isinstance(b, AttentionBlock)),
+                KVSpec(()),
+            )
+            for layer in self.model.layers
+        ]
 
     def state_specs(self) -> list[StateSpec]:
-        """The state that each layer keeps of a sequence, on this rank."""
-        return []
-
-    def _attention_blocks(self) -> list[AttentionBlock]:
-        return [block for block in self.modules() if isinstance(block, AttentionBlock)]
+        """The state of a sequence in each layer, empty in layers without a recurrent block."""
+        return [
+            next(
+                (b.state_spec() for b in layer.modules() if isinstance(b, RecurrentBlock)),
+                StateSpec(),
+            )
+            for layer in self.model.layers
+        ]
 
     def replace_head(self, num_classes: int) -> None:
         """Drop the LM head, before the weights are loaded. The model gives hidden states, and

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "radixrt.models.mixtures.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "radixrt.models.families.granite:GraniteForCausalLM",
     "HunYuanDenseV1ForCausalLM": "radixrt.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
+    "Lfm2ForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2ForCausalLM",
     "LlamaForCausalLM": "radixrt.models.families.llama:LlamaForCausalLM",
     "LlamaForSequenceClassification": "radixrt.models.families.llama:LlamaForCausalLM",
     "LlamaModel": "radixrt.models.families.llama:LlamaForCausalLM",

@@ -2,12 +2,14 @@
 PyTorch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from radixrt.layers.matrix import Matrix, MatrixStack, Weights
+from radixrt_kernels.reference import recurrence
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """The sigmoid's gain in ``clamped_swiglu``, and the bound of both halves."""
@@ -41,6 +43,9 @@ class LayerKernels:
 
     multiplies_blocks = False
     """True: the quantized blocks of GGUF files stay as they are; else they are dequantized."""
+
+    recurrence: Any = recurrence
+    """The functions of ``radixrt_kernels.recurrence``, which advance the states of sequences."""
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         """[..., size] -> [..., size]; ``RMSNorm`` explains ``unit_offset``."""

@@ -9,13 +9,23 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, MatrixStack, Weights
 from radixrt.layers.quantization.block_stack import BlockStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
-from radixrt_kernels import activation, blockwise, groupwise, linear, mixture, norm, rotary
+from radixrt_kernels import (
+    activation,
+    blockwise,
+    groupwise,
+    linear,
+    mixture,
+    norm,
+    recurrence,
+    rotary,
+)
 
 
 class NativeKernels(LayerKernels):
     """See ``LayerKernels``. Operations without a native kernel are PyTorch's."""
 
     multiplies_blocks = True
+    recurrence = recurrence
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)
