@@ -7,6 +7,8 @@ steps advance in place, or a kept state: that of a position in the radix tree, w
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -75,6 +77,17 @@ class StateTables:
         a layer reads it when its kernel runs."""
         assert self._step is not None, "plan() comes before a layer's step"
         return self._step
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Put the states that the step advances back afterwards, so that it can be computed once
+        more."""
+        rows = self.step.rows.long()
+        tables = [table for layer in self.layers for table in layer]
+        before = [table[rows] for table in tables]
+        yield
+        for table, states in zip(tables, before, strict=True):
+            table[rows] = states
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy states between rows, as if all at once.

@@ -61,7 +61,7 @@ class Case(NamedTuple):
         return "-".join(part for part in self if part != "auto")
 
 
-CASES = [Case("gemma2", "float32"), Case("qwen3_moe", "bfloat16")]
+CASES = [Case("gemma2", "float32"), Case("qwen3_moe", "bfloat16"), Case("lfm2", "bfloat16")]
 if THOROUGH:
     CASES += [Case(family, "bfloat16") for family in CONFIGS if family != "qwen3_moe"]
     CASES += [Case("qwen3_moe", "float32"), Case("llama", "float32"), Case("qwen3", "float16")]
