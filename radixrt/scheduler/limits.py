@@ -70,9 +70,7 @@ class SchedulerLimits:
             state_interval=state_interval(info),
             num_ranks=config.tp,
             pooling=info.pooling,
-            speculates=config.speculation == "auto"
-            and info.device == "cpu"
-            and not info.kept_states,
+            speculates=config.speculation == "auto" and info.device == "cpu",
         )
 
 

@@ -144,7 +144,7 @@ class ModelRunner:
         sampled = self._sample(rows)
         if sampled is not None and sampled.kept is not None:
             slots = rows.slots[sampled.kept]
-        verified = self._verify(drafts, slots)
+        verified = self._verify(drafts, slots, kept_states)
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         vectors = self._pool(inputs.pooled, hidden)
         tensors = [] if vectors is None else [vectors.values]
@@ -257,7 +257,9 @@ class ModelRunner:
         if self._states is None:
             return []
         indptr = inputs.attention.qo_indptr_cpu.numpy()
-        return self._states.plan(inputs.slots, inputs.starts, indptr)
+        drafts = dict(zip(inputs.runs.slots, inputs.runs.num_drafts, strict=True))
+        drafts = {slot: count for slot, count in drafts.items() if count}
+        return self._states.plan(inputs.slots, inputs.starts, indptr, drafts)
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all
@@ -394,9 +396,13 @@ class ModelRunner:
         begun = time.perf_counter()
         for slot in slots:
             room = self._batch.room_for_drafts(slot)
+            if self._states is not None:
+                room = min(room, self._states.room_for_drafts())
             if tokens := self._speculator.propose(slot, room, price):
                 drafts[slot] = np.array(tokens, dtype=np.int32)
                 self._batch.draft(slot, self._speculator.last_token(slot), drafts[slot])
+                if self._states is not None:
+                    self._states.draft(len(tokens))
         return drafts, time.perf_counter() - begun
 
     def _learn_draft_price(self, step: LaunchedStep, seconds: float) -> None:
@@ -414,13 +420,16 @@ class ModelRunner:
         tokens = step.decoding + accepted
         self.draft_price.observe(step.decoding, drafted, tokens, known_s, step.draft_s)
 
-    def _verify(self, drafts: dict[int, TokenIds], slots: NDArray[np.int64]) -> list[VerifiedDraft]:
+    def _verify(
+        self, drafts: dict[int, TokenIds], slots: NDArray[np.int64], kept_states: list[int]
+    ) -> list[VerifiedDraft]:
         """Give back the positions of drafts that were not drawn.
 
         Args:
             drafts: of this step.
             slots: [rows] of the tokens that were sampled; a slot that is not among them is
                 deferred.
+            kept_states: of this step; those behind accepted drafts are added.
         """
         if not drafts:
             return []
@@ -428,7 +437,10 @@ class ModelRunner:
         verified: list[VerifiedDraft] = []
         for slot, tokens in drafts.items():
             num_accepted = max(0, int(counts[slot]) - 1)
-            self._batch.reject(slot, len(tokens) - num_accepted)
+            num_rejected = len(tokens) - num_accepted
+            self._batch.reject(slot, num_rejected)
+            if self._states is not None:
+                kept_states += self._states.verified(slot, num_rejected)
             if counts[slot]:
                 verified += self._speculator.verified(slot, len(tokens), num_accepted)
         return verified

@@ -17,6 +17,7 @@ import torch
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.scheduler.radix.states import KeptStates
+from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint
 from tests.engine.in_process import InProcessEngine
 
@@ -54,10 +55,12 @@ def poison(engine: InProcessEngine) -> None:
         table[unused] = torch.nan
 
 
-def ask(engine: InProcessEngine, prompt: list[int]) -> tuple[list[int], bytes, list[float]]:
+def ask(
+    engine: InProcessEngine, prompt: list[int], sampling: SamplingParams = SAMPLING
+) -> tuple[list[int], bytes, list[float]]:
     """The answer: its tokens, the bits of all its log-probabilities, and those of the tokens."""
     poison(engine)
-    (tokens,) = engine.generate([prompt], SAMPLING)
+    (tokens,) = engine.generate([prompt], sampling)
     rows = engine.logprobs[0]
     bits = b"".join(row.token_ids + np.array(row.logprobs).tobytes() for row in rows)
     return tokens, bits, [row.logprobs[0] for row in rows]
@@ -130,3 +133,30 @@ def test_a_state_that_is_one_page_off_is_seen(
     expected = ask(cold, prompt)
     ask(warm, prompt)
     assert ask(warm, prompt) != expected
+
+
+def test_rejected_drafts_leave_no_trace(
+    folder: Path,
+    engines: tuple[InProcessEngine, InProcessEngine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither in the answer, nor in what the next turn finds."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
+    drafting, cold = InProcessEngine(folder, speculation="auto"), engines[1]
+    rng = random.Random(5)
+    for seed in range(6):
+        phrase = [rng.randrange(3, 380) for _ in range(9)]
+        sampling = SamplingParams(
+            temperature=seed % 2, seed=seed, max_tokens=40, ignore_eos=True, logprobs=3
+        )
+        prompt = [*phrase, *phrase, *phrase[: seed + 1]]
+        for _ in range(3):
+            answer = ask(drafting, prompt, sampling)
+            assert answer == ask(cold, prompt, sampling)
+            prompt = [*prompt, *answer[0], *phrase]
+            assert ask(drafting, prompt[:-3], sampling) == ask(cold, prompt[:-3], sampling)
+            assert drafting.cached[0] >= len(prompt) - 9 - 2 * PAGE
+    counters = drafting.scheduler.state.counters
+    accepted = sum(counters.accepted_draft_tokens.values())
+    assert 0 < accepted < sum(counters.drafted_tokens.values())
