@@ -110,6 +110,8 @@ class FakeWorker:
         self.has_states = has_states
         self.kept: dict[int, int] = {}
         """The kept states."""
+        self.written: list[int] = []
+        """Those of the last step."""
         self.memory: dict[tuple[int, int], int] = {}
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
@@ -209,7 +211,9 @@ class FakeWorker:
         tokens: list[int] = []
         deferred: list[int] = []
         vectors: list[SlotVector] = []
-        kept_states = [row for slot, start, count in rows for row in self._recur(slot, start, count)]
+        self.written = []
+        for slot, start, count in rows:
+            self._recur(slot, start, count)
         for slot, start, count in rows:
             state, value = self.slots[slot], 0
             state.computed = start + count
@@ -248,17 +252,17 @@ class FakeWorker:
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
             deferred_slots=pack_ids(deferred),
-            kept_states=pack_ids(kept_states),
+            kept_states=pack_ids(self.written),
             vectors=vectors,
             drafts=self.verified,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )
 
-    def _recur(self, slot: int, start: int, count: int) -> list[int]:
-        """Advance the state of a slot token by token; returns the kept states that it writes."""
+    def _recur(self, slot: int, start: int, count: int) -> None:
+        """Advance the state of a slot token by token, and keep what was ordered on the way."""
         if not self.has_states:
-            return []
-        state, expected, kept = self.slots[slot], 0, []
+            return
+        state, expected = self.slots[slot], 0
         for token in state.tokens[:start]:
             expected = digest(expected, token)
         assert state.state == expected, f"wrong state at position {start}"
@@ -267,9 +271,8 @@ class FakeWorker:
             state.state = digest(state.state, state.tokens[position])
             if (row := orders.pop(position + 1, None)) is not None:
                 self.kept[row] = state.state
-                kept.append(row)
+                self.written.append(row)
         state.keep = [one for one in state.keep if one.position in orders]
-        return kept
 
     def _verify(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> int:
         """Accept the leading tokens of a draft that the model would have chosen; returns the digest
@@ -282,6 +285,7 @@ class FakeWorker:
             accepted.append(draft[len(accepted)])
             value = digest(value, accepted[-1])
         state.tokens += accepted
+        self._recur(slot, state.computed, len(accepted))
         state.computed += len(accepted)
         slots += [slot] * len(accepted)
         tokens += accepted

@@ -110,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 eviction_policy=eviction,
                 disable_radix_cache=not share,
                 max_pinned_fraction=pinned,
-                speculates=speculates and not states,
+                speculates=speculates,
                 kept_states=states if share else 0,
                 state_interval=interval * page_size,
             ),
