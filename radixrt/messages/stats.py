@@ -140,6 +140,10 @@ class Counters(msgspec.Struct, kw_only=True):
     cache_write_tokens: Annotated[
         int, counter("Prompt tokens computed and put into the radix tree.")
     ] = 0
+    stateless_tokens: Annotated[
+        int, counter("Prompt tokens found in the radix tree without a state of recurrent layers.")
+    ] = 0
+    """They were computed again."""
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Output tokens that a grammar forced: no forward pass sampled them."""

@@ -318,6 +318,7 @@ class Planner:
         if sequence.first_planned is None:
             sequence.first_planned = self._state.clock()
             self._state.counters.prompt_tokens += sequence.num_tokens
+            self._state.counters.stateless_tokens += sequence.cache_facts.stateless_tokens
             sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
         builder.admit.append(

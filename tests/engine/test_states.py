@@ -90,6 +90,7 @@ def test_turns_of_a_conversation_start_where_the_last_answer_ended(
 ) -> None:
     warm, cold = engines
     history, computed, total = prompts(50, seed=1)[0], 0, 0
+    before = history
     for turn in range(6):
         answer = ask(warm, history)
         assert answer == ask(cold, history)

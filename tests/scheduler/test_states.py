@@ -126,3 +126,17 @@ def test_the_state_that_saves_least_goes_first() -> None:
     states.begin_plan(1)
     assert states.keep(page=2, saves=50) is not None
     assert states.has(0) and not states.has(1)
+
+
+def test_a_pinned_prefix_keeps_its_state() -> None:
+    model = engine(kept_states=2, num_pages=200, context_length=128)
+    pinned = [(3 * i) % 17 for i in range(40)]
+    ask(model, [*pinned, 50])
+    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), "", 1000.0)
+    for first in range(20, 30):
+        ask(model, [first + i for i in range(40)])
+    assert ask(model, [*pinned, 51, 52]) == len(pinned)
+    model.scheduler.state.kv.leases.end(lease)
+    for first in range(20, 30):
+        ask(model, [first + i for i in range(40)])
+    assert ask(model, [*pinned, 53, 54]) == 0

@@ -55,7 +55,7 @@ class KVCache:
         self._state_interval = limits.state_interval
         self.sessions = Sessions(self.tree)
         max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
-        self.leases = Leases(self.tree, max_pinned, clock, num_pages)
+        self.leases = Leases(self.tree, max_pinned, clock, num_pages, self.states)
         self.evicted_pages = 0
         self._slots = slots
         self._share = limits.shares_prefixes
@@ -139,11 +139,12 @@ class KVCache:
 
     def note_facts(self, sequence: Sequence, match: Match | None) -> None:
         """Note where the prompt of a sequence that is admitted now leaves the tree."""
-        sequence.cache_facts = (
-            cache_facts(self.tree, sequence, match)
-            if self._reads_tree(sequence)
-            else CacheFacts(reusable_tokens=0)
-        )
+        if not self._reads_tree(sequence):
+            sequence.cache_facts = CacheFacts(reusable_tokens=0)
+            return
+        sequence.cache_facts = facts = cache_facts(self.tree, sequence, match)
+        if match is not None:
+            facts.stateless_tokens = match.num_pages * self.page_size - self.usable_tokens(match)
 
     def expect(self, sequence: Sequence, match: Match) -> None:
         """Tell the eviction policy of a waiting sequence and its cached prefix.

@@ -38,6 +38,8 @@ class _Kept:
     """The step whose plan orders it."""
     ready_from: float
     """The step from which on it may be read; infinity: the worker has not confirmed it."""
+    pins: int = 0
+    """Leases that hold it."""
 
 
 class KeptStates:
@@ -110,6 +112,18 @@ class KeptStates:
         """A sequence starts from this state now."""
         self._kept.move_to_end(row)
 
+    def pin(self, pages: Pages) -> int:
+        """Keep the state of the longest prefix of these pages that has one until :meth:`unpin`;
+        returns its row, which is negative if there is none."""
+        _, row = self.nearest(pages)
+        if row >= 0:
+            self._kept[row].pins += 1
+        return row
+
+    def unpin(self, row: int) -> None:
+        """End one pin of a state."""
+        self._kept[row].pins -= 1
+
     def keep(self, page: int, saves: int, *, is_certain: bool = True) -> int | None:
         """A row for the state behind a page, which the plan in the making writes.
 
@@ -131,7 +145,9 @@ class KeptStates:
 
     def _drop_one(self) -> bool:
         """Drop the state that saves least of those used least recently; False: all are new."""
-        readable = (kept for kept in self._kept.values() if kept.ready_from <= self._step)
+        readable = (
+            kept for kept in self._kept.values() if kept.ready_from <= self._step and not kept.pins
+        )
         least = min(islice(readable, CANDIDATES), key=lambda kept: kept.saves, default=None)
         if least is None:
             return False

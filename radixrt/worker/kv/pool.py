@@ -15,6 +15,8 @@ CPU_POOL_SHARE = 0.5
 memory too."""
 MIN_KEPT_STATES = 32
 """States of recurrent layers that are kept in any case."""
+MIN_STATE_ROWS = 8
+"""Sequences with such states that may run at a time."""
 CPU_POOL_LIMIT = 8 * GIB
 """The same in bytes. A larger pool must be asked for."""
 
@@ -111,6 +113,17 @@ def pool_pages(
             "free memory."
         )
     return pages
+
+
+def state_rows(setup: AttentionSetup, mem_fraction: float, one_state: int) -> int:
+    """The number of sequences whose states of recurrent layers take a quarter of the memory.
+
+    Args:
+        one_state: bytes of one.
+    """
+    device = setup.device.torch_device
+    available = _available_bytes(device, mem_fraction, asked_for=False)
+    return max(MIN_STATE_ROWS, available // 4 // one_state)
 
 
 def kept_states(setup: AttentionSetup, pages: int, one_state: int) -> int:
