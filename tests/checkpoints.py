@@ -65,6 +65,18 @@ _GEMMA4: dict[str, Any] = {
     "final_logit_softcapping": 0.5,
     "tie_word_embeddings": True,
 }
+_DELTA_NET: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "initializer_range": 0.05,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention", "linear_attention"],
+    "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+}
 _TINY_VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -275,6 +287,29 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **_DELTA_NET,
+            **_EXPERTS,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5": ("Qwen3_5TextConfig", _DELTA_NET),
+    "qwen3_5_vision": ("Qwen3_5Config", {**_DELTA_NET, "tie_word_embeddings": True}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        {
+            **_DELTA_NET,
+            **_EXPERTS,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
     "ministral3": (
         "Ministral3Config",
         {
@@ -322,6 +357,9 @@ def _config(architecture: str, overrides: dict[str, Any]) -> Any:
     if class_name == "Gemma4Config":
         vision = {**_TINY_VISION, "num_key_value_heads": 2, "head_dim": 8}
         return transformers.Gemma4Config(text_config=settings, vision_config=vision)
+    if class_name == "Qwen3_5Config":
+        vision = {**_TINY_VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+        return transformers.Qwen3_5Config(text_config=settings, vision_config=vision)
     return getattr(transformers, class_name)(**settings)
 
 
@@ -349,6 +387,10 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
             for name, weight in model.named_parameters():
                 if name.endswith("q_norm.weight"):
                     weight.mul_(0.2)
+            if name.endswith("A_log"):  # the usual values forget a wrong state in a few tokens
+                weight.copy_(torch.empty_like(weight).uniform_(0.001, 0.05).log())
+            if name.endswith("dt_bias"):
+                weight.copy_(torch.empty_like(weight).uniform_(-1.0, 1.0))
         for name, tensor in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)

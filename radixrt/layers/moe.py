@@ -84,7 +84,7 @@ class SigmoidRouter(Router):
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Router.choose``."""
-        scores = self.forward(hidden.float()).sigmoid()
+        scores = self.kernels.sigmoid_gate(self.forward(hidden.float())[:, None])[:, 0]
         ranked = scores + self.e_score_correction_bias
         if self.top_groups < self.num_groups:
             groups = ranked.unflatten(-1, (self.num_groups, -1))
@@ -165,15 +165,23 @@ def _ignore(tensor: Tensor) -> None:
 class SparseMoE(KernelLayer):
     """Router and experts in the place of a dense MLP."""
 
-    def __init__(self, gate: Router, experts: Experts, shared: GatedMLP | None = None) -> None:
+    def __init__(
+        self,
+        gate: Router,
+        experts: Experts,
+        shared: GatedMLP | None = None,
+        shared_gate: Router | None = None,
+    ) -> None:
         """
         Args:
-            shared: an expert that each token goes to beside those of its choice, with weight 1.
+            shared: an expert that each token goes to beside those of its choice.
+            shared_gate: its weight is the sigmoid of this score of one expert; None: 1.
         """
         super().__init__()
         self.gate = gate
         self.experts = experts
         self.shared_experts = shared
+        self.shared_expert_gate = shared_gate
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
@@ -181,7 +189,11 @@ class SparseMoE(KernelLayer):
         output = self.experts.forward(hidden, weights, chosen)
         if self.shared_experts is None:
             return output
-        return output + self.shared_experts.forward(hidden)
+        shared = self.shared_experts.forward(hidden)
+        if self.shared_expert_gate is not None:
+            gate = self.shared_expert_gate.forward(hidden)
+            shared = self.kernels.sigmoid_gate(gate[:, None], shared[:, None])[:, 0]
+        return output + shared
 
 
 def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -82,6 +82,11 @@ class LayerKernels:
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate, up)
 
+    def sigmoid_gate(self, gate: Tensor, values: Tensor | None = None) -> Tensor:
+        """``values * sigmoid(gate)``, or the sigmoid alone; gate [num_tokens, heads, size] or
+        [num_tokens, heads, 1], values and result [num_tokens, heads, size]"""
+        return gate.sigmoid() if values is None else values * gate.sigmoid()
+
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its
         input."""
