@@ -77,6 +77,15 @@ _DELTA_NET: dict[str, Any] = {
     "linear_value_head_dim": 24,
     "linear_conv_kernel_dim": 4,
 }
+_MAMBA: dict[str, Any] = {
+    "initializer_range": 0.08,
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+    "mamba_d_conv": 4,
+}
 _TINY_VISION = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -310,6 +319,107 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 40,
         },
     ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "norm_eps": 1e-5,
+            "conv_bias": True,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_MAMBA,
+            **_EXPERTS,
+            "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+            "num_local_experts": 6,
+            "shared_intermediate_size": 40,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "granite_hybrid_dense": (
+        "GraniteMoeHybridConfig",
+        {
+            **_MAMBA,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "bamba": ("BambaConfig", {**_MAMBA, "attn_layer_indices": [1]}),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "mamba_d_ssm": 96,
+            "mamba_d_head": 24,
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "mlp_multipliers": [1.5, 0.7],
+            "key_multiplier": 0.6,
+            "attention_out_multiplier": 0.8,
+            "attention_in_multiplier": 1.2,
+            "ssm_multipliers": [0.8, 1.3, 0.9, 1.2, 0.7],
+            "ssm_in_multiplier": 1.1,
+            "ssm_out_multiplier": 0.9,
+        },
+    ),
+    "falcon_h1_normed": (
+        "FalconH1Config",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "mamba_d_ssm": 96,
+            "mamba_d_head": 24,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": True,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_EXPERTS,
+            "layers_block_type": [
+                "linear_attention",
+                "mlp",
+                "full_attention",
+                "moe",
+                "linear_attention",
+                "moe",
+            ],
+            "head_dim": 24,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "conv_kernel": 4},
+    ),
     "ministral3": (
         "Ministral3Config",
         {
@@ -325,6 +435,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name to the config class in transformers and what it has beside the common settings."""
+
+HYBRIDS = [
+    *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "mamba2"),
+    *(
+        "granite_hybrid",
+        "granite_hybrid_dense",
+        "bamba",
+        "falcon_h1",
+        "falcon_h1_normed",
+        "nemotron_h",
+    ),
+]
+"""Those with recurrent layers."""
 
 
 _ENCODER: dict[str, Any] = {"attention_dropout": 0.0, "pad_token_id": 1, "type_vocab_size": 1}
@@ -392,7 +515,7 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
             if name.endswith("dt_bias"):
                 weight.copy_(torch.empty_like(weight).uniform_(-1.0, 1.0))
         for name, tensor in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
         if config.get_text_config().tie_word_embeddings:  # or the model repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)

@@ -201,9 +201,10 @@ class Mamba2Options:
     has_norm: bool = True
     gate_first: bool = True
     """The output is gated before it is normed."""
-    norm_groups: int | None = None
-    """Groups of features that are normed each; None: ``num_groups``."""
     dt_limit: tuple[float, float] = (0.0, math.inf)
+    output_bias: bool = False
+    factors: tuple[float, ...] = ()
+    """Of the parts of the projection: gate, value, key, query, dt (Falcon-H1)."""
 
 
 class Mamba2(RecurrentBlock):
@@ -221,11 +222,16 @@ class Mamba2(RecurrentBlock):
         self.rate, self.dt_bias, self.skip = (
             per_head(o.num_heads, value) for value in (DUMMY_RATE, 0.0, 1.0)
         )
-        groups = o.norm_groups or o.num_groups
+        groups = o.num_groups
+        self.factors: Tensor | None = None
+        if o.factors:
+            counts = torch.tensor([size, *self.sizes, o.num_heads])
+            factors = torch.tensor(o.factors, dtype=torch.get_default_dtype())
+            self.factors = nn.Parameter(factors.repeat_interleave(counts), requires_grad=False)
         self.norm = None
         if o.has_norm:
             self.norm = nn.Parameter(torch.ones(groups, size // groups), requires_grad=False)
-        self.out_proj = RowParallelLinear(size, o.hidden_size, o.bias, tp)
+        self.out_proj = RowParallelLinear(size, o.hidden_size, o.output_bias, tp)
 
     def state_spec(self) -> StateSpec:
         o = self.options
@@ -235,7 +241,10 @@ class Mamba2(RecurrentBlock):
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """See ``RecurrentBlock.forward``."""
         o, kernels = self.options, self.kernels.recurrence
-        gate, inputs, dt = self.in_proj.forward(hidden).split(self.parts, dim=-1)
+        projected = self.in_proj.forward(hidden)
+        if self.factors is not None:
+            projected = projected * self.factors
+        gate, inputs, dt = projected.split(self.parts, dim=-1)
         merged = torch.empty(inputs.shape, dtype=inputs.dtype)
         weights = (self.conv1d.weight, self.conv1d.bias, True)
         self.advance(kernels.short_convolution, 0, context, inputs, None, None, *weights, merged)

@@ -43,6 +43,8 @@ _COUNTED = (
 MAX_LAYERS = 1024
 MAX_POSITIONS = 1 << 26
 """Tokens of a context; the longest that is known has 10 million."""
+RECURRENT_CONTEXT = 1 << 17
+"""Tokens of a context where nothing but memory limits it."""
 MAX_END_TOKENS = 256
 MAX_DIMENSION = 1 << 24
 """Limit of a size where no weights show what is possible."""
@@ -240,6 +242,8 @@ def context_length(config: Mapping[str, Any]) -> int:
     """
     text = text_config(config)
     longest = text.get("max_position_embeddings")
+    if longest is None and text.get("model_type") == "mamba2":
+        return RECURRENT_CONTEXT
     if not isinstance(longest, int) or not 1 <= longest <= MAX_POSITIONS:
         raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
     if text.get("model_type") in ("roberta", "xlm-roberta"):

@@ -9,6 +9,7 @@ from typing import Any
 from radixrt.base.errors import ConfigError
 
 ARCHITECTURES = {
+    "BambaForCausalLM": "radixrt.models.hybrids.mamba:BambaForCausalLM",
     "BertForSequenceClassification": "radixrt.models.encoders.bert:BertModel",
     "BertModel": "radixrt.models.encoders.bert:BertModel",
     "Ernie4_5ForCausalLM": "radixrt.models.families.ernie4_5:Ernie4_5ForCausalLM",
@@ -23,12 +24,16 @@ ARCHITECTURES = {
     "Gemma4UnifiedForConditionalGeneration": "radixrt.models.gemma.gemma4:Gemma4UnifiedForConditionalGeneration",
     "Glm4MoeForCausalLM": "radixrt.models.mixtures.glm4_moe:Glm4MoeForCausalLM",
     "GptOssForCausalLM": "radixrt.models.mixtures.gpt_oss:GptOssForCausalLM",
+    "FalconH1ForCausalLM": "radixrt.models.hybrids.mamba:FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM": "radixrt.models.hybrids.mamba:GraniteMoeHybridForCausalLM",
     "GraniteForCausalLM": "radixrt.models.families.granite:GraniteForCausalLM",
     "HunYuanDenseV1ForCausalLM": "radixrt.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
+    "Lfm2MoeForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2MoeForCausalLM",
     "Lfm2ForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2ForCausalLM",
     "LlamaForCausalLM": "radixrt.models.families.llama:LlamaForCausalLM",
     "LlamaForSequenceClassification": "radixrt.models.families.llama:LlamaForCausalLM",
     "LlamaModel": "radixrt.models.families.llama:LlamaForCausalLM",
+    "Mamba2ForCausalLM": "radixrt.models.hybrids.nemotron_h:Mamba2ForCausalLM",
     "MiniMaxM2ForCausalLM": "radixrt.models.mixtures.minimax_m2:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "radixrt.models.families.ministral3:Ministral3ForCausalLM",
     "Mistral3ForConditionalGeneration": "radixrt.models.families.ministral3:Mistral3ForConditionalGeneration",
@@ -38,6 +43,7 @@ ARCHITECTURES = {
     "MixtralForCausalLM": "radixrt.models.mixtures.mixtral:MixtralForCausalLM",
     "ModernBertForSequenceClassification": "radixrt.models.encoders.modernbert:ModernBertModel",
     "ModernBertModel": "radixrt.models.encoders.modernbert:ModernBertModel",
+    "NemotronHForCausalLM": "radixrt.models.hybrids.nemotron_h:NemotronHForCausalLM",
     "Olmo2ForCausalLM": "radixrt.models.families.olmo:Olmo2ForCausalLM",
     "Olmo3ForCausalLM": "radixrt.models.families.olmo:Olmo3ForCausalLM",
     "Phi3ForCausalLM": "radixrt.models.families.phi3:Phi3ForCausalLM",

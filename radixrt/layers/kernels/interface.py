@@ -78,7 +78,9 @@ class LayerKernels:
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of
-        ``GATED_ACTIVATIONS``."""
+        ``GATED_ACTIVATIONS``, or ``relu2``: [num_tokens, size] -> the same."""
+        if name == "relu2":
+            return gate_up.relu().square()
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate, up)
 

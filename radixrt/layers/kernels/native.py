@@ -43,6 +43,8 @@ class NativeKernels(LayerKernels):
         return query, key
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
+        if name == "relu2":
+            return super().gated_activation(name, gate_up)
         return activation.gated_activation(gate_up, name)
 
     def sigmoid_gate(self, gate: Tensor, values: Tensor | None = None) -> Tensor:

@@ -7,22 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.attention import SelfAttention
 from radixrt.layers.hf_config import head_dim
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.recurrent import GatedDeltaNet
-from radixrt.layers.rotary import RotaryEmbedding
-from radixrt.models.decoder import CausalLM
-from radixrt.models.hybrids.hybrid import HybridDecoderLayer
+from radixrt.models.hybrids.hybrid import HybridCausalLM
 from radixrt.models.vision import language_model_only
 
 
-class Qwen3_5ForCausalLM(CausalLM):
+class Qwen3_5ForCausalLM(HybridCausalLM):
     """The config's ``layer_types`` says which layers have attention. Heads that predict further
     tokens (``mtp``) are left out."""
+
+    recurrent_name = "linear_attn"
 
     def norm(self, size: int) -> RMSNorm:
         return RMSNorm(size, self.config.rms_norm_eps, unit_offset=True)
@@ -46,14 +45,8 @@ class Qwen3_5ForCausalLM(CausalLM):
         experts = Experts(count, hidden, size, act, self.tp)
         return SparseMoE(router, experts, shared, Router(hidden, 1, 1, normalize=False))
 
-    def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
-        norms = (self.norm(self.config.hidden_size), self.norm(self.config.hidden_size))
-        if self.config.layer_types[index] == "linear_attention":
-            mixer = GatedDeltaNet(self.config, index, self.tp)
-            return HybridDecoderLayer("linear_attn", mixer, self.mlp(index), norms)
-        options = self.attention_options(index)
-        attention = SelfAttention(self.config, index, rotary, self.tp, **options)
-        return HybridDecoderLayer("self_attn", attention, self.mlp(index), norms)
+    def recurrent(self, index: int) -> GatedDeltaNet:
+        return GatedDeltaNet(self.config, index, self.tp)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         if name.startswith(("mtp.", "model.visual.")):
