@@ -70,6 +70,8 @@ ARCHITECTURES = {
 
 _ENCODERS = "radixrt.models.encoders."
 """The package of the models whose tokens see those behind them."""
+_HYBRIDS = "radixrt.models.hybrids."
+"""The package of the models with recurrent layers."""
 
 
 def check_architecture(config: Mapping[str, Any]) -> str:
@@ -110,6 +112,11 @@ def is_encoder(architecture: str) -> bool:
     """Whether the tokens of a model see those behind them, so that none of its prompts is cached or
     generates text."""
     return ARCHITECTURES[architecture].startswith(_ENCODERS)
+
+
+def is_recurrent(architecture: str) -> bool:
+    """Whether a model has layers that keep a state of a sequence."""
+    return ARCHITECTURES[architecture].startswith(_HYBRIDS)
 
 
 def model_class(architecture: str) -> Any:

@@ -515,7 +515,17 @@ def test_the_early_checks_import_no_torch() -> None:
 
 @pytest.mark.parametrize(("tp", "name"), [(3, "num_attention_heads"), (4, "num_key_value_heads")])
 def test_heads_that_the_ranks_cannot_share_are_refused(tp: int, name: str) -> None:
-    config = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    config: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    config["architectures"] = ["LlamaForCausalLM"]
     check_ranks(config, 2)
     with pytest.raises(ConfigError, match=f"{name} .* over --tp {tp} ranks"):
         check_ranks(config, tp)
+
+
+def test_recurrent_layers_are_refused_on_several_ranks_and_on_a_gpu(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    with pytest.raises(ConfigError, match="Lfm2ForCausalLM has recurrent layers.* use --tp 1"):
+        check_ranks({"architectures": ["Lfm2ForCausalLM"]}, 2)
+    with pytest.raises(ConfigError, match="run on a CPU; on a GPU they are not supported yet"):
+        load_model(checkpoint("lfm2"), device="cuda")
