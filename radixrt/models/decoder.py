@@ -142,10 +142,7 @@ class CausalLM(KernelLayer):
         self.vocab_size: int = config.vocab_size
         self.dtype = torch.get_default_dtype()
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
-        rotaries = {
-            kind: RotaryEmbedding(config, context_length, kind, self.rope_interleaved)
-            for kind in set(kinds)
-        }
+        rotaries = {kind: self.rotary(context_length, kind) for kind in set(kinds)}
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
         self.model = type(self).decoder_class(config, tp, layers, self.norm(config.hidden_size))
         self.score: nn.Linear | None = None
@@ -179,6 +176,10 @@ class CausalLM(KernelLayer):
         """The key of layer ``index`` in the config's ``rope_parameters``; None: these are the same
         for all layers."""
         return None
+
+    def rotary(self, context_length: int, layer_type: str | None) -> RotaryEmbedding:
+        """The rotary embedding of layers of this type."""
+        return RotaryEmbedding(self.config, context_length, layer_type, self.rope_interleaved)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """A checkpoint's tensor under the names used here: renamed, split into several, or

@@ -78,9 +78,16 @@ class LayerKernels:
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of
-        ``GATED_ACTIVATIONS``."""
+        ``GATED_ACTIVATIONS``, or ``relu2``: [num_tokens, size] -> the same."""
+        if name == "relu2":
+            return gate_up.relu().square()
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate, up)
+
+    def sigmoid_gate(self, gate: Tensor, values: Tensor | None = None) -> Tensor:
+        """``values * sigmoid(gate)``, or the sigmoid alone; gate [num_tokens, heads, size] or
+        [num_tokens, heads, 1], values and result [num_tokens, heads, size]"""
+        return gate.sigmoid() if values is None else values * gate.sigmoid()
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its

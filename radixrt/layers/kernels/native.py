@@ -43,7 +43,12 @@ class NativeKernels(LayerKernels):
         return query, key
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
+        if name == "relu2":
+            return super().gated_activation(name, gate_up)
         return activation.gated_activation(gate_up, name)
+
+    def sigmoid_gate(self, gate: Tensor, values: Tensor | None = None) -> Tensor:
+        return activation.sigmoid_gate(gate, values)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         return activation.soft_cap_(logits, cap)
