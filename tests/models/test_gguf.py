@@ -101,6 +101,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "glm4_moe": ("glm4_moe", {}, 0),
     "minimax_m2": ("minimax_m2", {}, 0),
     "gpt_oss": ("gpt_oss", {}, 0),
+    # the converter keeps exp(A_log), and Falcon's constants in the weights
+    "lfm2": ("lfm2", {}, 0),
+    "lfm2_moe": ("lfm2_moe", {"routed_scaling_factor": 1.0}, 0),
+    "qwen3_next": ("qwen3_next", {"mlp_only_layers": []}, 1e-5),
+    "qwen3_5": ("qwen3_5", {}, 1e-5),
+    "qwen3_5_moe": ("qwen3_5_moe", {}, 1e-5),
+    "granite_hybrid": ("granite_hybrid", {}, 1e-5),
+    "granite_hybrid_dense": ("granite_hybrid_dense", {"attention_multiplier": 0.4}, 1e-5),
+    "bamba": ("bamba", {}, 1e-5),
+    "falcon_h1": ("falcon_h1", {}, 1e-5),
+    "nemotron_h": ("nemotron_h", {"topk_group": 1, "n_group": 1}, 1e-5),
+    "mamba2": ("mamba2", {}, 1e-5),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of
 a logit."""
