@@ -75,7 +75,8 @@ def write_gguf(
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
         of = kind(name) if callable(kind) else kind
-        is_matrix = values.ndim > 1 and name.endswith("weight")
+        is_small = name.endswith(("conv.weight", "conv1d.weight", "norm.weight"))
+        is_matrix = values.ndim > 1 and name.endswith("weight") and not is_small
         of = of if is_matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(theirs, _quantized(values, of), raw_dtype=of)
     writer.write_header_to_file()

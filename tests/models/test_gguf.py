@@ -200,6 +200,8 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "qwen3, small blocks": ("qwen3", {}, small),
     "phi3, Q4_0": ("phi3", {}, lambda name: gguf.GGMLQuantizationType.Q4_0),
     "gemma3, Q8_0": ("gemma3", {"head_dim": 32}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "lfm2, Q8_0": ("lfm2", {}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "qwen3.5, Q8_0": ("qwen3_5", {}, lambda name: gguf.GGMLQuantizationType.Q8_0),
     "gemma4 e, Q8_0": (
         "gemma4_e",
         {"head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 32},

@@ -190,8 +190,8 @@ class BlockFormats:
         is."""
         stack, is_stack, last = path.rpartition(".experts.")
         if is_stack:  # one tensor of the file has a projection of all experts
-            names = [f"{stack}.experts.0.{part}" for part in _STACKED[last]]
-            return self._stack_format([name for name in names if name in self._stacks])
+            parts = [f"{stack}.experts.0.{part}" for part in _STACKED[last]]
+            return self._stack_format([name for name in parts if name in self._stacks])
         names = projections or [path]
         if any(name not in self._kinds for name in names):
             return DenseMatrix
