@@ -73,6 +73,7 @@ def gated_delta_rule(
     gain_gate: torch.Tensor,
     rate: torch.Tensor,
     dt_bias: torch.Tensor,
+    tiled: bool,
     outputs: torch.Tensor,
     states: torch.Tensor,
     step: Step,
@@ -87,17 +88,18 @@ def gated_delta_rule(
     Args:
         query, key: [num_tokens, key_heads, key_dim], key_dim up to 256; float32, bfloat16 or
             float16; tokens may have gaps between them
-        value, outputs: [num_tokens, heads, value_dim]; ``heads`` is a multiple of ``key_heads``,
-            and each key serves neighbouring ones
+        value, outputs: [num_tokens, heads, value_dim]; ``heads`` is a multiple of ``key_heads``
         decay_gate, gain_gate: [num_tokens, heads]
         rate, dt_bias: [heads] float32; rates are negative
+        tiled: head ``h`` has the key ``h % key_heads`` (GGUF); else each key serves neighbouring
+            heads.
         states: [rows, heads, key_dim, value_dim] float32
 
     Raises:
         ValueError: shapes or the step do not fit.
     """
     _gated_delta_rule(
-        query, key, value, decay_gate, gain_gate, rate, dt_bias, outputs, states, *step
+        query, key, value, decay_gate, gain_gate, rate, dt_bias, tiled, outputs, states, *step
     )
 
 

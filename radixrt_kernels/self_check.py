@@ -191,7 +191,7 @@ def recurrences() -> Iterator[Check]:
             )
             key_value = (query, key, value)
             functions.gated_delta_rule(
-                *key_value, *gates, rate, bias, scanned[0], matrices.clone(), step
+                *key_value, *gates, rate, bias, True, scanned[0], matrices.clone(), step
             )
             functions.state_space_scan(
                 *key_value,

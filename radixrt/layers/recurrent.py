@@ -126,7 +126,11 @@ DUMMY_RATE = -0.1
 
 class GatedDeltaNet(RecurrentBlock):
     """Linear attention by the gated delta rule (Yang et al., 2024), whose queries, keys and values
-    pass a short convolution; its output is normed and gated (Qwen3-Next, Qwen3.5)."""
+    pass a short convolution; its output is normed and gated (Qwen3-Next, Qwen3.5).
+
+    Several heads of values share a key: neighbours, or in GGUF files of Qwen3.5 those at a distance
+    of the number of keys (``linear_value_heads_tiled``).
+    """
 
     def __init__(self, config: Any, layer_index: int, tp: TensorParallel) -> None:
         super().__init__(layer_index)
@@ -153,6 +157,7 @@ class GatedDeltaNet(RecurrentBlock):
             per_head(self.num_heads, DUMMY_RATE),
             per_head(self.num_heads, 1.0),
         )
+        self.tiled = bool(getattr(config, "linear_value_heads_tiled", False))
         self.eps = config.rms_norm_eps
         self.norm = nn.Parameter(torch.ones(1, self.value_dim), requires_grad=False)
         self.out_proj = RowParallelLinear(values, hidden_size, False, tp)
@@ -173,7 +178,7 @@ class GatedDeltaNet(RecurrentBlock):
         query, key = (x.unflatten(1, (self.num_key_heads, self.key_dim)) for x in (query, key))
         value = value.unflatten(1, (self.num_heads, self.value_dim))
         outputs = torch.empty(value.shape, dtype=value.dtype)
-        gates = (decay, gain, self.rate, self.dt_bias)
+        gates = (decay, gain, self.rate, self.dt_bias, self.tiled)
         self.advance(kernels.gated_delta_rule, 1, context, query, key, value, *gates, outputs)
         gate = gate.unflatten(1, (self.num_heads, self.value_dim))
         normed = kernels.gated_norm(outputs, gate, self.norm, self.eps, False)

@@ -58,11 +58,12 @@ def gated_delta_rule(
     gain_gate: torch.Tensor,
     rate: torch.Tensor,
     dt_bias: torch.Tensor,
+    tiled: bool,
     outputs: torch.Tensor,
     states: torch.Tensor,
     step: Step,
 ) -> None:
-    query, key = (_per_value_head(x, value) for x in (query, key))
+    query, key = (_per_value_head(x, value, tiled) for x in (query, key))
     query, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (query, key))
     query = query * query.shape[-1] ** -0.5
     decay = (rate * F.softplus(decay_gate.float() + dt_bias)).exp()[..., None, None]
@@ -107,8 +108,11 @@ def state_space_scan(
     _for_each_token(states, step, advance)
 
 
-def _per_value_head(heads: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return heads.float().repeat_interleave(value.shape[1] // heads.shape[1], dim=1)
+def _per_value_head(heads: torch.Tensor, value: torch.Tensor, tiled: bool = False) -> torch.Tensor:
+    count = value.shape[1] // heads.shape[1]
+    if tiled:
+        return heads.float().repeat(1, count, 1)
+    return heads.float().repeat_interleave(count, dim=1)
 
 
 def gated_norm(

@@ -67,7 +67,9 @@ class Scan:
         self.tensors += [torch.randn(tokens, heads).to(dtype) for _ in range(2 if delta else 1)]
         rate, dt_bias = -0.05 * torch.rand(heads), torch.randn(heads)
         self.weights: Any = (
-            (rate, dt_bias) if delta else (rate, dt_bias, torch.randn(heads), (0.1, 0.9))
+            (rate, dt_bias, keys < 100)
+            if delta
+            else (rate, dt_bias, torch.randn(heads), (0.1, 0.9))
         )
         self.states = torch.randn(9, heads, keys, columns)
         self.delta = delta

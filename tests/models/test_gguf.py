@@ -101,6 +101,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "glm4_moe": ("glm4_moe", {}, 0),
     "minimax_m2": ("minimax_m2", {}, 0),
     "gpt_oss": ("gpt_oss", {}, 0),
+    # the converter keeps exp(A_log), and Falcon's constants in the weights
+    "lfm2": ("lfm2", {}, 0),
+    "lfm2_moe": ("lfm2_moe", {"routed_scaling_factor": 1.0}, 0),
+    "qwen3_next": ("qwen3_next", {"mlp_only_layers": []}, 1e-5),
+    "qwen3_5": ("qwen3_5", {}, 1e-5),
+    "qwen3_5_moe": ("qwen3_5_moe", {}, 1e-5),
+    "granite_hybrid": ("granite_hybrid", {}, 1e-5),
+    "granite_hybrid_dense": ("granite_hybrid_dense", {"attention_multiplier": 0.4}, 1e-5),
+    "bamba": ("bamba", {}, 1e-5),
+    "falcon_h1": ("falcon_h1", {}, 1e-5),
+    "nemotron_h": ("nemotron_h", {"topk_group": 1, "n_group": 1}, 1e-5),
+    "mamba2": ("mamba2", {}, 1e-5),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of
 a logit."""
@@ -188,6 +200,8 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "qwen3, small blocks": ("qwen3", {}, small),
     "phi3, Q4_0": ("phi3", {}, lambda name: gguf.GGMLQuantizationType.Q4_0),
     "gemma3, Q8_0": ("gemma3", {"head_dim": 32}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "lfm2, Q8_0": ("lfm2", {}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "qwen3.5, Q8_0": ("qwen3_5", {}, lambda name: gguf.GGMLQuantizationType.Q8_0),
     "gemma4 e, Q8_0": (
         "gemma4_e",
         {"head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 32},

@@ -49,6 +49,9 @@ class Qwen3_5ForCausalLM(HybridCausalLM):
         return GatedDeltaNet(self.config, index, self.tp)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        _, is_layer, rest = name.partition("model.layers.")
+        if is_layer and int(rest.partition(".")[0]) >= self.config.num_hidden_layers:
+            return  # a layer that predicts further tokens, in GGUF files
         if name.startswith(("mtp.", "model.visual.")):
             return
         yield from split_fused_experts(name.replace(".shared_expert.", ".shared_experts."), tensor)

@@ -130,9 +130,10 @@ struct ScanTensors {
             "states must be [rows, heads, keys, columns] float32, without gaps", states);
   }
 
-  // Computes all heads. decay and gain are [num_tokens, heads]; the scales are [num_tokens, key_heads] or null.
+  // Computes all heads. decay and gain are [num_tokens, heads]; the scales are [num_tokens, key_heads] or null. `tiled`: head h has key
+  // h % key_heads; else a key serves neighbouring heads.
   void run(const Step& step, const float* decay, const float* gain, const float* query_scale, const float* key_scale, const float* skip,
-           bool corrects) const {
+           bool corrects, bool tiled) const {
     const auto kernel = kernels_of(query.dtype).advance;
     const int64_t size = size_of(query.dtype), width = kernels<RecurrenceKernels>().columns, blocks = (columns + width - 1) / width;
     const int64_t sequences = static_cast<int64_t>(step.order.size());
@@ -140,7 +141,7 @@ struct ScanTensors {
     const int64_t parts = (blocks + together - 1) / together;
     parallel_for(sequences * heads * parts, [&](int64_t task, int) {
       const int32_t i = step.order[task / parts / heads];
-      const int64_t head = task / parts % heads, key_head = head / (heads / key_heads), first = task % parts * together;
+      const int64_t head = task / parts % heads, key_head = tiled ? head % key_heads : head / (heads / key_heads), first = task % parts * together;
       for (int64_t column = first * width; column < std::min((first + together) * width, columns); column += width) {
         auto of_head = [&](const Tensor& t, int64_t h, int64_t c) { return t.as<char>() + (h * t.strides[1] + c) * size; };
         kernel({of_head(query, key_head, 0), of_head(key, key_head, 0), of_head(value, head, column), of_head(outputs, head, column),
@@ -178,7 +179,7 @@ void check_heads(const Tensor& t, const Tensor& value, const char* what) {
 }
 
 void gated_delta_rule(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay_gate, const Tensor& gain_gate,
-                      const Tensor& rate, const Tensor& dt_bias, const Tensor& outputs, const Tensor& states, const Tensor& indptr,
+                      const Tensor& rate, const Tensor& dt_bias, bool tiled, const Tensor& outputs, const Tensor& states, const Tensor& indptr,
                       const Tensor& rows, const Tensor& keep_indptr, const Tensor& keep_ends, const Tensor& keep_rows) {
   const ScanTensors scan(query, key, value, outputs, states);
   check_gate(decay_gate, value, "decay_gate must be [num_tokens, heads] of the dtype of value");
@@ -208,7 +209,7 @@ void gated_delta_rule(const Tensor& query, const Tensor& key, const Tensor& valu
       }
     }
   });
-  scan.run(step, decay, gain, query_scale, key_scale, nullptr, true);
+  scan.run(step, decay, gain, query_scale, key_scale, nullptr, true, tiled);
 }
 
 void state_space_scan(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& dt, const Tensor& rate,
@@ -233,7 +234,7 @@ void state_space_scan(const Tensor& query, const Tensor& key, const Tensor& valu
         decay[token * heads + head] = std::exp(rate.as<float>()[head] * gain[token * heads + head]);
       }
   });
-  scan.run(step, decay, gain, nullptr, nullptr, skip.as<float>(), false);
+  scan.run(step, decay, gain, nullptr, nullptr, skip.as<float>(), false, false);
 }
 
 void gated_norm(const Tensor& rows, const Tensor& gate, const std::optional<Tensor>& weight, const Tensor& outputs, float eps,
@@ -266,7 +267,7 @@ void bind_recurrence(nb::module_& module) {
              nb::arg("weight"), nb::arg("bias").none(), nb::arg("silu"), nb::arg("outputs"), nb::arg("states"), nb::arg("indptr"),
              nb::arg("rows"), nb::arg("keep_indptr"), nb::arg("keep_ends"), nb::arg("keep_rows"));
   module.def("gated_delta_rule", gated_delta_rule, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("decay_gate"),
-             nb::arg("gain_gate"), nb::arg("rate"), nb::arg("dt_bias"), nb::arg("outputs"), nb::arg("states"), nb::arg("indptr"),
+             nb::arg("gain_gate"), nb::arg("rate"), nb::arg("dt_bias"), nb::arg("tiled"), nb::arg("outputs"), nb::arg("states"), nb::arg("indptr"),
              nb::arg("rows"), nb::arg("keep_indptr"), nb::arg("keep_ends"), nb::arg("keep_rows"));
   module.def("state_space_scan", state_space_scan, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("dt"), nb::arg("rate"),
              nb::arg("dt_bias"), nb::arg("skip"), nb::arg("least_dt"), nb::arg("most_dt"), nb::arg("outputs"), nb::arg("states"),
