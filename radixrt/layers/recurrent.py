@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.attention.kv_spec import CachedTensor
-from radixrt.attention.states import StateSpec, StateStep, StateTables
+from radixrt.attention.states import StateSpec, StateTables
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
@@ -27,8 +27,6 @@ class RecurrentBlock(KernelLayer, ABC):
     def __init__(self, layer_index: int) -> None:
         super().__init__()
         self.layer_index = layer_index
-        self._checked: dict[int, tuple[StateStep, Tensor]] = {}
-        """The states before a step whose tape may be checked, by tensor."""
 
     @abstractmethod
     def state_spec(self) -> StateSpec:
@@ -51,12 +49,6 @@ class RecurrentBlock(KernelLayer, ABC):
     ) -> None:
         """Use the step of now: a tape repeats this call, and the step has changed by then."""
         step, table = states.step, states.layers[self.layer_index][tensor]
-        if tape.CHECKS:  # a step is computed twice then, and begins with the same states
-            before, rows = self._checked.get(tensor), step.rows.long()
-            if before is not None and before[0] is step:
-                table[rows] = before[1]
-            else:
-                self._checked[tensor] = step, table[rows]
         steps = (step.indptr, step.rows, step.keep_indptr, step.keep_ends, step.keep_rows)
         kernel(*arguments, table, steps)
 

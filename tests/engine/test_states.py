@@ -24,7 +24,7 @@ from tests.engine.in_process import InProcessEngine
 PAGE = 16
 LENGTHS = range(1, 201, 1 if "RADIXRT_STATES" in os.environ else 7)
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=3)
-FAMILIES = ["lfm2"]
+FAMILIES = ["lfm2", "qwen3_5"]
 
 pytestmark = pytest.mark.skipif(
     not radixrt_kernels.available(), reason="PyTorch's kernels promise nothing of this kind"
