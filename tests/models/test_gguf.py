@@ -457,6 +457,10 @@ def test_qwen_tokenizer_is_that_of_transformers(tmp_path: Path, name: str, pre: 
     expected.pre_tokenizer, expected.normalizer = theirs.pre_tokenizer, theirs.normalizer
     served = resolve_model_path(str(write_gguf(folder, tmp_path / "tiny.gguf", pre=pre)))
     assert_same_tokens(served, expected)
+    ours = Tokenizer.from_file(str(served / "tokenizer.json"))
+    for text in texts():
+        cut, theirs = (t.pre_tokenizer.pre_tokenize_str(text) for t in (ours, expected))
+        assert cut == theirs, text
 
 
 def test_llama_3_tokenizer_groups_three_digits_and_begins_with_bos(tmp_path: Path) -> None:
