@@ -1,5 +1,5 @@
-"""The recurrences of hybrid models: a layer's share beside its matrix products is printed by the
-last cases, which multiply by as many weights as the layer has."""
+"""The recurrences of hybrid models, and for comparison the matrix products of a layer that has
+one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,8 @@ def _step(tokens: int) -> tuple[torch.Tensor, ...]:
     """One prompt of 512 tokens; or a decode of as many sequences."""
     lengths = [tokens] if tokens > 16 else [1] * tokens
     indptr = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    columns = (indptr, list(range(len(lengths))), [0] * len(indptr), [], [])
+    rows, none = list(range(len(lengths))), list[int]()
+    columns = (indptr, rows, [0] * len(indptr), none, none)
     return tuple(torch.tensor(column, dtype=torch.int32) for column in columns)
 
 

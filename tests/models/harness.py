@@ -65,6 +65,14 @@ class Harness:
             kv_dtype=kv_dtype or model.dtype,
             kv_specs=model.kv_specs(kv_dtype or model.dtype),
         )
+        self.states = StateTables(
+            [
+                tuple(
+                    torch.full((num_rows, *t.shape), torch.nan, dtype=t.dtype) for t in spec.tensors
+                )
+                for spec in model.state_specs()
+            ]
+        )
         self.context = ForwardContext(
             backend or make_backend("auto", setup),
             [
@@ -74,15 +82,7 @@ class Harness:
                 )
                 for spec in setup.kv_specs
             ],
-            StateTables(
-                [
-                    tuple(
-                        torch.full((num_rows, *t.shape), torch.nan, dtype=t.dtype)
-                        for t in spec.tensors
-                    )
-                    for spec in model.state_specs()
-                ]
-            ),
+            self.states,
         )
         self.free_rows = random.Random(1).sample(range(num_rows), num_rows)
 
@@ -116,7 +116,7 @@ class Harness:
         for sequence, tokens in work:
             if sequence.row is None:
                 sequence.row = self.free_rows.pop()
-                self.context.states.copy([(-1, sequence.row)])
+                self.states.copy([(-1, sequence.row)])
             offset = indptr[-1] - sequence.length
             sequence.length += len(tokens)
             indptr.append(indptr[-1] + len(tokens))
@@ -134,7 +134,7 @@ class Harness:
             [k[0] for k in keeps],
             [k[1] for k in keeps],
         )
-        self.context.states.plan(StateStep(*(torch.tensor(c, dtype=torch.int32) for c in columns)))
+        self.states.plan(StateStep(*(torch.tensor(c, dtype=torch.int32) for c in columns)))
 
     def _metadata(
         self, work: list[tuple[Sequence, list[int]]], locations: list[int]

@@ -416,7 +416,7 @@ def texts() -> list[str]:
     """Words, odd whitespace, other scripts, digits, code and control tokens as text."""
     rng = random.Random(5)
     words = " ".join(TEXT).split(" ")
-    pieces = [*words, " ", "  ", "\n", "\n\n", "\t", "\r\n", "12345", "e\u0301", "'ll", "<s>",
+    pieces = [*words, " ", "  ", "\n", "\n\n", "\t", "\r\n", "12345", "e\u0301", "x\u0301y", "'ll", "<s>",
               "<|im_end|>", "<tool_call>", "▁", "😀", "x=1;", ""]  # fmt: skip
     return ["", *TEXT, *("".join(rng.choices(pieces, k=rng.randrange(1, 20))) for _ in range(300))]
 
@@ -440,8 +440,9 @@ def test_byte_level_tokenizer_and_chat_template(tmp_path: Path) -> None:
     assert (served / "chat_template.jinja").read_text() == template
 
 
-def test_qwen_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
-    from transformers import Qwen2Tokenizer
+@pytest.mark.parametrize(("name", "pre"), [("Qwen2", "qwen2"), ("Qwen3_5", "qwen35")])
+def test_qwen_tokenizer_is_that_of_transformers(tmp_path: Path, name: str, pre: str) -> None:
+    import transformers
 
     from tests.models.gguf_files import write_gguf
 
@@ -449,11 +450,17 @@ def test_qwen_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
     save_byte_level(folder)
     tables = json.loads((folder / "tokenizer.json").read_text())
     merges = [tuple(merge) for merge in tables["model"]["merges"]]
-    theirs = Qwen2Tokenizer(vocab=tables["model"]["vocab"], merges=merges).backend_tokenizer
+    theirs = getattr(transformers, f"{name}Tokenizer")(
+        vocab=tables["model"]["vocab"], merges=merges
+    ).backend_tokenizer
     expected = Tokenizer.from_file(str(folder / "tokenizer.json"))
     expected.pre_tokenizer, expected.normalizer = theirs.pre_tokenizer, theirs.normalizer
-    served = resolve_model_path(str(write_gguf(folder, tmp_path / "tiny.gguf", pre="qwen2")))
+    served = resolve_model_path(str(write_gguf(folder, tmp_path / "tiny.gguf", pre=pre)))
     assert_same_tokens(served, expected)
+    ours = Tokenizer.from_file(str(served / "tokenizer.json"))
+    for text in texts():
+        cut, theirs = (t.pre_tokenizer.pre_tokenize_str(text) for t in (ours, expected))
+        assert cut == theirs, text
 
 
 def test_llama_3_tokenizer_groups_three_digits_and_begins_with_bos(tmp_path: Path) -> None:
@@ -471,6 +478,7 @@ def test_llama_3_tokenizer_groups_three_digits_and_begins_with_bos(tmp_path: Pat
 @pytest.mark.parametrize(
     ("pre", "pieces"),
     [
+        ("lfm2", ["It", "'s", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),
         ("refact", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
         ("seed-coder", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
         ("hunyuan-dense", ["It", "'s", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),

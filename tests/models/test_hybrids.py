@@ -65,8 +65,6 @@ def test_chunks_and_batches_change_no_bit(folder: Path, dtype: str) -> None:
 def test_a_sequence_goes_on_from_a_kept_state_with_the_same_bits(model: CausalLM) -> None:
     """The first sequence keeps its state at some positions; others begin there, on its pages."""
     harness = Harness(model, page_size=1, num_rows=6)
-    tables = harness.context.states
-    assert tables is not None
     expected = harness.logits(PROMPT)
     first = Sequence(keep={1: 0, 17: 1, 40: 2})
     harness.free_rows = [3, 4, 5]
@@ -74,7 +72,7 @@ def test_a_sequence_goes_on_from_a_kept_state_with_the_same_bits(model: CausalLM
     harness.step([(first, PROMPT[17:50])])
     for position, row in ((1, 0), (17, 1), (40, 2)):
         resumed = Sequence(first.pages[:position], position, harness.free_rows[-1])
-        tables.copy([(row, harness.free_rows[-1])])
+        harness.states.copy([(row, harness.free_rows[-1])])
         found = harness.step([(resumed, PROMPT[position:])])[0]
         assert torch.equal(found, expected[position:])
 
@@ -84,8 +82,8 @@ def test_the_state_decides_the_logits(model: CausalLM) -> None:
     harness, sequence = Harness(model, page_size=16), Sequence()
     expected = harness.logits(PROMPT)
     harness.step([(sequence, PROMPT[:60])])
-    assert harness.context.states is not None and sequence.row is not None
-    harness.context.states.copy([(-1, sequence.row)])
+    assert sequence.row is not None
+    harness.states.copy([(-1, sequence.row)])
     found = harness.step([(sequence, PROMPT[60:])])[0]
     assert (found[0] - expected[60]).abs().max() > 0.1
 

@@ -94,3 +94,11 @@ class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         for inner, part in language_model_only(name, tensor):
             yield from super().translate(inner, part)
+
+
+class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
+    """Experts in every layer."""
+
+
+class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForConditionalGeneration):
+    """Experts in every layer."""
