@@ -1,5 +1,5 @@
 """Gated activations in one pass over memory; torch needs two passes and rounds between them. Also
-the soft cap of logits."""
+gates by a sigmoid, and the soft cap of logits."""
 
 import torch
 
@@ -7,6 +7,7 @@ from radixrt_kernels import native, tape
 
 if native is not None:
     _gated_activation = native.gated_activation
+    _sigmoid_gate = native.sigmoid_gate
     _soft_cap = native.soft_cap
     _ACTIVATIONS = dict(native.Activation.__members__)
 
@@ -40,6 +41,31 @@ def gated_activation(
         tokens, columns = gate_up.shape
         out = gate_up.new_empty((tokens, columns // 2))
     tape.call(_gated_activation, gate_up, out, _ACTIVATIONS[name])
+    return out
+
+
+def sigmoid_gate(gate: torch.Tensor, values: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute ``values * sigmoid(gate)``, or the sigmoid alone. A number's result does not depend
+    on its place in memory.
+
+    Args:
+        gate: [num_tokens, heads, size], or [num_tokens, heads, 1] for all values of a head;
+            float32, bfloat16 or float16. Heads may have gaps between them.
+        values: [num_tokens, heads, size] of the same dtype
+
+    Returns:
+        a new tensor like the values, or like the gate
+
+    Raises:
+        ValueError: the shapes do not fit.
+
+    Example:
+        >>> import torch
+        >>> sigmoid_gate(torch.tensor([[[0.0]]]), torch.tensor([[[3.0, 4.0]]]))
+        tensor([[[1.5000, 2.0000]]])
+    """
+    out = torch.empty((gate if values is None else values).shape, dtype=gate.dtype)
+    tape.call(_sigmoid_gate, values, gate, out)
     return out
 
 

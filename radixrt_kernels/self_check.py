@@ -5,13 +5,24 @@ from dataclasses import dataclass
 
 import torch
 
-from radixrt_kernels import activation, blockwise, groupwise, linear, mixture, norm, rotary, sampler
+from radixrt_kernels import (
+    activation,
+    blockwise,
+    groupwise,
+    linear,
+    mixture,
+    norm,
+    recurrence,
+    rotary,
+    sampler,
+)
 from radixrt_kernels.attention import AttentionPlan
 from radixrt_kernels.reference import blockwise as reference_blockwise
 from radixrt_kernels.reference import groupwise as reference_groupwise
 from radixrt_kernels.reference import linear as reference_linear
 from radixrt_kernels.reference import mixture as reference_mixture
 from radixrt_kernels.reference import norm as reference_norm
+from radixrt_kernels.reference import recurrence as reference_recurrence
 from radixrt_kernels.reference.activation import gated_activation
 from radixrt_kernels.reference.attention import paged_attention
 from radixrt_kernels.reference.rotary import rotated
@@ -165,6 +176,44 @@ def mixtures() -> Iterator[Check]:
         yield Check(f"weighted_sum {dtype}", result, expected, tolerance)
 
 
+def recurrences() -> Iterator[Check]:
+    """Two sequences, one of a single token, with a copy of a state on the way."""
+    columns = ([0, 1, 12], [2, 0], [0, 0, 1], [5], [1])
+    step = tuple(torch.tensor(column, dtype=torch.int32) for column in columns)
+    for dtype, tolerance in ROUNDING.items():
+        inputs, rate = torch.randn(12, 72).to(dtype), -torch.rand(3)
+        weight, last = torch.randn(4, 72).to(dtype), torch.randn(3, 3, 72).to(dtype)
+        query, key = (torch.randn(12, 1, 40).to(dtype) for _ in range(2))
+        value, gates = torch.randn(12, 3, 24).to(dtype), torch.randn(2, 12, 3).to(dtype)
+        matrices, bias = torch.randn(3, 3, 40, 24), torch.randn(3)
+        results = []
+        for functions in (recurrence, reference_recurrence):
+            convolved, *scanned = torch.empty_like(inputs), *torch.empty(2, *value.shape).to(dtype)
+            functions.short_convolution(
+                inputs, None, None, weight, None, True, convolved, last.clone(), step
+            )
+            key_value = (query, key, value)
+            functions.gated_delta_rule(
+                *key_value, *gates, rate, bias, True, scanned[0], matrices.clone(), step
+            )
+            functions.state_space_scan(
+                *key_value,
+                gates[0],
+                rate,
+                bias,
+                bias,
+                (0.0, 1.0),
+                scanned[1],
+                matrices.clone(),
+                step,
+            )
+            gated = functions.gated_norm(value, value, None, 1e-6, gate_first=True)
+            results.append([convolved, *scanned, gated])
+        names = ("short_convolution", "gated_delta_rule", "state_space_scan", "gated_norm")
+        for name, result, expected in zip(names, *results, strict=True):
+            yield Check(f"{name} {dtype}", result, expected, tolerance)
+
+
 def sampling() -> Iterator[Check]:
     """Greedy sampling and log-probabilities. ``tests/kernels/test_sampler_kernel.py`` tests the
     other settings."""
@@ -185,6 +234,7 @@ CHECKS: list[Callable[[], Iterator[Check]]] = [
     groupwise_linears,
     blockwise_linears,
     mixtures,
+    recurrences,
     sampling,
 ]
 """One function per kernel family."""

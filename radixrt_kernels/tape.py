@@ -119,7 +119,8 @@ class Tapes:
             allocates, and memory that its kernels write.
         inputs: tensors [rows, ...] of any number of rows; zeros of these shapes and dtypes have to
             be valid inputs.
-        checks: the first replay of each tape is compared with ``compute``, which runs twice then.
+        checks: the first replay of each tape is compared with the computation, which runs before.
+        check: the computation for that, which leaves memory as it was; None: ``compute``.
 
     Raises:
         NotRecordable: ``compute`` reads values of tensors in Python, or depends on the number of
@@ -128,9 +129,13 @@ class Tapes:
 
     @torch.inference_mode()
     def __init__(
-        self, compute: Callable[..., Any], *inputs: torch.Tensor, checks: bool = CHECKS
+        self,
+        compute: Callable[..., Any],
+        *inputs: torch.Tensor,
+        checks: bool = CHECKS,
+        check: Callable[..., Any] | None = None,
     ) -> None:
-        self._check = compute if checks else None
+        self._check = (check or compute) if checks else None
         first, second = (_trace_of(compute, inputs, rows) for rows in TRACED_ROWS)
         if first.kernels != second.kernels or len(first.lives) != len(second.lives):
             raise NotRecordable("other kernels are called for other numbers of rows")

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.hybrid_configs import HYBRID_CONFIGS
+
 VOCAB_SIZE = 384
 MAX_POSITIONS = 512
 END_OF_TURN = 2
@@ -276,8 +278,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    **HYBRID_CONFIGS,
 }
 """Name to the config class in transformers and what it has beside the common settings."""
+
+HYBRIDS = list(HYBRID_CONFIGS)
+"""Those with recurrent layers."""
 
 
 _ENCODER: dict[str, Any] = {"attention_dropout": 0.0, "pad_token_id": 1, "type_vocab_size": 1}
@@ -310,6 +316,9 @@ def _config(architecture: str, overrides: dict[str, Any]) -> Any:
     if class_name == "Gemma4Config":
         vision = {**_TINY_VISION, "num_key_value_heads": 2, "head_dim": 8}
         return transformers.Gemma4Config(text_config=settings, vision_config=vision)
+    if class_name == "Qwen3_5Config":
+        vision = {**_TINY_VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+        return transformers.Qwen3_5Config(text_config=settings, vision_config=vision)
     return getattr(transformers, class_name)(**settings)
 
 
@@ -337,8 +346,12 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
             for name, weight in model.named_parameters():
                 if name.endswith("q_norm.weight"):
                     weight.mul_(0.2)
+            if name.endswith("A_log"):  # the usual values forget a wrong state in a few tokens
+                weight.copy_(torch.empty_like(weight).uniform_(0.001, 0.05).log())
+            if name.endswith("dt_bias"):
+                weight.copy_(torch.empty_like(weight).uniform_(-1.0, 1.0))
         for name, tensor in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
         if config.get_text_config().tie_word_embeddings:  # or the model repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)

@@ -8,11 +8,11 @@ from itertools import chain
 import torch
 
 import radixrt_kernels
-from bench.kernels import attention, elementwise, linear, machine
+from bench.kernels import attention, elementwise, linear, machine, recurrence
 from bench.kernels.machine import best_seconds
 from radixrt.worker.threads import use_threads
 
-FAMILIES = (attention.cases, elementwise.cases, linear.cases)
+FAMILIES = (attention.cases, elementwise.cases, linear.cases, recurrence.cases)
 SECONDS_A_CASE = 0.5
 
 
@@ -20,6 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--family", default="", help="cases of this file of bench/kernels alone")
     arguments = parser.parse_args()
     native = radixrt_kernels.native
     if native is None:
@@ -32,7 +33,8 @@ def main() -> None:
     )
     print("| kernel | time, us | GB/s | GFLOP/s | of the bound | PyTorch takes |")
     print("|---|--:|--:|--:|--:|--:|")
-    for case in chain.from_iterable(family() for family in FAMILIES):
+    families = [f for f in FAMILIES if f.__module__.endswith(arguments.family)]
+    for case in chain.from_iterable(family() for family in families):
         if arguments.only not in case.name:
             continue
         seconds, reference_s = _best(case.kernel), _best(case.reference)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata
+from radixrt.attention.states import StateTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,9 @@ class ForwardContext:
 
     backend: AttentionBackend
     kv_caches: list[LayerKV]
-    """One a layer; empty for a layer that reads an earlier one's."""
+    """One a layer; empty for a layer that reads an earlier one's, or keeps a state instead."""
+    states: StateTables | None = None
+    """The states of recurrent layers; None: the model has none."""
 
     def narrowed(self, rows: Tensor) -> "ForwardContext | None":
         """The context of these rows of the step alone, see ``NarrowingBackend``; None: the backend

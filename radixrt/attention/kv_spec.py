@@ -44,7 +44,7 @@ class KVSpec:
     tensors: tuple[CachedTensor, ...]
     """Tensors in the order of :data:`LayerKV`: keys and values, with their scales behind each head
     where they have any; or one latent; or nothing, if the layer reads the cache of an earlier one
-    (Gemma 4)."""
+    (Gemma 4) or has no attention."""
 
     @staticmethod
     def keys_and_values(

@@ -16,7 +16,7 @@ class AttentionSetup:
     """The model's layers on this rank, their KV caches, the device, and the largest step."""
 
     specs: Sequence[AttentionSpec] = ()
-    """Specifications of all layers; many are equal."""
+    """Specifications of the layers with attention; many are equal."""
     dtype: torch.dtype = torch.float32
     """Dtype of queries, keys and values."""
     kv_dtype: torch.dtype = torch.float32
@@ -32,7 +32,7 @@ class AttentionSetup:
     cascade: bool = True
     """Prefixes that decoding sequences share may be read once for all of them."""
     kv_specs: Sequence[KVSpec] = ()
-    """KV of all layers, one for each of ``specs``."""
+    """KV of all layers; empty for those without attention."""
     deterministic: bool = False
     """FlashInfer never splits the keys of a row, whatever the batch."""
 

@@ -83,8 +83,8 @@ class TorchReferenceBackend:
         Raises:
             ConfigError: a layer keeps tensors other than keys and values, or one for both.
         """
-        for spec, kept in zip(setup.specs, setup.kv_specs, strict=True) if setup else ():
-            if not _reads(spec, kept):
+        for kept in setup.kv_specs if setup else ():
+            if setup and kept.tensors and not any(_reads(spec, kept) for spec in setup.specs):
                 raise ConfigError(
                     f"No attention backend reads a KV cache of {kept}; use --kv-cache-dtype auto."
                 )
@@ -132,8 +132,6 @@ class TorchReferenceBackend:
 
 def _reads(spec: AttentionSpec, kept: KVSpec) -> bool:
     """Whether a KV cache is floating-point keys, and values with as many heads or none."""
-    if not kept.tensors:  # another layer's is read
-        return True
     keys, *values = kept.tensors
     return (
         keys.shape == (spec.num_kv_heads, spec.head_dim)

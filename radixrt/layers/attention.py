@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from radixrt.attention.backend import AttentionInputs, AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.hf_config import head_dim
+from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import ColumnParallelLinear, Heads, RowParallelLinear
 from radixrt.layers.norm import AllHeadsNorm, RMSNorm
 from radixrt.layers.parallel import TensorParallel
@@ -58,7 +59,7 @@ class HeadSinks(nn.Module):
         yield path, WeightSlot((self.num_heads,), self.scores, 0, self.start)
 
 
-class SelfAttention(AttentionBlock):
+class SelfAttention(AttentionBlock, KernelLayer):
     """Grouped-query attention of layer ``layer_index``, whose KV cache is the context's at that
     index."""
 
@@ -80,6 +81,7 @@ class SelfAttention(AttentionBlock):
         rotates: bool = True,
         query_scale: Callable[[Tensor], Tensor] | None = None,
         has_sinks: bool = False,
+        gated: bool = False,
     ) -> None:
         """
         Args:
@@ -92,6 +94,8 @@ class SelfAttention(AttentionBlock):
             query_scale: factors of the rotated queries by position (Ministral 3): [num_tokens] ->
                 [num_tokens].
             has_sinks: each head has a learned score beside those of the keys (gpt-oss).
+            gated: behind each head of the query, ``q_proj`` computes a gate, by whose sigmoid the
+                head's output is multiplied (Qwen3-Next).
         """
         super().__init__()
         self.layer_index = layer_index
@@ -110,10 +114,10 @@ class SelfAttention(AttentionBlock):
             sliding_window=sliding_window,
             soft_cap=soft_cap,
         )
-        self.head_counts = [heads.query, heads.kv, heads.kv]
-        self.qkv_proj = ColumnParallelLinear(
-            config.hidden_size, heads.projections(num_heads, num_kv_heads, tp), qkv_bias
-        )
+        self.gated = gated
+        self.head_counts = [heads.query * (1 + gated), heads.kv, heads.kv]
+        projections = heads.projections(num_heads * (1 + gated), num_kv_heads, tp)
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, projections, qkv_bias)
         self.q_norm = query_norm
         self.k_norm = key_norm
         self.norm_after_rotation = norm_after_rotation
@@ -127,6 +131,9 @@ class SelfAttention(AttentionBlock):
         merged = self.qkv_proj.forward(hidden)
         heads = merged.view(merged.shape[0], sum(self.head_counts), self.spec.head_dim)
         query, key, value = heads.split_with_sizes(self.head_counts, dim=1)
+        gate = None
+        if self.gated:
+            query, gate = query.unflatten(1, (self.spec.num_heads, 2)).unbind(2)
         if not self.norm_after_rotation:
             query, key = self._norm(query, key)
         if self.rotates:
@@ -140,6 +147,8 @@ class SelfAttention(AttentionBlock):
         attended = context.backend.attend(
             AttentionInputs(query, key, value, kv_cache, self.spec, sinks)
         )
+        if gate is not None:
+            attended = self.kernels.sigmoid_gate(gate, attended)
         return self.o_proj.forward(attended.flatten(1))
 
     def _norm(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

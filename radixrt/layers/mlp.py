@@ -7,7 +7,10 @@ from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from radixrt.layers.parallel import TensorParallel
 
+RELU_SQUARED = "relu2"
+"""The activation of MLPs without a gate (Nemotron)."""
 _NAMES = {
+    RELU_SQUARED: RELU_SQUARED,
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -28,6 +31,20 @@ def gated_activation(hidden_act: str) -> str:
             f"The checkpoint's activation {hidden_act!r} is not supported; supported: {', '.join(_NAMES)}."
         )
     return _NAMES[hidden_act]
+
+
+class SquaredReluMLP(KernelLayer):
+    """``down(relu(up(x))**2)`` (So et al., 2021)"""
+
+    def __init__(self, hidden_size: int, size: int, tp: TensorParallel, bias: bool = False) -> None:
+        super().__init__()
+        up = [Projection.even("up_proj", size, tp)]
+        self.merged_up_proj = ColumnParallelLinear(hidden_size, up, bias)
+        self.down_proj = RowParallelLinear(size, hidden_size, bias, tp)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
+        return self.down_proj.forward(self.merged_up_proj.forward(hidden).relu().square())
 
 
 class GatedMLP(KernelLayer):

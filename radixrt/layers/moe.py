@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.linear import LinearLayer
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
-from radixrt.layers.mlp import GatedMLP, gated_activation
+from radixrt.layers.mlp import RELU_SQUARED, GatedMLP, SquaredReluMLP, gated_activation
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -84,7 +84,7 @@ class SigmoidRouter(Router):
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See ``Router.choose``."""
-        scores = self.forward(hidden.float()).sigmoid()
+        scores = self.kernels.sigmoid_gate(self.forward(hidden.float())[:, None])[:, 0]
         ranked = scores + self.e_score_correction_bias
         if self.top_groups < self.num_groups:
             groups = ranked.unflatten(-1, (self.num_groups, -1))
@@ -104,7 +104,7 @@ class SigmoidRouter(Router):
 
 
 class Experts(KernelLayer):
-    """Gated MLPs, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``,
+    """MLPs, gated but for ``relu2``, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``,
     ..."""
 
     def __init__(
@@ -122,9 +122,9 @@ class Experts(KernelLayer):
         self.intermediate_size = intermediate_size
         self.activation = gated_activation(activation)
         self.share = share = tp.share(intermediate_size, "expert size")
-        self.gate_up_proj = MatrixStack(
-            num_experts, 2 * share, hidden_size, bias
-        )  # gate's rows, then up's
+        self.names = ("up_proj",) if activation == RELU_SQUARED else ("gate_proj", "up_proj")
+        rows = len(self.names) * share  # gate's, then up's
+        self.gate_up_proj = MatrixStack(num_experts, rows, hidden_size, bias)
         self.down_proj = MatrixStack(num_experts, hidden_size, share, bias)
 
     def forward(self, hidden: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Experts(KernelLayer):
         wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
         for expert in range(self.num_experts):
             first = self.gate_up_proj.rows_of(expert).start
-            for half, name in enumerate(("gate_proj", "up_proj")):
+            for half, name in enumerate(self.names):
                 rows = slice(first, first + self.share)
                 first += self.share
                 placement = Placement(f"{path}.{expert}.{name}", wide, rows, 0, start)
@@ -165,15 +165,23 @@ def _ignore(tensor: Tensor) -> None:
 class SparseMoE(KernelLayer):
     """Router and experts in the place of a dense MLP."""
 
-    def __init__(self, gate: Router, experts: Experts, shared: GatedMLP | None = None) -> None:
+    def __init__(
+        self,
+        gate: Router,
+        experts: Experts,
+        shared: GatedMLP | SquaredReluMLP | None = None,
+        shared_gate: Router | None = None,
+    ) -> None:
         """
         Args:
-            shared: an expert that each token goes to beside those of its choice, with weight 1.
+            shared: an expert that each token goes to beside those of its choice.
+            shared_gate: its weight is the sigmoid of this score of one expert; None: 1.
         """
         super().__init__()
         self.gate = gate
         self.experts = experts
         self.shared_experts = shared
+        self.shared_expert_gate = shared_gate
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
@@ -181,7 +189,11 @@ class SparseMoE(KernelLayer):
         output = self.experts.forward(hidden, weights, chosen)
         if self.shared_experts is None:
             return output
-        return output + self.shared_experts.forward(hidden)
+        shared = self.shared_experts.forward(hidden)
+        if self.shared_expert_gate is not None:
+            gate = self.shared_expert_gate.forward(hidden)
+            shared = self.kernels.sigmoid_gate(gate[:, None], shared[:, None])[:, 0]
+        return output + shared
 
 
 def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -79,6 +79,13 @@ class RotaryEmbedding(KernelLayer):
         return self.kernels.rotate(positions, query, key, self.cos_sin)
 
 
+class NoRotary(RotaryEmbedding):
+    """In the place of a rotary embedding where no layer rotates."""
+
+    def __init__(self) -> None:
+        KernelLayer.__init__(self)
+
+
 def _in_halves(heads: Tensor) -> Tensor:
     """[..., head_dim] -> the same: the features with even indices, then the others."""
     return torch.cat([heads[..., 0::2], heads[..., 1::2]], dim=-1)

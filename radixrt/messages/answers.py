@@ -205,6 +205,10 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """Most sequences in the running batch."""
     kv_bytes_per_token: int
     """Over all layers and ranks."""
+    kept_states: int = 0
+    """States of recurrent layers that are kept beside the KV; 0: the model has no such layers."""
+    state_bytes: int = 0
+    """Memory of one of them, over all layers and ranks."""
     num_parameters: int
     weight_bytes: int
     """Memory of the weights over all ranks, in the form in which they are kept."""

@@ -11,6 +11,7 @@ Cause = Literal[
     "none",
     "never_seen",
     "evicted",
+    "missing_state",
     "other_salt",
     "template_rewrote_history",
     "tools_changed",
@@ -54,6 +55,9 @@ class CacheFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     is_own: bool = False
     """Whether that request had the same key."""
     evicted: Eviction | None = None
+    stateless_tokens: int = 0
+    """Tokens whose KV was found but that were computed again, because no state of the recurrent
+    layers was kept behind them."""
     other_salt_tokens: int = 0
     """Leading tokens of the prompt that are cached under another salt of the same key, if they are
     more."""

@@ -140,6 +140,10 @@ class Counters(msgspec.Struct, kw_only=True):
     cache_write_tokens: Annotated[
         int, counter("Prompt tokens computed and put into the radix tree.")
     ] = 0
+    stateless_tokens: Annotated[
+        int, counter("Prompt tokens found in the radix tree without a state of recurrent layers.")
+    ] = 0
+    """They were computed again."""
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Output tokens that a grammar forced: no forward pass sampled them."""
@@ -218,6 +222,9 @@ class SchedulerStats(Counters, kw_only=True):
     leases_broken: Annotated[int, counter("Leases broken before their end.", "cache_leases_broken")]
     """Since start, broken before their end because a sequence lacked pages."""
     sessions: Annotated[int, gauge("Sessions named by hints and not ended.", "cache_sessions")]
+    kept_states: Annotated[
+        int, gauge("States of recurrent layers that are kept beside the KV.", "kept_states")
+    ]
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     malformed_frames: Annotated[int, counter("Frames that a process could not decode.")]

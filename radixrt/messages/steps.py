@@ -25,6 +25,13 @@ FULL_SAVING = 1.0
 """Each accepted draft token saves a step: no prompts are to come. This very object is not sent."""
 
 
+EMPTY_STATE = -1
+"""Stands for a kept state: that of an empty sequence."""
+
+SAME_STATE = -2
+"""Stands for a kept state: the slot goes on from its own."""
+
+
 class DraftSources(msgspec.Struct, frozen=True, array_like=True):
     """Texts from which draft tokens of a sequence may come, beside its own."""
 
@@ -56,6 +63,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """Position of the first token of a pair's second text, for models that tell them apart."""
     drafts: DraftSources | None = None
     """None: no tokens of this sequence are drafted."""
+    state: int = EMPTY_STATE
+    """The kept state of recurrent layers behind the first ``num_cached`` tokens."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +72,21 @@ class BlockTable(msgspec.Struct, frozen=True, array_like=True):
 
     slot: int
     pages: PackedIds
+    state: int = SAME_STATE
+    """The kept state of recurrent layers from which the slot goes on."""
+
+
+class KeepState(msgspec.Struct, frozen=True, array_like=True):
+    """Keep the state of a slot's recurrent layers when it has computed ``position`` tokens.
+
+    The order stands until the slot gets there, in this step or a later one, or is released. If the
+    slot is beyond the position already, nothing is kept.
+    """
+
+    slot: int
+    position: int
+    state: int
+    """The kept state that is overwritten."""
 
 
 class Prefill(msgspec.Struct, frozen=True, array_like=True):
@@ -97,6 +121,9 @@ class StepPlan(Message, frozen=True, kw_only=True):
     """Page ``extend_pages[i]`` is appended to the block table of slot ``extend_slots[i]``. The
     entries of a slot are adjacent."""
     prefill: list[Prefill] = []
+    keep: list[KeepState] = []
+    """In the order of the positions of each slot. All kept states that the plan names elsewhere are
+    read before."""
     draft_saving: float = FULL_SAVING
     """Part of the tokens to come that will be sampled when all prompts are computed. Only these
     take a step less for each draft token that is accepted: there are as many steps with prompts as
@@ -155,6 +182,8 @@ class StepResult(Message, frozen=True, kw_only=True):
     The next step does not compute them: it samples their tokens from the same logits."""
     logprobs: list[SlotLogprobs] = []
     prompt_logprobs: list[SlotLogprobs] = []
+    kept_states: PackedIds = b""
+    """The kept states that this step has written."""
     vectors: list[SlotVector] = []
     """Vectors of the slots whose prompts end in this step and that sample no token."""
     forward_s: float = 0.0

@@ -14,7 +14,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.hub import PREFIX, hub_file, refuse
-from radixrt.models.registry import check_architecture
+from radixrt.models.registry import check_architecture, is_recurrent
 from radixrt.models.rope_check import check_rope
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ _COUNTED = (
 MAX_LAYERS = 1024
 MAX_POSITIONS = 1 << 26
 """Tokens of a context; the longest that is known has 10 million."""
+RECURRENT_CONTEXT = 1 << 17
+"""Tokens of a context where nothing but memory limits it."""
 MAX_END_TOKENS = 256
 MAX_DIMENSION = 1 << 24
 """Limit of a size where no weights show what is possible."""
@@ -267,6 +269,8 @@ def context_length(config: Mapping[str, Any]) -> int:
     """
     text = text_config(config)
     longest = text.get("max_position_embeddings")
+    if longest is None and text.get("model_type") == "mamba2":
+        return RECURRENT_CONTEXT
     if not isinstance(longest, int) or not 1 <= longest <= MAX_POSITIONS:
         raise ConfigError("The checkpoint's config.json has no usable 'max_position_embeddings'.")
     if text.get("model_type") in ("roberta", "xlm-roberta"):
@@ -306,8 +310,12 @@ def check_ranks(config: Mapping[str, Any], tp: int) -> None:
     """Check that ``tp`` ranks can share a model, before a process is started for each.
 
     Raises:
-        ConfigError: its heads cannot be split evenly.
+        ConfigError: its heads cannot be split evenly, or it has recurrent layers.
     """
+    if tp > 1 and is_recurrent(architecture := check_architecture(config)):
+        raise ConfigError(
+            f"{architecture} has recurrent layers, which are not split over ranks yet; use --tp 1."
+        )
     text = text_config(config)
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = text.get(name)

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
+from radixrt.attention.states import StateSpec
 from radixrt.layers.attention import AttentionBlock, SelfAttention
 from radixrt.layers.embedding import VocabParallelEmbedding
 from radixrt.layers.kernels.interface import KernelLayer
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.recurrent import RecurrentBlock
 from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.layers.weights import load_into, weight_slots
 
@@ -140,10 +142,7 @@ class CausalLM(KernelLayer):
         self.vocab_size: int = config.vocab_size
         self.dtype = torch.get_default_dtype()
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
-        rotaries = {
-            kind: RotaryEmbedding(config, context_length, kind, self.rope_interleaved)
-            for kind in set(kinds)
-        }
+        rotaries = {kind: self.rotary(context_length, kind) for kind in set(kinds)}
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
         self.model = type(self).decoder_class(config, tp, layers, self.norm(config.hidden_size))
         self.score: nn.Linear | None = None
@@ -177,6 +176,10 @@ class CausalLM(KernelLayer):
         """The key of layer ``index`` in the config's ``rope_parameters``; None: these are the same
         for all layers."""
         return None
+
+    def rotary(self, context_length: int, layer_type: str | None) -> RotaryEmbedding:
+        """The rotary embedding of layers of this type."""
+        return RotaryEmbedding(self.config, context_length, layer_type, self.rope_interleaved)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """A checkpoint's tensor under the names used here: renamed, split into several, or
@@ -273,15 +276,28 @@ class CausalLM(KernelLayer):
         return scores
 
     def attention_specs(self) -> list[AttentionSpec]:
-        """The constants of each layer's attention, on this rank."""
-        return [block.spec for block in self._attention_blocks()]
+        """The constants of each layer's attention, on this rank; of layers that have one."""
+        return [block.spec for block in self.modules() if isinstance(block, AttentionBlock)]
 
     def kv_specs(self, dtype: torch.dtype) -> list[KVSpec]:
         """The KV cache of each layer, on this rank; keys and values are kept in ``dtype``."""
-        return [block.kv_spec(dtype) for block in self._attention_blocks()]
+        return [
+            next(
+                (b.kv_spec(dtype) for b in layer.modules() if isinstance(b, AttentionBlock)),
+                KVSpec(()),
+            )
+            for layer in self.model.layers
+        ]
 
-    def _attention_blocks(self) -> list[AttentionBlock]:
-        return [block for block in self.modules() if isinstance(block, AttentionBlock)]
+    def state_specs(self) -> list[StateSpec]:
+        """The state of a sequence in each layer, empty in layers without a recurrent block."""
+        return [
+            next(
+                (b.state_spec() for b in layer.modules() if isinstance(b, RecurrentBlock)),
+                StateSpec(),
+            )
+            for layer in self.model.layers
+        ]
 
     def replace_head(self, num_classes: int) -> None:
         """Drop the LM head, before the weights are loaded. The model gives hidden states, and

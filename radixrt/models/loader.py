@@ -25,7 +25,7 @@ from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import BlockFormats, read_weights, warn_of_dequantization
 from radixrt.models.loading_progress import LoadingProgress
 from radixrt.models.pooling import read_pooling
-from radixrt.models.registry import check_architecture, model_class
+from radixrt.models.registry import check_architecture, is_recurrent, model_class
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,13 @@ def load_model(
     limit = checkpoint.context_length(raw_config)
     longest = min(context_length or limit, limit)
     kernels = kernels or LayerKernels()
-    model_type = model_class(check_architecture(raw_config))
+    architecture = check_architecture(raw_config)
+    if is_recurrent(architecture) and torch.device(device).type == "cuda":
+        raise ConfigError(
+            f"Models with recurrent layers ({architecture}) run on a CPU; on a GPU they are not "
+            "supported yet. Use --device cpu."
+        )
+    model_type = model_class(architecture)
     pooling = read_pooling(model_dir, raw_config)
     with torch.device(device), _default_dtype(torch_dtype):
         model = model_type(config, tp or TensorParallel(), longest).eval()

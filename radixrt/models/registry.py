@@ -9,10 +9,12 @@ from typing import Any
 from radixrt.base.errors import ConfigError
 
 ARCHITECTURES = {
+    "BambaForCausalLM": "radixrt.models.hybrids.mamba:BambaForCausalLM",
     "BertForSequenceClassification": "radixrt.models.encoders.bert:BertModel",
     "BertModel": "radixrt.models.encoders.bert:BertModel",
     "Ernie4_5ForCausalLM": "radixrt.models.families.ernie4_5:Ernie4_5ForCausalLM",
     "Exaone4ForCausalLM": "radixrt.models.families.exaone4:Exaone4ForCausalLM",
+    "FalconH1ForCausalLM": "radixrt.models.hybrids.mamba:FalconH1ForCausalLM",
     "Gemma2ForCausalLM": "radixrt.models.gemma.gemma2:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "radixrt.models.gemma.gemma3:Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration": "radixrt.models.gemma.gemma3:Gemma3ForConditionalGeneration",
@@ -24,10 +26,14 @@ ARCHITECTURES = {
     "Glm4MoeForCausalLM": "radixrt.models.mixtures.glm4_moe:Glm4MoeForCausalLM",
     "GptOssForCausalLM": "radixrt.models.mixtures.gpt_oss:GptOssForCausalLM",
     "GraniteForCausalLM": "radixrt.models.families.granite:GraniteForCausalLM",
+    "GraniteMoeHybridForCausalLM": "radixrt.models.hybrids.mamba:GraniteMoeHybridForCausalLM",
     "HunYuanDenseV1ForCausalLM": "radixrt.models.families.hunyuan:HunYuanDenseV1ForCausalLM",
+    "Lfm2ForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2MoeForCausalLM",
     "LlamaForCausalLM": "radixrt.models.families.llama:LlamaForCausalLM",
     "LlamaForSequenceClassification": "radixrt.models.families.llama:LlamaForCausalLM",
     "LlamaModel": "radixrt.models.families.llama:LlamaForCausalLM",
+    "Mamba2ForCausalLM": "radixrt.models.hybrids.nemotron_h:Mamba2ForCausalLM",
     "MiniMaxM2ForCausalLM": "radixrt.models.mixtures.minimax_m2:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "radixrt.models.families.ministral3:Ministral3ForCausalLM",
     "Mistral3ForConditionalGeneration": "radixrt.models.families.ministral3:Mistral3ForConditionalGeneration",
@@ -37,6 +43,7 @@ ARCHITECTURES = {
     "MixtralForCausalLM": "radixrt.models.mixtures.mixtral:MixtralForCausalLM",
     "ModernBertForSequenceClassification": "radixrt.models.encoders.modernbert:ModernBertModel",
     "ModernBertModel": "radixrt.models.encoders.modernbert:ModernBertModel",
+    "NemotronHForCausalLM": "radixrt.models.hybrids.nemotron_h:NemotronHForCausalLM",
     "Olmo2ForCausalLM": "radixrt.models.families.olmo:Olmo2ForCausalLM",
     "Olmo3ForCausalLM": "radixrt.models.families.olmo:Olmo3ForCausalLM",
     "Phi3ForCausalLM": "radixrt.models.families.phi3:Phi3ForCausalLM",
@@ -47,6 +54,11 @@ ARCHITECTURES = {
     "Qwen3ForSequenceClassification": "radixrt.models.families.qwen3:Qwen3ForCausalLM",
     "Qwen3Model": "radixrt.models.families.qwen3:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "radixrt.models.mixtures.qwen3_moe:Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5MoeForConditionalGeneration",
     "RobertaForSequenceClassification": "radixrt.models.encoders.bert:RobertaModel",
     "RobertaModel": "radixrt.models.encoders.bert:RobertaModel",
     "SeedOssForCausalLM": "radixrt.models.families.seed_oss:SeedOssForCausalLM",
@@ -58,6 +70,8 @@ ARCHITECTURES = {
 
 _ENCODERS = "radixrt.models.encoders."
 """The package of the models whose tokens see those behind them."""
+_HYBRIDS = "radixrt.models.hybrids."
+"""The package of the models with recurrent layers."""
 
 
 def check_architecture(config: Mapping[str, Any]) -> str:
@@ -98,6 +112,11 @@ def is_encoder(architecture: str) -> bool:
     """Whether the tokens of a model see those behind them, so that none of its prompts is cached or
     generates text."""
     return ARCHITECTURES[architecture].startswith(_ENCODERS)
+
+
+def is_recurrent(architecture: str) -> bool:
+    """Whether a model has layers that keep a state of a sequence."""
+    return ARCHITECTURES[architecture].startswith(_HYBRIDS)
 
 
 def model_class(architecture: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 _OTHER_PARTS = (
+    "model.visual.",
     "vision_tower.",
     "multi_modal_projector.",
     "audio_tower.",

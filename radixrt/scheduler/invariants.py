@@ -26,6 +26,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_locks(scheduler)
     _check_pages(scheduler)
     _check_slots(scheduler)
+    _check_states(scheduler)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -163,6 +164,19 @@ def _check_slots(scheduler: Scheduler) -> None:
             np.array_equal(shared, slots.block_tables[slot, :count]),
             f"the block table of slot {slot} does not begin with its tree pages",
         )
+
+
+def _check_states(scheduler: Scheduler) -> None:
+    kv = scheduler.state.kv
+    pages = kv.states.pages()
+    _require(
+        len(pages) + kv.states.num_free == kv.states.num_rows,
+        f"{len(pages)} states and {kv.states.num_free} free rows are not {kv.states.num_rows} rows",
+    )
+    free = {*kv.allocator.free_pages().tolist()}
+    for row, page in pages.items():
+        _require(kv.states.has(page), f"row {row} is not the state of its page")
+        _require(page not in free, f"row {row} has a state behind a free page")
 
 
 def _path_pages(node: Node) -> np.ndarray:

@@ -19,6 +19,11 @@ class SchedulerLimits:
     """Pages in the KV pool."""
     page_size: int
     eos_token_ids: tuple[int, ...] = ()
+    kept_states: int = 0
+    """States of recurrent layers that the worker keeps; 0: the model has no such layers, or they
+    are not to be shared."""
+    state_interval: int = 0
+    """Every so many tokens of a prompt, a state is kept: whole pages."""
     num_ranks: int = 1
     """Workers, each of which loads every grammar."""
     pooling: PoolingInfo | None = None
@@ -61,7 +66,16 @@ class SchedulerLimits:
             num_pages=info.kv_pool_tokens // info.page_size,
             page_size=info.page_size,
             eos_token_ids=info.eos_token_ids,
+            kept_states=0 if config.disable_radix_cache else info.kept_states,
+            state_interval=state_interval(info),
             num_ranks=config.tp,
             pooling=info.pooling,
             speculates=config.speculation == "auto" and info.device == "cpu",
         )
+
+
+def state_interval(info: EngineInfo) -> int:
+    """Tokens, in whole pages, whose KV takes as much memory as a state: so the states of a long
+    prompt take no more than its KV."""
+    pages = -(-info.state_bytes // max(1, info.kv_bytes_per_token * info.page_size))
+    return max(1, pages) * info.page_size

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
-from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, Prefill, StepPlan
+from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, KeepState, Prefill, StepPlan
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.retraction import choose_victim
@@ -107,6 +107,7 @@ class PlanBuilder:
     extend_slots: list[NDArray[np.signedinteger]] = field(default_factory=list)
     extend_pages: list[Pages] = field(default_factory=list)
     prefill: list[Prefill] = field(default_factory=list)
+    keep: list[KeepState] = field(default_factory=list)
 
     def extend(self, slots: NDArray[np.signedinteger], pages: Pages) -> None:
         if len(pages):
@@ -133,6 +134,7 @@ class PlanBuilder:
             extend_slots=pack_ids(slots),
             extend_pages=pack_ids(pages),
             prefill=self.prefill,
+            keep=self.keep,
             draft_saving=draft_saving,
         )
 
@@ -146,8 +148,9 @@ class Planner:
         self._admission = admission
         self._prefilling: dict[int, Sequence] = {}
         """Sequences in slots whose prompts are not completely planned, by sequence id."""
-        self._adopters: set[int] = set()
-        """Slots whose block table has changed since it was last sent to the worker."""
+        self._adopters: dict[int, int] = {}
+        """Slots whose block table has changed since it was last sent to the worker, with the state
+        from which they go on."""
         self._slots_to_release: list[int] = []
         self.begun: list[Sequence] = []
         """Sequences just admitted whose clients want to know of it."""
@@ -156,6 +159,7 @@ class Planner:
         """Plan the next step; None if there is nothing to compute until a result or a request
         arrives."""
         self._state.kv.leases.expire()
+        self._state.kv.states.begin_plan(self._state.in_flight.next_id)
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
@@ -205,6 +209,8 @@ class Planner:
         builder.extend(*self._state.kv.grow_each(decoding, ahead if affordable else missing))
         positions = slots.planned[decoding] + 1
         slots.planned[decoding] = positions
+        if self._state.kv.states:
+            builder.keep += self._state.kv.keep_answer_states(decoding)
         builder.shape = StepShape(rows=len(decoding), context=int(positions.sum()))
 
     def _plan_prefill(self, builder: PlanBuilder) -> None:
@@ -250,9 +256,11 @@ class Planner:
         if sequence.slot in builder.chunks:
             if self._state.kv.has_longer_prefix(sequence):
                 return  # it is adopted in the next step, because a step has one chunk of each sequence
-        elif self._state.kv.adopt_longer_prefix(sequence):
-            self._adopters.add(sequence.slot)
+        elif (state := self._state.kv.adopt_longer_prefix(sequence)) is not None:
+            self._adopters[sequence.slot] = state
             self._count_cached(sequence)
+        elif self._state.kv.is_better_state_coming(sequence):
+            return
         tokens = self._chunk_within(sequence, builder, budget)
         self._plan_chunk(sequence, builder, tokens, budget)
 
@@ -269,7 +277,9 @@ class Planner:
             sequence, match = waiting.shortest() if is_crowded else waiting.head()
             if slots.num_used == 0:
                 self._state.kv.break_leases_for(sequence, match)
-            start = 0 if match is None else match.num_pages * slots.page_size
+            if self._state.kv.is_state_coming(match):
+                return  # the step in the making computes more of its prompt
+            start = self._state.kv.usable_tokens(match)
             to_compute = sequence.num_tokens - start
             if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):
                 return
@@ -301,7 +311,7 @@ class Planner:
         if sequence.first_planned is None:
             self._state.kv.note_facts(sequence, match)
         drafts = self._state.kv.draft_sources(sequence, match) if sequence.speculates else None
-        self._state.kv.enter(sequence, match)
+        state = self._state.kv.enter(sequence, match)
         slot = sequence.slot
         if drafts is not None:
             expected = num_ids(drafts.continuation) + num_ids(drafts.prediction)
@@ -312,6 +322,7 @@ class Planner:
         if sequence.first_planned is None:
             sequence.first_planned = self._state.clock()
             self._state.counters.prompt_tokens += sequence.num_tokens
+            self._state.counters.stateless_tokens += sequence.cache_facts.stateless_tokens
             sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
         if sequence.reports_progress:
@@ -328,6 +339,7 @@ class Planner:
                 pool=sequence.options.pool,
                 second_segment_start=sequence.second_segment_start,
                 drafts=drafts,
+                state=state,
             )
         )
 
@@ -387,8 +399,8 @@ class Planner:
         if end <= start:
             return
         if slot in self._adopters:
-            self._adopters.remove(slot)
-            builder.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot))))
+            state = self._adopters.pop(slot)
+            builder.block_tables.append(BlockTable(slot, pack_ids(slots.block_table(slot)), state))
         else:
             builder.extend(np.full(len(pages), slot, dtype=np.int32), pages)
         if index is None:
@@ -404,6 +416,7 @@ class Planner:
         builder.shape = builder.shape.with_chunk(start, end - start)
         slots.planned[slot] = end
         sequence.num_reached = max(sequence.num_reached, end)
+        builder.keep += self._state.kv.keep_prompt_states(sequence, start, end)
         self._state.kv.publish_prefill(sequence)
         if sequence.reports_progress:
             builder.progress[slot] = end
@@ -478,7 +491,7 @@ class Planner:
         sequence.account.running -= 1
         self._state.in_flight.forget(sequence)
         self._prefilling.pop(sequence.seq_id, None)
-        self._adopters.discard(slot)
+        self._adopters.pop(slot, None)
         if keep_kv:
             self._state.kv.leave(sequence, ended=ended)
         else:

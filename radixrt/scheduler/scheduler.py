@@ -287,6 +287,8 @@ class Scheduler:
         self._absorb_jumps(result, step)
         self._absorb_deferred(result, step)
         self._absorb_progress(step, batch)
+        for row in unpack_ids(result.kept_states).tolist():
+            self.state.kv.states.confirm(row, step.step_id)
         for slot, token in zip(
             unpack_ids(result.slots).tolist(), unpack_ids(result.token_ids).tolist(), strict=True
         ):
@@ -455,6 +457,7 @@ class Scheduler:
             leases=len(kv.leases),
             leases_broken=kv.leases.broken,
             sessions=len(kv.sessions),
+            kept_states=len(kv.states),
             grammars=len(self.grammars),
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,

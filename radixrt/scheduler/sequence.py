@@ -63,6 +63,14 @@ class Sequence:
         self.node: Node | None = None
         """Tree node at whose end its pages in the tree end; locked while it runs."""
 
+        self.kept_to = 0
+        """Position of the last state that is kept of it, or from which it started."""
+        self.branch = 0
+        """Position up to which the tree had its prompt when it was admitted, if it had no state
+        there."""
+        self.answer_states: list[int] = []
+        """Pages of its answer behind which states are kept, the last two: one of them may be ahead
+        of the known tokens."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)

@@ -53,6 +53,8 @@ class SlotTable:
         """Leading pages that belong to the tree; the others are the sequence's own."""
         self.num_found_pages = np.zeros(max_slots, dtype=np.int64)
         """Leading pages that were in the tree before the sequence was admitted."""
+        self.next_state = np.zeros(max_slots, dtype=np.int64)
+        """Position behind which the next state of an answer is kept; 0: none is ordered."""
         self.block_tables = np.empty((max_slots, max_pages), dtype=np.int32)
         self._free = list(range(max_slots))
 
@@ -72,6 +74,7 @@ class SlotTable:
         self.last_position[slot] = sequence.num_prompt + sequence.max_output - 1
         self.known[slot] = sequence.num_tokens
         self.num_prompt[slot] = sequence.num_prompt
+        self.next_state[slot] = 0
         self.expect_drafts(sequence, 0)
         self.set_tree_pages(slot, tree_pages)
 

@@ -31,7 +31,8 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         self._steps: deque[StepInFlight] = deque()
-        self._next_id = 0
+        self.next_id = 0
+        """Id of the next step."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -45,8 +46,8 @@ class StepsInFlight:
         progress: dict[int, int] | None = None,
     ) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
-        step_id = self._next_id
-        self._next_id += 1
+        step_id = self.next_id
+        self.next_id += 1
         follows, known = bool(self._steps), progress or {}
         step = StepInFlight(step_id, sequences.copy(), shape, follows, scored, known)
         self._steps.append(step)

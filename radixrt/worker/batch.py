@@ -65,6 +65,8 @@ class StepInputs:
     )  # [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no drafts
     prompt_spans: list[PromptSpan]
     runs: "Runs"
+    slots: NDArray[np.int64]  # [sequences] of the flat batch
+    starts: NDArray[np.int64]  # [sequences] positions of their first tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ class PersistentBatch:
             self._pooled_rows(chunk_slots, chunk_rows[1:] - 1, ended & pooled),
             self._prompt_spans(plan, chunk_rows[:-1]),
             runs,
+            (slots, starts),
         )
 
     def _inputs(
@@ -255,6 +258,7 @@ class PersistentBatch:
         pooled: list[PooledRow],
         prompt_spans: list[PromptSpan],
         runs: Runs,
+        sequences: tuple[NDArray[np.int64], NDArray[np.int64]],
     ) -> StepInputs:
         """The inputs of a step, sent to the device in one transfer.
 
@@ -264,6 +268,7 @@ class PersistentBatch:
             known_tokens: inputs of the other rows.
             sampling: of the sequences that sample, each [sequences]: slots, their last rows of the
                 flat batch, and positions of the tokens after these.
+            sequences: slots of all, and the positions of their first tokens.
         """
         drafted = None
         if any(runs.num_drafts):
@@ -302,6 +307,8 @@ class PersistentBatch:
             drafted=drafted,
             prompt_spans=prompt_spans,
             runs=runs,
+            slots=sequences[0],
+            starts=sequences[1],
         )
 
     def record(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:

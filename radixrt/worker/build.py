@@ -37,7 +37,15 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.encoder_runner import EncoderRunner
-from radixrt.worker.kv.pool import KVPool, bytes_per_token, pool_pages, pool_tokens
+from radixrt.worker.kv.pool import (
+    KVPool,
+    bytes_per_token,
+    kept_states,
+    pool_pages,
+    pool_tokens,
+    state_rows,
+)
+from radixrt.worker.kv.states import SlotStates, state_bytes
 from radixrt.worker.pooling import Pooler
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.runner_parts import RunnerParts
@@ -87,7 +95,8 @@ def build_runner(
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     longest = info.context_length
-    setup = _with_rows(_attention_setup(config, model, device, longest), config, tp)
+    one_state = state_bytes(model.state_specs())
+    setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report_grammar)
     backend = make_backend(backend_name, setup)
@@ -98,10 +107,16 @@ def build_runner(
     parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
-    pages = _pool_pages(config, setup, tp, longest)
+    pages = _pool_pages(config, setup, tp, longest, one_state)
     pool = KVPool(setup, pages)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool)), replace(
+    states, num_kept = None, 0
+    if one_state:
+        num_kept = kept_states(setup, pages, one_state)
+        states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
+    return ModelRunner(parts, pool, parts.decode_graphs(pool), states), replace(
         info,
+        kept_states=num_kept,
+        state_bytes=one_state * tp.size,
         kv_pool_tokens=pages * config.page_size,
         max_running_requests=setup.max_rows,
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
@@ -243,7 +258,7 @@ def _attention_setup(
 
 
 def _pool_pages(
-    config: ServerConfig, setup: AttentionSetup, tp: TensorParallel, longest: int
+    config: ServerConfig, setup: AttentionSetup, tp: TensorParallel, longest: int, one_state: int
 ) -> int:
     """Pages of the KV pool, the same on every rank."""
     pages = pool_pages(
@@ -251,13 +266,22 @@ def _pool_pages(
         mem_fraction=config.mem_fraction_static,
         max_total_tokens=config.max_total_tokens,
         max_useful_tokens=2 * setup.max_rows * longest,
+        one_state=one_state,
     )
     return _smallest(pages, setup.device, tp)
 
 
-def _with_rows(setup: AttentionSetup, config: ServerConfig, tp: TensorParallel) -> AttentionSetup:
-    """The setup with as many rows as the pool of a GPU gives, where the user asks for no number."""
-    if config.max_running_requests is not None or not is_gpu(setup.device):
+def _with_rows(
+    setup: AttentionSetup, config: ServerConfig, tp: TensorParallel, one_state: int
+) -> AttentionSetup:
+    """The setup with as many rows as the pool of a GPU gives, or as the memory gives states of
+    recurrent layers, where the user asks for no number."""
+    if config.max_running_requests is not None:
+        return setup
+    if one_state:
+        rows = min(setup.max_rows, state_rows(setup, config.mem_fraction_static, one_state))
+        return dataclasses.replace(setup, max_rows=_smallest(rows, setup.device, tp))
+    if not is_gpu(setup.device):
         return setup
     tokens = pool_tokens(setup, config.mem_fraction_static)
     if config.max_total_tokens is not None:

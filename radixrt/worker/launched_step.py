@@ -77,6 +77,8 @@ class LaunchedStep:
     has taken them."""
     failed: set[int] = field(default_factory=set)
     """Slots whose masks allow no token."""
+    kept_states: list[int] = field(default_factory=list)
+    """The kept states of recurrent layers that it writes."""
     released: set[int] = field(default_factory=set)
     """Slots whose sequences were released since the launch."""
 

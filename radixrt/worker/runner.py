@@ -38,6 +38,7 @@ from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
+from radixrt.worker.kv.states import SlotStates
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.deferred_rows import DeferredRows, SamplingRows
@@ -57,10 +58,15 @@ class ModelRunner:
     """Holds the model, its KV pool and the persistent batch; executes step plans in order."""
 
     def __init__(
-        self, parts: RunnerParts, pool: KVPool, graphs: DecodeGraphs | None = None
+        self,
+        parts: RunnerParts,
+        pool: KVPool,
+        graphs: DecodeGraphs | None = None,
+        states: SlotStates | None = None,
     ) -> None:
         """
         Args:
+            states: of recurrent layers; None: the model has none.
             graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
         """
         config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
@@ -92,7 +98,9 @@ class ModelRunner:
         self._pooler = parts.pooler
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
-        self._context = ForwardContext(parts.backend, pool.kv_caches)
+        self._states = states
+        tables = None if states is None else states.tables
+        self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
         self._tapes = StepTapes(parts.model, self._context) if parts.taped else None
         self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
@@ -124,6 +132,7 @@ class ModelRunner:
         decoding = np.flatnonzero(self._batch.is_decoding)
         drafts, draft_s = self._propose(plan, decoding)
         inputs = self._batch.next_step(plan)
+        kept_states = self._plan_states(inputs)
         self._order.before_launch(inputs, drafts)
         launched = self._device.record_event()
         hidden, logits = self._forward(inputs)
@@ -135,7 +144,7 @@ class ModelRunner:
         sampled = self._sample(rows)
         if sampled is not None and sampled.kept is not None:
             slots = rows.slots[sampled.kept]
-        verified = self._verify(drafts, slots)
+        verified = self._verify(drafts, slots, kept_states)
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         vectors = self._pool(inputs.pooled, hidden)
         tensors = [] if vectors is None else [vectors.values]
@@ -163,6 +172,7 @@ class ModelRunner:
             begun=begun,
             forced=forced,
             failed=self.matchers.failed(slots),
+            kept_states=kept_states,
             released=self._release_retired(slots),
         )
         return results if self._order.overlaps else self.collect()
@@ -186,6 +196,7 @@ class ModelRunner:
                 jump_tokens=pack_ids(list(step.advanced.values())),
                 drafts=step.drafts,
                 deferred_slots=pack_ids(step.deferred),
+                kept_states=pack_ids(step.kept_states),
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 vectors=vectors,
@@ -200,6 +211,8 @@ class ModelRunner:
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.release:
             self._batch.release(slot)
+            if self._states is not None:
+                self._states.release(slot)
             if self._deferred.retire(slot):
                 continue  # the last token may be the one that it waits for
             self._forget(slot)
@@ -211,6 +224,8 @@ class ModelRunner:
             self._batch.set_block_table(table.slot, unpack_ids(table.pages))
         if plan.extend_slots:
             self._batch.extend(unpack_ids(plan.extend_slots), unpack_ids(plan.extend_pages))
+        if self._states is not None:
+            self._states.apply(plan)
 
     def _forget(self, slot: int) -> None:
         self._sampling.release(slot)
@@ -236,6 +251,15 @@ class ModelRunner:
                 self.draft_price.retry_soon()
 
     # ------------------------------------------------------------ on the device
+
+    def _plan_states(self, inputs: StepInputs) -> list[int]:
+        """Prepare the states for a step; returns the kept ones that it writes."""
+        if self._states is None:
+            return []
+        indptr = inputs.attention.qo_indptr_cpu.numpy()
+        drafts = dict(zip(inputs.runs.slots, inputs.runs.num_drafts, strict=True))
+        drafts = {slot: count for slot, count in drafts.items() if count}
+        return self._states.plan(inputs.slots, inputs.starts, indptr, drafts)
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [rows, vocab] of the rows that sample, and hidden states: of these rows, or of all
@@ -372,9 +396,13 @@ class ModelRunner:
         begun = time.perf_counter()
         for slot in slots:
             room = self._batch.room_for_drafts(slot)
+            if self._states is not None:
+                room = min(room, self._states.room_for_drafts())
             if tokens := self._speculator.propose(slot, room, price):
                 drafts[slot] = np.array(tokens, dtype=np.int32)
                 self._batch.draft(slot, self._speculator.last_token(slot), drafts[slot])
+                if self._states is not None:
+                    self._states.draft(len(tokens))
         return drafts, time.perf_counter() - begun
 
     def _learn_draft_price(self, step: LaunchedStep, seconds: float) -> None:
@@ -392,13 +420,16 @@ class ModelRunner:
         tokens = step.decoding + accepted
         self.draft_price.observe(step.decoding, drafted, tokens, known_s, step.draft_s)
 
-    def _verify(self, drafts: dict[int, TokenIds], slots: NDArray[np.int64]) -> list[VerifiedDraft]:
+    def _verify(
+        self, drafts: dict[int, TokenIds], slots: NDArray[np.int64], kept_states: list[int]
+    ) -> list[VerifiedDraft]:
         """Give back the positions of drafts that were not drawn.
 
         Args:
             drafts: of this step.
             slots: [rows] of the tokens that were sampled; a slot that is not among them is
                 deferred.
+            kept_states: of this step; those behind accepted drafts are added.
         """
         if not drafts:
             return []
@@ -406,7 +437,10 @@ class ModelRunner:
         verified: list[VerifiedDraft] = []
         for slot, tokens in drafts.items():
             num_accepted = max(0, int(counts[slot]) - 1)
-            self._batch.reject(slot, len(tokens) - num_accepted)
+            num_rejected = len(tokens) - num_accepted
+            self._batch.reject(slot, num_rejected)
+            if self._states is not None:
+                kept_states += self._states.verified(slot, num_rejected)
             if counts[slot]:
                 verified += self._speculator.verified(slot, len(tokens), num_accepted)
         return verified

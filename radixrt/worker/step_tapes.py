@@ -2,6 +2,9 @@
 
 import functools
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -70,13 +73,22 @@ class StepTapes:
 
 
 def _tapes_of(model: CausalLM, context: ForwardContext) -> dict[bool, Tapes] | None:
-    ids = positions = torch.zeros(1, dtype=torch.int64)
+    parts: dict[bool, Callable[..., Any]] = {False: model.forward}
+    if model.ends_by_rows:
+        parts[True] = model.up_to_last_attention
     try:
-        tapes = {False: Tapes(lambda i, p: model.forward(i, p, context), ids, positions)}
-        if model.ends_by_rows:
-            part = model.up_to_last_attention
-            tapes[True] = Tapes(lambda i, p: part(i, p, context), ids, positions)
-        return tapes
+        return {by_rows: _tapes_of_part(part, context) for by_rows, part in parts.items()}
     except NotRecordable as reason:
         log.info("Steps of this model are not taped: %s.", reason)
         return None
+
+
+def _tapes_of_part(part: Callable[..., Any], context: ForwardContext) -> Tapes:
+    """The tapes of a function of (token ids, positions, context)."""
+
+    def check(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
+        with context.states.unchanged() if context.states is not None else nullcontext():
+            return part(token_ids, positions, context)
+
+    ids = positions = torch.zeros(1, dtype=torch.int64)
+    return Tapes(lambda i, p: part(i, p, context), ids, positions, check=check)

@@ -41,5 +41,6 @@ NB_MODULE(_native, module) {
   bind_memory(module);
   bind_mixture(module);
   bind_norm(module);
+  bind_recurrence(module);
   bind_rotary(module);
 }

@@ -61,9 +61,10 @@ class Case(NamedTuple):
         return "-".join(part for part in self if part != "auto")
 
 
-CASES = [Case("gemma2", "float32"), Case("qwen3_moe", "bfloat16")]
+CASES = [Case("gemma2", "float32"), Case("qwen3_moe", "bfloat16"), Case("qwen3_5", "bfloat16")]
 if THOROUGH:
-    CASES += [Case(family, "bfloat16") for family in CONFIGS if family != "qwen3_moe"]
+    others = CONFIGS.keys() - {"qwen3_moe", "qwen3_5", "mamba2"}  # the last has no attention
+    CASES += [Case(family, "bfloat16") for family in sorted(others)]
     CASES += [Case("qwen3_moe", "float32"), Case("llama", "float32"), Case("qwen3", "float16")]
     CASES += [
         Case(family, "bfloat16", quantization)

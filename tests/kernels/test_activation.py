@@ -46,6 +46,20 @@ def test_half_precision_rounds_as_torch_does(isa: str) -> None:
         torch.testing.assert_close(result, expected, equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_a_sigmoid_gates_each_value_or_a_whole_head(isa: str, dtype: torch.dtype) -> None:
+    for tokens, heads, size in [(0, 2, 4), (1, 1, 1), (3, 2, 16), (2, 3, 37), (40, 4, 129)]:
+        values, gate = (4 * torch.randn(tokens, heads, 2, size).to(dtype)).unbind(2)
+        for one in (gate, gate[..., :1].contiguous()):
+            expected = values * torch.sigmoid(one)
+            result = activation.sigmoid_gate(one, values)
+            torch.testing.assert_close(result, expected, rtol=TOLERANCES[dtype], atol=1e-5)
+        alone = activation.sigmoid_gate(gate)
+        torch.testing.assert_close(
+            alone, torch.sigmoid(gate), rtol=TOLERANCES[dtype], atol=1e-6, check_stride=False
+        )
+
+
 def test_rows_of_a_wider_matrix_are_taken_as_they_lie(isa: str) -> None:
     wide = torch.randn(9, 100)
     out = torch.full((9, 50), 7.0)

@@ -42,6 +42,12 @@ def activated(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return NativeKernels().gated_activation("silu", states)
 
 
+def gated(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    rows, gate = states.view(-1, 2, 3, 4).unbind(1)
+    normed = NativeKernels().recurrence.gated_norm(rows, gate, torch.ones(1, 4), 1e-6, True)
+    return NativeKernels().sigmoid_gate(gate, normed).flatten(1)
+
+
 def mixed(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Each token goes to two of four experts, and not all to the same ones."""
     kernels = NativeKernels()
@@ -50,7 +56,7 @@ def mixed(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return kernels.experts(hidden, weights, experts, *EXPERTS, "silu")
 
 
-@pytest.mark.parametrize("compute", [rotated, normed, added, activated, mixed])
+@pytest.mark.parametrize("compute", [rotated, normed, added, activated, gated, mixed])
 def test_a_replay_computes_what_a_call_does(
     isa: str, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:

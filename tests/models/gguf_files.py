@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from tests.kernels.test_blockwise import random_blocks
+from tests.models import gguf_hybrids
 
 _ARCHITECTURES = {
     "mistral": "llama",
@@ -29,8 +30,9 @@ _ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
+    **gguf_hybrids.ARCHITECTURES,
 }
-_PERMUTED = ("llama", "mistral", "ministral3", "granite", "smollm3")
+_PERMUTED = ("llama", "mistral", "ministral3", "granite", "smollm3", "granitemoehybrid", "bamba")
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 
 
@@ -54,6 +56,8 @@ def write_gguf(
     config = config.get("text_config", config)
     architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
+    if config["model_type"] in gguf_hybrids.KINDS:
+        config = gguf_hybrids.add_config(writer, config)
     _add_config(writer, config)
     _add_byte_level_tokenizer(writer, checkpoint, **metadata)
     if part[1] > 1:
@@ -72,7 +76,8 @@ def write_gguf(
         assert theirs, name
         values = _layout(config, name, tensor.float()).numpy()
         of = kind(name) if callable(kind) else kind
-        is_matrix = values.ndim > 1 and name.endswith("weight")
+        is_small = name.endswith(("conv.weight", "conv1d.weight", "norm.weight"))
+        is_matrix = values.ndim > 1 and name.endswith("weight") and not is_small
         of = of if is_matrix else gguf.GGMLQuantizationType.F32
         writer.add_tensor(theirs, _quantized(values, of), raw_dtype=of)
     writer.write_header_to_file()
@@ -125,6 +130,8 @@ def _pieces(
     config: dict[str, Any], name: str, tensor: torch.Tensor
 ) -> list[tuple[str, torch.Tensor]]:
     """The tensors that llama.cpp's converter makes of one."""
+    if config["model_type"] in gguf_hybrids.KINDS:
+        return gguf_hybrids.pieces(config, name, tensor)
     if config["model_type"] != "gpt_oss":
         return [(name, tensor)]
     name += ".weight" if name.endswith(".sinks") else ""
@@ -146,7 +153,9 @@ def _layout(config: dict[str, Any], name: str, tensor: torch.Tensor) -> torch.Te
     if config["model_type"] in _PERMUTED:
         for part, count in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if f"{part}." in name:
-                halves = tensor.unflatten(0, (config[count], 2, -1))
+                heads = config[count]
+                heads = max(heads) if isinstance(heads, list) else heads
+                halves = tensor.unflatten(0, (heads, 2, -1))
                 return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
     if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
         return tensor + 1

@@ -11,6 +11,7 @@ from radixrt.attention.backend import AttentionBackend, ForwardContext
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.registry import make_backend
 from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.states import StateStep, StateTables
 from radixrt.models.decoder import CausalLM
 
 
@@ -21,10 +22,14 @@ def _unused(dtype: torch.dtype) -> float:
 
 @dataclass
 class Sequence:
-    """The KV cache of one sequence."""
+    """The KV cache and the state of one sequence."""
 
     pages: list[int] = field(default_factory=list)
     length: int = 0
+    row: int | None = None
+    """Row of its state; None: it has no token yet."""
+    keep: dict[int, int] = field(default_factory=dict)
+    """Rows to which the state behind some positions is copied on the way, by position."""
 
 
 def with_forward(model: CausalLM, forward: Callable[..., torch.Tensor]) -> CausalLM:
@@ -44,10 +49,12 @@ class Harness:
         num_pages: int = 400,
         backend: AttentionBackend | None = None,
         kv_dtype: torch.dtype | None = None,
+        num_rows: int = 40,
     ) -> None:
         """
         Args:
             kv_dtype: of the KV cache; default: the model's.
+            num_rows: of the tables of states.
         """
         self.model = model
         self.page_size = page_size
@@ -58,6 +65,14 @@ class Harness:
             kv_dtype=kv_dtype or model.dtype,
             kv_specs=model.kv_specs(kv_dtype or model.dtype),
         )
+        self.states = StateTables(
+            [
+                tuple(
+                    torch.full((num_rows, *t.shape), torch.nan, dtype=t.dtype) for t in spec.tensors
+                )
+                for spec in model.state_specs()
+            ]
+        )
         self.context = ForwardContext(
             backend or make_backend("auto", setup),
             [
@@ -67,7 +82,9 @@ class Harness:
                 )
                 for spec in setup.kv_specs
             ],
+            self.states,
         )
+        self.free_rows = random.Random(1).sample(range(num_rows), num_rows)
 
     def step(self, work: list[tuple[Sequence, list[int]]]) -> list[torch.Tensor]:
         """Append tokens to sequences in one flat batch; each sequence's logits [new tokens,
@@ -88,10 +105,36 @@ class Harness:
                 page = sequence.pages[position // self.page_size]
                 locations.append(page * self.page_size + position % self.page_size)
                 positions.append(position)
-            sequence.length += len(tokens)
+        self._plan_states(work)
         self.context.backend.plan(self._metadata(work, locations))
         ids = torch.tensor([token for _, tokens in work for token in tokens])
         return self.model(ids, torch.tensor(positions), self.context, rows)
+
+    def _plan_states(self, work: list[tuple[Sequence, list[int]]]) -> None:
+        """Plan the step of the states, and count the tokens."""
+        indptr, keep_indptr, keeps = [0], [0], []
+        for sequence, tokens in work:
+            if sequence.row is None:
+                sequence.row = self.free_rows.pop()
+                self.states.copy([(-1, sequence.row)])
+            offset = indptr[-1] - sequence.length
+            sequence.length += len(tokens)
+            indptr.append(indptr[-1] + len(tokens))
+            keeps += [
+                (p + offset, row)
+                for p, row in sorted(sequence.keep.items())
+                if p <= sequence.length
+            ]
+            sequence.keep = {p: row for p, row in sequence.keep.items() if p > sequence.length}
+            keep_indptr.append(len(keeps))
+        columns = (
+            indptr,
+            [s.row for s, _ in work],
+            keep_indptr,
+            [k[0] for k in keeps],
+            [k[1] for k in keeps],
+        )
+        self.states.plan(StateStep(*(torch.tensor(c, dtype=torch.int32) for c in columns)))
 
     def _metadata(
         self, work: list[tuple[Sequence, list[int]]], locations: list[int]

@@ -110,6 +110,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "glm4_moe": ("glm4_moe", {}, 0),
     "minimax_m2": ("minimax_m2", {}, 0),
     "gpt_oss": ("gpt_oss", {}, 0),
+    # the converter keeps exp(A_log), and Falcon's constants in the weights
+    "lfm2": ("lfm2", {}, 0),
+    "lfm2_moe": ("lfm2_moe", {"routed_scaling_factor": 1.0}, 0),
+    "qwen3_next": ("qwen3_next", {"mlp_only_layers": []}, 1e-5),
+    "qwen3_5": ("qwen3_5", {}, 1e-5),
+    "qwen3_5_moe": ("qwen3_5_moe", {}, 1e-5),
+    "granite_hybrid": ("granite_hybrid", {}, 1e-5),
+    "granite_hybrid_dense": ("granite_hybrid_dense", {"attention_multiplier": 0.4}, 1e-5),
+    "bamba": ("bamba", {}, 1e-5),
+    "falcon_h1": ("falcon_h1", {}, 1e-5),
+    "nemotron_h": ("nemotron_h", {"topk_group": 1, "n_group": 1}, 1e-5),
+    "mamba2": ("mamba2", {}, 1e-5),
 }
 """Checkpoint of ``tests/checkpoints.py``, what of it GGUF cannot say, and the largest difference of
 a logit."""
@@ -211,6 +223,8 @@ BLOCKS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "qwen3, small blocks": ("qwen3", {}, small),
     "phi3, Q4_0": ("phi3", {}, lambda name: gguf.GGMLQuantizationType.Q4_0),
     "gemma3, Q8_0": ("gemma3", {"head_dim": 32}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "lfm2, Q8_0": ("lfm2", {}, lambda name: gguf.GGMLQuantizationType.Q8_0),
+    "qwen3.5, Q8_0": ("qwen3_5", {}, lambda name: gguf.GGMLQuantizationType.Q8_0),
     "gemma4 e, Q8_0": (
         "gemma4_e",
         {"head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 32},
@@ -510,7 +524,7 @@ def texts() -> list[str]:
     """Words, odd whitespace, other scripts, digits, code and control tokens as text."""
     rng = random.Random(5)
     words = " ".join(TEXT).split(" ")
-    pieces = [*words, " ", "  ", "\n", "\n\n", "\t", "\r\n", "12345", "e\u0301", "'ll", "<s>",
+    pieces = [*words, " ", "  ", "\n", "\n\n", "\t", "\r\n", "12345", "e\u0301", "x\u0301y", "'ll", "<s>",
               "<|im_end|>", "<tool_call>", "▁", "😀", "x=1;", ""]  # fmt: skip
     return ["", *TEXT, *("".join(rng.choices(pieces, k=rng.randrange(1, 20))) for _ in range(300))]
 
@@ -534,8 +548,9 @@ def test_byte_level_tokenizer_and_chat_template(tmp_path: Path) -> None:
     assert (served / "chat_template.jinja").read_text() == template
 
 
-def test_qwen_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
-    from transformers import Qwen2Tokenizer
+@pytest.mark.parametrize(("name", "pre"), [("Qwen2", "qwen2"), ("Qwen3_5", "qwen35")])
+def test_qwen_tokenizer_is_that_of_transformers(tmp_path: Path, name: str, pre: str) -> None:
+    import transformers
 
     from tests.models.gguf_files import write_gguf
 
@@ -543,11 +558,17 @@ def test_qwen_tokenizer_is_that_of_transformers(tmp_path: Path) -> None:
     save_byte_level(folder)
     tables = json.loads((folder / "tokenizer.json").read_text())
     merges = [tuple(merge) for merge in tables["model"]["merges"]]
-    theirs = Qwen2Tokenizer(vocab=tables["model"]["vocab"], merges=merges).backend_tokenizer
+    theirs = getattr(transformers, f"{name}Tokenizer")(
+        vocab=tables["model"]["vocab"], merges=merges
+    ).backend_tokenizer
     expected = Tokenizer.from_file(str(folder / "tokenizer.json"))
     expected.pre_tokenizer, expected.normalizer = theirs.pre_tokenizer, theirs.normalizer
-    served = resolve_model_path(str(write_gguf(folder, tmp_path / "tiny.gguf", pre="qwen2")))
+    served = resolve_model_path(str(write_gguf(folder, tmp_path / "tiny.gguf", pre=pre)))
     assert_same_tokens(served, expected)
+    ours = Tokenizer.from_file(str(served / "tokenizer.json"))
+    for text in texts():
+        cut, theirs = (t.pre_tokenizer.pre_tokenize_str(text) for t in (ours, expected))
+        assert cut == theirs, text
 
 
 def test_llama_3_tokenizer_groups_three_digits_and_begins_with_bos(tmp_path: Path) -> None:
@@ -565,6 +586,7 @@ def test_llama_3_tokenizer_groups_three_digits_and_begins_with_bos(tmp_path: Pat
 @pytest.mark.parametrize(
     ("pre", "pieces"),
     [
+        ("lfm2", ["It", "'s", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),
         ("refact", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
         ("seed-coder", ["It", "'s", "Ġ", "1", "2", "3", "4", "ĠHTTPSend", "/", "Ċ", "x"]),
         ("hunyuan-dense", ["It", "'s", "Ġ", "123", "4", "ĠHTTPSend", "/Ċ", "x"]),

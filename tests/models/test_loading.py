@@ -32,7 +32,7 @@ from radixrt.models.registry import ARCHITECTURES, check_architecture, model_cla
 from radixrt.models.rope_check import check_rope
 from radixrt.supervisor.launch import prepare
 from radixrt.worker.build import _load as load_for_worker
-from tests.checkpoints import CONFIGS, VOCAB_SIZE
+from tests.checkpoints import CONFIGS, HYBRIDS, VOCAB_SIZE
 from tests.models.harness import Harness
 
 torch.set_num_threads(1)
@@ -181,7 +181,10 @@ def test_every_architecture_states_its_attention(
 ) -> None:
     model = load_model(checkpoint(architecture))
     specs = model.attention_specs()
-    assert len(specs) == len(model.model.layers)
+    count = len(model.model.layers)
+    assert len(model.kv_specs(model.dtype)) == len(model.state_specs()) == count
+    assert any(spec.tensors for spec in model.state_specs()) == (architecture in HYBRIDS)
+    assert len(specs) == count or architecture in HYBRIDS
     windows = [spec.sliding_window for spec in specs]
     expected = {"gemma2": [8, None, 8, None], "gemma3": [8, 8, None, 8], "qwen2": [None, 7, 7]}
     expected |= {"gemma4": [8, None, 8, None], "gemma4_e": [8, 8, None, 8, 8, None]}
@@ -241,7 +244,7 @@ def test_longrope_follows_the_served_context_length(checkpoint: Callable[[str], 
 
 def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"T5Model is not supported; .* Glm4Moe, .*, Llama, MiniM"
+        ConfigError, match=r"T5Model is not supported; .* Glm4Moe, .*, Llama, .*MiniM"
     ):
         check_architecture({"architectures": ["T5Model"]})
     with pytest.raises(ConfigError, match=r"not supported; of this family: Gemma2ForCausalLM\.$"):
@@ -512,7 +515,17 @@ def test_the_early_checks_import_no_torch() -> None:
 
 @pytest.mark.parametrize(("tp", "name"), [(3, "num_attention_heads"), (4, "num_key_value_heads")])
 def test_heads_that_the_ranks_cannot_share_are_refused(tp: int, name: str) -> None:
-    config = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    config: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    config["architectures"] = ["LlamaForCausalLM"]
     check_ranks(config, 2)
     with pytest.raises(ConfigError, match=f"{name} .* over --tp {tp} ranks"):
         check_ranks(config, tp)
+
+
+def test_recurrent_layers_are_refused_on_several_ranks_and_on_a_gpu(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    with pytest.raises(ConfigError, match=r"Lfm2ForCausalLM has recurrent layers.* use --tp 1"):
+        check_ranks({"architectures": ["Lfm2ForCausalLM"]}, 2)
+    with pytest.raises(ConfigError, match="run on a CPU; on a GPU they are not supported yet"):
+        load_model(checkpoint("lfm2"), device="cuda")

@@ -137,7 +137,8 @@ def test_quantized_mixtures_of_experts_compute_the_same(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize(
-    "architecture", ["llama", "llama_biased_tied", "gemma2", "qwen3_moe", "mixtral"]
+    "architecture",
+    ["llama", "llama_biased_tied", "gemma2", "qwen3_moe", "mixtral", "lfm2", "qwen3_5"],
 )
 def test_rounded_checkpoints_compute_the_same(
     checkpoint: Callable[[str], Path], architecture: str, quantization: str

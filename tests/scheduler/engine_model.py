@@ -66,12 +66,17 @@ class EngineModel:
         clock: Callable[[], float] = time.monotonic,
         *,
         reckless: bool = False,
+        has_states: bool = False,
     ) -> None:
-        """``reckless``: admit as if no answer took memory, so that much has to be retracted."""
+        """
+        Args:
+            reckless: admit as if no answer took memory, so that much has to be retracted.
+            has_states: the model has recurrent layers.
+        """
         self.scheduler = Scheduler(scheduler_limits, clock)
         if reckless:
             self.scheduler.admission._forecast = expect_nothing  # type: ignore[method-assign]
-        self.worker = FakeWorker(scheduler_limits.page_size)
+        self.worker = FakeWorker(scheduler_limits.page_size, has_states=has_states)
         self.sent: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
         self.requests: dict[int, SequenceRequest] = {}

@@ -6,11 +6,19 @@ order or a page that was overwritten too early shows at once, in the row that re
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.steps import DRAFTERS, SlotVector, StepPlan, StepResult, VerifiedDraft
+from radixrt.messages.steps import (
+    DRAFTERS,
+    SAME_STATE,
+    KeepState,
+    SlotVector,
+    StepPlan,
+    StepResult,
+    VerifiedDraft,
+)
 
 VOCAB = 50
 
@@ -83,6 +91,9 @@ class _Slot:
     """Length at which the answer ends, if it is drafted; 0: it is not."""
     deferred: int = 0
     """Steps until its mask is ready."""
+    state: int = 0
+    """The state of its recurrent layers: the digest of what it has computed."""
+    keep: list[KeepState] = field(default_factory=list)
     released: bool = False
     """Kept only for the token that it waits for."""
 
@@ -90,8 +101,17 @@ class _Slot:
 class FakeWorker:
     """Executes step plans as the real worker does."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, *, has_states: bool = False) -> None:
+        """
+        Args:
+            has_states: the model has recurrent layers.
+        """
         self.page_size = page_size
+        self.has_states = has_states
+        self.kept: dict[int, int] = {}
+        """The kept states."""
+        self.written: list[int] = []
+        """Those of the last step."""
         self.memory: dict[tuple[int, int], int] = {}
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
@@ -129,11 +149,17 @@ class FakeWorker:
                 constrained=admit.grammar is not None,
                 pooled=admit.pool is not None,
             )
+            if admit.state >= 0:
+                self.slots[admit.slot].state = self.kept[admit.state]
             if admit.drafts is not None:
                 most = admit.sampling.max_tokens or 0
                 self.slots[admit.slot].end = len(tokens) - admit.num_output + most
         for table in plan.block_tables:
             self.slots[table.slot].pages = unpack_ids(table.pages).tolist()
+            if table.state != SAME_STATE:
+                self.slots[table.slot].state = self.kept[table.state]
+        for keep in plan.keep:
+            self.slots[keep.slot].keep.append(keep)
         extended = [slot for slot, _ in groupby(unpack_ids(plan.extend_slots).tolist())]
         assert len(extended) == len(set(extended)), "a slot's entries are not adjacent"
         for slot, page in zip(
@@ -185,6 +211,9 @@ class FakeWorker:
         tokens: list[int] = []
         deferred: list[int] = []
         vectors: list[SlotVector] = []
+        self.written = []
+        for slot, start, count in rows:
+            self._recur(slot, start, count)
         for slot, start, count in rows:
             state, value = self.slots[slot], 0
             state.computed = start + count
@@ -223,10 +252,27 @@ class FakeWorker:
             jump_slots=pack_ids(list(self.jumps)),
             jump_tokens=pack_ids(list(self.jumps.values())),
             deferred_slots=pack_ids(deferred),
+            kept_states=pack_ids(self.written),
             vectors=vectors,
             drafts=self.verified,
             step_s=0.01 + self.seconds_per_token * sum(count for _, _, count in rows),
         )
+
+    def _recur(self, slot: int, start: int, count: int) -> None:
+        """Advance the state of a slot token by token, and keep what was ordered on the way."""
+        if not self.has_states:
+            return
+        state, expected = self.slots[slot], 0
+        for token in state.tokens[:start]:
+            expected = digest(expected, token)
+        assert state.state == expected, f"wrong state at position {start}"
+        orders = {one.position: one.state for one in state.keep if one.position > start}
+        for position in range(start, start + count):
+            state.state = digest(state.state, state.tokens[position])
+            if (row := orders.pop(position + 1, None)) is not None:
+                self.kept[row] = state.state
+                self.written.append(row)
+        state.keep = [one for one in state.keep if one.position in orders]
 
     def _verify(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> int:
         """Accept the leading tokens of a draft that the model would have chosen; returns the digest
@@ -239,6 +285,7 @@ class FakeWorker:
             accepted.append(draft[len(accepted)])
             value = digest(value, accepted[-1])
         state.tokens += accepted
+        self._recur(slot, state.computed, len(accepted))
         state.computed += len(accepted)
         slots += [slot] * len(accepted)
         tokens += accepted

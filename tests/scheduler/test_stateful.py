@@ -75,6 +75,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         reckless=st.booleans(),
         pinned=st.sampled_from([0.1, 0.5, 1.0]),
         speculates=st.booleans(),
+        states=st.sampled_from([0, 0, 3, 8, 40]),
+        interval=st.integers(1, 3),
     )
     def start(
         self,
@@ -90,6 +92,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         reckless: bool,
         pinned: float,
         speculates: bool,
+        states: int,
+        interval: int,
     ) -> None:
         self.clock = Clock()
         self.leased: dict[str, tuple[Lease, np.ndarray, str]] = {}
@@ -107,9 +111,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 disable_radix_cache=not share,
                 max_pinned_fraction=pinned,
                 speculates=speculates,
+                kept_states=states if share else 0,
+                state_interval=interval * page_size,
             ),
             self.clock,
             reckless=reckless,
+            has_states=states > 0,
         )
         self.engine.worker.seconds_per_token = 0.001
 

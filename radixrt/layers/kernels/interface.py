@@ -2,12 +2,14 @@
 PyTorch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from radixrt.layers.matrix import Matrix, MatrixStack, Weights
+from radixrt_kernels.reference import recurrence
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """The sigmoid's gain in ``clamped_swiglu``, and the bound of both halves."""
@@ -42,6 +44,9 @@ class LayerKernels:
     multiplies_blocks = False
     """True: the quantized blocks of GGUF files stay as they are; else they are dequantized."""
 
+    recurrence: Any = recurrence
+    """The functions of ``radixrt_kernels.recurrence``, which advance the states of sequences."""
+
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         """[..., size] -> [..., size]; ``RMSNorm`` explains ``unit_offset``."""
         x = hidden.float()
@@ -73,9 +78,16 @@ class LayerKernels:
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
         """[num_tokens, 2 * size] -> [num_tokens, size]; gate first. ``name`` is one of
-        ``GATED_ACTIVATIONS``."""
+        ``GATED_ACTIVATIONS``, or ``relu2``: [num_tokens, size] -> the same."""
+        if name == "relu2":
+            return gate_up.relu().square()
         gate, up = gate_up.chunk(2, dim=-1)
         return GATED_ACTIVATIONS[name](gate, up)
+
+    def sigmoid_gate(self, gate: Tensor, values: Tensor | None = None) -> Tensor:
+        """``values * sigmoid(gate)``, or the sigmoid alone; gate [num_tokens, heads, size] or
+        [num_tokens, heads, 1], values and result [num_tokens, heads, size]"""
+        return gate.sigmoid() if values is None else values * gate.sigmoid()
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         """``cap * tanh(logits / cap)``: float32 [rows, vocab] -> the same. May overwrite its

@@ -9,13 +9,23 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, MatrixStack, Weights
 from radixrt.layers.quantization.block_stack import BlockStack, MixedStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
-from radixrt_kernels import activation, blockwise, groupwise, linear, mixture, norm, rotary
+from radixrt_kernels import (
+    activation,
+    blockwise,
+    groupwise,
+    linear,
+    mixture,
+    norm,
+    recurrence,
+    rotary,
+)
 
 
 class NativeKernels(LayerKernels):
     """See ``LayerKernels``. Operations without a native kernel are PyTorch's."""
 
     multiplies_blocks = True
+    recurrence = recurrence
 
     def rms_norm(self, hidden: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
         return norm.rms_norm(hidden, weight, eps, unit_offset)
@@ -33,7 +43,12 @@ class NativeKernels(LayerKernels):
         return query, key
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
+        if name == "relu2":
+            return super().gated_activation(name, gate_up)
         return activation.gated_activation(gate_up, name)
+
+    def sigmoid_gate(self, gate: Tensor, values: Tensor | None = None) -> Tensor:
+        return activation.sigmoid_gate(gate, values)
 
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         return activation.soft_cap_(logits, cap)

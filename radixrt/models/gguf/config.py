@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from radixrt.base.errors import ConfigError
+from radixrt.models.gguf import hybrids
 from radixrt.models.gguf.file import GGUFFile
+from radixrt.models.gguf.metadata import Metadata
 
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<turn|>", "<|tool_response>"}  # fmt: skip
 """Tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by
@@ -20,30 +22,6 @@ _POOLING_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
 """llama.cpp's numbers, and sentence-transformers' names."""
 
 
-class _Metadata:
-    """The metadata of one architecture, whose keys begin with its name."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file = file
-        self.architecture: str = file.metadata.get("general.architecture", "")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self.file.metadata.get(f"{self.architecture}.{key}")
-        return default if value is None else value
-
-    def need(self, key: str) -> Any:
-        if (value := self.get(key)) is None:
-            raise ConfigError(
-                f"{self.file.files[0]} has no {self.architecture}.{key} in its metadata."
-            )
-        if isinstance(value, list) and self.architecture not in _BY_LAYER:
-            raise ConfigError(f"Layers of different shapes ({self.architecture}.{key}) are not supported.")  # fmt: skip
-        return value
-
-    def has(self, tensor: str) -> bool:
-        return tensor in self.file.tensors
-
-
 def transformers_config(
     file: GGUFFile, rope_factors: Callable[[str], list[float]]
 ) -> dict[str, Any]:
@@ -55,7 +33,7 @@ def transformers_config(
     Raises:
         ConfigError: an architecture that is not served, or metadata are missing.
     """
-    meta = _Metadata(file)
+    meta = Metadata(file)
     has_experts = bool(meta.get("expert_count", 0))
     if meta.architecture not in _FAMILIES or (has_experts and meta.architecture not in _MIXTURES):
         name = meta.architecture + (" with experts" if has_experts else "")
@@ -66,7 +44,7 @@ def transformers_config(
     heads = meta.need("attention.head_count")
     hidden = meta.need("embedding_length")
     specific, architecture, model_type = _FAMILIES[meta.architecture]
-    head_dim = meta.get("attention.key_length") or hidden // heads
+    head_dim = meta.get("attention.key_length") or hidden // max(heads, 1)
     config = {
         "architectures": [architecture],
         "model_type": model_type,
@@ -94,7 +72,7 @@ def transformers_config(
 def pooling_files(file: GGUFFile) -> dict[str, Any]:
     """The files of sentence-transformers, by their names, that say how an embedding model pools; of
     another model none."""
-    mode = _POOLING_MODES.get(_Metadata(file).get("pooling_type"))
+    mode = _POOLING_MODES.get(Metadata(file).get("pooling_type"))
     if mode is None:
         return {}
     parts = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
@@ -146,7 +124,7 @@ that have one."""
 
 
 def _rope(
-    meta: _Metadata, head_dim: int, rope_factors: Callable[[str], list[float]]
+    meta: Metadata, head_dim: int, rope_factors: Callable[[str], list[float]]
 ) -> dict[str, Any]:
     rotated = meta.get("rope.dimension_count", head_dim)
     rope: dict[str, Any] = {
@@ -180,18 +158,18 @@ def _rope(
     return rope
 
 
-def _llama(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _llama(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "attention_bias": meta.has("blk.0.attn_q.bias"),
         "mlp_bias": meta.has("blk.0.ffn_up.bias"),
     }
 
 
-def _qwen(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _qwen(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {"attention_bias": meta.has("blk.0.attn_q.bias"), "use_sliding_window": False}
 
 
-def _phi3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _phi3(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     rope = config["rope_parameters"]
     original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
     return {
@@ -201,7 +179,7 @@ def _phi3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gemma(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _gemma(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     # The scale of the scores is not in the metadata: the 27B models, known by their layers, have
     # another one.
@@ -220,13 +198,13 @@ def _gemma(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gemma3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": meta.get("rope.freq_base_swa", 10000.0)}
     rope = {"full_attention": config["rope_parameters"], "sliding_attention": local}
     return {**_gemma(meta, config), "rope_parameters": rope}
 
 
-def _gemma4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _gemma4(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """Sizes that differ by layer are lists; the plain ones of heads are those of layers without a
     window."""
     layers = config["num_hidden_layers"]
@@ -266,13 +244,13 @@ def _gemma4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _smollm3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _smollm3(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """Which layers do not rotate is not in the metadata: every fourth."""
     rotates = [int((i + 1) % 4 != 0) for i in range(config["num_hidden_layers"])]
     return {**_llama(meta, config), "no_rope_layers": rotates}
 
 
-def _windows(meta: _Metadata, config: dict[str, Any], period: int) -> dict[str, Any]:
+def _windows(meta: Metadata, config: dict[str, Any], period: int) -> dict[str, Any]:
     """The window and the layers that have it: the metadata list them, or all but the last of each
     period have it."""
     window, layers = meta.get("attention.sliding_window") or None, config["num_hidden_layers"]
@@ -283,7 +261,7 @@ def _windows(meta: _Metadata, config: dict[str, Any], period: int) -> dict[str, 
     return {"sliding_window": window, "layer_types": kinds}
 
 
-def _olmo2(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _olmo2(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """OLMo 3 has windows; the frequencies of layers without are stretched alone."""
     found = {"attention_bias": meta.has("blk.0.attn_q.bias")}
     if not meta.get("attention.sliding_window"):
@@ -300,7 +278,7 @@ def _olmo2(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _granite(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _granite(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     scale = config["head_dim"] ** -0.5
     return {
         **_llama(meta, config),
@@ -311,22 +289,22 @@ def _granite(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seed_oss(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _seed_oss(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "attention_bias": meta.has("blk.0.attn_q.bias"),
         "attention_out_bias": meta.has("blk.0.attn_output.bias"),
     }
 
 
-def _ernie4_5(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _ernie4_5(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {"use_bias": meta.has("blk.0.attn_q.bias")}
 
 
-def _exaone4(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _exaone4(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return _windows(meta, config, 4)
 
 
-def _ministral3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _ministral3(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """Mistral Small 3.1 has this name too, but queries that do not grow."""
     beta = meta.get("attention.temperature_scale")
     if beta is None:
@@ -335,7 +313,7 @@ def _ministral3(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": {**config["rope_parameters"], "llama_4_scaling_beta": beta}}
 
 
-def _glm4_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _glm4_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """Layers that predict further tokens are the last of the file, and are not read."""
     return {
         "num_hidden_layers": config["num_hidden_layers"] - meta.get("nextn_predict_layers", 0),
@@ -353,7 +331,7 @@ def _glm4_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _minimax_m2(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _minimax_m2(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "intermediate_size": meta.need("expert_feed_forward_length"),
         "num_local_experts": meta.need("expert_count"),
@@ -361,7 +339,7 @@ def _minimax_m2(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gpt_oss(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _gpt_oss(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {
         **_minimax_m2(meta, config),
         **_windows(meta, config, 2),
@@ -369,7 +347,7 @@ def _gpt_oss(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen3_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
+def _qwen3_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {
         **_qwen(meta, config),
         "num_experts": meta.need("expert_count"),
@@ -380,12 +358,9 @@ def _qwen3_moe(meta: _Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss"}
-"""Architectures with experts; some models of Gemma 4 have none."""
-_BY_LAYER = {"gemma4"}
-"""Architectures whose sizes may differ by layer."""
-
-_FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
+_MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss", *hybrids.MIXTURES}
+"""Architectures with experts; some models of Gemma 4 and Granite 4 have none."""
+_FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
     "llama": (_llama, "LlamaForCausalLM", "llama"),
     "qwen2": (_qwen, "Qwen2ForCausalLM", "qwen2"),
     "qwen3": (_qwen, "Qwen3ForCausalLM", "qwen3"),
@@ -405,6 +380,7 @@ _FAMILIES: dict[str, tuple[Callable[[_Metadata, dict[str, Any]], dict[str, Any]]
     "glm4moe": (_glm4_moe, "Glm4MoeForCausalLM", "glm4_moe"),
     "minimax-m2": (_minimax_m2, "MiniMaxM2ForCausalLM", "minimax_m2"),
     "gpt-oss": (_gpt_oss, "GptOssForCausalLM", "gpt_oss"),
+    **hybrids.FAMILIES,
 }
 """llama.cpp's name of an architecture: its own settings, the class in config.json, and
 transformers' model type."""

@@ -28,6 +28,9 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{{1,3}}{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}{_LETTERS}|\p{{N}}{_REST}"
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
@@ -48,10 +51,13 @@ BYTE_LEVEL_SPLITS: dict[str, tuple[str | None, ...]] = {
     "llama-bpe": (_LLAMA3,),
     "llama3": (_LLAMA3,),
     "llama-v3": (_LLAMA3,),
+    "lfm2": (_LLAMA3,),
+    "falcon-h1": (_LLAMA3,),
     "smaug-bpe": (_LLAMA3,),
     "dbrx": (_LLAMA3,),
     "glm4": (_LLAMA3,),
     "qwen2": (_QWEN2,),
+    "qwen35": (_QWEN35,),
     "deepseek-r1-qwen": (_QWEN2,),
     "seed-coder": (_SEED,),
     "hunyuan-dense": (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK3),
@@ -61,9 +67,9 @@ BYTE_LEVEL_SPLITS: dict[str, tuple[str | None, ...]] = {
 }
 """Regular expressions that cut a text, one after the other, before byte-level BPE, by llama.cpp's
 name; None: GPT-2's."""
-_WITHOUT_MERGES = {"llama-bpe", "llama3", "llama-v3", "glm4", "tekken"}
+_WITHOUT_MERGES = {"llama-bpe", "llama3", "llama-v3", "lfm2", "falcon-h1", "glm4", "tekken"}
 """A piece that is a token is not merged."""
-_BEGINS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+_BEGINS = {"llama-bpe", "llama3", "llama-v3", "lfm2", "falcon-h1", "tekken"}
 """A text begins with the beginning-of-sequence token, if the file does not say otherwise."""
 
 
@@ -116,7 +122,7 @@ def _byte_level(meta: dict[str, Any]) -> Tokenizer:
         )
     )
     tokenizer.pre_tokenizer = byte_level_splitter(name)
-    if _QWEN2 in BYTE_LEVEL_SPLITS[name]:
+    if not {_QWEN2, _QWEN35}.isdisjoint(BYTE_LEVEL_SPLITS[name]):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

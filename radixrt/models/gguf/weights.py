@@ -28,6 +28,7 @@ _CHUNK = 1 << 22
 _TOP = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",
     "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -73,7 +74,47 @@ _GEMMA4 = {
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
 }
+_DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_CONVOLUTION = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
+
+
+def _mamba(block: str) -> dict[str, str]:
+    parts = {"in": "in_proj", "conv1d": "conv1d", "norm": "norm", "out": "out_proj", "a": "A_log"}
+    parts |= {"d": "D", "dt.bias": "dt_bias"}
+    return {f"ssm_{theirs}": f"{block}.{ours}" for theirs, ours in parts.items()}
+
+
+_SINGLE_BLOCK = {
+    **_mamba("mixer"),
+    **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+    "attn_norm": "norm",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.up_proj",
+    "ffn_down_exps": "mixer.experts.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+}
 _SPECIAL = {
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _CONVOLUTION),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _DELTA_NET),
+    **dict.fromkeys(("granitemoehybrid", "falcon_h1"), _mamba("mamba")),
+    **dict.fromkeys(("nemotron_h", "mamba2"), _SINGLE_BLOCK),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "gemma4": _GEMMA4,
@@ -101,9 +142,11 @@ _WHOLE = {
 """Tensors of layers that have another end of their name, too."""
 _FUSED = {"experts.gate_up_proj", "experts.down_proj"}
 """Names that end so in transformers."""
-_PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3"}
+_PERMUTED = {"llama", "mistral", "ministral3", "granite", "smollm3", "granitemoehybrid"}
 """Families whose queries and keys llama.cpp's converter stores in the order of its own rotation."""
-_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
+_OFFSET_NORMS = {"gemma2", "gemma3", "qwen3_next", "qwen3_5", "qwen3_5_moe"}
+"""Families that store the weights of their norms minus one, which the converter adds."""
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias|scale))?")
 _NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
 """Tensors that are part of the config."""
 
@@ -127,12 +170,18 @@ class BlockFormats:
         self._kinds: dict[str, int] = {}
         self._tensors: dict[str, str] = {}
         """Kind, and name in the file, by the projection's name in the model."""
+        self._stacks: set[str] = set()
+        """Projections of experts, and all in blocks."""
         self.kept: set[str] = set()
         """Tensors of the file that stay in blocks, of the matrices so far."""
         for entry in entries:
-            if entry.kind in BLOCK_KINDS and ".ffn_gate_inp." not in entry.name:
-                name = _name(entry.name, _family(config))
-                for part, _ in translate(name, torch.empty(entry.shape, device="meta")):
+            name = _name(entry.name, _family(config))
+            is_block = entry.kind in BLOCK_KINDS and ".ffn_gate_inp" not in entry.name
+            if not is_block and ".experts." not in name:
+                continue
+            for part, _ in translate(name, torch.empty(entry.shape, device="meta")):
+                self._stacks.add(part.removesuffix(".weight"))
+                if is_block:
                     self._kinds[part.removesuffix(".weight")] = entry.kind
                     self._tensors[part.removesuffix(".weight")] = entry.name
 
@@ -140,16 +189,17 @@ class BlockFormats:
         """See ``matrix_formats``. Of projections that are computed together, each has its own."""
         stack, is_stack, last = path.rpartition(".experts.")
         if is_stack:  # one tensor of the file has a projection of all experts
-            names = [f"{stack}.experts.0.{part}" for part in _STACKED[last]]
+            parts = [f"{stack}.experts.0.{part}" for part in _STACKED[last]]
+            names = [name for name in parts if name in self._stacks]
         else:
             names = list(projections) or [path]
         kinds = {name: self._kinds.get(name) for name in names}
-        self.kept.update(self._tensors[name] for name in names if kinds[name] is not None)
-        first, *others = kinds.values()
-        if first is None and not any(others):
+        if not any(kind is not None for kind in kinds.values()):
             return DenseMatrix
+        self.kept.update(self._tensors[name] for name in names if kinds[name] is not None)
         if not is_stack:
             return partial(self._matrix, kinds=kinds)
+        first, *others = kinds.values()
         if first is None or any(kind != first for kind in others):
             return partial(MixedStack, kinds=[first, *others])
         return partial(BlockStack, kind=first)
@@ -193,9 +243,16 @@ def _as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Te
         return _unpermuted(tensor, config["num_attention_heads"])
     if family in _PERMUTED and ".attn_k." in name:
         return _unpermuted(tensor, config["num_key_value_heads"])
-    if family in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+    part = name.rpartition("blk.")[2].partition(".")[2]
+    if family in _OFFSET_NORMS and name.endswith("norm.weight") and part != "ssm_norm.weight":
         return tensor.float() - 1
-    return tensor
+    if part in ("ssm_conv1d.weight", "shortconv.conv.weight"):
+        return tensor.unsqueeze(1)
+    if part == "ssm_a":
+        return (-tensor.float()).log().flatten()
+    if part in ("ssm_d", "ssm_norm.weight"):
+        return tensor.flatten()
+    return tensor.view(1, -1) if part == "ffn_gate_inp_shexp.weight" else tensor
 
 
 def warn_of_dequantization(
@@ -226,6 +283,9 @@ def _name(name: str, family: str) -> str:
         top, _, end = name.rpartition(".")
         return f"{_TOP.get(top, top)}.{end}"
     special, whole = _SPECIAL.get(family, {}), f"{found[2]}.{found[3]}"
+    if found[3] is None:  # parameters of heads, and a norm of Falcon-H1
+        part = special.get(found[2]) or f"{_LAYER.get(found[2], found[2])}.weight"
+        return f"model.layers.{found[1]}.{part}"
     if other := special.get(whole) or _WHOLE.get(whole):
         return f"model.layers.{found[1]}.{other}"
     part = special.get(found[2]) or _LAYER.get(found[2], found[2])

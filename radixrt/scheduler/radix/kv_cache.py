@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.steps import DraftSources
+from radixrt.messages.steps import SAME_STATE, DraftSources, KeepState
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.continuation import continuation
 from radixrt.scheduler.radix.divergence import cache_facts
@@ -26,6 +26,7 @@ from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Page
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.radix.request_hints import apply_hints
 from radixrt.scheduler.radix.sessions import Sessions
+from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable
@@ -50,9 +51,11 @@ class KVCache:
         self.tree = RadixTree(self.page_size, self.policy, clock, most_ghosts)
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
+        self.states = KeptStates(limits.kept_states, num_pages)
+        self._state_interval = limits.state_interval
         self.sessions = Sessions(self.tree)
         max_pinned = int(limits.settings.max_pinned_fraction * num_pages)
-        self.leases = Leases(self.tree, max_pinned, clock, num_pages)
+        self.leases = Leases(self.tree, max_pinned, clock, num_pages, self.states)
         self.evicted_pages = 0
         self._slots = slots
         self._share = limits.shares_prefixes
@@ -84,9 +87,15 @@ class KVCache:
 
     def _evict(self, count: int, rule: Callable[[Node, bool], str]) -> int:
         pages = self.tree.evict(count, rule)
-        self.allocator.free(pages)
+        self._free(pages)
         self.evicted_pages += len(pages)
         return len(pages)
+
+    def _free(self, pages: Pages) -> None:
+        """Free pages, and the states behind them."""
+        if self.states:
+            self.states.drop(pages)
+        self.allocator.free(pages)
 
     def flush(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their
@@ -101,13 +110,41 @@ class KVCache:
             return None
         return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
 
+    def usable_tokens(self, match: Match | None) -> int:
+        """Leading tokens of a found prefix that need not be computed: all, or those up to the
+        nearest state where layers have one."""
+        if match is None:
+            return 0
+        return self._usable(match.pages)[0]
+
+    def _usable(self, pages: Pages) -> tuple[int, int]:
+        """Leading tokens of a prefix that need not be computed, and the state behind them."""
+        num_pages, state = self.states.nearest(pages) if self.states else (len(pages), SAME_STATE)
+        return num_pages * self.page_size, state
+
+    def is_state_coming(self, match: Match | None) -> bool:
+        """Whether the plan in the making keeps a state of a found prefix that is better than what
+        there is, so that it is worth to wait for the next plan."""
+        if match is None or not self.states:
+            return False
+        pages = match.pages
+        return self.states.is_coming(pages, self.states.nearest(pages)[0])
+
+    def is_better_state_coming(self, sequence: Sequence) -> bool:
+        """The same of a running sequence, whose prompt is partly computed."""
+        if not self.states or (match := self.find_prefix(sequence)) is None:
+            return False
+        planned = int(self._slots.planned[sequence.slot]) // self.page_size
+        return self.states.is_coming(match.pages, planned)
+
     def note_facts(self, sequence: Sequence, match: Match | None) -> None:
         """Note where the prompt of a sequence that is admitted now leaves the tree."""
-        sequence.cache_facts = (
-            cache_facts(self.tree, sequence, match)
-            if self._reads_tree(sequence)
-            else CacheFacts(reusable_tokens=0)
-        )
+        if not self._reads_tree(sequence):
+            sequence.cache_facts = CacheFacts(reusable_tokens=0)
+            return
+        sequence.cache_facts = facts = cache_facts(self.tree, sequence, match)
+        if match is not None:
+            facts.stateless_tokens = match.num_pages * self.page_size - self.usable_tokens(match)
 
     def expect(self, sequence: Sequence, match: Match) -> None:
         """Tell the eviction policy of a waiting sequence and its cached prefix.
@@ -162,8 +199,9 @@ class KVCache:
             if not self.leases.revoke_soonest():
                 return
 
-    def enter(self, sequence: Sequence, match: Match | None) -> None:
-        """Put a sequence into a slot, on top of a cached prefix."""
+    def enter(self, sequence: Sequence, match: Match | None) -> int:
+        """Put a sequence into a slot, on top of a cached prefix; returns the kept state from which
+        it starts."""
         tenant = sequence.options.tenant
         if tenant.cache_namespace:
             share = tenant.max_cached_fraction
@@ -174,6 +212,23 @@ class KVCache:
         else:
             pages, sequence.node = match.pages, self.tree.lock_match(match)
         self._slots.put(sequence, pages)
+        return self._start_from_state(sequence, pages)
+
+    def _start_from_state(self, sequence: Sequence, pages: Pages) -> int:
+        """Let a sequence go on behind the nearest state of its prefix; returns the state.
+
+        It computes the tokens behind it once more, and writes K and V into the pages of the tree
+        again: the same bits.
+        """
+        usable, state = self._usable(pages)
+        self._slots.planned[sequence.slot] = sequence.kept_to = usable
+        if self.states:
+            end = len(pages) * self.page_size
+            sequence.branch = end if end > usable else 0
+            sequence.answer_states = []
+            if state >= 0:
+                self.states.use(state)
+        return state
 
     def has_longer_prefix(self, sequence: Sequence) -> bool:
         """Whether the tree may hold more of a running sequence's prompt than the sequence uses."""
@@ -181,29 +236,30 @@ class KVCache:
         beyond = int(self._slots.num_tree_pages[sequence.slot]) * self.page_size
         return self.tree.holds_first_page(sequence.node, sequence.cacheable_tokens()[beyond:])
 
-    def adopt_longer_prefix(self, sequence: Sequence) -> int:
+    def adopt_longer_prefix(self, sequence: Sequence) -> int | None:
         """Switch to pages that other sequences have planned meanwhile, if they reach further.
 
         So two sequences over one long document compute alternate chunks of it, and none of it
         twice.
 
         Returns:
-            Number of tokens that this sequence need not compute.
+            The state from which it goes on; None: there is no longer prefix.
         """
         slots, slot = self._slots, sequence.slot
-        if not self.has_longer_prefix(sequence):
-            return 0  # nothing new; saves a lookup of the whole prompt
+        if not self.states and not self.has_longer_prefix(sequence):
+            return None  # nothing new; saves a lookup of the whole prompt
         assert sequence.node is not None
         match = self.find_prefix(sequence)
-        gain = 0 if match is None else match.num_pages * self.page_size - int(slots.planned[slot])
-        if match is None or gain <= 0:
-            return 0
+        if match is None or self.usable_tokens(match) <= slots.planned[slot]:
+            return None
         pages, node = match.pages, self.tree.lock_match(match)
         self.tree.unlock(sequence.node)
         sequence.node = node
-        self.allocator.free(slots.own_pages(slot))
+        own = slots.own_pages(slot)
         slots.set_tree_pages(slot, pages)
-        return gain
+        state = self._start_from_state(sequence, pages)
+        self._free(own)
+        return state
 
     def grow(self, sequence: Sequence, num_tokens: int) -> Pages:
         """Extend the block table towards ``num_tokens`` tokens, as far as there are pages."""
@@ -253,6 +309,61 @@ class KVCache:
         sequence.node = node
         self._slots.num_tree_pages[slot] = full
 
+    # ------------------------------------------------------------ states of recurrent layers
+
+    def keep_prompt_states(self, sequence: Sequence, start: int, end: int) -> list[KeepState]:
+        """The states to keep of a chunk that computes the positions from ``start`` to ``end``: at
+        every interval, where the prompt leaves what the tree has, at the end of the prompt, and at
+        the end of the chunk, where another sequence may go on."""
+        if not self.states or not self._reads_tree(sequence):
+            return []
+        size, step = self.page_size, self._state_interval
+        wanted = {*range(-(-(start + 1) // step) * step, end + 1, step), sequence.branch}
+        wanted |= {(sequence.num_tokens - 1) // size * size, end // size * size}
+        orders = []
+        for position in sorted(wanted):
+            if start < position <= end and not position % size:
+                orders += self._keep_state(sequence, position)
+        return orders
+
+    def keep_answer_states(self, decoding: NDArray[np.intp]) -> list[KeepState]:
+        """Order a state at the next end of a page, for each of these slots that has passed the one
+        ordered before. The last two of an answer stay, and those at intervals."""
+        slots, size = self._slots, self.page_size
+        due = decoding[slots.planned[decoding] > slots.next_state[decoding]]
+        orders = []
+        for slot in due.tolist():
+            sequence = slots.sequences[slot]
+            position = -(-int(slots.planned[slot]) // size) * size
+            if not self._share or position > slots.last_position[slot]:
+                continue
+            slots.next_state[slot] = position
+            new = self._keep_state(sequence, position, is_certain=False)
+            if new:
+                pages = sequence.answer_states
+                pages.append(int(slots.block_tables[slot, position // size - 1]))
+                if len(pages) > 2:
+                    before = (position // size - 2) * size
+                    oldest = pages.pop(0)
+                    if before % self._state_interval:
+                        self.states.drop_of(oldest)
+            orders += new
+        return orders
+
+    def _keep_state(
+        self, sequence: Sequence, position: int, *, is_certain: bool = True
+    ) -> list[KeepState]:
+        """The order to keep the state behind a position, at the end of a page of a sequence; none
+        if it is kept already or no row is to be had."""
+        page = int(self._slots.block_tables[sequence.slot, position // self.page_size - 1])
+        if self.states.has(page):
+            return []
+        row = self.states.keep(page, position - sequence.kept_to, is_certain=is_certain)
+        if row is None:
+            return []
+        sequence.kept_to = position
+        return [KeepState(sequence.slot, position, row)]
+
     def leave(self, sequence: Sequence, *, ended: bool = True) -> None:
         """Take a sequence out of its slot. Full pages with known tokens stay in the tree, unlocked.
 
@@ -269,8 +380,11 @@ class KVCache:
             self.tree.move_lock(sequence.node, end)
             sequence.node = end
             self._inserted(sequence, start + existing, full)
+            if self.states and existing:
+                known = np.concatenate([link.pages for link in end.path()][::-1])
+                self.states.move(own[:existing], known[start : start + existing])
             own = np.concatenate((own[:existing], own[full - start :]))
-        self.allocator.free(own)
+        self._free(own)
         if self._share:
             tail = sequence.tokens[max(start, full) * self.page_size : sequence.num_tokens]
             self._note_end(sequence, sequence.node, tail[: 2 * self.page_size].tobytes())
@@ -297,9 +411,9 @@ class KVCache:
         sequences use."""
         slots, node = self._slots, sequence.node
         assert node is not None
-        self.allocator.free(slots.own_pages(sequence.slot))
+        self._free(slots.own_pages(sequence.slot))
         self.tree.unlock(node)
-        self.allocator.free(self.tree.prune(node))
+        self._free(self.tree.prune(node))
         sequence.node = None
         slots.remove(sequence)
 

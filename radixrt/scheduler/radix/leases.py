@@ -19,6 +19,7 @@ from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.radix.match import Match
 from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.states import NO_ROW, KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 
 MAX_LEASES = 65_536
@@ -39,6 +40,8 @@ class Lease:
     num_pages: int
     expires: float
     """On the scheduler's clock."""
+    state: int
+    """The row of the state that is pinned with it; negative: none is."""
 
 
 class Leases:
@@ -47,6 +50,7 @@ class Leases:
     Args:
         max_pages: most pages under leases at a time.
         pool_pages: all pages, of which tenants have shares.
+        states: of recurrent layers.
         clock: seconds from any fixed moment.
     """
 
@@ -56,8 +60,10 @@ class Leases:
         max_pages: int,
         clock: Callable[[], float],
         pool_pages: int | None = None,
+        states: KeptStates | None = None,
     ) -> None:
         self._tree = tree
+        self._states = states or KeptStates(0, 0)
         self._max_pages = max_pages
         self._pool_pages = max_pages if pool_pages is None else pool_pages
         self._clock = clock
@@ -118,6 +124,7 @@ class Leases:
             node,
             match.num_pages,
             self._clock() + ttl_s,
+            self._states.pin(match.pages) if self._states else NO_ROW,
         )
         self._leases[lease.lease_id] = lease
         self._by_expiry.place(lease.lease_id, lease.expires)
@@ -143,6 +150,8 @@ class Leases:
         """End a lease of any tenant."""
         del self._leases[lease.lease_id]
         self._by_expiry.discard(lease.lease_id)
+        if lease.state >= 0:
+            self._states.unpin(lease.state)
         before = self._tree.num_pinned_pages
         self._tree.unpin(lease.node)
         self._pages[lease.namespace] -= before - self._tree.num_pinned_pages

@@ -76,6 +76,9 @@ class Explainer:
         """Another sequence computed more of the same prompt meanwhile."""
         if facts.seen_tokens >= reusable or (is_shared and reusable - cached < self._page_size):
             return "page_rounding", self._rounded(reusable - cached), None
+        stateless = min(facts.stateless_tokens, reusable - cached)
+        if 2 * stateless > reusable - cached:
+            return "missing_state", _without_state(stateless, cached), None
         difference = _Difference(self._vocabulary, record, facts)
         cause: Cause = "never_seen"
         detail = self._new(difference)
@@ -207,6 +210,13 @@ def _all_reused(record: PromptRecord, facts: CacheFacts) -> str:
     if rest <= 1:
         return "All tokens but the last came from the cache; the last is always computed, because its logits give the answer."
     return f"{rest} tokens had to be computed in any case: log-probabilities of the prompt were asked for, or the cache is off."
+
+
+def _without_state(num_tokens: int, cached: int) -> str:
+    return (
+        f"{num_tokens} tokens were in the cache, but the nearest state of the recurrent layers was kept behind token {cached}, so they "
+        "were computed again. A state is kept at their end now: the next prompt that begins with them finds it."
+    )
 
 
 def _changed_tools(mine: Sequence[tuple[str, int]], theirs: Sequence[tuple[str, int]]) -> str:

@@ -13,6 +13,10 @@ GIB = 1 << 30
 CPU_POOL_SHARE = 0.5
 """Share of the available memory that the pool takes by default on a CPU, where other programs need
 memory too."""
+MIN_KEPT_STATES = 32
+"""States of recurrent layers that are kept in any case."""
+MIN_STATE_ROWS = 8
+"""Sequences with such states that may run at a time."""
 CPU_POOL_LIMIT = 8 * GIB
 """The same in bytes. A larger pool must be asked for."""
 
@@ -70,6 +74,7 @@ def pool_pages(
     mem_fraction: float,
     max_total_tokens: int | None,
     max_useful_tokens: int,
+    one_state: int = 0,
 ) -> int:
     """The number of pages of the pool, without the spare one.
 
@@ -78,6 +83,8 @@ def pool_pages(
         max_total_tokens: tokens that the user asks for; None: as many as fit, up to
             ``max_useful_tokens``.
         max_useful_tokens: tokens beyond which no request would ever use the pool.
+        one_state: bytes of a sequence's state in recurrent layers. Such states are kept in as much
+            memory as the KV takes (:func:`kept_states`), beside one for each row of the batch.
 
     Raises:
         ConfigError: the memory does not hold it.
@@ -85,6 +92,9 @@ def pool_pages(
     device, page_size = setup.device.torch_device, setup.page_size
     page_bytes = page_size * bytes_per_token(setup)
     available = _available_bytes(device, mem_fraction, asked_for=max_total_tokens is not None)
+    if one_state:
+        page_bytes = max(2 * page_bytes, 1)
+        available -= (setup.max_rows + MIN_KEPT_STATES) * one_state
     if max_total_tokens is None:
         wanted_by = "a KV pool of one page"
         pages = min(available // page_bytes, max_useful_tokens // page_size)
@@ -103,6 +113,27 @@ def pool_pages(
             "free memory."
         )
     return pages
+
+
+def state_rows(setup: AttentionSetup, mem_fraction: float, one_state: int) -> int:
+    """The number of sequences whose states of recurrent layers take a quarter of the memory.
+
+    Args:
+        one_state: bytes of one.
+    """
+    device = setup.device.torch_device
+    available = _available_bytes(device, mem_fraction, asked_for=False)
+    return max(MIN_STATE_ROWS, available // 4 // one_state)
+
+
+def kept_states(setup: AttentionSetup, pages: int, one_state: int) -> int:
+    """The number of states of recurrent layers that are kept beside a pool of so many pages.
+
+    Args:
+        one_state: bytes of one.
+    """
+    kv_bytes = pages * setup.page_size * bytes_per_token(setup)
+    return min(max(kv_bytes // one_state, MIN_KEPT_STATES), pages)
 
 
 def _available_bytes(device: torch.device, mem_fraction: float, *, asked_for: bool) -> int:

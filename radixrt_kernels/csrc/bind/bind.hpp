@@ -14,6 +14,7 @@ void bind_attention(nanobind::module_& module);
 void bind_memory(nanobind::module_& module);
 void bind_mixture(nanobind::module_& module);
 void bind_norm(nanobind::module_& module);
+void bind_recurrence(nanobind::module_& module);
 void bind_rotary(nanobind::module_& module);
 
 }  // namespace radixrt

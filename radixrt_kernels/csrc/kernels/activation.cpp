@@ -60,6 +60,26 @@ void row(Activation activation, const void* from, void* to, int64_t size) {
   }
 }
 
+RADIXRT_INLINE Floats rounded(Floats x, const float*) { return x; }
+RADIXRT_INLINE Floats rounded(Floats x, const BFloat16*) { return (Floats)(__builtin_convertvector(to_bfloat16(x), UInts) << 16); }
+RADIXRT_INLINE Floats rounded(Floats x, const Float16*) { return from_float16(to_float16(x)); }
+
+template <class T>
+void sigmoid_gate(const void* value_row, const void* gate_row, void* output_row, int64_t size, bool one_gate) {
+  auto values = static_cast<const T*>(value_row), gate = static_cast<const T*>(gate_row);
+  auto output = static_cast<T*>(output_row);
+  auto gated = [&](Floats x, Floats value) {
+    Floats sigmoid = 1.0f / (1.0f + exp(-x));
+    return values ? rounded(sigmoid, gate) * value : sigmoid;
+  };
+  const Floats same = splat(load_first(gate, 1)[0]);
+  int64_t i = 0;
+  for (; i + kWidth <= size; i += kWidth)
+    store(output + i, gated(one_gate ? same : load(gate + i), values ? load(values + i) : same));
+  if (int rest = static_cast<int>(size - i))
+    store_first(output + i, gated(one_gate ? same : load_first(gate + i, rest), values ? load_first(values + i, rest) : same), rest);
+}
+
 void soft_cap(float* logits, int64_t count, float cap) {
   auto capped = [=](Floats x) { return cap * (1.0f - 2.0f / (1.0f + exp(2.0f * (x / cap)))); };
   int64_t i = 0;
@@ -73,7 +93,8 @@ void soft_cap(float* logits, int64_t count, float cap) {
 template <>
 const ActivationKernels& table_of<ActivationKernels, Isa::RADIXRT_ISA>() {
   using namespace RADIXRT_ISA;
-  static constexpr ActivationKernels table{row<float>, row<BFloat16>, row<Float16>, soft_cap};
+  static constexpr ActivationKernels table{row<float>, row<BFloat16>, row<Float16>, sigmoid_gate<float>, sigmoid_gate<BFloat16>,
+                                           sigmoid_gate<Float16>, soft_cap};
   return table;
 }
 

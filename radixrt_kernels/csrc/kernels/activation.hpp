@@ -12,6 +12,9 @@ struct ActivationKernels {
   // one to the second (gpt-oss).
   using Row = void (*)(Activation activation, const void* gate_up, void* output, int64_t size);
   Row float32, bfloat16, float16;
+  // output = values * sigmoid(gate), the sigmoid rounded first; without values the sigmoid. `one_gate`: it is the same for all values.
+  using SigmoidGate = void (*)(const void* values, const void* gate, void* output, int64_t size, bool one_gate);
+  SigmoidGate sigmoid_float32, sigmoid_bfloat16, sigmoid_float16;
   // logits[i] = cap * tanh(logits[i] / cap)
   void (*soft_cap)(float* logits, int64_t count, float cap);
 };

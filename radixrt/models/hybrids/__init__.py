@@ -1,0 +1,1 @@
+"""Models with recurrent layers, which keep a state of each sequence."""

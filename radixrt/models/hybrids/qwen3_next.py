@@ -1,0 +1,104 @@
+"""Qwen3-Next and Qwen3.5 (text): a gated delta net in three of four layers, gated attention in the
+fourth, and experts in most."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from radixrt.layers.hf_config import head_dim
+from radixrt.layers.mlp import GatedMLP
+from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
+from radixrt.layers.norm import RMSNorm
+from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.recurrent import GatedDeltaNet
+from radixrt.models.hybrids.hybrid import HybridCausalLM
+from radixrt.models.vision import language_model_only
+
+
+class Qwen3_5ForCausalLM(HybridCausalLM):
+    """The config's ``layer_types`` says which layers have attention. Heads that predict further
+    tokens (``mtp``) are left out."""
+
+    recurrent_name = "linear_attn"
+
+    def norm(self, size: int) -> RMSNorm:
+        return RMSNorm(size, self.config.rms_norm_eps, unit_offset=True)
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        bias, size = self.config.attention_bias, head_dim(self.config)
+        norms = {name: self.norm(size) for name in ("query_norm", "key_norm")}
+        return {"qkv_bias": bias, "output_bias": bias, "gated": True, **norms}
+
+    def mlp(self, index: int) -> nn.Module:
+        config, count = self.config, getattr(self.config, "num_experts", 0)
+        step = getattr(config, "decoder_sparse_step", 1)
+        dense = index in (getattr(config, "mlp_only_layers", None) or [])
+        if count == 0 or (index + 1) % step or dense:
+            return super().mlp(index)
+        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
+        normalize = getattr(config, "norm_topk_prob", True)
+        router = Router(hidden, count, config.num_experts_per_tok, normalize)
+        shared_size = config.shared_expert_intermediate_size
+        shared = GatedMLP(hidden, shared_size, self.tp, activation=act)
+        experts = Experts(count, hidden, size, act, self.tp)
+        return SparseMoE(router, experts, shared, Router(hidden, 1, 1, normalize=False))
+
+    def recurrent(self, index: int) -> GatedDeltaNet:
+        return GatedDeltaNet(self.config, index, self.tp)
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        _, is_layer, rest = name.partition("model.layers.")
+        if is_layer and int(rest.partition(".")[0]) >= self.config.num_hidden_layers:
+            return  # a layer that predicts further tokens, in GGUF files
+        if name.startswith(("mtp.", "model.visual.")):
+            return
+        yield from split_fused_experts(name.replace(".shared_expert.", ".shared_experts."), tensor)
+
+
+class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
+    """Checkpoints have the projections of the gated delta net by key head."""
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        config = self.config
+        keys, group = (
+            config.linear_key_head_dim,
+            config.linear_num_value_heads // config.linear_num_key_heads,
+        )
+        values = group * config.linear_value_head_dim
+        parts = {
+            ".in_proj_qkvz.": {"in_proj_qkv": (keys, keys, values), "in_proj_z": (values,)},
+            ".in_proj_ba.": {"in_proj_b": (group,), "in_proj_a": (group,)},
+        }
+        for merged, projections in parts.items():
+            if merged not in name:
+                continue
+            sizes = [size for some in projections.values() for size in some]
+            heads = tensor.unflatten(0, (config.linear_num_key_heads, -1))
+            unit = sum(sizes) // heads.shape[1]  # a scale of a block stands for several rows
+            found = iter(heads.split([size // unit for size in sizes], dim=1))
+            for projection, some in projections.items():
+                rows = torch.cat([next(found).flatten(0, 1) for _ in some])
+                yield name.replace(merged, f".{projection}."), rows
+            return
+        yield from super().translate(name, tensor)
+
+
+class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
+    """The language model of a checkpoint that also sees images; its vision part is left out."""
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config.text_config, tp, context_length)
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for inner, part in language_model_only(name, tensor):
+            yield from super().translate(inner, part)
+
+
+class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
+    """Experts in every layer."""
+
+
+class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForConditionalGeneration):
+    """Experts in every layer."""

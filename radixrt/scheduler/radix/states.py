@@ -1,0 +1,194 @@
+"""Owns the kept states of recurrent layers: the row of the worker's tables that holds the state
+behind a page.
+
+A page is in the tree at most once, so its id names the whole prefix that ends with it. A state
+therefore belongs to the page at whose end it is: splits and joins of edges change nothing, and a
+page that is freed takes its state along. The state of a page that a sequence still owns becomes
+usable when the page enters the tree.
+
+Rows are given away like pages: a row that is free now may be written again by the very next plan,
+although a step in flight still reads or writes it, because steps run in order.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from radixrt.messages.steps import EMPTY_STATE
+from radixrt.scheduler.radix.page_allocator import Pages
+
+NO_ROW = -1
+
+CANDIDATES = 8
+"""Of the states that were used least recently, so many are compared when one has to go."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One state."""
+
+    page: int
+    saves: int
+    """Tokens between the next state before it and its own position: those that its loss costs a
+    request."""
+    step: int
+    """The step whose plan orders it."""
+    ready_from: float
+    """The step from which on it may be read; infinity: the worker has not confirmed it."""
+    pins: int = 0
+    """Leases that hold it."""
+
+
+class KeptStates:
+    """The states behind pages, and the free rows.
+
+    >>> states = KeptStates(num_rows=2, num_pages=8)
+    >>> states.begin_plan(step=0)
+    >>> row = states.keep(page=5, saves=32)
+    >>> states.nearest(np.array([7, 5, 3])), states.is_coming(np.array([7, 5, 3]), 0)
+    ((0, -1), True)
+    >>> states.begin_plan(step=1)
+    >>> states.nearest(np.array([7, 5, 3])) == (2, row)
+    True
+
+    Args:
+        num_rows: states that the worker keeps; 0: the model has none, or no prefix is shared.
+        num_pages: pages in the KV pool.
+    """
+
+    def __init__(self, num_rows: int, num_pages: int) -> None:
+        self.num_rows = num_rows
+        self._row_of = np.full(num_pages, NO_ROW, dtype=np.int32)
+        """The row of the state behind each page."""
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        """The states by row, the one used least recently first."""
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._step = 0
+
+    def __bool__(self) -> bool:
+        return self.num_rows > 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def begin_plan(self, step: int) -> None:
+        """Begin the plan of this step. What the steps before it keep may be read now."""
+        self._step = step
+
+    def nearest(self, pages: Pages) -> tuple[int, int]:
+        """The longest prefix of these pages whose state may be read: its pages, and the row.
+
+        Args:
+            pages: of a prefix, in order of position.
+        """
+        for count in self._with_state(pages):
+            row = int(self._row_of[pages[count - 1]])
+            if self._kept[row].ready_from <= self._step:
+                return count, row
+        return 0, EMPTY_STATE
+
+    def is_coming(self, pages: Pages, beyond: int) -> bool:
+        """Whether the plan in the making keeps the state of a prefix of these pages that is longer
+        than ``beyond`` pages."""
+        for count in self._with_state(pages):
+            if count <= beyond:
+                return False
+            if self._step < self._kept[int(self._row_of[pages[count - 1]])].ready_from < math.inf:
+                return True
+        return False
+
+    def _with_state(self, pages: Pages) -> list[int]:
+        """The lengths of the prefixes, in pages, that have a state, the longest first."""
+        return (1 + np.flatnonzero(self._row_of[pages] != NO_ROW)[::-1]).tolist()
+
+    def has(self, page: int) -> bool:
+        """Whether the state behind a page is kept, or about to be."""
+        return bool(self._row_of[page] != NO_ROW)
+
+    def use(self, row: int) -> None:
+        """A sequence starts from this state now."""
+        self._kept.move_to_end(row)
+
+    def pin(self, pages: Pages) -> int:
+        """Keep the state of the longest prefix of these pages that has one until :meth:`unpin`;
+        returns its row, which is negative if there is none."""
+        _, row = self.nearest(pages)
+        if row >= 0:
+            self._kept[row].pins += 1
+        return row
+
+    def unpin(self, row: int) -> None:
+        """End one pin of a state."""
+        self._kept[row].pins -= 1
+
+    def keep(self, page: int, saves: int, *, is_certain: bool = True) -> int | None:
+        """A row for the state behind a page, which the plan in the making writes.
+
+        Args:
+            saves: tokens since the next state before it.
+            is_certain: False: the worker may pass the position unseen; it says when the state is
+                there (:meth:`confirm`).
+
+        Returns:
+            None: this plan writes all rows already.
+        """
+        assert not self.has(page), "the page has a state already"
+        if not self._free and not self._drop_one():
+            return None
+        row = self._free.pop()
+        self._row_of[page] = row
+        self._kept[row] = _Kept(page, saves, self._step, self._step + 1 if is_certain else math.inf)
+        return row
+
+    def _drop_one(self) -> bool:
+        """Drop the state that saves least of those used least recently; False: all are new."""
+        readable = (
+            kept for kept in self._kept.values() if kept.ready_from <= self._step and not kept.pins
+        )
+        least = min(islice(readable, CANDIDATES), key=lambda kept: kept.saves, default=None)
+        if least is None:
+            return False
+        self.drop_of(least.page)
+        return True
+
+    def confirm(self, row: int, step: int) -> None:
+        """The worker has written this row in a step. It is ignored if the state was dropped
+        meanwhile, also if the row has another one by now."""
+        kept = self._kept.get(row)
+        if kept is not None and kept.step <= step and kept.ready_from == math.inf:
+            kept.ready_from = step + 1
+            self.use(row)
+
+    def drop_of(self, page: int) -> None:
+        """Drop the state behind a page, if there is one."""
+        row = int(self._row_of[page])
+        if row != NO_ROW:
+            self._row_of[page] = NO_ROW
+            del self._kept[row]
+            self._free.append(row)
+
+    def drop(self, pages: Pages) -> None:
+        """The pages are free now: [n]."""
+        for page in pages[self._row_of[pages] != NO_ROW].tolist():
+            self.drop_of(page)
+
+    def move(self, old: Pages, new: Pages) -> None:
+        """Let the states behind ``old`` belong to ``new``, pages of the same prefixes, unless these
+        have their own: [n] each."""
+        for index in np.flatnonzero(self._row_of[old] != NO_ROW).tolist():
+            before, page = int(old[index]), int(new[index])
+            if not self.has(page):
+                row = int(self._row_of[before])
+                self._row_of[before], self._row_of[page] = NO_ROW, row
+                self._kept[row].page = page
+
+    def pages(self) -> dict[int, int]:
+        """The page of each row in use, for checks of invariants."""
+        return {row: kept.page for row, kept in self._kept.items()}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)

@@ -1,0 +1,165 @@
+"""The tiny configs of models with recurrent layers, as ``tests.checkpoints`` has the others."""
+
+from typing import Any
+
+_EXPERTS = {"num_experts_per_tok": 2}
+_DELTA_NET: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "initializer_range": 0.05,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention", "linear_attention"],
+    "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+}
+_MAMBA: dict[str, Any] = {
+    "initializer_range": 0.08,
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+    "mamba_d_conv": 4,
+}
+HYBRID_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "conv"],
+            "norm_eps": 1e-5,
+            "conv_L_cache": 3,
+            "block_ffn_dim_multiplier": 1.5,
+            "block_multiple_of": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **_DELTA_NET,
+            **_EXPERTS,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5": ("Qwen3_5TextConfig", _DELTA_NET),
+    "qwen3_5_vision": ("Qwen3_5Config", {**_DELTA_NET, "tie_word_embeddings": True}),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        {
+            **_DELTA_NET,
+            **_EXPERTS,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "norm_eps": 1e-5,
+            "conv_bias": True,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_MAMBA,
+            **_EXPERTS,
+            "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+            "num_local_experts": 6,
+            "shared_intermediate_size": 40,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "granite_hybrid_dense": (
+        "GraniteMoeHybridConfig",
+        {
+            **_MAMBA,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "bamba": ("BambaConfig", {**_MAMBA, "attn_layer_indices": [1]}),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "mamba_d_ssm": 96,
+            "mamba_d_head": 24,
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "mlp_multipliers": [1.5, 0.7],
+            "key_multiplier": 0.6,
+            "attention_out_multiplier": 0.8,
+            "attention_in_multiplier": 1.2,
+            "ssm_multipliers": [0.8, 1.3, 0.9, 1.2, 0.7],
+            "ssm_in_multiplier": 1.1,
+            "ssm_out_multiplier": 0.9,
+        },
+    ),
+    "falcon_h1_normed": (
+        "FalconH1Config",
+        {
+            **_MAMBA,
+            "num_hidden_layers": 3,
+            "mamba_d_ssm": 96,
+            "mamba_d_head": 24,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": True,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_EXPERTS,
+            "layers_block_type": [
+                "linear_attention",
+                "mlp",
+                "full_attention",
+                "moe",
+                "linear_attention",
+                "moe",
+            ],
+            "head_dim": 24,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 1.5,
+            "n_group": 4,
+            "topk_group": 2,
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "conv_kernel": 4},
+    ),
+}
+"""Name to the config class in transformers and what it has beside the common settings."""

@@ -1,0 +1,142 @@
+"""States of recurrent layers behind the pages of the tree: what is kept, and what a request finds.
+
+The worker of these tests checks the state of every row that it computes against the tokens before
+it, so a wrong one fails wherever it is used.
+"""
+
+import numpy as np
+import pytest
+
+from radixrt.messages.steps import EMPTY_STATE
+from radixrt.scheduler.radix.states import KeptStates
+from tests.scheduler.engine_model import EngineModel, limits
+
+PAGE = 4
+
+
+def engine(**changes: object) -> EngineModel:
+    """One whose states are kept every 8 pages, unless a rule asks for one earlier."""
+    settings = {"page_size": PAGE, "kept_states": 64, "state_interval": 8 * PAGE} | changes
+    return EngineModel(limits(**settings), has_states=True)
+
+
+def ask(model: EngineModel, prompt: list[int], max_tokens: int = 2) -> int:
+    """Answer one request alone; returns its cached tokens."""
+    seq_id = model.add(prompt, max_tokens, ignore_eos=True)
+    model.run()
+    return model.cached[seq_id]
+
+
+def whole_pages(num_tokens: int) -> int:
+    return num_tokens // PAGE * PAGE
+
+
+@pytest.mark.parametrize("chunk", [7, 32])
+def test_every_shared_prefix_hits_to_the_page_from_its_second_repetition(chunk: int) -> None:
+    for length in range(1, 70):
+        model = engine(chunked_prefill_size=chunk)
+        prefix = [(7 * i) % 11 for i in range(length)]
+        ask(model, [*prefix, 20, 21, 22, 23, 24])
+        first = ask(model, [*prefix, 30, 31, 32, 33, 34])
+        assert first <= whole_pages(length)
+        assert ask(model, [*prefix, 40, 41, 42, 43, 44]) == whole_pages(length)
+
+
+def test_an_identical_prompt_computes_its_last_page_only() -> None:
+    for length in range(1, 70):
+        model, prompt = engine(), [(5 * i) % 13 for i in range(length)]
+        ask(model, prompt)
+        assert ask(model, prompt) == whole_pages(length - 1)
+
+
+def test_the_next_turn_continues_from_the_end_of_the_answer() -> None:
+    for max_tokens in range(1, 40):
+        model = engine()
+        seq_id = model.add([1, 2, 3, 4, 5, 6], max_tokens, ignore_eos=True)
+        model.run()
+        history = [1, 2, 3, 4, 5, 6, *model.answers[seq_id]]
+        # the last token of an answer is never an input
+        assert ask(model, [*history, 30, 31]) == whole_pages(len(history) - 1)
+
+
+def test_eight_requests_on_one_new_document_compute_it_once() -> None:
+    model = engine(num_pages=300, context_length=512)
+    document = [(3 * i) % 17 for i in range(400)]
+    for question in range(8):
+        model.add([*document, 20 + question, 21], 2, ignore_eos=True)
+    model.run()
+    own = 2 + 2 + PAGE  # question, answer, and what is not a whole page
+    assert model.worker.computed_tokens < len(document) + 8 * own
+
+
+def test_two_prompts_that_compute_one_document_together_use_the_chunks_of_each_other() -> None:
+    model = engine(chunked_prefill_size=16, max_prefill_tokens=16, num_pages=200)
+    document = [(3 * i) % 17 for i in range(160)]
+    model.add([*document, 30], 2, ignore_eos=True)
+    model.plan()
+    model.add([*document, 31], 2, ignore_eos=True)
+    model.run()
+    assert model.worker.computed_tokens < 1.2 * len(document)
+
+
+def test_ten_conversations_over_three_states_answer_right_and_leak_none() -> None:
+    model = engine(kept_states=3, num_pages=40, context_length=128)
+    histories = [[i, i + 1, i + 2] for i in range(10)]
+    for turn in range(4):
+        ids = [model.add([*history, 30 + turn], 9, ignore_eos=True) for history in histories]
+        model.run()
+        for history, seq_id in zip(histories, ids, strict=True):
+            history += [30 + turn, *model.answers[seq_id]]
+    states = model.scheduler.state.kv.states
+    assert len(states) <= 3
+    model.scheduler.flush_cache()
+    assert states.num_free == 3
+
+
+def test_pages_that_are_evicted_take_their_states_along() -> None:
+    model = engine(num_pages=20, context_length=64)
+    for first in range(6):
+        ask(model, [first + i for i in range(40)])
+    kv = model.scheduler.state.kv
+    free = set(kv.allocator.free_pages().tolist())
+    assert kv.states.pages() and not free & set(kv.states.pages().values())
+
+
+def test_a_worker_that_reports_a_row_late_does_not_vouch_for_its_next_state() -> None:
+    states = KeptStates(num_rows=1, num_pages=8)
+    states.begin_plan(5)
+    row = states.keep(page=2, saves=PAGE, is_certain=False)
+    assert row is not None
+    states.drop_of(2)
+    states.begin_plan(6)
+    assert states.keep(page=3, saves=PAGE, is_certain=False) == row
+    states.confirm(row, step=5)
+    states.begin_plan(7)
+    assert states.nearest(np.array([3])) == (0, EMPTY_STATE)
+    states.confirm(row, step=6)
+    assert states.nearest(np.array([3])) == (1, row)
+
+
+def test_the_state_that_saves_least_goes_first() -> None:
+    states = KeptStates(num_rows=2, num_pages=8)
+    states.begin_plan(0)
+    states.keep(page=0, saves=100)
+    states.keep(page=1, saves=PAGE)
+    assert states.keep(page=2, saves=50) is None  # this plan writes both rows
+    states.begin_plan(1)
+    assert states.keep(page=2, saves=50) is not None
+    assert states.has(0) and not states.has(1)
+
+
+def test_a_pinned_prefix_keeps_its_state() -> None:
+    model = engine(kept_states=2, num_pages=200, context_length=128)
+    pinned = [(3 * i) % 17 for i in range(40)]
+    ask(model, [*pinned, 50])
+    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), "", 1000.0)
+    for first in range(20, 30):
+        ask(model, [first + i for i in range(40)])
+    assert ask(model, [*pinned, 51, 52]) == len(pinned)
+    model.scheduler.state.kv.leases.end(lease)
+    for first in range(20, 30):
+        ask(model, [first + i for i in range(40)])
+    assert ask(model, [*pinned, 53, 54]) == 0
