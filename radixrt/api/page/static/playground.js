@@ -21,6 +21,8 @@ let conversation = new Conversation();
 let answering = null;
 /** The end of the conversation is in view, so it follows the answer. */
 let follows = true;
+/** Where the conversation was scrolled to when this page last looked. */
+let top = 0;
 
 export function startPlayground() {
   byId("composer").addEventListener("submit", (event) => {
@@ -35,12 +37,7 @@ export function startPlayground() {
   });
   byId("stop").addEventListener("click", () => answering?.abort());
   const messages = byId("messages");
-  let top = 0;
-  messages.addEventListener("scroll", () => { // an answer that grows moves the end away, and never scrolls up
-    if (messages.scrollHeight - messages.scrollTop - messages.clientHeight < NEAR_END_PX) follows = true;
-    else if (messages.scrollTop < top) follows = false;
-    top = messages.scrollTop;
-  });
+  messages.addEventListener("scroll", look);
   new ResizeObserver(follow).observe(messages);
   addEventListener("pagehide", () => keep());
   const openAndWrite = (record) => {
@@ -92,6 +89,7 @@ function draw() {
   byId("messages").replaceChildren(...conversation.branch.map((message) => entryOf(message).end().root));
   welcome();
   follows = true;
+  top = 0;
   follow();
   update();
 }
@@ -111,9 +109,20 @@ function entryOf(message) {
   return new MessageEntry(message, conversation.alternatives(message), actions, follow);
 }
 
+/** See whether the user has scrolled. An answer that grows moves the end away, and never scrolls up. */
+function look() {
+  const messages = byId("messages");
+  if (messages.scrollHeight - messages.scrollTop - messages.clientHeight < NEAR_END_PX) follows = true;
+  else if (messages.scrollTop < top) follows = false;
+  top = messages.scrollTop;
+}
+
+/** Keep the end in view, unless the user reads an earlier part. */
 function follow() {
+  look(); // the event of the scrolling may still be to come
   const messages = byId("messages");
   if (follows) messages.scrollTop = messages.scrollHeight;
+  top = messages.scrollTop;
 }
 
 function submit() {
