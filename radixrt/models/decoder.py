@@ -141,9 +141,12 @@ class CausalLM(KernelLayer):
         self.dtype = torch.get_default_dtype()
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
         rotaries = {
-            kind: RotaryEmbedding(config, context_length, kind, self.rope_interleaved)
+            kind: RotaryEmbedding(
+                config, context_length, kind, self.rope_interleaved, by_parts=True
+            )
             for kind in set(kinds)
         }
+        self._rotaries = list(rotaries.values())
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
         self.model = type(self).decoder_class(config, tp, layers, self.norm(config.hidden_size))
         self.score: nn.Linear | None = None
@@ -188,6 +191,15 @@ class CausalLM(KernelLayer):
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         attention = self.attention(index, rotary)
         return type(self).layer_class(self.config, attention, self.mlp(index))
+
+    def prepare_positions(self, end: int) -> None:
+        """Call before a step with positions from ``rotary.FIRST_POSITIONS`` on.
+
+        Args:
+            end: greater than all positions of the step.
+        """
+        for rotary in self._rotaries:
+            rotary.compute_up_to(end)
 
     @torch.inference_mode()
     def forward(

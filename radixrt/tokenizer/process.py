@@ -196,15 +196,14 @@ class TokenizerProcess:
             await asyncio.sleep(LONGEST_WAIT_S)
 
     async def _prepare_when_idle(self) -> None:
-        """Load what chats, regular expressions and choices need, at a time without other requests;
-        the first of them loads it otherwise."""
+        """Load what chats need, at a time without other requests; the first chat loads it
+        otherwise."""
         idle_since = time.monotonic()
         while time.monotonic() < idle_since + PREPARE_AFTER_S:
             await asyncio.sleep(PREPARE_AFTER_S / 5)
             if self._in_flight.any:
                 idle_since = time.monotonic()
         await asyncio.to_thread(self._vocabulary.prepare_chats)
-        self._constraints.prepare()
         gc.freeze()
 
     # ------------------------------------------------------------ from the api

@@ -68,10 +68,6 @@ class ConstraintManager:
         if self._has_end:
             self._pool.start()
 
-    def prepare(self) -> None:
-        """Load ahead what takes long and not every server needs."""
-        self._pool.load_tokenizer()
-
     async def close(self) -> None:
         await self._pool.close()
 
