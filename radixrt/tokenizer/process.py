@@ -25,6 +25,7 @@ from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.liveness.supervision import supervise
+from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
@@ -205,6 +206,7 @@ class TokenizerProcess:
                 idle_since = time.monotonic()
         await asyncio.to_thread(self._vocabulary.prepare_chats)
         gc.freeze()
+        give_memory_back()
 
     # ------------------------------------------------------------ from the api
 

@@ -16,6 +16,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import Inbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.link import SupervisorLink
+from radixrt.base.token_bytes import give_memory_back
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
@@ -167,6 +168,7 @@ def run_worker(
 ) -> None:
     """Entry point of ``python -m radixrt.worker``."""
     process = WorkerProcess(config, channels, arguments.rank)
+    give_memory_back()  # what loading has left
     keep_freed_memory()  # weights and KV pool are allocated; later allocations recur in every step
     gc.freeze()
     process.run()
