@@ -38,6 +38,10 @@ def postpone_unused_parts() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+_postponed: "list[_Postponed]" = []
+"""In the order in which torch asked for them."""
+
+
 class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -55,7 +59,9 @@ class _Postponing(Loader):
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Postponed(spec.name)
+        module = _Postponed(spec.name)
+        _postponed.append(module)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         pass  # at the first use
@@ -68,8 +74,19 @@ class _Postponed(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # the import system looks for some
             raise AttributeError(name)
-        spec = self.__spec__
-        assert spec is not None and isinstance(spec.loader, _Postponing)
-        self.__class__ = ModuleType  # type: ignore[assignment]
-        spec.loader.loader.exec_module(self)
+        torch = sys.modules["torch"].__spec__
+        if not getattr(torch, "_initializing", False):
+            # In the order of torch itself: they import each other, and not in any order.
+            for module in list(_postponed):
+                _run(module)
+        _run(self)
         return getattr(self, name)
+
+
+def _run(module: _Postponed) -> None:
+    """Run a module, unless it has run."""
+    spec = module.__spec__
+    if module in _postponed and spec is not None and isinstance(spec.loader, _Postponing):
+        _postponed.remove(module)
+        module.__class__ = ModuleType  # type: ignore[assignment]
+        spec.loader.loader.exec_module(module)
