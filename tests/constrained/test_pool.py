@@ -24,9 +24,9 @@ from bench.children import end, start
 from radixrt.base.errors import RequestError
 from radixrt.base.token_bytes import SavedTokens, TokenBytesTable
 from radixrt.constrained.compiler.cache import ByteLru, memory_of
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
 from radixrt.constrained.compiler.helper import Zygote
-from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.jobs import CompileOptions, PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.constraint import AnyJson, Choice, Constraint, Ebnf, JsonSchema, Regex
 from radixrt.constrained.grammar import Compiled, Grammar, SpanCheck
