@@ -19,6 +19,8 @@ class FakeHub:
         """By hub id, the content of each file."""
         self.gated: set[str] = set()
         self.downloads: list[str] = []
+        self.packed_architectures: dict[str, str] = {}
+        """By hub id, what the hub has read in GGUF files."""
 
     def __enter__(self) -> Self:
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -50,6 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
                 [{"type": "file", "path": p, "size": len(c), "oid": _sha(c)} for p, c in files.items()]
                 if repository[2] == "/tree"
                 else {"id": repository[1], "sha": commit, "siblings": [{"rfilename": p, "size": len(c)} for p, c in files.items()]}
+                | ({"config": json.loads(files["config.json"])} if "config.json" in files else {})
+                | ({"gguf": {"architecture": self.hub.packed_architectures[repository[1]]}} if repository[1] in self.hub.packed_architectures else {})
             )  # fmt: skip
             return self._reply(200, {"Content-Type": "application/json"}, body.encode())
         if repository[1] in self.hub.gated:

@@ -232,6 +232,11 @@ class ServerConfig(SchedulerSettings):
         "models.",
         within=(1, None),
     )
+    numa: bool = _device(
+        False,
+        "Bind each rank of --tp and each replica of --dp to the processors and the memory of a NUMA "
+        "node, or of its part of one.",
+    )
     cuda_graph_max_batch_size: int | None = _device(
         None,
         "Largest decode step that is captured as a CUDA graph, in sequences; by default "

@@ -1,14 +1,35 @@
-"""The bytes of each token of a tokenizer, of any kind."""
+"""Reads a tokenizer, and the bytes of each of its tokens."""
 
+import contextlib
+import ctypes
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
+
+
+def load_tokenizer(tokenizer_json: Path) -> Tokenizer:
+    """Read a tokenizer.json. Parsing leaves free memory behind, 65 MB for 262,144 tokens, which is
+    returned to the system.
+
+    Raises:
+        Exception: the file cannot be read, or is no tokenizer; the library raises no other type.
+    """
+    tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    give_memory_back()
+    return tokenizer
+
+
+def give_memory_back() -> None:
+    """Return the free memory of this process to the system, in some milliseconds, where the C
+    library is able to."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class TokenBytes:
@@ -43,7 +64,7 @@ class TokenBytes:
 
 
 class TokenBytesTable:
-    """The bytes of many tokens, by id from 0 on, in little memory.
+    """The bytes of many tokens, by id from 0 on, in a fifth of the memory of a list.
 
     Attributes:
         ends: uint32 for each token, where its bytes end.
@@ -65,10 +86,23 @@ class TokenBytesTable:
             return None
         return self.data[self.ends[token_id - 1] if token_id else 0 : self.ends[token_id]]
 
-    def tokens(self) -> list[bytes]:
-        """The bytes of all of them."""
+    def resized(self, length: int) -> "TokenBytesTable":
+        """The first ``length`` tokens; missing ones have no bytes."""
+        ends = self.ends[:length]
+        ends.extend([ends[-1] if ends else 0] * (length - len(ends)))
+        return TokenBytesTable(ends.tobytes(), self.data)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, token_id: int) -> bytes:
+        if (found := self.bytes_of(token_id)) is None:
+            raise IndexError(token_id)
+        return found
+
+    def __iter__(self) -> Iterator[bytes]:
         data = self.data
-        return [data[start:end] for start, end in pairwise((0, *self.ends))]
+        return (data[start:end] for start, end in pairwise((0, *self.ends)))
 
 
 class SavedTokens(msgspec.Struct, frozen=True):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_json_schema
+from radixrt.constrained.compiler.compilation import compile_json_schema
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import SpanCheck

@@ -69,6 +69,11 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder, a GGUF file or a name in the hub's cache: can it be served, and does it fit?",
     )
     parser.add_argument(
+        "--speed",
+        action="store_true",
+        help="measure how fast this machine reads and multiplies, and which share of that MODEL gets",
+    )
+    parser.add_argument(
         "--host", default="127.0.0.1", help="address of the port to check (default: %(default)s)"
     )
     parser.add_argument(

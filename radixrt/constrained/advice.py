@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from radixrt.base.errors import RequestError
+from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import Unenforced
 
 SLOW_COMPILE_MS = 100.0
@@ -184,3 +186,28 @@ def _costly_parts(node: Any, pointer: str) -> Iterator[tuple[float, str, str, st
     for word, each in node.items():
         step = word.replace("~", "~0").replace("/", "~1")
         yield from _costly_parts(each, f"{pointer}/{step}")
+
+
+def refused(error: RequestError, cause: CannotEnforce | None = None) -> Advice:
+    """The advice on a constraint that can't be compiled.
+
+    Args:
+        cause: names the keyword of a schema.
+    """
+    keyword, pointer = (cause.keyword, cause.pointer) if cause else ("", "")
+    return Advice(
+        ok=False,
+        backend=None,
+        exact=False,
+        checked=(),
+        unenforced=(),
+        slow=(),
+        compile_ms=0.0,
+        mask_ms=0.0,
+        error=Finding(
+            keyword=keyword,
+            pointer=pointer,
+            message=error.message,
+            advice=cause.reason if cause else "",
+        ),
+    )

@@ -4,14 +4,14 @@ text, and the end tokens."""
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from radixrt.base.errors import ConfigError
-from radixrt.base.token_bytes import SavedTokens, TokenBytes
+from radixrt.base.token_bytes import SavedTokens, TokenBytes, TokenBytesTable, load_tokenizer
 from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 
 _MARKER = "\x02"
@@ -21,7 +21,7 @@ _MARKER = "\x02"
 def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
     """Raises ConfigError if the file is no tokenizer."""
     try:
-        return Tokenizer.from_file(str(tokenizer_json))
+        return load_tokenizer(tokenizer_json)
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(
             f"Can't read the tokenizer {tokenizer_json}, which structured output needs: {error}"
@@ -32,7 +32,7 @@ def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
 class TokenizerFacts:
     """A vocabulary as the backends see it. Two are equal only if they are one object."""
 
-    tokens: tuple[bytes, ...]
+    tokens: TokenBytesTable
     """[vocab_size]; bytes of each token, name of a control token; b"" for an id without."""
     special_ids: frozenset[int]
     """Control tokens: never part of text."""
@@ -64,8 +64,7 @@ class TokenizerFacts:
                 read(tokenizer_json), vocab_size=vocab_size, eos_token_ids=eos_token_ids
             )
         load = functools.partial(read, tokenizer_json)
-        tokens = saved.table.tokens()
-        return TokenizerFacts._make(tokens, saved.special_ids, vocab_size, eos_token_ids, load)
+        return TokenizerFacts._make(saved.table, saved.special_ids, vocab_size, eos_token_ids, load)
 
     @staticmethod
     def from_tokenizer(
@@ -74,16 +73,16 @@ class TokenizerFacts:
         """Take a tokenizer that is loaded; its truncation and padding are switched off. Raises
         ConfigError if no end token lies in the vocabulary."""
         source = TokenBytes(tokenizer)
-        tokens, special_ids = [source.bytes_of(i) for i in range(vocab_size)], source.special_ids
+        tokens = TokenBytesTable.from_tokens(map(source.bytes_of, range(vocab_size)))
         facts = TokenizerFacts._make(
-            tokens, special_ids, vocab_size, eos_token_ids, lambda: tokenizer
+            tokens, source.special_ids, vocab_size, eos_token_ids, lambda: tokenizer
         )
         facts.tokenizer  # noqa: B018 (known from now on)
         return facts
 
     @staticmethod
     def _make(
-        tokens: Sequence[bytes],
+        tokens: TokenBytesTable,
         special_ids: Collection[int],
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
@@ -96,7 +95,7 @@ class TokenizerFacts:
                 "so no grammar could end; set eos_token_id in generation_config.json."
             )
         return TokenizerFacts(
-            tokens=(*tokens[:vocab_size], *[b""] * (vocab_size - len(tokens))),
+            tokens=tokens.resized(vocab_size),
             special_ids=frozenset({*ends, *(i for i in special_ids if i < vocab_size)}),
             eos_token_ids=ends,
             load_tokenizer=load_tokenizer,

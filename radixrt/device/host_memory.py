@@ -40,7 +40,7 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
     Files in the page cache count as free: the kernel drops them before it ends a process.
     """
-    for folder in _groups(root):
+    for folder in control_groups("memory", root):
         v2 = folder / "memory.max", folder / "memory.current", "inactive_file", "active_file"
         v1 = folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes", "total_inactive_file", "total_active_file"  # fmt: skip
         for limit_file, used_file, *droppable in (v2, v1):
@@ -52,16 +52,17 @@ def _free_in_groups(root: Path) -> Iterator[int]:
             yield min(limit, limit - used + sum(_statistic(stat, name) for name in droppable))
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's memory groups and of all groups above them."""
+def control_groups(controller: str, root: Path = _ROOT) -> Iterator[Path]:
+    """The folders of this process's groups of a controller (``memory`` or ``cpu``) and of all
+    groups above them."""
     mount = root / "sys/fs/cgroup"
     yield mount  # in a container, the namespace's own group
     own = root / "proc/self/cgroup"
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        top = mount / "memory" if controllers else mount
+        top = mount / controller if controllers else mount
         if controllers:
             yield top
         parts = Path(path.lstrip("/")).parts

@@ -13,6 +13,9 @@ from radixrt.layers.kernels.interface import KernelLayer
 _PART = 1024
 """Positions of the table that are computed at once. The angles of all positions would take new
 memory, page by page: a third of the time."""
+FIRST_POSITIONS = 2 * _PART
+"""Positions of the table that are computed at the start on a CPU. A long context's table takes more
+memory than some models have weights: 64 MiB for the two tables of Gemma 3 270M."""
 
 
 class RotaryEmbedding(KernelLayer):
@@ -43,6 +46,7 @@ class RotaryEmbedding(KernelLayer):
         context_length: int,
         layer_type: str | None = None,
         interleaved: bool = False,
+        by_parts: bool = False,
     ) -> None:
         """
         Args:
@@ -51,6 +55,7 @@ class RotaryEmbedding(KernelLayer):
             layer_type: ``sliding_attention`` or ``full_attention`` where the two differ (Gemma 3).
             interleaved: the checkpoint's pairs are neighbours (ERNIE 4.5), not features of the two
                 halves of a head.
+            by_parts: on a CPU, leave positions from FIRST_POSITIONS on to :meth:`compute_up_to`.
 
         Raises:
             ConfigError: a rope type that transformers does not know.
@@ -59,13 +64,24 @@ class RotaryEmbedding(KernelLayer):
         self.interleaved = interleaved
         frequencies, attention_factor = _frequencies(config, context_length, layer_type)
         table = torch.empty(context_length, 2 * len(frequencies), dtype=torch.float32)
-        positions = torch.arange(context_length).float()
-        for some, rows in zip(positions.split(_PART), table.split(_PART), strict=True):
-            angles = torch.outer(some, frequencies)
-            rows.copy_(torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(attention_factor))
         self.register_buffer("cos_sin", table, persistent=False)
         # [context_length, rotary_dim] float32, cosines then sines: the layout of FlashInfer's
         # kernel
+        self._frequencies, self._factor = frequencies, attention_factor
+        self._num_computed = 0
+        whole = context_length
+        self.compute_up_to(min(whole, FIRST_POSITIONS) if by_parts and table.is_cpu else whole)
+
+    def compute_up_to(self, end: int) -> None:
+        """Compute the rows of the positions below ``end``, as far as they are not there yet."""
+        table = self.cos_sin
+        while self._num_computed < min(end, len(table)):
+            start = self._num_computed
+            positions = torch.arange(start, min(start + _PART, len(table)), device=table.device)
+            angles = torch.outer(positions.float(), self._frequencies)
+            rows = table[start : start + _PART]
+            rows.copy_(torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(self._factor))
+            self._num_computed += len(rows)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated.
@@ -84,6 +100,9 @@ class NoRotary(RotaryEmbedding):
 
     def __init__(self) -> None:
         KernelLayer.__init__(self)
+
+    def compute_up_to(self, end: int) -> None:
+        """There is nothing to compute."""
 
 
 def _in_halves(heads: Tensor) -> Tensor:

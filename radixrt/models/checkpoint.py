@@ -14,6 +14,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.hub import PREFIX, hub_file, refuse
+from radixrt.models.refusals import damaged, no_checkpoint
 from radixrt.models.registry import check_architecture, is_recurrent
 from radixrt.models.rope_check import check_rope
 
@@ -62,6 +63,8 @@ MAX_REASON_CHARS = 300
 _PLAIN_DTYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
 """Dtypes of weights, and of the index tables that some checkpoints keep beside them. I32 are also
 the words of quantized ones."""
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
+"""Ends of the names of the tensors [vocab_size, hidden_size]."""
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -106,6 +109,8 @@ def resolve_model_path(
             f"{flag} {path_or_hub_id}: there is no such folder or file. {_advice(path_or_hub_id)}"
         )
     ignored = [] if with_weights else ["*.safetensors"]
+    if "tokenizer" not in flag:
+        _check_on_hub(path_or_hub_id)
     return _download(path_or_hub_id, flag, ignored, only_cached=not download)
 
 
@@ -119,6 +124,28 @@ def _advice(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.endswith(".gguf"):
         return "Check the path."
     return f"Names on the hub look like USER/NAME, or {PREFIX}USER/REPO:Q4_K_M for a GGUF file; `radixrt models` lists those on this machine."
+
+
+def _check_on_hub(hub_id: str) -> None:
+    """Check what the hub says of a model before it is downloaded.
+
+    Raises:
+        ConfigError: its architecture is not supported, or it is an adapter.
+    """
+    try:
+        from huggingface_hub import HfApi, try_to_load_from_cache
+
+        if isinstance(try_to_load_from_cache(hub_id, "config.json"), str):
+            return  # it is checked there
+        info = HfApi().model_info(hub_id)
+    except Exception:  # the download says what is wrong
+        return
+    config = info.config or {}
+    names = {file.rfilename for file in info.siblings or ()}
+    if "adapter_config.json" in names and "config.json" not in names:
+        raise ConfigError(no_checkpoint(hub_id, names))
+    if config.get("architectures"):
+        check_architecture(config)
 
 
 def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) -> Path:
@@ -159,7 +186,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     if not model_dir.is_dir():
         raise ConfigError(f"The model folder {model_dir} does not exist.")
     if not (model_dir / "config.json").is_file():
-        raise ConfigError(f"{model_dir} is no checkpoint: it holds no config.json.")
+        raise ConfigError(no_checkpoint(model_dir, {file.name for file in model_dir.iterdir()}))
     return read_json(model_dir / "config.json")
 
 
@@ -212,7 +239,9 @@ def check_checkpoint(
     longest = MAX_DIMENSION
     if load_format != "dummy" and gguf_tensors(model_dir) is None:
         files = weight_files(model_dir)
-        longest = _MAX_PACKED * max(_longest_dimension(file, scheme) for file in files)
+        longest = _MAX_PACKED * max(
+            _longest_dimension(file, scheme, text_config(config)) for file in files
+        )
     _check_sizes(text_config(config), longest)
     check_rope(text_config(config))
     context_length(config)
@@ -373,7 +402,7 @@ def weight_files(model_dir: Path) -> list[Path]:
         if missing:
             raise ConfigError(
                 f"{model_dir} lacks {len(missing)} of the {len(files)} weight files in its index: "
-                f"{_some(missing)}."
+                f"{_some(missing)}. Download them too."
             )
         return files
     if (model_dir / SINGLE_FILE).is_file():
@@ -384,10 +413,14 @@ def weight_files(model_dir: Path) -> list[Path]:
             "convert it once with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR) "
             "(AutoModel for an embedding model)."
         )
-    raise ConfigError(f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}.")
+    raise ConfigError(
+        f"{model_dir} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE}. Download them, or give another folder."
+    )
 
 
-def _longest_dimension(file: Path, scheme: QuantizationScheme | None) -> int:
+def _longest_dimension(
+    file: Path, scheme: QuantizationScheme | None, config: Mapping[str, Any]
+) -> int:
     """Check the header of a file. Returns the longest dimension of its tensors."""
     method = "" if scheme is None else scheme.method
     served = _PLAIN_DTYPES | {"fp8": {"F8_E4M3"}, "mxfp4": {"U8"}}.get(method, set())
@@ -398,6 +431,13 @@ def _longest_dimension(file: Path, scheme: QuantizationScheme | None) -> int:
             f"{file} holds {next(iter(packed.values()))} tensors ({_some(packed)}): weights of this form are "
             "not supported; choose the float32, bfloat16 or float16 original, or one quantized by AWQ or GPTQ."
         )
+    size = config.get("hidden_size")
+    for name, (_, shape) in tensors.items():
+        if name.endswith(_EMBEDDINGS) and size is not None and shape[1:] != [size]:
+            raise ConfigError(
+                f"{file} does not fit its config.json: {name} has the shape {shape}, and 'hidden_size' is {shown(size)}. Take both "
+                "files from one checkpoint."
+            )
     return max((max(shape, default=1) for _, shape in tensors.values()), default=1)
 
 
@@ -415,9 +455,7 @@ def read_header(file: Path) -> dict[str, tuple[str, list[int]]]:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (safe_open is no mapping)
             return {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
     except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{file} is no readable safetensors file: it is damaged, or its download did not finish ({error})."
-        ) from error
+        raise ConfigError(damaged(file, "safetensors", error)) from error
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:

@@ -143,6 +143,7 @@ class CausalLM(KernelLayer):
         self.dtype = torch.get_default_dtype()
         kinds = [self.rope_layer_type(index) for index in range(config.num_hidden_layers)]
         rotaries = {kind: self.rotary(context_length, kind) for kind in set(kinds)}
+        self._rotaries = list(rotaries.values())
         layers = [self._layer(index, rotaries[kind]) for index, kind in enumerate(kinds)]
         self.model = type(self).decoder_class(config, tp, layers, self.norm(config.hidden_size))
         self.score: nn.Linear | None = None
@@ -179,7 +180,9 @@ class CausalLM(KernelLayer):
 
     def rotary(self, context_length: int, layer_type: str | None) -> RotaryEmbedding:
         """The rotary embedding of layers of this type."""
-        return RotaryEmbedding(self.config, context_length, layer_type, self.rope_interleaved)
+        return RotaryEmbedding(
+            self.config, context_length, layer_type, self.rope_interleaved, by_parts=True
+        )
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """A checkpoint's tensor under the names used here: renamed, split into several, or
@@ -191,6 +194,15 @@ class CausalLM(KernelLayer):
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         attention = self.attention(index, rotary)
         return type(self).layer_class(self.config, attention, self.mlp(index))
+
+    def prepare_positions(self, end: int) -> None:
+        """Call before a step with positions from ``rotary.FIRST_POSITIONS`` on.
+
+        Args:
+            end: greater than all positions of the step.
+        """
+        for rotary in self._rotaries:
+            rotary.compute_up_to(end)
 
     @torch.inference_mode()
     def forward(

@@ -58,24 +58,78 @@ def memory_need(model_dir: Path, *, dtype: str = "auto", quantization: str = "au
     Raises:
         ConfigError: a file cannot be read.
     """
+    weights = list(_weights(model_dir, dtype, quantization))
+    return MemoryNeed(
+        in_files=sum(one.in_files for one in weights),
+        in_memory=sum(one.in_memory for one in weights),
+        unpacked=sum(one.in_memory for one in weights if one.is_unpacked),
+    )
+
+
+class TokenWork(NamedTuple):
+    """The work of one token, without attention."""
+
+    num_bytes: float
+    """Bytes of weights that a decode step of one sequence reads."""
+    products: float
+    """Multiplications for a prompt token."""
+
+
+def token_work(model_dir: Path) -> TokenWork:
+    """The work of one token: of the experts, those that it selects; without the LM head for a
+    prompt token.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    text = text_config(read_config(model_dir))
+    counts = (text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    selected, count = text.get("num_experts_per_tok") or 1, next(filter(None, counts), 1)
+    weights = list(_weights(model_dir, "auto", "auto"))
+    has_head = any(one.name in _HEADS for one in weights)
+    num_bytes = products = 0.0
+    for name, numbers, _, in_memory, _ in weights:
+        is_selected = _EXPERTS.search(name) is not None
+        share = selected / count if is_selected else 1.0
+        is_embedding = any(part in name for part in _EMBEDDINGS)
+        if not is_embedding or not (has_head or "per_layer" in name):
+            num_bytes += share * in_memory
+        if not is_embedding and name not in _HEADS:
+            products += share * numbers
+    return TokenWork(num_bytes, products)
+
+
+_HEADS = ("lm_head.weight", "output.weight")
+_EXPERTS = re.compile(r"\.experts\.|_exps\.")
+"""In the names of the weights of which a token selects some."""
+
+
+class _Weight(NamedTuple):
+    name: str
+    numbers: int
+    in_files: int
+    in_memory: int
+    is_unpacked: bool = False
+
+
+def _weights(model_dir: Path, dtype: str, quantization: str) -> Iterator[_Weight]:
     config = read_config(model_dir)
     width = _BYTES[checkpoint_dtype(config) if dtype == "auto" else dtype]
     if gguf_tensors(model_dir) is not None:
-        return _of_gguf(model_dir, width, quantization)
+        yield from _of_gguf(model_dir, width, quantization)
+        return
     text, scheme = text_config(config), quantization_scheme(config, quantization)
     rounds = scheme is not None and scheme.method in ("rounding", "fp8_rounding")
     is_tied = text.get("tie_word_embeddings") is not False  # what it is where it is not said
-    in_files = in_memory = 0
     for name, stored, shape in _tensors(model_dir, text.get("num_hidden_layers")):
         numbers, size = math.prod(shape), _STORED.get(stored, 1)
-        in_files += numbers * size
         if is_tied and name == "lm_head.weight":
-            continue
-        if rounds and scheme is not None and len(shape) > 1:
-            in_memory += numbers * _rounded_bits(name, scheme.bits, 8 * width, is_tied=is_tied) // 8
+            in_memory = 0
+        elif rounds and scheme is not None and len(shape) > 1:
+            in_memory = numbers * _rounded_bits(name, scheme.bits, 8 * width, is_tied=is_tied) // 8
         else:
-            in_memory += numbers * (width if scheme is None else min(size, width))
-    return MemoryNeed(in_files, in_memory)
+            in_memory = numbers * (width if scheme is None else min(size, width))
+        yield _Weight(name, numbers if in_memory else 0, numbers * size, in_memory)
 
 
 def check_fits(need: MemoryNeed, engines: int = 1) -> None:
@@ -135,23 +189,20 @@ def loads_into_memory(device: str) -> bool:
     return device == "cpu" or (device == "auto" and not has_gpu())
 
 
-def _of_gguf(model_dir: Path, width: int, quantization: str) -> MemoryNeed:
-    in_files = in_memory = unpacked = 0
+def _of_gguf(model_dir: Path, width: int, quantization: str) -> Iterator[_Weight]:
     for entry in gguf_tensors(model_dir) or []:
         numbers = math.prod(entry.shape)
         size = math.prod(entry.shape[:-1]) * entry.row_bytes
-        in_files += size
         if quantization != "auto":
             bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)
-            in_memory += numbers * bits // 8
+            yield _Weight(entry.name, numbers, size, numbers * bits // 8)
         elif (kind := BLOCK_KINDS.get(entry.kind)) is not None:
-            in_memory += numbers // kind.columns * kind.packed_bytes
+            packed = numbers // kind.columns * kind.packed_bytes
+            yield _Weight(entry.name, numbers, size, packed)
         elif entry.kind in PLAIN_KINDS:
-            in_memory += min(size, numbers * width)
+            yield _Weight(entry.name, numbers, size, min(size, numbers * width))
         else:
-            in_memory += numbers * width
-            unpacked += numbers * width
-    return MemoryNeed(in_files, in_memory, unpacked)
+            yield _Weight(entry.name, numbers, size, numbers * width, is_unpacked=True)
 
 
 _EMBEDDINGS = ("embed", "token_embd")
@@ -161,7 +212,7 @@ def _rounded_bits(name: str, bits: int, plain: int, *, is_tied: bool) -> int:
     """Bits of a weight of a matrix whose checkpoint is rounded to ``bits`` while it is loaded."""
     if any(part in name for part in _EMBEDDINGS):
         return min(plain, HEAD_BITS) if is_tied else plain
-    return HEAD_BITS if name in ("lm_head.weight", "output.weight") else bits
+    return HEAD_BITS if name in _HEADS else bits
 
 
 def _tensors(model_dir: Path, layers: int | None) -> Iterator[tuple[str, str, list[int]]]:

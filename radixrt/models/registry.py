@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from radixrt.base.errors import ConfigError
+from radixrt.models.refusals import not_yet
 
 ARCHITECTURES = {
     "BambaForCausalLM": "radixrt.models.hybrids.mamba:BambaForCausalLM",
@@ -95,12 +96,9 @@ def check_architecture(config: Mapping[str, Any]) -> str:
     asked = ", ".join(map(str, names))
     if others := [name for name in ARCHITECTURES if _family(name) == _family(asked)]:
         raise ConfigError(
-            f"The architecture {asked} is not supported; of this family: {', '.join(others)}."
+            f"Not yet: {asked}. The nearest supported models are those of its family: {', '.join(others)}."
         )
-    families = sorted(set(map(_family, ARCHITECTURES)))
-    raise ConfigError(
-        f"The architecture {asked} is not supported; the families that are: {', '.join(families)}."
-    )
+    raise ConfigError(f"{not_yet(asked)} All that are: docs/status.md.")
 
 
 def _family(name: str) -> str:

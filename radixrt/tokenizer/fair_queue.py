@@ -8,8 +8,6 @@ single ones don't.
 """
 
 import asyncio
-import contextlib
-import ctypes
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from radixrt.base.round_robin import RoundRobin
+from radixrt.base.token_bytes import give_memory_back
 
 Result = TypeVar("Result")
 
@@ -107,7 +106,7 @@ class _Lane:
                 self.begun = None
                 del done, work  # they hold the prompt and its tokens until other work comes
             if self._gives_memory_back and not self._waiting:
-                await loop.run_in_executor(self._thread, _give_memory_back)
+                await loop.run_in_executor(self._thread, give_memory_back)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -134,10 +133,3 @@ def _without_leftovers(work: Callable[[], Result]) -> Result:
         if isinstance(error, Exception):
             raise
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
-
-
-def _give_memory_back() -> None:
-    """Return the free memory of this process to the system, in some milliseconds, where the C
-    library is able to."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -25,6 +25,7 @@ from radixrt.base.ipc import LONGEST_WAIT_S, AsyncInbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.liveness.supervision import supervise
+from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
@@ -197,16 +198,16 @@ class TokenizerProcess:
             await asyncio.sleep(LONGEST_WAIT_S)
 
     async def _prepare_when_idle(self) -> None:
-        """Load what chats, regular expressions and choices need, at a time without other requests;
-        the first of them loads it otherwise."""
+        """Load what chats need, at a time without other requests; the first chat loads it
+        otherwise."""
         idle_since = time.monotonic()
         while time.monotonic() < idle_since + PREPARE_AFTER_S:
             await asyncio.sleep(PREPARE_AFTER_S / 5)
             if self._in_flight.any:
                 idle_since = time.monotonic()
         await asyncio.to_thread(self._vocabulary.prepare_chats)
-        self._constraints.prepare()
         gc.freeze()
+        give_memory_back()
 
     # ------------------------------------------------------------ from the api
 

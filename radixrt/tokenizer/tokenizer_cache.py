@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from radixrt.base.token_bytes import load_tokenizer
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import SegmentRules
@@ -63,7 +64,7 @@ class CachedTokenizer:
         self.file = file
         """tokenizer.json."""
         self.facts = facts
-        self.backend_tokenizer = Tokenizer.from_file(str(file))
+        self.backend_tokenizer = load_tokenizer(file)
         self.bos_token_id = facts.bos_id
         self.chat_template = facts.chat_template
 

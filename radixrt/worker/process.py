@@ -16,6 +16,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.ipc import Inbox, Outbox
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.link import SupervisorLink
+from radixrt.base.token_bytes import give_memory_back
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
@@ -25,6 +26,7 @@ from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.worker.build import build_encoder, build_runner
 from radixrt.worker.encoder_runner import EncoderRunner
 from radixrt.worker.runner import ModelRunner
+from radixrt.worker.threads import take_share
 from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6
@@ -43,6 +45,10 @@ class WorkerProcess:
         self._heartbeat = Heartbeat(channels.heartbeat_file("worker", rank))
         self._step_timeout_s = work_limit_s(config.step_timeout)
         place = pick_device(config.device, rank + (channels.replica or 0) * config.tp)
+        if place.type == "cpu":
+            take_share(config, rank, channels.replica or 0)
+        elif config.numa:
+            raise ConfigError("--numa binds workers on CPUs; on a GPU, leave it out.")
         config = replica_share(config, place)
         tp = join_ranks(channels.folder, rank, config.tp, place)
         from_threads = Outbox(channels.address("worker", "scheduler"))
@@ -114,8 +120,8 @@ def pick_device(name: str, rank: int) -> torch.device:
 
 
 def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
-    """The settings of one replica. On a CPU, replicas share its time, and the threads and the
-    memory of the machine; each has GPUs of its own.
+    """The settings of one replica. On a CPU, replicas share its time and the memory of the machine;
+    each has GPUs of its own.
 
     Raises:
         ConfigError: there are too few GPUs.
@@ -130,7 +136,6 @@ def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
             )
         return config
     take_replica_share(config.dp)
-    torch.set_num_threads(max(1, torch.get_num_threads() // config.dp))
     return dataclasses.replace(config, mem_fraction_static=config.mem_fraction_static / config.dp)
 
 
@@ -145,8 +150,6 @@ def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> Tens
         raise ConfigError(
             f"--tp {size} needs {size} GPUs and torch finds {torch.cuda.device_count()}."
         )
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=f"file://{folder}/ranks",
@@ -165,6 +168,7 @@ def run_worker(
 ) -> None:
     """Entry point of ``python -m radixrt.worker``."""
     process = WorkerProcess(config, channels, arguments.rank)
+    give_memory_back()  # what loading has left
     keep_freed_memory()  # weights and KV pool are allocated; later allocations recur in every step
     gc.freeze()
     process.run()

@@ -270,6 +270,8 @@ class ModelRunner:
         if self._graphs is not None and inputs.graph_rows is not None:
             hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
             return hidden, self._model.logits(hidden)
+        if inputs.positions.is_cpu:
+            self._model.prepare_positions(1 + int(inputs.positions.max()))
         self._backend.plan(inputs.attention)
         everything = bool(inputs.prompt_spans or inputs.pooled)
         rows = None if everything else inputs.sampling_rows

@@ -1,8 +1,14 @@
 """Chooses the number of threads with which a worker computes on a CPU."""
 
+import logging
+
 import torch
 
 import radixrt_kernels
+from radixrt.base.config import ServerConfig
+from radixrt.device.topology import bind, num_cores, numa_nodes, place_of, usable_cpus
+
+log = logging.getLogger(__name__)
 
 SMALL_MODEL_BYTES = 64 << 20
 
@@ -26,6 +32,19 @@ def use_fitting_threads(wanted: int | None, weight_bytes: int) -> None:
         use_threads(1)
     else:
         use_threads(torch.get_num_threads())
+
+
+def take_share(config: ServerConfig, rank: int, replica: int) -> None:
+    """Take this worker's share of the processors: of a NUMA node with ``--numa``, otherwise of all
+    threads. Call before weights are loaded: memory is taken where it is first written."""
+    index, count = replica * config.tp + rank, max(1, config.dp) * config.tp
+    if not config.numa:
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))
+        return
+    place = place_of(index, count, numa_nodes(usable_cpus()))
+    bind(place)
+    use_threads(num_cores(place.cpus))
+    log.info("Bound to the NUMA nodes %s: %d processors.", list(place.nodes), len(place.cpus))
 
 
 def use_threads(count: int) -> None:

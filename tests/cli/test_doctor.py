@@ -91,7 +91,7 @@ def test_models_lists_the_hub_cache_with_reasons(
     assert "gguf" in str(file.reason).lower()
     assert (good.name, good.reason, strange.name) == ("maker/good", None, "maker/strange")
     assert good.bytes > 0
-    assert "T5Model is not supported" in str(strange.reason)
+    assert "Not yet: T5Model" in str(strange.reason)
 
 
 def test_each_model_is_a_line_where_there_is_no_terminal(

@@ -12,7 +12,8 @@ from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.any_order import MAX_PROPERTIES
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.json_schema.enforcement import enforce_json_schema
 from radixrt.constrained.loader import load_grammar

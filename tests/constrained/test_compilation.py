@@ -12,7 +12,8 @@ import pytest
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import fsm_compiler
 from radixrt.constrained.backends.lark_text import alternatives
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,

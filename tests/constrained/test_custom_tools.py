@@ -7,7 +7,8 @@ import pytest
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.backends.json_string_lark import lark_in_json_string
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import Lark
 from radixrt.constrained.errors import CannotCompile
 from radixrt.constrained.tool_calls import Tool, calls

@@ -8,7 +8,8 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import Constraint, Ebnf, JsonSchema, Lark, StructuralTag, Tag
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.matcher import MAX_FORCED

@@ -24,9 +24,9 @@ from bench.children import end, start
 from radixrt.base.errors import RequestError
 from radixrt.base.token_bytes import SavedTokens, TokenBytesTable
 from radixrt.constrained.compiler.cache import ByteLru, memory_of
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
 from radixrt.constrained.compiler.helper import Zygote
-from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.jobs import CompileOptions, PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.constraint import AnyJson, Choice, Constraint, Ebnf, JsonSchema, Regex
 from radixrt.constrained.grammar import Compiled, Grammar, SpanCheck
@@ -412,25 +412,6 @@ def test_a_tokenizer_that_is_gone_fails_the_job_alone(with_saved_tokens: Path) -
         in_pool(compile_all)
 
 
-def test_the_tokenizer_can_be_read_ahead(with_saved_tokens: Path) -> None:
-    with running_pool(config_of(str(with_saved_tokens))) as in_pool:
-
-        async def load_and_compile(pool: CompilePool) -> None:
-            pool.load_tokenizer()  # before there is a process that could
-            await pool.compile(AnyJson())
-            for helper in helpers():
-                if helper.ppid() != os.getpid():
-                    helper.kill()
-            await pool.compile(
-                JsonSchema(schema='{"type": "integer", "minimum": 8}')
-            )  # by a new one
-            with_saved_tokens.unlink()
-            compiled = await pool.compile(Regex(pattern="[a-z]+@[a-z]+"))
-            assert compiled == _compiled_here(Regex(pattern="[a-z]+@[a-z]+"))
-
-        in_pool(load_and_compile)
-
-
 def test_a_tokenizer_that_cannot_be_loaded_fails_the_jobs_that_need_it_alone(
     with_saved_tokens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,9 +440,10 @@ def test_a_pool_closes_while_the_tokenizer_is_loaded(with_saved_tokens: Path) ->
             await pool.compile(AnyJson())
             with_saved_tokens.unlink()
             os.mkfifo(with_saved_tokens)  # it never ends
-            pool.load_tokenizer()
+            needs_it = asyncio.create_task(pool.compile(Regex(pattern="[a-z]+")))
             await asyncio.sleep(0.1)
             await pool.compile(JsonSchema(schema='{"type": "integer", "minimum": 9}'))
+            needs_it.cancel()
 
         in_pool(load)
         begin = time.monotonic()

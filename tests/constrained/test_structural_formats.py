@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.loader import load_grammar
 from radixrt.constrained.structural_tags import structural_tag
 from tests.constrained.fuzz_schemas import _walk

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import AnyText, JsonSchema, Regex, StructuralTag, Tag
 from radixrt.constrained.grammar import CheckedTag, CheckedTags, Checks, SpanCheck
 from radixrt.constrained.loader import load_grammar

@@ -91,7 +91,7 @@ def test_a_model_with_more_or_fewer_tokens_than_its_tokenizer(tmp_path: Path) ->
     tokenizer.save(str(path))
     size = tokenizer.get_vocab_size()
     more = TokenizerFacts.load(path, vocab_size=size + 100, eos_token_ids=(1, size + 5))
-    assert more.vocab_size == size + 100 and set(more.tokens[size:]) == {b""}
+    assert more.vocab_size == size + 100 and set(list(more.tokens)[size:]) == {b""}
     assert more.eos_token_ids == (1, size + 5)
     fewer = TokenizerFacts.load(path, vocab_size=300, eos_token_ids=(1, size + 5))
     assert fewer.vocab_size == 300 and fewer.eos_token_ids == (1,)

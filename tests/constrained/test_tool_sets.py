@@ -18,8 +18,8 @@ import pytest
 from radixrt.base.errors import RequestError
 from radixrt.constrained.backends.lark_text import LarkText
 from radixrt.constrained.backends.tag_schemas import TagSchemas
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
-from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions, PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.constraint import StructuralTag
 from radixrt.constrained.loader import load_grammar

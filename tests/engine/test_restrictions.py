@@ -106,7 +106,7 @@ def test_an_answer_keeps_its_grammar_and_its_lists(model_dir: Path, device: Devi
     without_o = tuple(
         i for i, text in enumerate(facts.tokens) if text and b"o" not in text and i != END_OF_TURN
     )
-    comma = facts.tokens.index(b",")
+    comma = list(facts.tokens).index(b",")
     engine = InProcessEngine(model_dir, device=device)
     params = [
         SamplingParams(
@@ -115,7 +115,7 @@ def test_an_answer_keeps_its_grammar_and_its_lists(model_dir: Path, device: Devi
             max_tokens=200,
             min_tokens=3,
             allowed_token_ids=without_o,
-            bad_words_token_ids=((comma, comma), (facts.tokens.index(b"1"),)),
+            bad_words_token_ids=((comma, comma), (list(facts.tokens).index(b"1"),)),
         )
         for seed in range(6)
     ]
@@ -125,7 +125,7 @@ def test_an_answer_keeps_its_grammar_and_its_lists(model_dir: Path, device: Devi
         value = json.loads(text_of(facts, answer))
         jsonschema.validate(value, SCHEMA)
         assert value["kind"] == "alpha", "the other kind is written with an o"
-        assert set(answer[:-1]) <= {*without_o} and facts.tokens.index(b"1") not in answer
+        assert set(answer[:-1]) <= {*without_o} and list(facts.tokens).index(b"1") not in answer
 
 
 def test_an_allowed_end_token_waits_for_min_tokens(model_dir: Path) -> None:

@@ -242,12 +242,10 @@ def test_longrope_follows_the_served_context_length(checkpoint: Callable[[str], 
 # Refusals
 
 
-def test_an_unsupported_architecture_is_refused_with_the_supported_ones() -> None:
-    with pytest.raises(
-        ConfigError, match=r"T5Model is not supported; .* Glm4Moe, .*, Llama, .*MiniM"
-    ):
+def test_an_unsupported_architecture_is_refused_with_the_nearest_supported_one() -> None:
+    with pytest.raises(ConfigError, match=r"Not yet: T5Model .*nearest supported model is Qwen/"):
         check_architecture({"architectures": ["T5Model"]})
-    with pytest.raises(ConfigError, match=r"not supported; of this family: Gemma2ForCausalLM\.$"):
+    with pytest.raises(ConfigError, match=r"Not yet: .* of its family: Gemma2ForCausalLM\.$"):
         check_architecture({"architectures": ["Gemma2ForSequenceClassification"]})
     with pytest.raises(ConfigError, match="names no architecture"):
         check_architecture({})
@@ -403,7 +401,7 @@ def test_a_spoiled_file_is_refused(copy: Callable[[str], Path]) -> None:
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
     ):
         file.write_bytes(spoiled)
-        refuse(folder, "no readable safetensors file: .* download did not finish")
+        refuse(folder, "no readable safetensors file: .* download did not finish|git lfs pull")
 
 
 def test_a_missing_shard_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

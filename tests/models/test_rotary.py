@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from radixrt.layers.rotary import RotaryEmbedding
+from radixrt.layers.rotary import FIRST_POSITIONS, RotaryEmbedding
 
 _LENGTHS = {"original_max_position_embeddings": 64}
 
@@ -49,3 +49,14 @@ def test_the_table_is_transformers_for_a_sequence_as_long_as_the_context(
     ours = RotaryEmbedding(config, length)
     expected = torch.cat([cos[0, :, :12], sin[0, :, :12]], dim=-1)
     torch.testing.assert_close(ours.cos_sin, expected, atol=1e-5, rtol=0)
+
+
+def test_a_table_that_is_computed_by_parts_has_the_bits_of_a_whole_one() -> None:
+    config = LlamaConfig(hidden_size=96, num_attention_heads=4)
+    whole = RotaryEmbedding(config, 5000).cos_sin
+    by_parts = RotaryEmbedding(config, 5000, by_parts=True)
+    assert torch.equal(by_parts.cos_sin[:FIRST_POSITIONS], whole[:FIRST_POSITIONS])
+    assert not by_parts.cos_sin[-1].equal(whole[-1])  # not computed yet
+    by_parts.compute_up_to(FIRST_POSITIONS + 1)
+    by_parts.compute_up_to(4999)
+    assert torch.equal(by_parts.cos_sin, whole)

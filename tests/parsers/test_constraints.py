@@ -12,7 +12,8 @@ import pytest
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained import tool_calls
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.grammar import CheckedTags, Compiled
 from radixrt.constrained.loader import load_grammar

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixrt.constrained import tool_calls
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import AnyJson, JsonSchema, StructuralTag
 from radixrt.constrained.grammar import CheckedTags
 from radixrt.constrained.loader import load_grammar

@@ -21,7 +21,6 @@ from radixrt.base.liveness.heartbeat import Heartbeat
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
-from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.constraint import AnyJson
 from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import DetokenizeCall, StatsCall, TokenizeCall
@@ -495,13 +494,12 @@ def test_kept_answers_are_bounded_by_the_kv_pool(vocabulary: Vocabulary) -> None
     play(vocabulary, scene)
 
 
-def test_what_later_requests_need_is_loaded_once_there_are_none(
+def test_what_chats_need_is_loaded_once_there_are_no_requests(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that starts under load gives its time to the answers."""
     monkeypatch.setattr(process, "PREPARE_AFTER_S", 1.0)  # the first request comes sooner
     prepared: list[str] = []
-    monkeypatch.setattr(CompilePool, "load_tokenizer", lambda _: prepared.append("tokenizer"))
     monkeypatch.setattr(Vocabulary, "prepare_chats", lambda _: prepared.append("chats"))
 
     async def scene(stage: Stage) -> None:
@@ -511,9 +509,9 @@ def test_what_later_requests_need_is_loaded_once_there_are_none(
         assert not prepared
         stage.tokens(sequence.seq_id, stage.encode("a"), end=AnswerReport(finish_reason="stop"))
         await reading
-        while len(prepared) < 2:
+        while not prepared:
             await asyncio.sleep(0.02)
-        assert prepared == ["chats", "tokenizer"]
+        assert prepared == ["chats"]
 
     play(vocabulary, scene)
 

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from radixrt.cli.doctor import machine, packages
+from radixrt.cli.doctor import machine, packages, speed
 from radixrt.cli.doctor.machine import Finding
 from radixrt.cli.doctor.models import model_finding
 
@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
+    used = speed.other_programs() if arguments.speed else 0.0  # before this one works
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         packages.python, packages.packages, machine.kernels, machine.gpu, machine.memory, machine.files,
     )  # fmt: skip
@@ -44,7 +45,11 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
             )
     yield from machine.port(arguments.host, arguments.port)
     if arguments.model is not None:
-        yield model_finding(arguments.model)
+        found = model_finding(arguments.model)
+        yield found
+    if arguments.speed:
+        can_run = arguments.model is not None and found.level == "ok"
+        yield from speed.findings(arguments.model if can_run else None, used)
 
 
 def _print(findings: list[Finding]) -> None:

@@ -39,7 +39,7 @@ def compile_regex(pattern: str, exact: Grammar, facts: TokenizerFacts) -> Gramma
         return None
     # Before the fork, so that both are made once:
     _vocabulary(facts)
-    llguidance.prepare_matching(facts)
+    facts.tokenizer  # noqa: B018
     source = _within_budget(lambda: _build(pattern, exact, facts))
     return Grammar.compiled("fsm", source) if source else None
 
@@ -125,7 +125,9 @@ def _is_equal(table: Table, exact: Grammar, facts: TokenizerFacts) -> bool:
 
     Fills ``table.forced`` on the way.
     """
-    reached: dict[int, LlguidanceMatcher] = {table.initial: llguidance.load(exact, facts)}
+    reached: dict[int, LlguidanceMatcher] = {
+        table.initial: llguidance.matcher_for_checks(exact, facts)
+    }
     waiting = [table.initial]
     while waiting:
         state = waiting.pop()

@@ -128,9 +128,10 @@ def compile_ebnf(grammar: str, facts: TokenizerFacts) -> Grammar:
     return _checked(LLMatcher.grammar_from_lark(lark), facts, is_ambiguous=True)
 
 
-def prepare_matching(facts: TokenizerFacts) -> None:
-    """Load what matchers need, which takes a second or two for large vocabularies."""
-    _tokenizer(facts)
+def matcher_for_checks(grammar: Grammar, facts: TokenizerFacts) -> "LlguidanceMatcher":
+    """As :func:`load`, without the slices, which take 82 MB for 262,144 tokens."""
+    facts.tokenizer  # noqa: B018 (read before the first mask)
+    return LlguidanceMatcher(grammar, facts, _native(grammar, facts, _tokenizer_of_checks(facts)))
 
 
 def _checked(source: str, facts: TokenizerFacts, *, is_ambiguous: bool = False) -> Grammar:
@@ -181,10 +182,14 @@ class _Encoder:
 
     def __init__(self, facts: TokenizerFacts) -> None:
         self.eos_token_id = facts.eos_token_ids[0]
-        self.tokens = facts.tokens
         self.special_token_ids = sorted(facts.special_ids)
         self.native: LLTokenizer
         self._facts = facts
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """Not kept: llguidance copies them."""
+        return list(self._facts.tokens)
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else text.decode()
@@ -219,8 +224,11 @@ def load(grammar: Grammar, facts: TokenizerFacts) -> "LlguidanceMatcher":
     return LlguidanceMatcher(grammar, facts, _native(grammar, facts))
 
 
-def _native(grammar: Grammar, facts: TokenizerFacts) -> LLMatcher:
-    native = LLMatcher(_tokenizer(facts), grammar.source.decode(), log_level=0, limits=_LIMITS)
+def _native(
+    grammar: Grammar, facts: TokenizerFacts, tokenizer: LLTokenizer | None = None
+) -> LLMatcher:
+    tokenizer = tokenizer or _tokenizer(facts)
+    native = LLMatcher(tokenizer, grammar.source.decode(), log_level=0, limits=_LIMITS)
     if native.is_error():
         raise GrammarExhausted(_sentence(native.get_error()))
     return native

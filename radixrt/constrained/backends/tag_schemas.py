@@ -14,7 +14,6 @@ import msgspec
 
 from radixrt.constrained.constraint import JsonSchema, Parameters
 from radixrt.constrained.grammar import SpanCheck, Unenforced
-from radixrt.constrained.json_schema.enforcement import enforce_json_schema
 
 KeptSchemas = dict[bytes, bytes]
 """The encoded :class:`TagSchema` objects of each content of a tag, by :func:`content_key`."""
@@ -81,6 +80,9 @@ class TagSchemas:
         key = hashlib.sha256(f"{strict} {allow_checks} {schema_text}".encode()).digest()
         if (found := self._found.get(key)) is not None:
             return found
+        # here: the tokenizer process, which sends jobs, needs none of it
+        from radixrt.constrained.json_schema.enforcement import enforce_json_schema
+
         parts = enforce_json_schema(schema_text, strict=strict, allow_checks=allow_checks)
         text = json.dumps(parts.schema, ensure_ascii=False)
         self.num_made += 1

@@ -5,8 +5,9 @@ import time
 import numpy as np
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.advice import SLOW_COMPILE_MS, Advice, Finding, finding, slow_steps
-from radixrt.constrained.compiler.compilation import CompileOptions, compile_constraint
+from radixrt.constrained.advice import SLOW_COMPILE_MS, Advice, finding, refused, slow_steps
+from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.constrained.errors import CannotEnforce, GrammarExhausted
 from radixrt.constrained.grammar import Compiled
@@ -56,31 +57,6 @@ def _compiled(
     begin = time.process_time()
     compiled = compile_constraint(constraint, facts, options)
     return compiled, 1000 * (time.process_time() - begin)
-
-
-def refused(error: RequestError, cause: CannotEnforce | None = None) -> Advice:
-    """The advice on a constraint that can't be compiled.
-
-    Args:
-        cause: names the keyword of a schema.
-    """
-    keyword, pointer = (cause.keyword, cause.pointer) if cause else ("", "")
-    return Advice(
-        ok=False,
-        backend=None,
-        exact=False,
-        checked=(),
-        unenforced=(),
-        slow=(),
-        compile_ms=0.0,
-        mask_ms=0.0,
-        error=Finding(
-            keyword=keyword,
-            pointer=pointer,
-            message=error.message,
-            advice=cause.reason if cause else "",
-        ),
-    )
 
 
 def _slowest_mask(compiled: Compiled, facts: TokenizerFacts) -> tuple[float, str]:

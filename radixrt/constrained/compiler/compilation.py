@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from radixrt.base.errors import RequestError
-from radixrt.base.settings.setting import GrammarBackendName, WhitespaceName
 from radixrt.constrained.backends import llguidance
 from radixrt.constrained.backends.lark_text import alternatives, with_ecma_classes
+from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import (
     AnyJson,
     Choice,
@@ -25,21 +25,6 @@ from radixrt.constrained.tokenizer_facts import TokenizerFacts
 if TYPE_CHECKING:
     from radixrt.constrained.backends.tag_schemas import TagSchemas
     from radixrt.constrained.json_schema.enforcement import EnforcedSchema
-
-
-class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the server, for all requests."""
-
-    backend: GrammarBackendName = "auto"
-    """``llguidance`` compiles regular expressions and choices too, without finite-state machines.
-    All others are ``auto``."""
-    whitespace: WhitespaceName = "flexible"
-    """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``:
-    nothing."""
-    max_source_bytes: int = 16 << 20
-    """Longest schema, pattern, grammar or set of options, in UTF-8."""
-    validates: bool = False
-    """Every finished answer is validated."""
 
 
 _WHAT: dict[type, str] = {

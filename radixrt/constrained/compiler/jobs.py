@@ -9,13 +9,28 @@ from typing import BinaryIO
 
 import msgspec
 
+from radixrt.base.settings.setting import GrammarBackendName, WhitespaceName
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.backends.tag_schemas import KeptSchemas
-from radixrt.constrained.compiler.compilation import CompileOptions
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled, SpanError
 
 LENGTH = struct.Struct("<Q")
+
+
+class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the server, for all requests."""
+
+    backend: GrammarBackendName = "auto"
+    """``llguidance`` compiles regular expressions and choices too, without finite-state machines.
+    All others are ``auto``."""
+    whitespace: WhitespaceName = "flexible"
+    """``flexible``: at each gap of a JSON text a space, or a newline and indentation. ``compact``:
+    nothing."""
+    max_source_bytes: int = 16 << 20
+    """Longest schema, pattern, grammar or set of options, in UTF-8."""
+    validates: bool = False
+    """Every finished answer is validated."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):

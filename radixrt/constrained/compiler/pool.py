@@ -79,10 +79,6 @@ class CompilePool:
         self._zygote: Zygote | None = None
         self._starting_zygote = asyncio.Lock()
         self._cannot_start: str | None = None
-        self._loads_tokenizer = False
-        """Each zygote is to load the tokenizer when it has made a helper."""
-        self._loading: Zygote | None = None
-        """The zygote that was asked to start one."""
 
     def start(self) -> None:
         """Start the helpers; the first job waits until one has loaded the tokens."""
@@ -92,17 +88,6 @@ class CompilePool:
         ]
         for keeper in self._keepers:
             supervise(keeper, "The keeper of a compiler helper", may_return=True)
-
-    def load_tokenizer(self) -> None:
-        """Load ahead what regular expressions and choices need, which may take a second."""
-        self._loads_tokenizer = True
-        self._load_tokenizer()
-
-    def _load_tokenizer(self) -> None:
-        zygote = self._zygote
-        if self._loads_tokenizer and zygote is not self._loading and zygote is not None:
-            zygote.load_tokenizer()
-            self._loading = zygote
 
     async def close(self) -> None:
         """Kill the helpers; jobs that wait fail."""
@@ -331,7 +316,6 @@ class CompilePool:
                 await asyncio.sleep(min(0.1 * 2**tries, 30.0))
             else:
                 self._cannot_start = None
-                self._load_tokenizer()
                 return helper
         raise AssertionError("unreachable")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from radixrt.base.errors import RadixrtError, RequestError
+from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.backends.tag_schemas import TagSchemas
 from radixrt.constrained.compiler import jobs
 from radixrt.constrained.compiler.advise import advise
@@ -56,6 +57,7 @@ def main(parent_pid: int) -> None:
     except RadixrtError as error:
         _send(control, jobs.Failed(str(error)))
         return
+    give_memory_back()
     _send(control, jobs.Ready())
     gc.freeze()
     while (helper := _next_helper(control, facts, config)) is not None:

@@ -8,6 +8,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.models.gguf import hybrids
 from radixrt.models.gguf.file import GGUFFile
 from radixrt.models.gguf.metadata import Metadata
+from radixrt.models.refusals import not_yet
 
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<turn|>", "<|tool_response>"}  # fmt: skip
 """Tokens that end an answer, also where the metadata name only one of them; llama.cpp finds them by
@@ -35,15 +36,12 @@ def transformers_config(
     """
     meta = Metadata(file)
     has_experts = bool(meta.get("expert_count", 0))
-    if meta.architecture not in _FAMILIES or (has_experts and meta.architecture not in _MIXTURES):
+    if meta.architecture not in FAMILIES or (has_experts and meta.architecture not in _MIXTURES):
         name = meta.architecture + (" with experts" if has_experts else "")
-        raise ConfigError(
-            f"{file.files[0]} has the architecture {name!r}, which is not served from GGUF files; "
-            f"served: {', '.join(_FAMILIES)}."
-        )
+        raise ConfigError(f"{file.files[0]} cannot be served. {not_yet(name)}")
     heads = meta.need("attention.head_count")
     hidden = meta.need("embedding_length")
-    specific, architecture, model_type = _FAMILIES[meta.architecture]
+    specific, architecture, model_type = FAMILIES[meta.architecture]
     head_dim = meta.get("attention.key_length") or hidden // max(heads, 1)
     config = {
         "architectures": [architecture],
@@ -360,7 +358,7 @@ def _qwen3_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 _MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss", *hybrids.MIXTURES}
 """Architectures with experts; some models of Gemma 4 and Granite 4 have none."""
-_FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
+FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
     "llama": (_llama, "LlamaForCausalLM", "llama"),
     "qwen2": (_qwen, "Qwen2ForCausalLM", "qwen2"),
     "qwen3": (_qwen, "Qwen3ForCausalLM", "qwen3"),

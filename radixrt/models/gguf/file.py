@@ -15,6 +15,7 @@ import numpy as np
 
 from radixrt.base.errors import ConfigError
 from radixrt.models.gguf.form import PART, TensorEntry
+from radixrt.models.refusals import damaged, unknown_kind
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # fmt: skip
 """Formats of ``struct``, which are also numpy's, by type number."""
@@ -58,7 +59,7 @@ def _all_files(path: Path) -> list[Path]:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ConfigError(
-            f"{path.parent} lacks {len(missing)} of the {count} files of {stem}: {missing[0]}."
+            f"{path.parent} lacks {len(missing)} of the {count} files of {stem}: {missing[0]}. Download it too."
         )
     return files
 
@@ -68,9 +69,7 @@ def _read_one(path: Path) -> GGUFFile:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Header(data, path).read()
     except (OSError, ValueError, KeyError, struct.error) as error:
-        raise ConfigError(
-            f"{path} is no readable GGUF file: it is damaged, or its download did not finish ({error})."
-        ) from error
+        raise ConfigError(damaged(path, "GGUF", error)) from error
 
 
 class _Header:
@@ -100,8 +99,10 @@ class _Header:
             infos.append((name, self._scalar("I"), shape, self._scalar("Q")))
         alignment = metadata.get("general.alignment", 32)
         start = -(-self._at // alignment) * alignment
-        tensors = {}
+        tensors, known = {}, set(GGMLQuantizationType)
         for name, kind, shape, offset in infos:
+            if kind not in known:
+                raise ConfigError(f"{self._path} cannot be served. {unknown_kind(kind)}")
             block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             if not shape or shape[-1] % block:
                 raise ValueError(f"{name} has rows that are no whole blocks: {list(shape)}")

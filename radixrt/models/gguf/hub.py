@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from radixrt.base.errors import ConfigError, NotCachedError
 from radixrt.device.host_memory import OTHER_BYTES, available_memory
 from radixrt.models.gguf.form import PART, import_gguf
+from radixrt.models.refusals import not_yet
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
@@ -66,10 +67,12 @@ def hub_file(name: str, flag: str, *, download: bool = True, check_room: bool = 
     except ImportError:
         raise ConfigError(f"{flag} {name} needs huggingface_hub, which is not installed.") from None
     try:
-        siblings = HfApi().model_info(repository, files_metadata=True).siblings or []
+        info = HfApi().model_info(repository, files_metadata=True)
+        siblings = info.siblings or []
         models = gguf_models(file.rfilename for file in siblings)
         files = _choose(models, wanted, repository)
         sizes = {file.rfilename: file.size or 0 for file in siblings}
+        _check_served(repository, (info.gguf or {}).get("architecture"))
         if check_room:
             _check_room(repository, models, files, sizes)
         if not download and _cached(repository, wanted) is None:
@@ -137,6 +140,20 @@ def _choose(models: dict[str, list[File]], wanted: str | None, repository: str) 
         f"{repository} has no GGUF file {wanted}; choose one of these: "
         + ", ".join(f"{PREFIX}{repository}:{quantization}" for quantization in sorted(models))
     )
+
+
+def _check_served(repository: str, architecture: str | None) -> None:
+    """
+    Args:
+        architecture: what the hub has read in a file of the repository; None: it has not.
+
+    Raises:
+        ConfigError: it is not served.
+    """
+    from radixrt.models.gguf.config import FAMILIES  # numpy, which other names need not import
+
+    if architecture is not None and architecture not in FAMILIES:
+        raise ConfigError(f"{repository} cannot be served. {not_yet(architecture)}")
 
 
 def _check_room(

@@ -11,10 +11,8 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
-from radixrt.constrained.advice import Advice
-from radixrt.constrained.compiler.advise import refused
-from radixrt.constrained.compiler.compilation import CompileOptions
-from radixrt.constrained.compiler.jobs import PoolConfig
+from radixrt.constrained.advice import Advice, refused
+from radixrt.constrained.compiler.jobs import CompileOptions, PoolConfig
 from radixrt.constrained.compiler.pool import CompilePool
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.grammar import Compiled, SpanError
@@ -67,10 +65,6 @@ class ConstraintManager:
         """Start the helper processes in the background."""
         if self._has_end:
             self._pool.start()
-
-    def prepare(self) -> None:
-        """Load ahead what takes long and not every server needs."""
-        self._pool.load_tokenizer()
 
     async def close(self) -> None:
         await self._pool.close()
