@@ -20,7 +20,7 @@ from radixrt.cli.arguments import (
     add_remote_arguments,
     add_top_arguments,
 )
-from radixrt.cli.config_flags import add_arguments, config_from_arguments
+from radixrt.cli.config_flags import add_arguments, config_from_arguments, configs_from_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> int:
     from radixrt.supervisor.launch import serve
 
-    return serve(config_from_arguments(arguments))
+    return serve(*configs_from_arguments(arguments))
 
 
 def _completion(arguments: argparse.Namespace) -> int:

@@ -58,9 +58,12 @@ class Child:
     link: Link[ToSupervisor]
     replica: int | None = None
     """Number of the replica that it is part of; None: of none, or of the only one."""
+    model: str = ""
+    """Name of the model that it serves; "": the server has only one."""
     started_at: float = field(default_factory=time.monotonic)
     log_tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
-    last_status: ServerStatus | None = None
+    last_status: dict[int, ServerStatus] = field(default_factory=dict)
+    """What it was told last of each model."""
     is_ending: bool = False
     """The supervisor ends it, so that its end is no news."""
     joined: int = 0
@@ -77,7 +80,7 @@ class Child:
     @property
     def label(self) -> str:
         """Its name among all processes of the server."""
-        return self.name if self.replica is None else f"{self.name}.{self.replica}"
+        return label_of(self.name, self.replica, self.model)
 
     def follow(self, news: "queue.SimpleQueue[News]", show_log: Callable[[str], None]) -> None:
         """Pass on what the child tells, and its death, which is the end of the link."""
@@ -106,8 +109,8 @@ class Child:
     def tell(self, status: ServerStatus) -> None:
         """Tell it what it was not told yet. If it reads nothing, the next attempt tells the
         latest."""
-        if status != self.last_status and self.link.send(status):
-            self.last_status = status
+        if status != self.last_status.get(status.model) and self.link.send(status):
+            self.last_status[status.model] = status
 
     def kill_if_hung(self, clock: Clock, at: float, is_late: bool) -> None:
         """
@@ -139,6 +142,11 @@ class Child:
         )
 
 
+def label_of(name: str, replica: int | None, model: str) -> str:
+    name = name if replica is None else f"{name}.{replica}"
+    return f"{model}/{name}" if model else name
+
+
 News = tuple[Child, ToSupervisor | None] | None
 """A message of a process, or its death; None: the server was stopped."""
 
@@ -166,18 +174,28 @@ class Launcher:
         channels: Channels,
         *arguments: str,
         name: str = "",
+        model: str = "",
         pass_fd: int | None = None,
         stdout: int | None = None,
         status: ServerStatus,
     ) -> Child:
         """Start a process of ``radixrt.<module>``, which is told the status first."""
         name = name or module
+        replica = channels.replica if config.is_routed else None
+        label = label_of(name, replica, model)
         ours, theirs = socket.socketpair()
         link_fd = theirs.fileno()
         # -P: a file of the user's folder called http.py must not stand in for the standard
         # library's
         command = [sys.executable, "-P", "-m", f"radixrt.{module}", "--link-fd", str(link_fd)]
-        place = ["--run-dir", str(channels.run_dir), "--engine", str(channels.engine)]
+        place = [
+            "--run-dir",
+            str(channels.run_dir),
+            "--engine",
+            str(channels.engine),
+            "--label",
+            label,
+        ]
         if channels.replica is not None:
             place += ["--replica", str(channels.replica), "--start", str(channels.start)]
         with theirs:
@@ -198,14 +216,13 @@ class Launcher:
         waits_for_others = module == "api" or (module == "worker" and config.tp > 1)
         finds_stuck = finds_stopped and not waits_for_others
         watch = Watch(heartbeat, Activity(process.pid), finds_stopped, finds_stuck)
-        replica = channels.replica if config.is_routed else None
         loads = (
             partial(memory_sentence, config, available_memory())
             if module == "worker" and loads_weights(config)
             else None
         )
         child = Child(
-            name, process, heartbeat, watch, Link(ours, ToSupervisor), replica, loads=loads
+            name, process, heartbeat, watch, Link(ours, ToSupervisor), replica, model, loads=loads
         )
         child.tell(status)
         start_thread(

@@ -6,7 +6,7 @@ started. If the tokenizer process dies, the next engine has a new one and the sa
 workers, whose cache stays. With ``--dp``, an engine has several replicas, each a scheduler and its
 workers. The death of one of these is the end of its replica only, which is started again. A
 scheduler that is told to end (SIGTERM, or by an admin) lets its replica's requests go on in others
-first, and ends with status 0.
+first, and ends with status 0. An engine of several is loaded and unloaded as the api process says.
 """
 
 import logging
@@ -94,9 +94,13 @@ class Engine:
         launcher: Launcher,
         max_deaths: int,
         publish: Callable[[ServerStatus], None],
+        number: int | None = None,
+        is_loaded: bool = True,
     ) -> None:
         """
         Args:
+            number: of its model; None: the server has only one.
+            is_loaded: it starts now.
             max_deaths: engines that may end without a token between them. 1: the first death is the
                 last.
             publish: tells the api process a new status.
@@ -108,8 +112,13 @@ class Engine:
             Replica(channels.of_replica(n, 0), restart_at=0.0) for n in range(config.dp)
         ]
         self.deaths = Deaths()
-        self.status = ServerStatus(is_well=False)
+        self.number = number or 0
+        self.is_loaded = is_loaded
+        self.status = ServerStatus(model=self.number, is_loaded=is_loaded, is_well=False)
         """What its processes and the api process know."""
+        self._model = "" if number is None else config.model_name
+        self._loads = int(is_loaded)
+        self._failure = ""
         self._launcher = launcher
         self._max_deaths = max_deaths
         self._publish_to_api = publish
@@ -127,6 +136,8 @@ class Engine:
         now = time.monotonic()
         ending = self._launcher.ending
         ending[:] = [child for child in ending if child.process.poll() is None]
+        if not self.is_loaded or (self._model and not self.children and ending):
+            return  # those of other models still have their memory
         in_use = {child.replica for child in ending}
         for number, replica in enumerate(self.replicas):
             place = number if self.config.is_routed else None
@@ -150,7 +161,15 @@ class Engine:
 
     def _start(self, module: str, channels: Channels, *arguments: str, name: str = "") -> None:
         start = self._launcher.start
-        child = start(self.config, module, channels, *arguments, name=name, status=self.status)
+        child = start(
+            self.config,
+            module,
+            channels,
+            *arguments,
+            name=name,
+            model=self._model,
+            status=self.status,
+        )
         self.children.append(child)
 
     # ------------------------------------------------------------ watching
@@ -170,9 +189,14 @@ class Engine:
     def publish(self) -> None:
         """Tell all processes what they do not know yet."""
         replicas = dict(enumerate(self.replicas))
+        lives = [n for n, r in replicas.items() if r.restart_at == math.inf and self.is_loaded]
         self.status = ServerStatus(
+            model=self.number,
+            loads=self._loads,
+            is_loaded=self.is_loaded,
+            failure=self._failure,
             engine=self.channels.engine,
-            starts={n: r.channels.start for n, r in replicas.items() if r.restart_at == math.inf},
+            starts={n: replicas[n].channels.start for n in lives},
             drained=[n for n, replica in replicas.items() if replica.is_drained],
             is_well=self.is_well,
         )
@@ -207,6 +231,39 @@ class Engine:
         limit_s = math.inf if work_limit == math.inf else self._start_limit_s or math.inf
         for child in self.children:
             child.kill_if_hung(clock, now, is_late=now - child.started_at > limit_s)
+
+    # ------------------------------------------------------------ loading
+
+    @property
+    def has_served(self) -> bool:
+        """All its processes have once lived at the same time."""
+        return self._start_limit_s is not None
+
+    def load(self) -> None:
+        """Start the processes of a model that is not loaded."""
+        self._loads += 1
+        if not self.is_loaded:
+            self.is_loaded, self._failure, self.deaths = True, "", Deaths()
+            self._tokenizer_at = 0.0
+            for replica in self.replicas:
+                replica.restart_at, replica.deaths = 0.0, Deaths()
+        self.publish()
+        self.start_due()
+
+    def unload(self, failure: str = "") -> None:
+        """End the processes.
+
+        Args:
+            failure: why they can't be started, or not again.
+        """
+        if not self.is_loaded:
+            return
+        self.is_loaded, self._failure = False, failure
+        self.channels.next_engine()
+        for replica in self.replicas:
+            self._begin_start(replica)
+        self._end_members(self.children)
+        self.publish()
 
     # ------------------------------------------------------------ ending
 

@@ -5,23 +5,33 @@ hands them to the next engine (:mod:`radixrt.client.engine_client`).
 """
 
 import contextlib
+import logging
 import queue
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from radixrt.base.channels import Channels
-from radixrt.base.child import write_config
+from radixrt.base.child import ServedModel, write_config, write_models
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
-from radixrt.base.liveness.link import ServerStatus
+from radixrt.base.liveness.link import (
+    CannotStart,
+    LoadModel,
+    ServerStatus,
+    StartReplica,
+    ToSupervisor,
+    UnloadModel,
+)
 from radixrt.supervisor.child import Child, Launcher, end_all, to_stderr
 from radixrt.supervisor.engine import Engine
 from radixrt.supervisor.watch import LOOK_S, Clock
+
+log = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 """Engines that end one after the other without a token between them; then the server ends."""
@@ -37,10 +47,12 @@ class Supervisor:
         max_deaths: int = 1,
         api_stdout: int | None = None,
         show_log: Callable[[str], None] = to_stderr,
+        models: Sequence[ServedModel] = (),
     ) -> None:
-        """Start all processes.
+        """Start all processes; of several models those of the first.
 
         Args:
+            config: of the server, and of its only model, or the first of several.
             listen_socket: listens already; with it the api process is started, too, and owns it
                 from then on.
             max_deaths: engines that may end without a token between them. 1: the first death is the
@@ -48,16 +60,25 @@ class Supervisor:
             api_stdout: where the api process prints its banner; None is this process's standard
                 output.
             show_log: takes each line of the processes' logs, in threads.
+            models: several models; none: the server has only that of ``config``.
         """
         self._launcher = Launcher(show_log)
         self._api: Child | None = None
         self._clock = Clock()
         self._stopping = self._draining = False
         self.channels = Channels(Channels.make_run_dir())
-        self._engine = Engine(config, self.channels, self._launcher, max_deaths, self._tell_api)
         write_config(self.channels.run_dir, config)
+        if not models:
+            one = Engine(config, self.channels, self._launcher, max_deaths, self._tell_api)
+            self._engines = [one]
+        else:
+            write_models(self.channels.run_dir, models)
+            self._engines = [
+                self._engine_of(model.config, number, max_deaths)
+                for number, model in enumerate(models)
+            ]
         try:
-            self._engine.start_due()
+            self._engines[0].start_due()
             if listen_socket is not None:
                 fd = listen_socket.fileno()
                 self._api = self._launcher.start(
@@ -75,10 +96,18 @@ class Supervisor:
             self.stop()
             raise
 
+    def _engine_of(self, config: ServerConfig, number: int, max_deaths: int) -> Engine:
+        """The engine of one of several models."""
+        channels = self.channels.of_model(number)
+        write_config(channels.run_dir, config)
+        return Engine(
+            config, channels, self._launcher, max_deaths, self._tell_api, number, number == 0
+        )
+
     @property
     def status(self) -> ServerStatus:
-        """What all processes know."""
-        return self._engine.status
+        """What all processes know of the only model, or the first."""
+        return self._engines[0].status
 
     @property
     def pids(self) -> dict[str, int]:
@@ -99,12 +128,20 @@ class Supervisor:
         while (child := self._next_death()) is not None:
             if child is self._api and self._draining:
                 return
-            if child.cannot_start:
-                raise ConfigError(child.cannot_start)
             if child is self._api:
-                raise child.death()
-            self._engine.replace(child)
-            if self._engine.has_left:
+                raise ConfigError(child.cannot_start) if child.cannot_start else child.death()
+            engine = next(one for one in self._engines if child in one.children)
+            try:
+                if child.cannot_start:
+                    raise ConfigError(child.cannot_start)
+                engine.replace(child)
+            except (ConfigError, EngineDiedError) as error:
+                if len(self._engines) == 1 or not self._engines[0].has_served:
+                    raise
+                log.error("%s is not loaded: %s", engine.config.model_name, error)
+                reason = str(error).partition("\n")[0]
+                engine.unload(reason.removesuffix(" The end of its log:"))
+            if engine.has_left:
                 return
 
     def drain(self) -> None:
@@ -130,7 +167,9 @@ class Supervisor:
         self._stopping = True
         self._launcher.news.put(None)
         end_all([*self._children, *self._launcher.ending])
-        self._engine.children, self._api = [], None
+        for engine in self._engines:
+            engine.children = []
+        self._api = None
         shutil.rmtree(self.channels.run_dir, ignore_errors=True)
 
     def __enter__(self) -> "Supervisor":
@@ -144,7 +183,8 @@ class Supervisor:
 
     @property
     def _children(self) -> list[Child]:
-        return [*self._engine.children, *([self._api] if self._api else [])]
+        api = [self._api] if self._api else []
+        return [child for engine in self._engines for child in engine.children] + api
 
     def _tell_api(self, status: ServerStatus) -> None:
         if self._api is not None:
@@ -160,19 +200,36 @@ class Supervisor:
                     return None
                 child, message = news
                 if message is not None:
-                    self._engine.take(child, message)
+                    self._take(child, message)
                 elif not child.is_ending:
                     return child
             if (now := time.monotonic()) >= look_at:
                 self._look_at_heartbeats(now)
                 look_at = now + LOOK_S
             if not self._stopping:
-                self._engine.start_due()
+                for engine in self._engines:
+                    engine.start_due()
         return None
+
+    def _take(self, child: Child, message: ToSupervisor) -> None:
+        match message:
+            case LoadModel():
+                self._engines[message.model].load()
+            case UnloadModel():
+                self._engines[message.model].unload()
+            case StartReplica():
+                self._engines[message.model].take(child, message)
+            case _ if child is self._api:
+                child.cannot_start = message.reason if isinstance(message, CannotStart) else ""
+            case _:  # one whose end is under way is of none
+                for engine in self._engines:
+                    if child in engine.children:
+                        engine.take(child, message)
 
     def _look_at_heartbeats(self, now: float) -> None:
         """Kill a process that hangs."""
         self._clock.look(now)
-        self._engine.look_at_heartbeats(self._clock, now)
+        for engine in self._engines:
+            engine.look_at_heartbeats(self._clock, now)
         if self._api is not None:
             self._api.kill_if_hung(self._clock, now, is_late=False)

@@ -136,27 +136,29 @@ def test_an_engine_ends_when_the_ingress_has_drained_all_its_replicas(
     """The replicas of a server with an api process wait for their next start."""
     one = object.__new__(Supervisor)
     config, channels = ServerConfig(dp=2, join=join), Channels(tmp_path)
-    one._api, one._engine = None, Engine(config, channels, Launcher(), 3, lambda status: None)
-    one._engine.start_due = lambda: None  # type: ignore[method-assign]
-    one._engine.children = [
+    one._api = None
+    one._engines = [Engine(config, channels, Launcher(), 3, lambda status: None)]
+    (engine,) = one._engines
+    engine.start_due = lambda: None  # type: ignore[method-assign]
+    engine.children = [
         child_of("scheduler", subprocess.Popen(["true"]), tmp_path / str(n), replica=n)
         for n in range(2)
     ]
-    deaths = iter([*one._engine.children, None])
+    deaths = iter([*engine.children, None])
     seen = []
 
     def next_death() -> Child | None:
         child = next(deaths)
         if child is not None:
             child.process.wait()
-            one._engine.take(child, ReplicaDrains())
+            engine.take(child, ReplicaDrains())
         seen.append(child)
         return child
 
     one._next_death = next_death  # type: ignore[method-assign]
     one.wait()
     assert len(seen) == (2 if join else 3)  # None: the server was stopped
-    assert one._engine.children == []
+    assert engine.children == []
 
 
 def test_nothing_is_killed_without_a_step_timeout(children: list[Child]) -> None:
@@ -348,7 +350,7 @@ def test_a_signal_while_the_processes_end_does_not_interrupt_that(
     has_ended = []
 
     class Draining:
-        def __init__(self, *arguments: object) -> None: ...
+        def __init__(self, *arguments: object, **models: object) -> None: ...
         def __enter__(self) -> "Draining":
             return self
 
@@ -363,7 +365,7 @@ def test_a_signal_while_the_processes_end_does_not_interrupt_that(
     monkeypatch.setattr(launch, "Supervisor", Draining)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert launch.serve(ServerConfig(port=0)) == 0
+        assert launch.serve([ServerConfig(port=0)]) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
     assert has_ended
