@@ -44,6 +44,7 @@ class ServerState:
             conversations: shared with other models; None: the model has its own.
         """
         self.keys = keys or Keys()
+        self.is_one_of_several = conversations is not None
         self.config = config
         self.client = client
         self.info = info

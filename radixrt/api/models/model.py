@@ -37,7 +37,7 @@ class LoadableModel:
         self.state: ServerState | None = None
         self.app: ASGIApp | None = None
         """They stay while it is not loaded."""
-        self.is_loaded = False
+        self.is_loaded = self.is_loading = False
         self.need_bytes = served.need_bytes
         """Memory while it is loaded: an upper bound until that was the case once."""
         self.in_use = 0
@@ -71,6 +71,13 @@ class LoadableModel:
     def is_ready(self) -> bool:
         return self.is_loaded and self.client.is_ready
 
+    @property
+    def place(self) -> str:
+        """Its state, for lists of models."""
+        if self.is_loaded:
+            return "loaded" if self.client.is_ready else "restarting"
+        return "loading" if self.is_loading else "unloaded"
+
     async def load(self, *, is_first: bool = False) -> None:
         """Let the supervisor start its engine, and wait until it can take requests.
 
@@ -81,6 +88,7 @@ class LoadableModel:
             RequestError: it could not be started; says why.
         """
         self.loads += 1
+        self.is_loading = True
         if not is_first:
             self._link.tell(LoadModel(self._link.model))
         failing = asyncio.ensure_future(self._link.until(self._has_failed))
@@ -93,6 +101,7 @@ class LoadableModel:
         finally:
             failing.cancel()
             starting.cancel()
+            self.is_loading = False
         if self.state is None:
             self.state, self.app = self._make_app(self, info)
         self.state.info = info

@@ -142,8 +142,8 @@ class Models:
 
     async def _make_room_and_load(self, model: LoadableModel) -> None:
         async with self._loading:
+            await self._make_room(model)
             if model.in_use and not model.is_loaded:  # else nobody waits any more
-                await self._make_room(model)
                 log.info("Loading %s.", model.name)
                 await model.load()
                 log.info("%s is loaded.", model.name)
@@ -154,7 +154,7 @@ class Models:
         """
         begun = time.monotonic()
         try:
-            while victims := self._victims(model):
+            while model.in_use and not model.is_loaded and (victims := self._victims(model)):
                 busy = [victim for victim in victims if victim.in_use]
                 now = time.monotonic()
                 if not busy:

@@ -96,7 +96,7 @@ def front_app(config: ServerConfig, models: Models, keys: Keys) -> FastAPI:
 def _entry(model: LoadableModel, name: str) -> dict[str, Any]:
     info = None if model.state is None else model.state.info
     entry = model_entry(model.config, info, model.created_at, name)
-    return entry | {"state": "loaded" if model.is_loaded else "unloaded"}
+    return entry | {"state": model.place}
 
 
 def _of_ollama(model: LoadableModel) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from radixrt.api.ollama.protocol import (
     EmbedRequest,
     GenerateRequest,
     OldEmbedRequest,
+    OllamaFields,
     ShowRequest,
     refuse_in_generate,
 )
-from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of
+from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of, seconds_of
 from radixrt.api.openai.chat import prepare_chat
 from radixrt.api.openai.completions import prepare_completion
 from radixrt.api.requests.protocol import refuse_fields
@@ -47,14 +48,14 @@ def ollama_routes(state: ServerState) -> APIRouter:
     async def chat(request: Request, fields: ChatRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=True)
         if not fields.messages:
-            return json_response(answer.loaded())
+            return json_response(answer.loaded(unloads=_unloads(state, fields)))
         return await _respond(answer, prepare_chat(chat_of(fields), state, request), request)
 
     @router.takes("/api/generate", GenerateRequest, refuse_in_generate)
     async def generate(request: Request, fields: GenerateRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=False)
         if not fields.prompt:
-            return json_response(answer.loaded())
+            return json_response(answer.loaded(unloads=_unloads(state, fields)))
         prepared: PreparedRequest[Any]
         if fields.raw or fields.suffix:
             prepared = prepare_completion(
@@ -145,6 +146,11 @@ class _Lines(Formatter):
 
     def response(self, events: AsyncGenerator[bytes, None]) -> Response:
         return LineStream(events, self._answer.nothing)
+
+
+def _unloads(state: ServerState, fields: OllamaFields) -> bool:
+    given = fields.keep_alive
+    return state.is_one_of_several and given is not None and seconds_of(given) == 0
 
 
 def _model(state: ServerState) -> dict[str, Any]:
