@@ -101,8 +101,8 @@ class ServerConfig(SchedulerSettings):
     model_path: str = _model(
         DEMO_MODEL,
         "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M for a "
-        "GGUF file of the hub; the default is the built-in model. Several times, or a folder of "
-        "models: they share the server (docs/guides/models.md).",
+        "GGUF file of the hub; the default is the built-in model. Several times, or a folder: "
+        "docs/guides/models.md.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -145,17 +145,16 @@ class ServerConfig(SchedulerSettings):
 
     keep_alive: float | None = _models(
         None,
-        "Seconds after its last request at which a model is unloaded; by default it stays until "
-        "another needs its memory.",
+        "Seconds after its last request at which a model is unloaded; by default when another "
+        "needs its memory.",
         within=(0, None),
     )
     max_loaded_models: int | None = _models(
-        None, "Most models that are loaded at a time; by default as many as fit.", within=(1, None)
+        None, "Most models that are loaded at a time.", within=(1, None)
     )
     model_memory_mb: int | None = _models(
         None,
-        "Memory in MiB for the loaded models together; by default all that is available at the "
-        "start.",
+        "Memory in MiB for all loaded models; by default what is available at the start.",
         within=(1, None),
     )
 

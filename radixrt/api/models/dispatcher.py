@@ -21,7 +21,7 @@ from radixrt.base.errors import RequestError
 
 ABORT_PATH = "/abort_request"
 OF_OLLAMA = "/api/"
-NOT_LOADING = CONTROL_PATHS | {"/api/show"}
+NOT_LOADING = CONTROL_PATHS | {"/api/show", "/v1/conversations"}
 """POST requests that do not load a model."""
 
 
