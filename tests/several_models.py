@@ -65,6 +65,14 @@ def engine_processes(server: Server) -> list[psutil.Process]:
     return found
 
 
+def label_of(process: psutil.Process) -> str:
+    """Model and kind of an engine's process, such as ``llama/worker``; "": it has just ended."""
+    with contextlib.suppress(psutil.NoSuchProcess, ValueError):
+        command = process.cmdline()
+        return command[command.index("--label") + 1]
+    return ""
+
+
 def memory_mb(server: Server) -> float:
     """The memory of these processes; each page that several share counts once."""
     total = 0

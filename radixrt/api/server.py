@@ -114,7 +114,10 @@ async def serve(
         with accepting(listen_socket, loading):
             if served:
                 models = await start_models(served, keys, supervisor, connect, trace)
-                state, app = models.all[0].first_state, front_app(config, models, keys)
+                state, app = (
+                    models.all[0].first_state,
+                    front_app(config, models, keys, channels.run_dir),
+                )
             else:
                 client = connect(0, config)
                 state = ServerState(config, client, await client.ready(), keys)

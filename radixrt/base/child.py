@@ -49,6 +49,11 @@ def read_models(run_dir: Path) -> list[ServedModel]:
     return msgspec.json.decode(file.read_bytes(), type=list[ServedModel]) if file.exists() else []
 
 
+def read_config(run_dir: Path) -> ServerConfig:
+    """The settings of a process that belongs to the folder."""
+    return msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
+
+
 def write_config(run_dir: Path, config: ServerConfig) -> None:
     """Write the settings for the child processes; the directory is private to this user."""
     (run_dir / CONFIG_FILE).write_bytes(msgspec.json.encode(config))
@@ -79,7 +84,7 @@ def run_child(
     supervisor.is_told.wait()
     signal.signal(signal.SIGTERM, _exit_quietly)
     run_dir: Path = arguments.run_dir
-    config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
+    config = read_config(run_dir)
     channels = Channels(run_dir, arguments.engine, arguments.replica, arguments.start)
     Heartbeat(channels.heartbeat_file(name, arguments.rank)).keep_beating()
     set_up_logging(arguments.label, config.log_level)

@@ -63,6 +63,7 @@ def resolve_model_path(
     with_weights: bool = True,
     download: bool = True,
     check_room: bool = False,
+    progress: type | None = None,
 ) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF
     file, here or on the hub, gets a folder.
@@ -73,6 +74,7 @@ def resolve_model_path(
         download: otherwise the hub's cache must have it.
         check_room: refuse a GGUF file of the hub that does not fit the memory before it is
             downloaded.
+        progress: class of tqdm that is told the bytes of a download.
 
     Raises:
         NotCachedError: it would have to be downloaded.
@@ -83,7 +85,9 @@ def resolve_model_path(
         return Path(__file__).parent.parent / "demo_model"
     if path_or_hub_id.startswith(PREFIX):
         return checkpoint_folder(
-            hub_file(path_or_hub_id, flag, download=download, check_room=check_room)
+            hub_file(
+                path_or_hub_id, flag, download=download, check_room=check_room, progress=progress
+            )
         )
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
@@ -95,10 +99,12 @@ def resolve_model_path(
     if path_or_hub_id.startswith((".", "/", "~")) or path_or_hub_id.count("/") != 1:
         raise ConfigError(f"{flag} {path_or_hub_id}: there is no such folder.")
     ignored = [] if with_weights else ["*.safetensors"]
-    return _download(path_or_hub_id, flag, ignored, only_cached=not download)
+    return _download(path_or_hub_id, flag, ignored, only_cached=not download, progress=progress)
 
 
-def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) -> Path:
+def _download(
+    hub_id: str, flag: str, ignored: list[str], *, only_cached: bool, progress: type | None
+) -> Path:
     failure = f"{flag} {hub_id} is neither a folder here nor a hub id that can be downloaded"
     try:
         from huggingface_hub import snapshot_download
@@ -112,6 +118,7 @@ def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) 
                 allow_patterns=_HUB_FILES,
                 ignore_patterns=[*_NOT_FROM_HUB, *ignored],
                 local_files_only=only_cached,
+                tqdm_class=progress,
             )
         )
     except Exception as error:  # any failure of the network, the hub or the id

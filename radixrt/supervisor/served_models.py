@@ -65,14 +65,23 @@ def served_models(
     shared = [
         dataclasses.replace(one, model_memory_mb=budget) for one in _divided(prepared, total_tokens)
     ]
-    models = [ServedModel(one, engine_bytes(one, (budget or 0) << 20)) for one in shared]
-    for model in models:
-        if budget is not None and model.need_bytes > budget << 20:
-            raise ConfigError(
-                f"{model.config.model_name} needs {model.need_bytes / 1e9:.2f} GB of memory, and the loaded models may take "
-                f"{(budget << 20) / 1e9:.2f} GB: raise --model-memory-mb, lower --max-total-tokens, or choose a smaller model."
-            )
-    return models
+    return [served_model(one) for one in shared]
+
+
+def served_model(config: ServerConfig) -> ServedModel:
+    """A model with its need of memory.
+
+    Raises:
+        ConfigError: that is more than ``model_memory_mb``.
+    """
+    budget = config.model_memory_mb
+    need_bytes = engine_bytes(config, (budget or 0) << 20)
+    if budget is not None and need_bytes > budget << 20:
+        raise ConfigError(
+            f"{config.model_name} needs {need_bytes / 1e9:.2f} GB of memory, and the loaded models may take "
+            f"{(budget << 20) / 1e9:.2f} GB: raise --model-memory-mb, lower --max-total-tokens, or choose a smaller model."
+        )
+    return ServedModel(config, need_bytes)
 
 
 def _in_folder(config: ServerConfig) -> list[str]:

@@ -20,6 +20,7 @@ from radixrt.base.child import ServedModel, write_config, write_models
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.link import (
+    AddModel,
     CannotStart,
     LoadModel,
     ServerStatus,
@@ -63,6 +64,7 @@ class Supervisor:
             models: several models; none: the server has only that of ``config``.
         """
         self._launcher = Launcher(show_log)
+        self._max_deaths = max_deaths
         self._api: Child | None = None
         self._clock = Clock()
         self._stopping = self._draining = False
@@ -74,8 +76,7 @@ class Supervisor:
         else:
             write_models(self.channels.run_dir, models)
             self._engines = [
-                self._engine_of(model.config, number, max_deaths)
-                for number, model in enumerate(models)
+                self._engine_of(model.config, number) for number, model in enumerate(models)
             ]
         try:
             self._engines[0].start_due()
@@ -96,12 +97,12 @@ class Supervisor:
             self.stop()
             raise
 
-    def _engine_of(self, config: ServerConfig, number: int, max_deaths: int) -> Engine:
+    def _engine_of(self, config: ServerConfig, number: int) -> Engine:
         """The engine of one of several models."""
         channels = self.channels.of_model(number)
         write_config(channels.run_dir, config)
         return Engine(
-            config, channels, self._launcher, max_deaths, self._tell_api, number, number == 0
+            config, channels, self._launcher, self._max_deaths, self._tell_api, number, number == 0
         )
 
     @property
@@ -215,6 +216,8 @@ class Supervisor:
         match message:
             case LoadModel():
                 self._engines[message.model].load()
+            case AddModel():
+                self._engines.append(self._engine_of(message.config, len(self._engines)))
             case UnloadModel():
                 self._engines[message.model].unload()
             case StartReplica():

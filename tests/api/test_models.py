@@ -9,6 +9,7 @@ import pytest
 from radixrt.api.models import models as module
 from radixrt.api.models.model import LoadableModel
 from radixrt.api.models.models import Models
+from radixrt.base.child import ServedModel
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 
@@ -60,7 +61,10 @@ def run(
             FakeModel(name, events, int(need * GB))
             for name, need in zip("abc", needs, strict=False)
         ]
-        models = Models(made, memory_gb * GB, max_wait_s=max_wait_s)
+        served = [ServedModel(model.config, model.need_bytes) for model in made]
+        models = Models(
+            served, lambda number, one: made[number], memory_gb * GB, max_wait_s=max_wait_s
+        )
         models.start()
         async with asyncio.timeout(20):
             await test(models, made, events)

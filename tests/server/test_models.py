@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
 
+from tests.checkpoints import make_tokenizer
+from tests.fake_hub import FakeHub
 from tests.servers import Server, samples
 from tests.several_models import (
     MEMORY_MB,
@@ -26,9 +29,17 @@ PATIENCE_S = 180
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Callable[[str], Path]) -> Iterator[Server]:
-    with three_models(checkpoint, "--log-level", "info") as server:
-        yield server
+def server(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """Its hub has a fourth model."""
+    folder = make_tokenizer(checkpoint("llama"))
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    with FakeHub(tiny=files) as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", hub.url)
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
+        with three_models(checkpoint, "--log-level", "info") as server:
+            yield server
 
 
 def states(client: httpx.Client) -> dict[str, str]:
@@ -46,6 +57,7 @@ def test_three_models_in_the_memory_of_two(server: Server) -> None:
         metrics_are_of_each_model(client)
         what_does_not_generate_loads_nothing(client)
         keep_alive_zero_unloads(client, server)
+        a_pull_adds_a_model(client)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(PATIENCE_S) == 0
     assert not list(server.temp_dir.iterdir())
@@ -121,3 +133,15 @@ def keep_alive_zero_unloads(client: httpx.Client, server: Server) -> None:
     begun = time.monotonic()
     client.post("/api/generate", json={"model": "olmo2", "keep_alive": 0})
     assert time.monotonic() - begun < 1, "a model is loaded only to be unloaded"
+
+
+def a_pull_adds_a_model(client: httpx.Client) -> None:
+    pulled = client.post("/api/pull", json={"model": "maker/tiny"})
+    first, *progress, last = map(orjson.loads, pulled.text.splitlines())
+    assert (first, last) == ({"status": "pulling manifest"}, {"status": "success"})
+    assert progress and progress[-1]["completed"] == progress[-1]["total"] > 10_000
+    assert states(client)["maker/tiny"] == "unloaded"
+    again = client.post("/api/pull", json={"name": "maker/tiny:latest", "stream": False})
+    assert again.json() == {"status": "success"}
+    refused = client.post("/api/pull", json={"model": "maker/none", "stream": False})
+    assert refused.status_code == 400 and "maker/none is neither" in refused.json()["error"]

@@ -5,6 +5,7 @@ RADIXRT_REQUESTS sets their number, RADIXRT_SEED the places of the deaths.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -22,11 +23,11 @@ from tests.several_models import (
     NAMES,
     body_for,
     engine_processes,
+    label_of,
     memory_mb,
     streamed,
     three_models,
 )
-from tests.torture.leaks import module_of
 
 NUM_REQUESTS = int(os.environ.get("RADIXRT_REQUESTS", "200"))
 SEED = int(os.environ.get("RADIXRT_SEED", "0"))
@@ -98,27 +99,24 @@ class Run:
             if text != self.expected[model, prompt]:
                 self.wrong.append(f"{number} {model}: another answer")
 
-    async def is_starting(self, client: httpx.AsyncClient) -> bool:
-        """A model is loaded, or started again: a death now could be the third without a token."""
-        models = (await client.get("/v1/models")).json()["data"]
-        return any(model["state"] in ("loading", "restarting") for model in models)
-
     async def kill(self, client: httpx.AsyncClient) -> None:
+        """Kill a process of a model that serves: another death while it starts again could be the
+        third without a token."""
         while True:
             await asyncio.sleep(self.rng.uniform(*BETWEEN_DEATHS_S))
+            models = (await client.get("/v1/models")).json()["data"]
+            serving = {model["id"] for model in models if model["state"] == "loaded"}
+            victims = {label_of(process): process for process in engine_processes(self.server)}
+            labels = sorted(label for label in victims if label.partition("/")[0] in serving)
+            if not labels:
+                continue
+            label = self.rng.choice(labels)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was just unloaded
+                victims[label].send_signal(signal.SIGKILL)
+                self.deaths[label] += 1
             answered = self.answered.total()
-            while self.answered.total() < answered + BETWEEN_DEATHS or await self.is_starting(
-                client
-            ):
+            while self.answered.total() < answered + BETWEEN_DEATHS:
                 await asyncio.sleep(LOOK_S)
-            victim = self.rng.choice(engine_processes(self.server) or [None])
-            try:
-                if victim is not None:
-                    module = module_of(victim)
-                    victim.send_signal(signal.SIGKILL)
-                    self.deaths[module] += 1
-            except psutil.NoSuchProcess:
-                pass  # it was just unloaded
 
     async def weigh(self) -> None:
         while True:

@@ -25,7 +25,14 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """Need no key."""
 
 ADMIN_PATHS = frozenset(
-    {"/flush_cache", "/get_server_info", "/server_info", "/v1/replicas/drain", "/v1/replicas/start"}
+    {
+        "/api/pull",
+        "/flush_cache",
+        "/get_server_info",
+        "/server_info",
+        "/v1/replicas/drain",
+        "/v1/replicas/start",
+    }
 )
 """Read or change the state of all keys. docs/security.md lists the role of every path."""
 

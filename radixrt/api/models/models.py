@@ -11,9 +11,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from radixrt.api.models.model import RETRY_AFTER_S, LoadableModel
+from radixrt.base.child import ServedModel
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.liveness.supervision import supervise
 
@@ -29,7 +30,8 @@ class Models:
     """The models of a server. Lives in one event loop.
 
     Args:
-        models: at least one; requests that name none are for the first.
+        served: at least one; requests that name none are for the first.
+        make: makes a model, by its number.
         memory_bytes: for those that are loaded together; infinity: there is no limit.
         max_loaded: most models at a time.
         max_wait_s: longest wait for memory that others use.
@@ -37,12 +39,14 @@ class Models:
 
     def __init__(
         self,
-        models: Sequence[LoadableModel],
+        served: Sequence[ServedModel],
+        make: Callable[[int, ServedModel], LoadableModel],
         memory_bytes: float = math.inf,
         max_loaded: float = math.inf,
         max_wait_s: float = math.inf,
     ) -> None:
-        self.all = list(models)
+        self._make = make
+        self.all = [make(number, one) for number, one in enumerate(served)]
         self.is_draining = False
         self._memory_bytes = memory_bytes
         self._max_loaded = max_loaded
@@ -63,6 +67,15 @@ class Models:
         supervise(asyncio.create_task(self._unload_idle()), "The unloading of idle models")
         for model in self.all:
             supervise(asyncio.create_task(self._watch(model)), "The watch over a model")
+
+    def add(self, served: ServedModel) -> None:
+        """One more model, which is not loaded."""
+        model = self._make(len(self.all), served)
+        self.all.append(model)
+        supervise(asyncio.create_task(self._watch(model)), "The watch over a model")
+
+    def has(self, name: str) -> bool:
+        return any(name in model.config.model_names for model in self.all)
 
     @property
     def loaded(self) -> list[LoadableModel]:

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -22,13 +23,18 @@ from radixrt.api.http.keys import Keys
 from radixrt.api.models.dispatcher import Dispatcher
 from radixrt.api.models.model import LoadableModel
 from radixrt.api.models.models import Models
+from radixrt.api.models.pull import pull
 from radixrt.api.ollama.routes import NEVER, ollama_model
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 
 
-def front_app(config: ServerConfig, models: Models, keys: Keys) -> FastAPI:
-    """The application of a server that has several models."""
+def front_app(config: ServerConfig, models: Models, keys: Keys, run_dir: Path) -> FastAPI:
+    """The application of a server that has several models.
+
+    Args:
+        run_dir: has the settings of the server.
+    """
     app = FastAPI(title="radixrt", docs_url=None, redoc_url=None, openapi_url=None)
     install_error_handlers(app, ERROR_SHAPES)
     check_requests(app, config, keys, lambda: models.is_draining)
@@ -89,6 +95,10 @@ def front_app(config: ServerConfig, models: Models, keys: Keys) -> FastAPI:
     @app.get("/api/ps")
     async def running() -> Response:
         return json_response({"models": [_running(model) for model in models.loaded]})
+
+    @app.post("/api/pull")
+    async def pull_model(request: Request) -> Response:
+        return await pull(request, models, run_dir)
 
     return app
 

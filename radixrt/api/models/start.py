@@ -14,7 +14,7 @@ from radixrt.api.state import KEPT_CONVERSATIONS_TTL_S, ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.child import ServedModel
 from radixrt.base.config import ServerConfig
-from radixrt.base.liveness.link import SupervisorLink
+from radixrt.base.liveness.link import AddModel, SupervisorLink
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import EngineInfo
 
@@ -44,16 +44,19 @@ async def start_models(
         state = ServerState(model.config, model.client, info, keys, conversations)
         return state, build_app(state, trace(model.config), is_one_of_several=True)
 
-    made = [
-        LoadableModel(one, connect(number, one.config), supervisor.of_model(number), make_app)
-        for number, one in enumerate(served)
-    ]
+    def make(number: int, one: ServedModel) -> LoadableModel:
+        link = supervisor.of_model(number)
+        if number >= len(served):
+            supervisor.tell(AddModel(one.config))
+        return LoadableModel(one, connect(number, one.config), link, make_app)
+
     models = Models(
-        made,
+        served,
+        make,
         memory_bytes=math.inf if first.model_memory_mb is None else first.model_memory_mb << 20,
         max_loaded=first.max_loaded_models or math.inf,
         max_wait_s=first.max_queue_seconds or math.inf,
     )
-    await made[0].load(is_first=True)
+    await models.all[0].load(is_first=True)
     models.start()
     return models

@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from radixrt.base.config import ServerConfig
+
 Received = TypeVar("Received")
 
 
@@ -63,6 +65,12 @@ class UnloadModel(msgspec.Struct, frozen=True, tag=True):
     model: int
 
 
+class AddModel(msgspec.Struct, frozen=True, tag=True):
+    """The api process has one more model, which is not loaded; its number is the next."""
+
+    config: ServerConfig
+
+
 class EnginesJoined(msgspec.Struct, frozen=True, tag=True):
     """The number of engines of other machines that have joined a tokenizer process; of a scheduler,
     whether it has joined an ingress."""
@@ -76,7 +84,9 @@ class CannotStart(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToSupervisor = ReplicaDrains | StartReplica | LoadModel | UnloadModel | EnginesJoined | CannotStart
+ToSupervisor = (
+    ReplicaDrains | StartReplica | LoadModel | UnloadModel | AddModel | EnginesJoined | CannotStart
+)
 
 
 class Link(Generic[Received]):
