@@ -64,11 +64,13 @@ class Endpoints(APIRouter):
                 refuse(body)
                 fields = to_struct(body, struct)
                 # No endpoint ever sees a salt outside of its caller's namespace.
-                fields.cache_salt = caller_of(request).tenant.salt(fields.cache_salt)
+                caller = caller_of(request)
+                fields.cache_salt = caller.tenant.salt(fields.cache_salt)
                 explains = request.headers.get(EXPLAIN_HEADER) == "1"
                 if explains and isinstance(fields, QueueFields | GenerationFields):
                     fields.cache = replace(fields.cache or CacheHint(), explain=True)
                 self._state.check_model(getattr(fields, "model", None))
+                caller.check_model(self._state.config.model_names)
                 return await answer(request, fields)
 
             return answer

@@ -12,6 +12,7 @@ from radixrt.api.http.body import SMALL_BODY_BYTES
 from radixrt.api.http.events import while_receiving
 from radixrt.api.http.gate import CONTROL_PATHS
 from radixrt.api.http.json_bounds import JsonBounds
+from radixrt.api.http.keys import caller_of
 from radixrt.api.models.model import RETRY_AFTER_S, LoadableModel
 from radixrt.api.models.models import Models
 from radixrt.api.ollama.protocol import TAG
@@ -71,6 +72,7 @@ class Dispatcher:
             await self._abort(scope, body, receive, send)
             return
         model = self._models.find(name)
+        caller_of(request).check_model(model.config.model_names)
         keep_alive_s = None
         if is_ollama and named.keep_alive is not None:
             keep_alive_s = seconds_of(named.keep_alive)
