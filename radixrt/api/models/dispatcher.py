@@ -21,6 +21,8 @@ from radixrt.api.requests.options import waited_s
 from radixrt.base.errors import RequestError
 
 ABORT_PATH = "/abort_request"
+GENERATING_PROBE = "/health_generate"
+"""The one GET request that loads a model."""
 OF_OLLAMA = "/api/"
 NOT_LOADING = CONTROL_PATHS | {"/api/show", "/v1/conversations"}
 """POST requests that do not load a model."""
@@ -58,7 +60,10 @@ class Dispatcher:
         request = Request(scope, receive)
         if scope["method"] != "POST":
             model = self._models.find(request.query_params.get("model"))
-            await self._hand_on(model, scope, receive, send)
+            async with AsyncExitStack() as stack:
+                if scope["path"] == GENERATING_PROBE:
+                    await stack.enter_async_context(self._models.use(model))
+                await self._hand_on(model, scope, receive, send)
             return
         try:
             body = await request.body()
