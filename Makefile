@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-monitoring test-helm test-ray torture torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64
+.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -88,11 +88,14 @@ test-browser: install ## Test the web page in Chromium (apt-get install chromium
 screenshots: install ## Take the screenshots of docs/web_page.md anew, in Chromium; look at them before you commit them
 	RADIXRT_SCREENSHOTS=1 $(BIN)/python -m pytest tests/browser/test_screenshots.py $(ARGS)
 
-TORTURE := $(filter-out %replica_kills.py,$(wildcard tests/torture/test_*.py)) $(addprefix tests/server/test_,takeover.py floods.py life.py joined_engines.py) \
+TORTURE := $(filter-out %replica_kills.py %test_models.py,$(wildcard tests/torture/test_*.py)) $(addprefix tests/server/test_,takeover.py floods.py life.py joined_engines.py) \
 	$(addprefix tests/api/test_,stalls.py connections.py overload.py) tests/constrained/test_pool.py tests/scheduler/test_request_log.py
 
 torture: install ## Kill and stop every process of a server under load, a hundred times; floods, bombs, slow clients, full disks; up to 20 minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 $(TORTURE) $(ARGS)
+
+torture-models: install ## 200 requests to three models in the memory of two, while processes of all are killed; minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest -s --timeout 0 tests/torture/test_models.py $(ARGS)
 
 torture-replicas: install ## Kill replicas under 64 streams, a hundred times, half of them with drafts; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py $(ARGS)

@@ -17,8 +17,10 @@ from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.middleware import new_id
 from radixrt.api.page.files import PageFiles, page_routes
 from radixrt.api.state import ServerState
+from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import FlushCacheCall, StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.pooling import DEFAULT_POOLING
@@ -55,7 +57,7 @@ def about_routes(state: ServerState) -> APIRouter:
     @router.get("/v1/models")
     async def models() -> Response:
         return json_response(
-            {"object": "list", "data": [_model(state, n) for n in state.config.model_names]}
+            {"object": "list", "data": [_model(state, name) for name in state.config.model_names]}
         )
 
     @router.get("/v1/models/{model:path}")
@@ -161,13 +163,24 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def _model(state: ServerState, name: str) -> dict[str, Any]:
+    return model_entry(state.config, state.info, state.started_at, name)
+
+
+def model_entry(
+    config: ServerConfig, info: EngineInfo | None, created_at: int, name: str
+) -> dict[str, Any]:
+    """The object of a model in ``/v1/models``.
+
+    Args:
+        info: None: it was not loaded yet.
+    """
     return {
         "id": name,
         "object": "model",
-        "created": state.started_at,
+        "created": created_at,
         "owned_by": "radixrt",
-        "root": state.config.model_path,
-        "max_model_len": state.info.context_length,
+        "root": config.model_path,
+        "max_model_len": None if info is None else info.context_length,
     }
 
 

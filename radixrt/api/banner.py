@@ -3,6 +3,7 @@ documentation."""
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,30 @@ _NO_TEMPLATE = """The model has no chat template: it continues texts (/v1/comple
 
 
 def banner(
-    config: ServerConfig, info: EngineInfo, host: str, port: int, *, needs_key: bool = False
+    config: ServerConfig,
+    info: EngineInfo,
+    host: str,
+    port: int,
+    *,
+    others: Sequence[str] = (),
+    needs_key: bool = False,
 ) -> str:
-    """The lines to print; ``host`` and ``port`` are those the socket is bound to."""
+    """The lines to print.
+
+    Args:
+        host: to which the socket is bound, as is ``port``.
+        others: names of further models.
+    """
     url = local_url(host, port, is_https=config.tls_cert is not None)
     docs = Path(__file__).parents[2] / "docs"
     chat = "" if info.has_chat_template or info.pooling is not None else _NO_TEMPLATE
     names = "" if is_loopback(host) else f"\n  names     {_names(config)}"
+    loadable = f"\nLoaded when a request names them: {', '.join(others)}" if others else ""
     return f"""
 radixrt {__version__} serves {config.model_name} ({info.architecture}, {_short(info.num_parameters)} parameters, \
 {info.dtype} on {info.device})
 KV cache: {info.kv_pool_tokens:,} tokens in pages of {info.page_size}; context length {info.context_length:,}
-Parsers: tool calls {_tool_calls(config)}, reasoning {config.reasoning_parser}
+Parsers: tool calls {_tool_calls(config)}, reasoning {config.reasoning_parser}{loadable}
 {chat}
   page      {url}/   (chat and cache, in a browser)
   clients   base_url={url}/v1 for OpenAI's; {url} for Ollama's and Anthropic's{names}

@@ -13,6 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -25,11 +26,14 @@ from radixrt.api.http.acceptor import Acceptor, accepting
 from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
 from radixrt.api.http.gate import Gate, Throttles, loading_app
 from radixrt.api.http.keys import Keys
+from radixrt.api.models.routes import front_app
+from radixrt.api.models.start import start_models
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
 from radixrt.base.channels import Channels
-from radixrt.base.config import ServerConfig
+from radixrt.base.child import read_models
+from radixrt.base.config import MAX_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.ipc import LONGEST_WAIT_S
 from radixrt.base.liveness.heartbeat import Heartbeat, work_limit_s
 from radixrt.base.liveness.link import ServerStatus, SupervisorLink
@@ -79,8 +83,27 @@ async def serve(
     # Accepted sockets inherit it. Without it, a response waits 40 ms for the client's delayed
     # acknowledgement.
     listen_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    tracing: Tracing | None = None
-    client = EngineClient(channels, MAX_UNREAD_CHUNKS, config.random_seed, end_process, supervisor)
+    served = read_models(channels.run_dir)
+    closing = contextlib.AsyncExitStack()
+
+    def connect(number: int, config: ServerConfig) -> EngineClient:
+        client = EngineClient(
+            channels.of_model(number) if served else channels,
+            MAX_UNREAD_CHUNKS,
+            config.random_seed,
+            end_process,
+            supervisor.of_model(number),
+        )
+        closing.callback(client.close)
+        return client
+
+    def trace(config: ServerConfig) -> Tracing | None:
+        if config.otlp_endpoint is None:
+            return None
+        tracing = Tracing(config.otlp_endpoint, config.model_name)
+        closing.push_async_callback(asyncio.to_thread, tracing.close)
+        return tracing
+
     supervise(asyncio.create_task(_beat(config, channels)), "The heartbeat")
     try:
         keys = _keys(config)
@@ -89,25 +112,37 @@ async def serve(
             config, loading_app(ERROR_SHAPES), throttles, Counter("unread", "", registry=None)
         )
         with accepting(listen_socket, loading):
-            info = await client.ready()
-        state = ServerState(config, client, info, keys)
-        max_open = info.max_running_requests + config.max_queued_requests
-        if config.otlp_endpoint is not None:
-            tracing = Tracing(config.otlp_endpoint, config.model_name)
-        app = build_app(state, tracing)
-        gate = Gate(app, max_open, throttles.starts, state.metrics.refused, ERROR_SHAPES)
+            if served:
+                models = await start_models(served, keys, supervisor, connect, trace)
+                state, app = (
+                    models.all[0].first_state,
+                    front_app(config, models, keys, channels.run_dir),
+                )
+            else:
+                client = connect(0, config)
+                state = ServerState(config, client, await client.ready(), keys)
+                models, app = None, build_app(state, trace(config))
+        most = state.info.max_running_requests + config.max_queued_requests
+        for other in served[1:]:
+            most += MAX_RUNNING_REQUESTS + other.config.max_queued_requests
+        gate = Gate(app, most, throttles.starts, state.metrics.refused, ERROR_SHAPES)
         server = _Server(
-            state, supervisor, _http_config(config, gate, throttles, state.metrics.slow_readers)
+            models or state,
+            config.shutdown_grace,
+            supervisor,
+            _http_config(config, gate, throttles, state.metrics.slow_readers),
         )
         address = listen_socket.getsockname()[:2]
-        print(banner(config, state.info, *address, needs_key=keys.are_declared), flush=True)
+        others = [model.config.model_name for model in served[1:]]
+        print(
+            banner(config, state.info, *address, others=others, needs_key=keys.are_declared),
+            flush=True,
+        )
         await server.serve(sockets=[listen_socket])
     except asyncio.CancelledError:
         pass
     finally:
-        if tracing is not None:
-            await asyncio.to_thread(tracing.close)
-        client.close()
+        await closing.aclose()
 
 
 async def _beat(config: ServerConfig, channels: Channels) -> None:
@@ -165,15 +200,28 @@ def _keys(config: ServerConfig) -> Keys:
     return keys
 
 
+class Draining(Protocol):
+    """The requests of a server, which end before it does."""
+
+    is_draining: bool
+
+    async def drain(self, grace_s: float, reason: str) -> None: ...
+
+
 class _Server(uvicorn.Server):
     """Ends when the open requests are answered, or have had the time that the settings give
     them."""
 
     def __init__(
-        self, state: ServerState, supervisor: SupervisorLink, config: uvicorn.Config
+        self,
+        drained: Draining,
+        grace_s: float,
+        supervisor: SupervisorLink,
+        config: uvicorn.Config,
     ) -> None:
         super().__init__(config)
-        self._state = state
+        self._drained = drained
+        self._grace_s = grace_s
         self._supervisor = supervisor
         self._draining: asyncio.Task[None] | None = None
         self._acceptors: list[Acceptor] = []
@@ -213,14 +261,14 @@ class _Server(uvicorn.Server):
         supervise(self._draining, "The drain", may_return=True)
 
     async def _drain(self, may_wait: bool) -> None:
-        self._state.is_draining = True
-        reason, grace_s = SHUTTING_DOWN, self._state.config.shutdown_grace if may_wait else 0.0
+        self._drained.is_draining = True
+        reason, grace_s = SHUTTING_DOWN, self._grace_s if may_wait else 0.0
         if not may_wait:  # the second signal may come before the supervisor's reason
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._supervisor.until(_is_ending), REASON_S)
         if _is_ending(self._supervisor.status):
             reason, grace_s = self._supervisor.status.shutdown_reason, 0.0
-        await self._state.client.drain(grace_s, reason)
+        await self._drained.drain(grace_s, reason)
         self.should_exit = True
 
 

@@ -37,15 +37,23 @@ class ServerState:
         client: EngineClient,
         info: EngineInfo,
         keys: Keys | None = None,
+        conversations: ConversationStore | None = None,
     ) -> None:
+        """
+        Args:
+            conversations: shared with other models; None: the model has its own.
+        """
         self.keys = keys or Keys()
+        self.is_one_of_several = conversations is not None
         self.config = config
         self.client = client
         self.info = info
         self.metrics = Metrics(config, info)
-        self.conversations = ConversationStore(
-            config.kept_conversations_mb << 20, KEPT_CONVERSATIONS_TTL_S
-        )
+        if conversations is None:
+            conversations = ConversationStore(
+                config.kept_conversations_mb << 20, KEPT_CONVERSATIONS_TTL_S
+            )
+        self.conversations = conversations
         self._open: dict[tuple[str, str], Answers] = {}
         """The answers of the HTTP requests in flight, by the name of their key and their ids."""
         self.json_bounds = JsonBounds()
@@ -128,6 +136,11 @@ class ServerState:
         with self.answers(requests) as answers:
             found = {prompt_index: chunk async for prompt_index, chunk in answers}
         return [found[prompt_index] for prompt_index in range(len(requests))]
+
+    async def drain(self, grace_s: float, reason: str) -> None:
+        """Wait until no request is open. Those that are after ``grace_s`` end with an error that
+        says the reason."""
+        await self.client.drain(grace_s, reason)
 
     def abort(self, name: str, caller: Caller) -> None:
         """Drop the caller's HTTP request of this id, or one prompt of it. An unknown id is

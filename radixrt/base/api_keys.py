@@ -46,6 +46,8 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Share of the KV pool that the key may pin at a time."""
     max_cached_fraction: Fraction | None = None
     """Share of the KV pool above which cached KV of the key is evicted before that of others."""
+    models: list[str] | None = None
+    """Names of the models that the key may use."""
 
     def over(self, defaults: "KeyLimits") -> "KeyLimits":
         """These limits, with those of ``defaults`` where there is none."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from radixrt.base.errors import ConfigError
 
-LONGEST_RUN_DIR = 76
+LONGEST_RUN_DIR = 72
 """Characters; a Unix socket's whole path may have 107 (on macOS 103)."""
 
 
@@ -54,6 +54,12 @@ class Channels:
         assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
         Channels(run_dir).folder.mkdir(mode=0o700)
         return run_dir
+
+    def of_model(self, model: int) -> "Channels":
+        """The channels of one of several models, in a folder of its own, which is made."""
+        run_dir = self.run_dir / f"m{model}"
+        Channels(run_dir).folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Channels(run_dir)
 
     @property
     def folder(self) -> Path:

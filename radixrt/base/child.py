@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,11 +22,36 @@ from radixrt.base.liveness.link import CannotStart, Link, ServerStatus, Supervis
 from radixrt.base.liveness.supervision import start_thread
 
 CONFIG_FILE = "config.json"
+MODELS_FILE = "models.json"
 EXIT_CONFIG_ERROR = 78
 """Exit status of a process that cannot start because of a setting (EX_CONFIG of sysexits.h)."""
 
 NICE_STEP = 1.25
 """Ratio of the CPU time of two processes that compete, of which one is nicer by 1 (sched(7))."""
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One of several models of a server."""
+
+    config: ServerConfig
+    need_bytes: int
+    """Memory that it takes at most while it is loaded; 0: that is not known."""
+
+
+def write_models(run_dir: Path, models: Sequence[ServedModel]) -> None:
+    """Write the models of a server that has several for its api process."""
+    (run_dir / MODELS_FILE).write_bytes(msgspec.json.encode(models))
+
+
+def read_models(run_dir: Path) -> list[ServedModel]:
+    """The models of a server that has several; none: it has one."""
+    file = run_dir / MODELS_FILE
+    return msgspec.json.decode(file.read_bytes(), type=list[ServedModel]) if file.exists() else []
+
+
+def read_config(run_dir: Path) -> ServerConfig:
+    """The settings of a process that belongs to the folder."""
+    return msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
 
 
 def write_config(run_dir: Path, config: ServerConfig) -> None:
@@ -48,6 +73,7 @@ def run_child(
     parser.add_argument(
         "--link-fd", type=int, required=True, help="socket whose other end the supervisor has"
     )
+    parser.add_argument("--label", default=name, help="name in the log")
     parser.add_argument("--rank", type=int, default=0, help="tensor-parallel rank of a worker")
     parser.add_argument("--listen-fd", type=int, default=-1, help="bound socket of the api process")
     arguments = parser.parse_args()
@@ -58,11 +84,10 @@ def run_child(
     supervisor.is_told.wait()
     signal.signal(signal.SIGTERM, _exit_quietly)
     run_dir: Path = arguments.run_dir
-    config = msgspec.json.decode((run_dir / CONFIG_FILE).read_bytes(), type=ServerConfig)
+    config = read_config(run_dir)
     channels = Channels(run_dir, arguments.engine, arguments.replica, arguments.start)
     Heartbeat(channels.heartbeat_file(name, arguments.rank)).keep_beating()
-    is_numbered = channels.replica is not None and config.is_routed
-    set_up_logging(f"{name}.{channels.replica}" if is_numbered else name, config.log_level)
+    set_up_logging(arguments.label, config.log_level)
     try:
         main(config, channels, arguments, supervisor)
     except ConfigError as error:

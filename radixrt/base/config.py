@@ -35,7 +35,7 @@ MAX_REPLICAS = 64
 MIN_RUNNING_REQUESTS, MAX_RUNNING_REQUESTS = 256, 1024
 """Bounds of ``max_running_requests`` if it is not given; the lower one is its value on a CPU."""
 
-(_model, _http, _device, _replicas, _memory, _cache,
+(_model, _models, _http, _device, _replicas, _memory, _cache,
  _scheduling, _kv_events, _structured, _debug) = map(section, SECTIONS)  # fmt: skip
 
 
@@ -101,7 +101,8 @@ class ServerConfig(SchedulerSettings):
     model_path: str = _model(
         DEMO_MODEL,
         "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M for a "
-        "GGUF file of the hub; the default is the built-in model.",
+        "GGUF file of the hub; the default is the built-in model. Several times, or a folder: "
+        "docs/guides/models.md.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -140,6 +141,21 @@ class ServerConfig(SchedulerSettings):
     )
     random_seed: int = _model(
         0, "Seed of dummy weights and of requests without a seed.", within=(0, None)
+    )
+
+    keep_alive: float | None = _models(
+        None,
+        "Seconds after its last request at which a model is unloaded; by default when another "
+        "needs its memory.",
+        within=(0, None),
+    )
+    max_loaded_models: int | None = _models(
+        None, "Most models that are loaded at a time.", within=(1, None)
+    )
+    model_memory_mb: int | None = _models(
+        None,
+        "Memory in MiB for all loaded models; by default what is available at the start.",
+        within=(1, None),
     )
 
     host: str = _http("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")

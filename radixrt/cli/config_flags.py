@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for section, settings in _by_section():
         group = parser.add_argument_group(section)
         for setting in settings:
-            group.add_argument(setting.flag, **_options(setting))
+            names = ["--model"] if setting.name == "model_path" else []
+            group.add_argument(setting.flag, *names, **_options(setting))
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for name in RENAMED:
         parser.add_argument(flag_of(name), action="store_true", **hidden)
@@ -53,6 +54,8 @@ def _options(setting: Setting) -> dict[str, Any]:
         options["choices"] = _Names(setting.choices)
     if setting.several:
         options["nargs"] = "+"
+    if setting.name == "model_path":
+        options["action"] = "append"
     return options | {"type": setting.type, "metavar": setting.metavar or metavar}
 
 
@@ -65,27 +68,70 @@ class _Names(list[str]):
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
-    """The validated config of a parsed command line: flags win over the file of ``--config``.
-    ``arguments.model`` becomes the model that is named there; None: none is.
+    """The validated config of a command line that names one model: flags win over the file of
+    ``--config``. ``arguments.model`` becomes that model; None: none is named.
 
     Raises:
         ConfigError: a setting is unknown or has a wrong value.
     """
+    settings, models = _given(arguments)
+    if len(models) > 1:
+        raise ConfigError("This command serves one model; radixrt serve takes several.")
+    return _config(settings | models[0])
+
+
+def configs_from_arguments(arguments: argparse.Namespace) -> tuple[list[ServerConfig], int | None]:
+    """The validated config of each model of a command line, and the tokens of the KV pools together
+    of those that have none of their own.
+
+    Raises:
+        ConfigError: as in :func:`config_from_arguments`.
+    """
+    settings, models = _given(arguments)
+    if len(models) == 1:
+        return [_config(settings | models[0])], None
+    total, names = settings.get("max_total_tokens"), settings.pop("served_model_name", None)
+    if names is not None:
+        if len(each := names.split()) != len(models):
+            raise ConfigError(
+                f"--served-model-name gives {len(each)} names to {len(models)} models; give each one, in their order."
+            )
+        models = [
+            {"served_model_name": name} | model for name, model in zip(each, models, strict=True)
+        ]
+    whole = _config(settings | models[0])  # for its errors
+    own = [_config(settings | {"max_total_tokens": None} | model) for model in models]
+    return own, whole.max_total_tokens if total is not None else None
+
+
+def _given(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings of the server, and those of each of its models alone."""
     file = getattr(arguments, "config", None)
     names = {*SETTINGS, *RENAMED, *REMOVED}
     given = {
-        name: " ".join(value) if isinstance(value, list) else value
+        name: " ".join(value) if isinstance(value, list) and name != "model_path" else value
         for name, value in vars(arguments).items()
         if name in names
     }
     from_file = {} if file is None else translated(read_settings(file), SETTINGS)
     given = translated(peer_settings(arguments) | given, SETTINGS)
+    settings = from_file | given
+    models: list[dict[str, Any]] = settings.pop("models", [{}])
+    paths = settings.pop("model_path", [])
+    paths = [paths] if isinstance(paths, str) else paths
     model = getattr(arguments, "model", None)
-    if model is not None and given.setdefault("model_path", model) != model:
-        raise ConfigError(f"{model} and {given['model_path']} are two models; leave one out.")
-    settings = upgraded(from_file | given)
-    arguments.model = settings.get("model_path")
-    return ServerConfig(**settings).validate()
+    if model is not None:
+        if "model_path" in given and paths != [model]:
+            raise ConfigError(f"{model} and {' '.join(paths)} are two models; leave one out.")
+        paths = [model]
+    if paths:
+        models = [{"model_path": path} for path in paths]
+    arguments.model = models[0].get("model_path")
+    return settings, models
+
+
+def _config(settings: dict[str, Any]) -> ServerConfig:
+    return ServerConfig(**upgraded(settings)).validate()
 
 
 def markdown_page() -> str:

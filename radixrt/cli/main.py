@@ -23,7 +23,7 @@ from radixrt.cli.arguments import (
     add_remote_arguments,
     add_top_arguments,
 )
-from radixrt.cli.config_flags import add_arguments, config_from_arguments
+from radixrt.cli.config_flags import add_arguments, config_from_arguments, configs_from_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -187,7 +187,8 @@ def _add_model(parser: argparse.ArgumentParser, help: str) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    config = config_from_arguments(arguments)
+    configs, total = configs_from_arguments(arguments)
+    config = configs[0]
     if config.log_level in ("debug", "info") and config.join is None:
         # before the imports and the processes, which take seconds
         where = local_url(config.host, config.port, is_https=config.tls_cert is not None)
@@ -195,7 +196,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"Starting {config.model_path} on {where} …", file=sys.stderr, flush=True)
     from radixrt.supervisor.launch import serve
 
-    return serve(config)
+    return serve(configs, total)
 
 
 def _completion(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,9 @@ from radixrt.base.settings.renamed import REMOVED, RENAMED
 from radixrt.base.settings.setting import flag_of
 from radixrt.base.settings.translation import PEER_NAMES
 
+OF_SERVER = ("HTTP server", "Replicas", "Several models")
+"""Sections whose settings no single model has."""
+
 
 def read_settings(path: str) -> dict[str, Any]:
     """The settings in a file, by their names in :class:`ServerConfig`, or those of other engines.
@@ -19,6 +22,8 @@ def read_settings(path: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: the file cannot be read, or holds a name that is no setting.
+
+    ``models`` is a list of settings of single models, and ``model-path`` may be one of paths.
     """
     import yaml  # here: few command lines name a file
 
@@ -32,7 +37,31 @@ def read_settings(path: str) -> dict[str, Any]:
         raise ConfigError(
             f"--config {path} must hold names and values, such as `model-path: demo`."
         )
-    return {_name_of(key, path): _value_of(value) for key, value in content.items()}
+    models = content.pop("models", None)
+    settings = {_name_of(key, path): _value_of(value) for key, value in content.items()}
+    if isinstance(content.get("model-path", content.get("model_path")), list):
+        settings["model_path"] = [*map(str, content.get("model-path") or content["model_path"])]
+    if models is not None:
+        settings["models"] = _models(models, path)
+    return settings
+
+
+def _models(models: Any, path: str) -> list[dict[str, Any]]:
+    if (
+        not isinstance(models, list)
+        or not all(isinstance(one, dict) for one in models)
+        or not models
+    ):
+        raise ConfigError(
+            f"--config {path}: models must be a list of settings, each with a model-path."
+        )
+    read = [{_name_of(key, path): _value_of(value) for key, value in one.items()} for one in models]
+    for name in {name for one in read for name in one}:
+        if name in SETTINGS and SETTINGS[name].section in OF_SERVER:
+            raise ConfigError(
+                f"--config {path}: {flag_of(name)[2:]} is a setting of the server; write it outside of models."
+            )
+    return read
 
 
 def _name_of(key: Any, path: str) -> str:

@@ -87,6 +87,8 @@ class EngineClient:
         }
         """The calls to which the client adds something; the engine alone answers the others."""
         self._died: EngineDiedError | None = None
+        self._unloaded = ""
+        """Why there is no engine, if the model is not loaded."""
         self._receiving = loop.create_task(self._receive())
         what = "The receiving of the engine's messages"
         supervise(self._receiving, what, on_failure or self.engine_died)
@@ -99,6 +101,20 @@ class EngineClient:
     async def ready(self) -> EngineInfo:
         """Wait until the engine can take requests."""
         return await asyncio.shield(self._info)
+
+    def unload(self, why: str) -> None:
+        """The model is unloaded, or could not be loaded: requests and calls that are open end with
+        an error. :meth:`ready` waits for the next engine.
+
+        Args:
+            why: for them, and for calls that come before it is loaded again.
+        """
+        if self._info.done():
+            self._info = asyncio.get_running_loop().create_future()
+        self._unloaded = why
+        error = RequestError(why, status=503, retry_after_s=RETRY_AFTER_S)
+        self._open.fail(error)
+        self._calls.fail(error)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[AnswerChunk, None]:
         """Yield the chunks of all ``n`` answers until each is complete.
@@ -194,6 +210,8 @@ class EngineClient:
             RequestError: the reply is an error.
             EngineDiedError: the engine ended.
         """
+        if self._unloaded:
+            raise RequestError(self._unloaded, status=503, retry_after_s=RETRY_AFTER_S)
         reply: Reply = await self._handlers.get(type(call), self._calls.ask)(call)
         return reply
 
@@ -204,7 +222,7 @@ class EngineClient:
 
     def start_replica(self, replica: int) -> None:
         """Let the supervisor start a drained replica; one that runs is left alone."""
-        self._supervisor.tell(StartReplica(replica))
+        self._supervisor.tell(StartReplica(replica, self._supervisor.model))
 
     def engine_died(self, reason: str) -> None:
         """Fail all requests and calls, those in flight and those to come."""
@@ -283,12 +301,14 @@ class EngineClient:
             case EngineInfo():
                 if message.engine != self._channels.engine:
                     self._take_over(message)
-                if not self._info.done():
+                if not self._info.done() and self._engine_is_alive:
+                    self._unloaded = ""
                     self._info.set_result(message)
 
     def _take_over(self, info: EngineInfo) -> None:
         """An engine has died, and another is ready: hand it all that is open."""
-        log.warning("Engine %d goes on with %d requests.", info.engine, len(self._open))
+        if not self._unloaded:
+            log.warning("Engine %d goes on with %d requests.", info.engine, len(self._open))
         self._outbox.close()
         self._channels = Channels(self._channels.run_dir, info.engine)
         self._outbox = Outbox(self._channels.address("api", "tokenizer"))

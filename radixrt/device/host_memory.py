@@ -7,6 +7,12 @@ from pathlib import Path
 OTHER_BYTES = 512 << 20
 """Bytes that the processes, the activations and a small KV cache take beside the weights."""
 
+CPU_POOL_SHARE = 0.5
+"""Share of the available memory that the KV pool takes by default on a CPU, where other programs
+need memory too."""
+CPU_POOL_LIMIT = 8 << 30
+"""The same in bytes. A larger pool must be asked for."""
+
 _ROOT = Path("/")
 _UNLIMITED = 1 << 60
 """Bytes: version 1 writes a limit that is none as some 2 ** 63."""

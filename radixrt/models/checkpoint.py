@@ -75,6 +75,7 @@ def resolve_model_path(
     with_weights: bool = True,
     download: bool = True,
     check_room: bool = False,
+    progress: type | None = None,
 ) -> Path:
     """The folder of a checkpoint; a hub id is downloaded into the Hugging Face cache first, a GGUF
     file, here or on the hub, gets a folder.
@@ -85,6 +86,7 @@ def resolve_model_path(
         download: otherwise the hub's cache must have it.
         check_room: refuse a GGUF file of the hub that does not fit the memory before it is
             downloaded.
+        progress: class of tqdm that is told the bytes of a download.
 
     Raises:
         NotCachedError: it would have to be downloaded.
@@ -95,7 +97,9 @@ def resolve_model_path(
         return Path(__file__).parent.parent / "demo_model"
     if path_or_hub_id.startswith(PREFIX):
         return checkpoint_folder(
-            hub_file(path_or_hub_id, flag, download=download, check_room=check_room)
+            hub_file(
+                path_or_hub_id, flag, download=download, check_room=check_room, progress=progress
+            )
         )
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
@@ -111,7 +115,7 @@ def resolve_model_path(
     ignored = [] if with_weights else ["*.safetensors"]
     if "tokenizer" not in flag:
         _check_on_hub(path_or_hub_id)
-    return _download(path_or_hub_id, flag, ignored, only_cached=not download)
+    return _download(path_or_hub_id, flag, ignored, only_cached=not download, progress=progress)
 
 
 def _advice(name: str) -> str:
@@ -148,7 +152,9 @@ def _check_on_hub(hub_id: str) -> None:
         check_architecture(config)
 
 
-def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) -> Path:
+def _download(
+    hub_id: str, flag: str, ignored: list[str], *, only_cached: bool, progress: type | None
+) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -163,6 +169,7 @@ def _download(hub_id: str, flag: str, ignored: list[str], *, only_cached: bool) 
                 allow_patterns=_HUB_FILES,
                 ignore_patterns=[*_NOT_FROM_HUB, *ignored],
                 local_files_only=only_cached,
+                tqdm_class=progress,
             )
         )
     except Exception as error:  # any failure of the network, the hub or the id

@@ -11,9 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from radixrt.base.config import ServerConfig
+from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import OTHER_BYTES, available_memory, has_gpu
+from radixrt.device.host_memory import (
+    CPU_POOL_LIMIT,
+    CPU_POOL_SHARE,
+    OTHER_BYTES,
+    available_memory,
+    has_gpu,
+)
 from radixrt.layers.quantization.scheme import (
     BLOCK_KINDS,
     HEAD_BITS,
@@ -24,11 +30,13 @@ from radixrt.models.checkpoint import (
     checkpoint_dtype,
     read_config,
     read_header,
+    served_context_length,
     text_config,
     weight_files,
 )
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.form import PLAIN_KINDS
+from radixrt.models.registry import check_architecture, is_encoder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2}
@@ -159,6 +167,37 @@ def check_fits(need: MemoryNeed, engines: int = 1) -> None:
 def room_for_weights() -> int:
     """Bytes of memory that a model's weights may take now; 0: none."""
     return max(0, available_memory() - OTHER_BYTES)
+
+
+def engine_bytes(config: ServerConfig, available: int) -> int:
+    """The memory that the processes of a model take at most: weights, KV pool and the rest.
+
+    Args:
+        config: its ``model_path`` is a folder.
+        available: bytes for which its pool is sized, if no size is given.
+    """
+    model_dir = Path(config.model_path)
+    checkpoint = read_config(model_dir)
+    text = text_config(checkpoint)
+    width = _BYTES[checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype]
+    heads, layers = text.get("num_attention_heads") or 1, text.get("num_hidden_layers") or 1
+    size = text.get("head_dim") or (text.get("hidden_size") or 1) // heads
+    kept = 1 if config.kv_cache_dtype != "auto" else width
+    per_token = 2 * layers * (text.get("num_key_value_heads") or heads) * size * kept
+    if is_encoder(check_architecture(checkpoint)):
+        per_token = 0
+    pool = min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * available)) * config.mem_fraction_static
+    if config.max_total_tokens is not None:
+        pool = per_token * config.max_total_tokens
+    longest = served_context_length(checkpoint, config.context_length)
+    rows = config.max_running_requests or MIN_RUNNING_REQUESTS
+    pool = min(int(pool), 2 * rows * longest * per_token)
+    weights = 0
+    if config.load_format != "dummy":
+        weights = memory_need(
+            model_dir, dtype=config.dtype, quantization=config.quantization
+        ).in_memory
+    return config.dp * (weights + pool) + OTHER_BYTES
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:

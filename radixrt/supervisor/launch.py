@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 from radixrt.base.api_keys import KeySource
 from radixrt.base.config import ServerConfig
@@ -23,6 +24,7 @@ from radixrt.models.checkpoint import (
 from radixrt.models.memory_need import check_fits, loads_weights, memory_need
 from radixrt.models.pooling import read_pooling
 from radixrt.parsers.choice import with_parsers
+from radixrt.supervisor.served_models import are_several, served_models
 from radixrt.supervisor.supervisor import MAX_DEATHS, Supervisor
 
 log = logging.getLogger(__name__)
@@ -104,8 +106,12 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(config: ServerConfig) -> int:
+def serve(configs: Sequence[ServerConfig], total_tokens: int | None = None) -> int:
     """Run a server until a signal ends it; returns the exit status.
+
+    Args:
+        configs: of its models; the first has the settings of the server, too.
+        total_tokens: see :func:`radixrt.supervisor.served_models.served_models`.
 
     SIGTERM drains: open requests are answered within ``--shutdown-grace`` seconds, new ones
     refused. SIGINT, or a second SIGTERM, ends at once. SIGHUP reads the key file again, if there is
@@ -113,10 +119,15 @@ def serve(config: ServerConfig) -> int:
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt_once)
+    config, models = configs[0], []
     try:
         keys = KeySource.from_config(config, os.environ)
         keys.load()  # here for its errors; the api process holds the keys
-        config = prepare(config)
+        if are_several(configs):
+            models = served_models(configs, total_tokens, prepare)
+            config = models[0].config
+        else:
+            config = prepare(config)
         if config.tls_cert is not None:
             server_context(config.tls_cert, config.tls_key)  # before a model is loaded in vain
         if keys.file is not None:
@@ -130,7 +141,7 @@ def serve(config: ServerConfig) -> int:
             return _serve_joined(config)
         with (
             bind(config.host, config.port) as listener,
-            Supervisor(config, listener, MAX_DEATHS) as supervisor,
+            Supervisor(config, listener, MAX_DEATHS, models=models) as supervisor,
         ):
             if keys.file is not None:
                 signal.signal(signal.SIGHUP, lambda signum, frame: supervisor.reload_keys())

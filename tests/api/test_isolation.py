@@ -55,6 +55,7 @@ WITHOUT_PROMPT = {
     "/v1/grammar/compile",
     "/v1/replicas/drain",
     "/v1/replicas/start",
+    "/api/pull",
     "/api/show",
     "/detokenize",
 }

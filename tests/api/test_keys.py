@@ -367,6 +367,18 @@ def limited(start_server: StartServer, folder: Path, **limits: object) -> Runnin
     return server
 
 
+def test_a_key_is_for_the_models_that_its_limits_name(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    for models, status in (["other"], 403), (["other", "tiny"], 200):
+        server = limited(start_server, tmp_path, models=models)
+        with http(server, "alice") as alice:
+            response = alice.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
+            assert response.status_code == status, response.text
+            if status == 403:
+                assert "it may use other" in response.json()["error"]["message"]
+
+
 def test_more_requests_in_flight_than_a_key_may_have_get_429(
     start_server: StartServer, tmp_path: Path
 ) -> None:

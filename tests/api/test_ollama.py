@@ -168,6 +168,9 @@ def test_models_are_described(client: ollama.Client, server: RunningServer) -> N
     assert shown.modelinfo["FakeForCausalLM.context_length"] == 512
     assert client.chat("tiny", []).done_reason == "load"
     assert client.generate("tiny").done_reason == "load"
+    assert client.pull("tiny").status == "success"
+    with pytest.raises(ollama.ResponseError, match="not served here"):
+        client.pull("other")
     with server.http as http:
         assert http.get("/api/version").json()["version"]
 

@@ -26,14 +26,9 @@ from radixrt.base.liveness.link import (
     ToSupervisor,
 )
 from radixrt.supervisor import launch
-from radixrt.supervisor.supervisor import (
-    START_PATIENCE,
-    Supervisor,
-    _Child,
-    _Deaths,
-    _environment,
-    _Replica,
-)
+from radixrt.supervisor.child import Child, Launcher, environment
+from radixrt.supervisor.engine import START_PATIENCE, Deaths, Engine, Replica
+from radixrt.supervisor.supervisor import Supervisor
 from radixrt.supervisor.watch import (
     LOOK_S,
     SILENCE_S,
@@ -47,20 +42,18 @@ NOW = time.monotonic()
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 
-def child_of(
-    name: str, process: subprocess.Popen, file: Path, replica: int | None = None
-) -> _Child:
+def child_of(name: str, process: subprocess.Popen, file: Path, replica: int | None = None) -> Child:
     heartbeat = Heartbeat(file)
     watch = Watch(heartbeat, Activity(process.pid), finds_stopped=True)
     link = Link(socket.socketpair()[0], ToSupervisor)
-    return _Child(name, process, heartbeat, watch, link, replica)
+    return Child(name, process, heartbeat, watch, link, replica)
 
 
 @pytest.fixture
-def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_Child]]:
+def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Child]]:
     """Two processes that say nothing. Their supervisor's clock stands still."""
     clock = SimpleNamespace(monotonic=lambda: NOW, sleep=time.sleep)
-    monkeypatch.setattr("radixrt.supervisor.supervisor.time", clock)
+    monkeypatch.setattr("radixrt.supervisor.engine.time", clock)
     made = [child_of(name, subprocess.Popen(SLEEP), tmp_path / name) for name in ("a", "b")]
     yield made
     for child in made:
@@ -68,43 +61,49 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[_
         child.process.wait()
 
 
-def supervisor(engine: list[_Child], age_s: float, step_timeout: float = 4.0) -> Supervisor:
-    made = object.__new__(Supervisor)
-    made._config = ServerConfig(step_timeout=step_timeout)
-    made._engine, made._replicas, made._start_limit_s = engine, [], None
-    made._ending, made._api, made._clock = [], None, Clock()
-    made.status, made._tokenizer_at = ServerStatus(), float("inf")
-    made.channels = SimpleNamespace(engine=1, next_engine=lambda: None)  # type: ignore[assignment]
-    set_age(engine, age_s)
+def engine_of(children: list[Child], age_s: float, step_timeout: float = 4.0) -> Engine:
+    config = ServerConfig(step_timeout=step_timeout)
+    channels = SimpleNamespace(
+        engine=1, next_engine=lambda: None, of_replica=Channels(Path()).of_replica
+    )
+    made = Engine(config, channels, Launcher(), 3, lambda status: None)  # type: ignore[arg-type]
+    made.children, made.replicas, made._tokenizer_at = children, [], float("inf")
+    set_age(children, age_s)
     return made
 
 
-def set_age(engine: list[_Child], age_s: float) -> None:
+def look(engine: Engine) -> None:
+    clock = Clock()
+    clock.look(NOW)
+    engine.look_at_heartbeats(clock, NOW)
+
+
+def set_age(engine: list[Child], age_s: float) -> None:
     for child in engine:
         child.started_at = NOW - age_s
 
 
 def test_a_further_engine_may_take_some_times_as_long_to_start_as_the_first(
-    children: list[_Child],
+    children: list[Child],
 ) -> None:
-    one = supervisor(children, age_s=3600.0)
-    one._look_at_heartbeats()
+    one = engine_of(children, age_s=3600.0)
+    look(one)
     assert not any(child.hung for child in children)  # the first may load a large model
     set_age(children, 2.0)
     for child in children:
         child.heartbeat.promise(60.0)
-    one._look_at_heartbeats()
+    look(one)
     assert one._start_limit_s == pytest.approx(2.0 * START_PATIENCE)
 
 
-def test_a_process_that_hangs_at_its_start_is_killed(children: list[_Child]) -> None:
-    one = supervisor(children, age_s=19.0)
+def test_a_process_that_hangs_at_its_start_is_killed(children: list[Child]) -> None:
+    one = engine_of(children, age_s=19.0)
     one._start_limit_s = 20.0
     children[1].heartbeat.promise(60.0)
-    one._look_at_heartbeats()
+    look(one)
     assert not children[0].hung
     set_age(children, 21.0)
-    one._look_at_heartbeats()
+    look(one)
     assert children[0].hung and children[0].process.wait(10) < 0
     assert not children[1].hung
 
@@ -113,21 +112,21 @@ def test_a_process_that_hangs_at_its_start_is_killed(children: list[_Child]) -> 
     ("tokens", "age_s", "is_the_end"), [(0, 5.0, True), (1, 5.0, False), (0, 601.0, False)]
 )
 def test_only_deaths_without_a_token_or_ten_minutes_of_life_between_them_are_counted(
-    children: list[_Child], tokens: int, age_s: float, is_the_end: bool
+    children: list[Child], tokens: int, age_s: float, is_the_end: bool
 ) -> None:
-    one = supervisor(children, age_s)
-    one._max_deaths, one._deaths = 3, _Deaths(2)
-    one._start_due = lambda: None  # type: ignore[method-assign]
+    one = engine_of(children, age_s)
+    one.deaths = Deaths(2)
+    one.start_due = lambda: None  # type: ignore[method-assign]
     children[0].name = "scheduler"
     children[0].heartbeat.promise(1.0, done=tokens)
     children[1].process.kill()
     children[1].process.wait()
     if is_the_end:
         with pytest.raises(EngineDiedError, match="The b process was killed by SIGKILL"):
-            one._replace_engine(children[1])
+            one.replace(children[1])
     else:
-        one._replace_engine(children[1])
-        assert one._deaths.count == 1
+        one.replace(children[1])
+        assert one.deaths.count == 1
 
 
 @pytest.mark.parametrize("join", ["tcp://127.0.0.1:1", None])
@@ -136,35 +135,36 @@ def test_an_engine_ends_when_the_ingress_has_drained_all_its_replicas(
 ) -> None:
     """The replicas of a server with an api process wait for their next start."""
     one = object.__new__(Supervisor)
-    one._config, one._max_deaths, one._api = ServerConfig(dp=2, join=join), 3, None
-    one.channels, one.status = Channels(tmp_path), ServerStatus()
-    one._replicas = [_Replica(one.channels.of_replica(number, 0)) for number in range(2)]
-    one._ending, one._tokenizer_at = [], float("inf")
-    one._engine = [
+    config, channels = ServerConfig(dp=2, join=join), Channels(tmp_path)
+    one._api = None
+    one._engines = [Engine(config, channels, Launcher(), 3, lambda status: None)]
+    (engine,) = one._engines
+    engine.start_due = lambda: None  # type: ignore[method-assign]
+    engine.children = [
         child_of("scheduler", subprocess.Popen(["true"]), tmp_path / str(n), replica=n)
         for n in range(2)
     ]
-    deaths = iter([*one._engine, None])
+    deaths = iter([*engine.children, None])
     seen = []
 
-    def next_death() -> _Child | None:
+    def next_death() -> Child | None:
         child = next(deaths)
         if child is not None:
             child.process.wait()
-            one._take(child, ReplicaDrains())
+            engine.take(child, ReplicaDrains())
         seen.append(child)
         return child
 
     one._next_death = next_death  # type: ignore[method-assign]
     one.wait()
     assert len(seen) == (2 if join else 3)  # None: the server was stopped
-    assert one._engine == []
+    assert engine.children == []
 
 
-def test_nothing_is_killed_without_a_step_timeout(children: list[_Child]) -> None:
-    one = supervisor(children, age_s=100.0, step_timeout=0.0)
+def test_nothing_is_killed_without_a_step_timeout(children: list[Child]) -> None:
+    one = engine_of(children, age_s=100.0, step_timeout=0.0)
     one._start_limit_s = 20.0
-    one._look_at_heartbeats()
+    look(one)
     assert not any(child.hung for child in children)
 
 
@@ -277,21 +277,20 @@ def test_nobody_is_late_after_the_whole_machine_stood_still(tmp_path: Path) -> N
 
 
 def test_a_process_that_does_not_end_delays_no_look_at_the_others(
-    tmp_path: Path, children: list[_Child], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, children: list[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that the system still takes apart. Only after its end another one takes its place."""
-    one = supervisor(children, age_s=5.0)
-    one._max_deaths, one._deaths, one._stopping = 3, _Deaths(), False
+    one = engine_of(children, age_s=5.0)
     one.channels = Channels(tmp_path)
     one.channels.folder.mkdir()
     started: list[str] = []
 
-    def start(module: str, *arguments: object, **options: object) -> _Child:
+    def start(config: ServerConfig, module: str, *arguments: object, **options: object) -> Child:
         started.append(module)
         return child_of(module, subprocess.Popen(SLEEP), tmp_path / f"new-{module}")
 
-    one._start = start  # type: ignore[method-assign, assignment]
-    one._replicas = [_Replica(one.channels.of_replica(0, 0))]
+    one._launcher.start = start  # type: ignore[method-assign, assignment]
+    one.replicas = [Replica(one.channels.of_replica(0, 0))]
     stopped, dead = children
     stopped.process.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(stopped.process, "poll", lambda: None)
@@ -299,15 +298,15 @@ def test_a_process_that_does_not_end_delays_no_look_at_the_others(
     dead.process.kill()
     dead.process.wait()
     begin = time.perf_counter()
-    one._replace_engine(dead)
-    one._start_due()
-    assert time.perf_counter() - begin < 2.0 and one._ending == [stopped] and not started
+    one.replace(dead)
+    one.start_due()
+    assert time.perf_counter() - begin < 2.0 and one._launcher.ending == [stopped] and not started
     monkeypatch.undo()
     stopped.process.kill()
     assert stopped.process.wait(10) == -signal.SIGKILL
-    one._start_due()
+    one.start_due()
     assert started == ["worker", "scheduler", "tokenizer"]
-    for child in one._engine:
+    for child in one.children:
         child.process.kill()
         child.process.wait()
 
@@ -324,7 +323,7 @@ def test_a_death_is_noticed_though_a_process_that_it_has_started_holds_its_log_o
             text=True,
             pass_fds=[theirs.fileno()],
         )
-    child = object.__new__(_Child)
+    child = object.__new__(Child)
     child.name, child.replica, child.process = "worker", None, process
     child.link = Link(ours, ToSupervisor)
     news: queue.SimpleQueue = queue.SimpleQueue()
@@ -351,7 +350,7 @@ def test_a_signal_while_the_processes_end_does_not_interrupt_that(
     has_ended = []
 
     class Draining:
-        def __init__(self, *arguments: object) -> None: ...
+        def __init__(self, *arguments: object, **models: object) -> None: ...
         def __enter__(self) -> "Draining":
             return self
 
@@ -366,7 +365,7 @@ def test_a_signal_while_the_processes_end_does_not_interrupt_that(
     monkeypatch.setattr(launch, "Supervisor", Draining)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert launch.serve(ServerConfig(port=0)) == 0
+        assert launch.serve([ServerConfig(port=0)]) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
     assert has_ended
@@ -379,14 +378,14 @@ def test_variables_for_the_processes_yield_to_those_of_the_user(
     name: str, ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(name, raising=False)
-    assert _environment("api")[name] == ours
+    assert environment("api")[name] == ours
     monkeypatch.setenv(name, "7")
-    assert _environment("api")[name] == "7"
+    assert environment("api")[name] == "7"
 
 
 def test_torch_may_compute_with_all_threads_of_openblas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    assert "OPENBLAS_NUM_THREADS" not in _environment("worker")
+    assert "OPENBLAS_NUM_THREADS" not in environment("worker")
 
 
 def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:
@@ -422,9 +421,9 @@ def test_a_process_without_beats_is_not_ready(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
 
 
-def a_member(name: str, replica: int | None, folder: Path) -> _Child:
+def a_member(name: str, replica: int | None, folder: Path) -> Child:
     """A process that works, as far as its heartbeat tells."""
-    member = object.__new__(_Child)
+    member = object.__new__(Child)
     member.name, member.replica, member.joined = name, replica, 0
     member.heartbeat = Heartbeat(folder / f"{name}{replica}")
     member.heartbeat.promise(60.0)
@@ -438,18 +437,18 @@ def test_a_server_is_ready_while_the_tokenizer_process_and_a_replica_are_well(
     replicas = [
         a_member(name, replica, tmp_path) for replica in (0, 1) for name in ("worker", "scheduler")
     ]
-    one = supervisor([tokenizer, *replicas], 0.0)
-    assert one._is_well()
+    one = engine_of([tokenizer, *replicas], 0.0)
+    assert one.is_well
     replicas[0].heartbeat.promise(-1.0)
-    assert one._is_well()
+    assert one.is_well
     replicas[3].heartbeat.promise(-1.0)
-    assert not one._is_well()
+    assert not one.is_well
     tokenizer.joined = 1
-    assert one._is_well(), "an engine on another machine has joined"
+    assert one.is_well, "an engine on another machine has joined"
     tokenizer.heartbeat.promise(-1.0)
-    assert not one._is_well()
-    one._engine = replicas
-    assert not one._is_well()
+    assert not one.is_well
+    one.children = replicas
+    assert not one.is_well
 
 
 def test_an_engine_that_joins_an_ingress_is_ready_while_a_replica_belongs_to_it(
@@ -458,14 +457,14 @@ def test_an_engine_that_joins_an_ingress_is_ready_while_a_replica_belongs_to_it(
     replicas = [
         a_member(name, replica, tmp_path) for replica in (0, 1) for name in ("worker", "scheduler")
     ]
-    one = supervisor(replicas, 0.0)
-    one._config = ServerConfig(dp=2, join="tcp://127.0.0.1:1")
-    assert not one._is_well()
-    one._take(replicas[1], EnginesJoined(1))
-    assert one._is_well()
+    one = engine_of(replicas, 0.0)
+    one.config = ServerConfig(dp=2, join="tcp://127.0.0.1:1")
+    assert not one.is_well
+    one.take(replicas[1], EnginesJoined(1))
+    assert one.is_well
     replicas[0].heartbeat.promise(-1.0)
-    assert not one._is_well(), "its worker hangs"
-    one._take(replicas[3], EnginesJoined(1))
-    assert one._is_well()
-    one._take(replicas[3], EnginesJoined(0))
-    assert not one._is_well()
+    assert not one.is_well, "its worker hangs"
+    one.take(replicas[3], EnginesJoined(1))
+    assert one.is_well
+    one.take(replicas[3], EnginesJoined(0))
+    assert not one.is_well

@@ -65,10 +65,12 @@ class Endpoints(APIRouter):
                 refuse(body)
                 fields = to_struct(body, struct)
                 # No endpoint ever sees a salt outside of its caller's namespace.
-                fields.cache_salt = caller_of(request).tenant.salt(fields.cache_salt)
+                caller = caller_of(request)
+                fields.cache_salt = caller.tenant.salt(fields.cache_salt)
                 if isinstance(fields, QueueFields | GenerationFields):
                     fields.cache = _with_headers(fields.cache, request.headers)
                 self._state.check_model(getattr(fields, "model", None))
+                caller.check_model(self._state.config.model_names)
                 return await answer(request, fields)
 
             return answer

@@ -50,10 +50,10 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
     Raises:
         RequestError: the client has disconnected.
     """
-    return await _while_connected(request.receive, work)
+    return await while_receiving(request.receive, work)
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def while_receiving(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
@@ -91,7 +91,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _while_connected(receive, self._send_all(scope, receive, send))
+            await while_receiving(receive, self._send_all(scope, receive, send))
         except RequestError:
             pass  # the client left
         finally:

@@ -25,7 +25,14 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """Need no key."""
 
 ADMIN_PATHS = frozenset(
-    {"/flush_cache", "/get_server_info", "/server_info", "/v1/replicas/drain", "/v1/replicas/start"}
+    {
+        "/api/pull",
+        "/flush_cache",
+        "/get_server_info",
+        "/server_info",
+        "/v1/replicas/drain",
+        "/v1/replicas/start",
+    }
 )
 """Read or change the state of all keys. docs/security.md lists the role of every path."""
 
@@ -70,6 +77,18 @@ class Caller:
     def sees_engine(self, keys_are_declared: bool) -> bool:
         """Whether it may see the counters of all requests together, as ``/metrics`` shows them."""
         return self.is_admin or not keys_are_declared
+
+    def check_model(self, names: list[str]) -> None:
+        """Raises:
+        RequestError: the caller's key is not for the model that has these names.
+        """
+        if self.limits.models is not None and not {*names} & {*self.limits.models}:
+            raise RequestError(
+                f"This API key is not for {names[0]}; it may use {', '.join(self.limits.models) or 'no model'}.",
+                status=403,
+                param="model",
+                code="model_not_allowed",
+            )
 
     def check_admin(self, deed: str) -> None:
         """Raises:

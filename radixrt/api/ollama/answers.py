@@ -49,9 +49,10 @@ class Answer:
             body |= explanation_extras(chunk.report)
         yield body
 
-    def loaded(self) -> dict[str, Any]:
-        """The answer to a request without a prompt."""
-        return self._object("", "", []) | {"done": True, "done_reason": "load"}
+    def loaded(self, *, unloads: bool) -> dict[str, Any]:
+        """The answer to a request without a prompt, which loads the model, or unloads it."""
+        reason = "unload" if unloads else "load"
+        return self._object("", "", []) | {"done": True, "done_reason": reason}
 
     def nothing(self) -> dict[str, Any]:
         """An object that adds nothing, for pauses."""

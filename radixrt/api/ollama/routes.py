@@ -22,18 +22,23 @@ from radixrt.api.ollama.protocol import (
     EmbedRequest,
     GenerateRequest,
     OldEmbedRequest,
+    OllamaFields,
     ShowRequest,
     refuse_in_generate,
 )
-from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of
+from radixrt.api.ollama.translation import chat_of, chat_of_prompt, completion_of, seconds_of
 from radixrt.api.openai.chat import prepare_chat
 from radixrt.api.openai.completions import prepare_completion
 from radixrt.api.requests.protocol import refuse_fields
 from radixrt.api.state import ServerState
 from radixrt.client.pooling import max_input_tokens, unit
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, EngineInfo
 
 ERRORS = ErrorShape("/api/", lambda error: {"error": error.message}, "")
+
+
+NEVER = "9999-12-31T23:59:59Z"
+"""Time at which a model that stays loaded expires."""
 
 
 def ollama_routes(state: ServerState) -> APIRouter:
@@ -43,14 +48,14 @@ def ollama_routes(state: ServerState) -> APIRouter:
     async def chat(request: Request, fields: ChatRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=True)
         if not fields.messages:
-            return json_response(answer.loaded())
+            return json_response(answer.loaded(unloads=_unloads(state, fields)))
         return await _respond(answer, prepare_chat(chat_of(fields), state, request), request)
 
     @router.takes("/api/generate", GenerateRequest, refuse_in_generate)
     async def generate(request: Request, fields: GenerateRequest) -> Response:
         answer = Answer(state.config.model_name, in_message=False)
         if not fields.prompt:
-            return json_response(answer.loaded())
+            return json_response(answer.loaded(unloads=_unloads(state, fields)))
         prepared: PreparedRequest[Any]
         if fields.raw or fields.suffix:
             prepared = prepare_completion(
@@ -81,9 +86,13 @@ def ollama_routes(state: ServerState) -> APIRouter:
             "details": _model(state)["details"],
             "model_info": facts,
             "capabilities": capabilities,
-            "modified_at": _time(state),
+            "modified_at": _time(state.started_at),
         }
         return json_response(described)
+
+    @router.takes("/api/pull", ShowRequest)
+    async def pull(request: Request, fields: ShowRequest) -> Response:
+        return json_response({"status": "success"})  # the only model is here
 
     @router.get("/api/tags")
     async def tags() -> Response:
@@ -92,7 +101,7 @@ def ollama_routes(state: ServerState) -> APIRouter:
     @router.get("/api/ps")
     async def running() -> Response:
         loaded = {
-            "expires_at": "9999-12-31T23:59:59Z",
+            "expires_at": NEVER,
             "size_vram": state.info.weight_bytes if state.info.device != "cpu" else 0,
             "context_length": state.info.context_length,
         }
@@ -143,25 +152,38 @@ class _Lines(Formatter):
         return LineStream(events, self._answer.nothing)
 
 
+def _unloads(state: ServerState, fields: OllamaFields) -> bool:
+    given = fields.keep_alive
+    return state.is_one_of_several and given is not None and seconds_of(given) == 0
+
+
 def _model(state: ServerState) -> dict[str, Any]:
-    info, name = state.info, state.config.model_name
-    details = {
-        "parent_model": "",
-        "format": "safetensors",
-        "family": info.architecture,
-        "families": [info.architecture],
-        "parameter_size": f"{info.num_parameters / 1e6:.1f}M",
-        "quantization_level": info.dtype,
-    }
+    return ollama_model(state.config.model_name, state.info, state.started_at)
+
+
+def ollama_model(name: str, info: EngineInfo | None, created_at: int) -> dict[str, Any]:
+    """A model in Ollama's lists.
+
+    Args:
+        info: None: it was not loaded yet.
+    """
+    details: dict[str, Any] = {"parent_model": "", "format": "safetensors"}
+    if info is not None:
+        details |= {
+            "family": info.architecture,
+            "families": [info.architecture],
+            "parameter_size": f"{info.num_parameters / 1e6:.1f}M",
+            "quantization_level": info.dtype,
+        }
     return {
         "name": name,
         "model": name,
-        "modified_at": _time(state),
-        "size": info.weight_bytes,
+        "modified_at": _time(created_at),
+        "size": 0 if info is None else info.weight_bytes,
         "digest": "",
         "details": details,
     }
 
 
-def _time(state: ServerState) -> str:
-    return datetime.fromtimestamp(state.started_at, UTC).isoformat().replace("+00:00", "Z")
+def _time(unix: int) -> str:
+    return datetime.fromtimestamp(unix, UTC).isoformat().replace("+00:00", "Z")

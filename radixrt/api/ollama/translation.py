@@ -78,7 +78,7 @@ def _shared(fields: OllamaFields) -> dict[str, Any]:
     if fields.format:
         shared["response_format"] = _response_format(fields.format)
     if fields.keep_alive is not None and fields.cache is None:
-        shared["cache"] = _retention(_seconds(fields.keep_alive))
+        shared["cache"] = _retention(seconds_of(fields.keep_alive))
     return shared
 
 
@@ -96,7 +96,7 @@ def _retention(seconds: float) -> CacheHint:
     return CacheHint(retain="high", ttl_s=seconds if seconds > 0 else None)
 
 
-def _seconds(keep_alive: float | str) -> float:
+def seconds_of(keep_alive: float | str) -> float:
     """The seconds of a number, or of a duration as Go writes it ("1h30m").
 
     Raises:

@@ -2,6 +2,7 @@
 hints, priority, deadline and speculation."""
 
 import time
+from contextvars import ContextVar
 from typing import Any
 
 from msgspec.structs import replace
@@ -139,6 +140,10 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float] | None:
         ) from error
 
 
+waited_s: ContextVar[float] = ContextVar("waited_s", default=0.0)
+"""Seconds for which the request of this task has waited until its model was loaded."""
+
+
 def request_options(
     fields: QueueFields | GenerationFields,
     config: ServerConfig,
@@ -220,7 +225,7 @@ def _deadline(timeout: float | None, max_s: float) -> float | None:
             f"timeout must be above 0 and at most {max_s:g} seconds (--max-timeout).",
             param="timeout",
         )
-    return time.time() + timeout
+    return time.time() + timeout - waited_s.get()
 
 
 def _priority(given: int | None, config: ServerConfig) -> int:

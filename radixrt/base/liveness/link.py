@@ -13,12 +13,22 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from radixrt.base.config import ServerConfig
+
 Received = TypeVar("Received")
 
 
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the server's processes, as the supervisor knows it."""
+    """The state of the processes of a model, as the supervisor knows it."""
 
+    model: int = 0
+    """Number of the model among those of the server."""
+    loads: int = 0
+    """Times that the model was loaded, or was tried to be, since the start of the server."""
+    is_loaded: bool = True
+    """Its processes run, start, or are started again."""
+    failure: str = ""
+    """Why it is not loaded, if it could not be, or has died too often."""
     engine: int = 0
     """Number of the engine, counted from the start of the server; the ones before it are dead."""
     starts: dict[int, int] = {}
@@ -40,6 +50,25 @@ class StartReplica(msgspec.Struct, frozen=True, tag=True):
     """An admin wants a drained replica to be started. One that runs is left alone."""
 
     replica: int
+    model: int = 0
+
+
+class LoadModel(msgspec.Struct, frozen=True, tag=True):
+    """The api process wants a model to be loaded."""
+
+    model: int
+
+
+class UnloadModel(msgspec.Struct, frozen=True, tag=True):
+    """The api process wants the processes of a model, which has no open requests, to end."""
+
+    model: int
+
+
+class AddModel(msgspec.Struct, frozen=True, tag=True):
+    """The api process has one more model, which is not loaded; its number is the next."""
+
+    config: ServerConfig
 
 
 class EnginesJoined(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +84,9 @@ class CannotStart(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToSupervisor = ReplicaDrains | StartReplica | EnginesJoined | CannotStart
+ToSupervisor = (
+    ReplicaDrains | StartReplica | LoadModel | UnloadModel | AddModel | EnginesJoined | CannotStart
+)
 
 
 class Link(Generic[Received]):
@@ -102,15 +133,28 @@ class SupervisorLink:
 
     Args:
         link: to the supervisor; None: there is none.
+        model: number of the model whose processes they are.
     """
 
-    def __init__(self, link: Link[ServerStatus] | None = None) -> None:
+    def __init__(self, link: Link[ServerStatus] | None = None, model: int = 0) -> None:
+        self.model = model
         self.status = ServerStatus()
         self.is_told = threading.Event()
         """The first status has arrived."""
         self._link = link
         self._lock = threading.Lock()
         self._listeners: list[Callable[[], object]] = []
+        self._of_others: dict[int, SupervisorLink] = {}
+
+    def of_model(self, model: int) -> "SupervisorLink":
+        """The api process's knowledge of the processes of one model, by its number."""
+        if model == self.model:
+            return self
+        with self._lock:
+            if model not in self._of_others:
+                self._of_others[model] = SupervisorLink(self._link, model)
+                self._of_others[model].status = ServerStatus(model=model, is_loaded=False)
+            return self._of_others[model]
 
     def follow(self) -> None:
         """Take what the supervisor tells until it is gone."""
@@ -120,6 +164,10 @@ class SupervisorLink:
 
     def take(self, status: ServerStatus) -> None:
         """Make a status known, from any thread."""
+        if status.model != self.model and not self.is_told.is_set():
+            self.model = status.model  # the first tells the model that the process belongs to
+        if status.model != self.model:
+            return self.of_model(status.model).take(status)
         self.status = status
         self.is_told.set()
         with self._lock:

@@ -87,7 +87,7 @@ TCP_ADDRESS = r"tcp://[^/\s]+:\d+", "address: write tcp://HOST:PORT"
 ZMQ_ADDRESS = r"(tcp|ipc)://.*", "ZeroMQ address: write tcp://IP:PORT or ipc://FILE"
 
 SECTIONS = (
-    "Model", "HTTP server", "Device", "Replicas", "Memory", "KV cache", "Scheduling", "KV events",
+    "Model", "Several models", "HTTP server", "Device", "Replicas", "Memory", "KV cache", "Scheduling", "KV events",
     "Structured output", "Debugging",
 )  # fmt: skip
 """Sections in the order of the docs."""

@@ -37,7 +37,14 @@ _NOT_MODELS = ("mmproj", "imatrix")
 quantizing."""
 
 
-def hub_file(name: str, flag: str, *, download: bool = True, check_room: bool = False) -> Path:
+def hub_file(
+    name: str,
+    flag: str,
+    *,
+    download: bool = True,
+    check_room: bool = False,
+    progress: type | None = None,
+) -> Path:
     """The GGUF file that ``name`` stands for, or the first of its files; downloaded unless the
     cache has it.
 
@@ -49,6 +56,7 @@ def hub_file(name: str, flag: str, *, download: bool = True, check_room: bool = 
         flag: the setting that errors name.
         download: otherwise the cache must have it.
         check_room: its weights come into the memory of this machine as they are in the file.
+        progress: class of tqdm that is told the bytes of the download.
 
     Raises:
         NotCachedError: it would have to be downloaded.
@@ -81,7 +89,8 @@ def hub_file(name: str, flag: str, *, download: bool = True, check_room: bool = 
                 f"{name} is not in the hub's cache on this machine: {size / 1e9:.1f} GB."
             )
         patterns = [glob.escape(file) for file in files]
-        return Path(snapshot_download(repository, allow_patterns=patterns)) / files[0]
+        folder = snapshot_download(repository, allow_patterns=patterns, tqdm_class=progress)
+        return Path(folder) / files[0]
     except ConfigError:
         raise
     except Exception as error:  # any failure of the network, the hub or the id

@@ -6,19 +6,14 @@ from radixrt.attention.cpu import CPU_CACHE_DTYPES
 from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import available_memory
+from radixrt.device.host_memory import CPU_POOL_LIMIT, CPU_POOL_SHARE, available_memory
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
-CPU_POOL_SHARE = 0.5
-"""Share of the available memory that the pool takes by default on a CPU, where other programs need
-memory too."""
 MIN_KEPT_STATES = 32
 """States of recurrent layers that are kept in any case."""
 MIN_STATE_ROWS = 8
 """Sequences with such states that may run at a time."""
-CPU_POOL_LIMIT = 8 * GIB
-"""The same in bytes. A larger pool must be asked for."""
 
 
 class KVPool:

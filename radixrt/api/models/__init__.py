@@ -1,0 +1,1 @@
+"""Several models behind one api process: loads and unloads them, and hands requests on to theirs."""
