@@ -71,7 +71,7 @@ IGNORED = {
     "the engine chooses it for the machine and the model": (
         "--mlock --no-mmap --mmap --use-mmap --use-mlock --enable-torch-compile --disable-custom-all-reduce --enable-p2p-check --worker-use-ray --enable-expert-parallel --enable-dp-attention "
         "--disable-flashinfer --warmup --no-warmup --skip-server-warmup --disable-cuda-graph-padding --enable-ep-moe --offload-kqv --no-op-offload --no-repack --check-tensors --disable-hybrid-kv-cache-manager --disable-shared-experts-fusion",
-        "--threads-batch -tb --ubatch-size -ub --n-ubatch --numa --prio --poll --fit -fit --defrag-thold -dt --swap-space --max-seq-len-to-capture --compilation-config -O --num-scheduler-steps --scheduler-delay-factor "
+        "--threads-batch -tb --ubatch-size -ub --n-ubatch --prio --poll --fit -fit --defrag-thold -dt --swap-space --max-seq-len-to-capture --compilation-config -O --num-scheduler-steps --scheduler-delay-factor "
         "--distributed-executor-backend --max-parallel-loading-workers --ep-size --moe-runner-backend --moe-a2a-backend --sampling-backend --prefill-attention-backend --decode-attention-backend --mamba-ssm-dtype "
         "--stream-interval --num-continuous-decode-steps --schedule-conservativeness --max-num-partial-prefills --long-prefill-token-threshold --preemption-mode --prefill-max-requests --tokenizer-mode --tokenizer-worker-num "
         "--api-server-count --threads-http --config-format --model-impl --load-mode --ignore-patterns --model-loader-extra-config --nccl-port --load-balance-method --renderer-num-workers",
