@@ -98,7 +98,7 @@ class Link(Generic[Received]):
     True
     >>> process.close()
     >>> list(supervisor.messages())
-    [StartReplica(replica=1)]
+    [StartReplica(replica=1, model=0)]
     >>> supervisor.close()
     """
 
