@@ -9,10 +9,6 @@ import gc
 
 gc.disable()
 
-from radixrt.device.lean_torch import postpone_unused_parts  # noqa: E402
-
-postpone_unused_parts()
-
 from radixrt.base.child import run_child  # noqa: E402
 from radixrt.worker.process import run_worker  # noqa: E402
 
