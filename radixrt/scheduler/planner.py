@@ -49,8 +49,7 @@ NEWCOMERS_SHARE = 0.5
 computed ones."""
 
 MIN_CHUNK = 16
-"""A chunk is not smaller than this for lack of time if it is the only one of its step, or the first
-of its prompt."""
+"""A chunk is not smaller than this for lack of time if it is the only or the first one."""
 
 
 class Budget:
@@ -209,8 +208,7 @@ class Planner:
         builder.extend(*self._state.kv.grow_each(decoding, ahead if affordable else missing))
         positions = slots.planned[decoding] + 1
         slots.planned[decoding] = positions
-        if self._state.kv.states:
-            builder.keep += self._state.kv.keep_answer_states(decoding)
+        builder.keep += self._state.kv.keep_answer_states(decoding)
         builder.shape = StepShape(rows=len(decoding), context=int(positions.sum()))
 
     def _plan_prefill(self, builder: PlanBuilder) -> None:
@@ -278,7 +276,7 @@ class Planner:
             if slots.num_used == 0:
                 self._state.kv.break_leases_for(sequence, match)
             if self._state.kv.is_state_coming(match):
-                return  # the step in the making computes more of its prompt
+                return  # this step computes more of its prompt
             start = self._state.kv.usable_tokens(match)
             to_compute = sequence.num_tokens - start
             if is_crowded and to_compute >= min(map(self._rest, self._prefilling.values())):

@@ -50,6 +50,15 @@ def test_one_frame_tells_the_model_the_pool_and_the_prefixes(
     assert server.vocabulary.decode([300, 301]).strip() in text and "(with a salt)" in text
 
 
+def test_a_frame_of_a_hybrid_model_tells_of_its_states(server: RunningServer) -> None:
+    stats = ServerWatch(server.url).read().engine.stats
+    none = msgspec.structs.replace(stats, kept_states=0)
+    assert "computed again" not in drawn(server, stats=none)
+    hybrid = msgspec.structs.replace(stats, kept_states=12, prompt_tokens=200, stateless_tokens=50)
+    text = drawn(server, stats=hybrid)
+    assert re.search(r"states +12 kept; 25.0% of prompt tokens", text)
+
+
 def test_a_server_that_is_away_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     status, text, error = top(capsys, "--url", "http://127.0.0.1:9")
     assert status == 1 and not text

@@ -33,9 +33,10 @@ def frame(url: str, reading: Reading, width: int, height: int) -> RenderableType
         width: columns of the terminal.
         height: its lines.
     """
-    most_prefixes = max(_MIN_PREFIXES, height - _HEAD_LINES - 3)
     engine = reading.engine
     assert engine is not None  # else there is nothing to draw
+    has_states = engine.stats.kept_states > 0
+    most_prefixes = max(_MIN_PREFIXES, height - _HEAD_LINES - has_states - 3)
     cache = engine.cache
     return Group(
         _title(url, reading, cache),
@@ -43,6 +44,7 @@ def frame(url: str, reading: Reading, width: int, height: int) -> RenderableType
         _requests(engine),
         _hits(cache, engine.rates),
         _leases(cache),
+        *([_states(engine)] if has_states else []),
         _pool_bar(engine.pool, width),
         _pool_legend(engine.pool),
         Text(),
@@ -87,6 +89,15 @@ def _leases(cache: CacheStats) -> Text:
         _label("held"),
         f"{cache.leases} leases{broken}, {cache.sessions} sessions, {cache.retractions} retractions, "
         f"{_count(cache.tree_nodes)} nodes",
+    )
+
+
+def _states(engine: EngineReading) -> Text:
+    """The states of recurrent layers."""
+    again = engine.stats.stateless_tokens / max(1, engine.stats.prompt_tokens)
+    return Text.assemble(
+        _label("states"),
+        f"{_count(engine.stats.kept_states)} kept; {again:.1%} of prompt tokens computed again for lack of one",
     )
 
 

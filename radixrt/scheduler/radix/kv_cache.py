@@ -329,6 +329,8 @@ class KVCache:
     def keep_answer_states(self, decoding: NDArray[np.intp]) -> list[KeepState]:
         """Order a state at the next end of a page, for each of these slots that has passed the one
         ordered before. The last two of an answer stay, and those at intervals."""
+        if not self.states:
+            return []
         slots, size = self._slots, self.page_size
         due = decoding[slots.planned[decoding] > slots.next_state[decoding]]
         orders = []
