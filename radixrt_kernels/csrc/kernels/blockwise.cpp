@@ -122,9 +122,24 @@ RADIXRT_INLINE void with_kind(BlockKind kind, Body&& body) {
 struct BlockInput {
   float scale;
   float scaled_total;  // the scale times the sum of the integers
-  int32_t total;       // the sum of the integers
-  int32_t second;      // that of the last 16 columns
+#if defined(RADIXRT_HAS_PAIRS)
+  // Sums of the integers of the first and of the last 16 columns, in 16 bits: of columns 0, 1, 4, 5, ..., and of the other columns.
+  int16_t halves[2][2];
+#else
+  int32_t total;   // the sum of the integers
+  int32_t second;  // that of the last 16 columns
+#endif
 };
+
+RADIXRT_INLINE BlockInput block_input(float scale, Floats first, Floats second) {
+  float total = sum(first + second);
+#if defined(RADIXRT_HAS_PAIRS)
+  auto half = [](Floats x, int at) { return static_cast<int16_t>(x[at] + x[at + 1] + x[at + 4] + x[at + 5]); };
+  return {scale, scale * total, {{half(first, 0), half(first, 2)}, {half(second, 0), half(second, 2)}}};
+#else
+  return {scale, scale * total, static_cast<int32_t>(total), static_cast<int32_t>(sum(second))};
+#endif
+}
 
 RADIXRT_INLINE int64_t header_bytes(int64_t blocks) { return (blocks * static_cast<int64_t>(sizeof(BlockInput)) + 63) / 64 * 64; }
 
@@ -142,9 +157,9 @@ void prepare(const void* hidden, int64_t columns, void* prepared) {
   Activations rounded = activations_at(prepared, columns);
   for (int64_t block = 0; block < blocks; ++block, from += kBlock) {
     ActivationScale scale = scale_of(from, kBlock);
-    float first = round_to_bytes(from, kBlock / 2, scale.inverse, rounded, block * kBlock);
-    float second = round_to_bytes(from + kBlock / 2, kBlock / 2, scale.inverse, rounded, block * kBlock + kBlock / 2);
-    to[block] = {scale.scale, scale.scale * (first + second), static_cast<int32_t>(first + second), static_cast<int32_t>(second)};
+    Floats first = round_to_bytes(from, kBlock / 2, scale.inverse, rounded, block * kBlock);
+    Floats second = round_to_bytes(from + kBlock / 2, kBlock / 2, scale.inverse, rounded, block * kBlock + kBlock / 2);
+    to[block] = block_input(scale.scale, first, second);
   }
 }
 
@@ -248,6 +263,74 @@ struct Ahead {
   }
 };
 
+// ------------------------------------------------------------ sums of a group
+//
+// The products of codes minus kZero (plain codes if there is a minimum) with the activations of the columns that share a scale.
+
+#if defined(RADIXRT_HAS_PAIRS)
+template <int kGroups>
+RADIXRT_INLINE __m256i total_of(const BlockInput& input, int group) {  // in two parts of 16 bits
+  int32_t halves[2];
+  memcpy(halves, input.halves, sizeof halves);
+  if constexpr (kGroups == 2) return _mm256_set1_epi32(halves[group]);
+  return _mm256_add_epi16(_mm256_set1_epi32(halves[0]), _mm256_set1_epi32(halves[1]));
+}
+RADIXRT_INLINE Ints times(__m256i total, int16_t factor) { return whole_of(total, factor); }
+#else
+template <int kGroups>
+RADIXRT_INLINE Ints total_of(const BlockInput& input, int group) {
+  if (group) return Ints{} + input.second;
+  return Ints{} + (kGroups == 2 ? input.total - input.second : input.total);
+}
+RADIXRT_INLINE Ints times(Ints total, int factor) { return total * factor; }
+#endif
+
+template <class Kind, bool kInPairs>
+struct GroupSums {
+  static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero;
+  Products<Kind::kLargest> products;
+
+  template <class Total>
+  RADIXRT_INLINE void begin(const Total& total) {
+    products.sums = kZero ? times(total, -kZero) : Ints{};
+  }
+  template <class Codes, class Four>
+  RADIXRT_INLINE void add(int step, const Codes& codes, const Four& x) {
+    products.add(step, Products<Kind::kLargest>::kRun, codes, x);
+  }
+  RADIXRT_INLINE Ints complete() const { return products.sums; }
+};
+
+#if defined(RADIXRT_HAS_PAIRS)
+// The sums of all steps in 16 bits, so that two vectors of four tokens take eight registers.
+template <class Kind>
+struct GroupSums<Kind, true> {
+  static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero;
+  __m256i sums;
+
+  RADIXRT_INLINE void begin(__m256i total) {
+    if constexpr (kZero) sums = _mm256_mullo_epi16(total, _mm256_set1_epi16(-kZero));
+  }
+  RADIXRT_INLINE void add(int step, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
+    __m256i products = pairs_of(codes.bytes, x.bytes);
+    sums = step == 0 && kZero == 0 ? products : add_shorts_now(sums, products);
+  }
+  RADIXRT_INLINE Ints complete() const { return whole_of(sums); }
+};
+
+// Whether the sums of a group fit in 16 bits. Those of some of its steps need not: they are modulo 2^16.
+template <class Kind>
+constexpr bool pairs_fit() {
+  constexpr int kZero = GroupSums<Kind, true>::kZero, kReach = kZero > Kind::kLargest - kZero ? kZero : Kind::kLargest - kZero;
+  return kInBytes<Kind::kLargest> && kReach * 2 * 127 * (kSteps / Kind::kGroups) < 1 << 15;
+}
+template <class Kind>
+constexpr bool kPairsFit = pairs_fit<Kind>();
+#else
+template <class Kind>
+constexpr bool kPairsFit = false;
+#endif
+
 // ------------------------------------------------------------ tiles
 
 // The inputs of a tile, from some block on.
@@ -270,18 +353,15 @@ template <int kTokens, int kPanels, class Record>
 RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inputs, TokenSums<kPanels>* sums) {
   using Kind = typename Record::Kind;
   using Four = typename Record::Multiplied::Four;
-  constexpr int kGroupSteps = kSteps / Kind::kGroups, kRun = Products<Kind::kLargest>::kRun;
+  constexpr int kGroupSteps = kSteps / Kind::kGroups;
 #pragma GCC unroll 2
   for (int group = 0; group < Kind::kGroups; ++group) {
-    Products<Kind::kLargest> products[kTokens][kPanels][kVectors];
+    GroupSums<Kind, kPairsFit<Kind>> products[kTokens][kPanels][kVectors];
     const Four* x[kTokens];
     for (int t = 0; t < kTokens; ++t) {
-      const BlockInput& input = inputs.block(t, block);
-      Ints total = Ints{} + (group ? input.second : input.total);
-      if (Kind::kGroups > 1 && group == 0) total -= input.second;
-      Ints nothing = Kind::kHasMinimum ? Ints{} : total * -Kind::kZero;
+      auto total = total_of<Kind::kGroups>(inputs.block(t, block), group);
       for (int p = 0; p < kPanels; ++p)
-        for (int v = 0; v < kVectors; ++v) products[t][p][v].sums = nothing;
+        for (int v = 0; v < kVectors; ++v) products[t][p][v].begin(total);
       x[t] = inputs.steps<Four>(t, block) + group * kGroupSteps;
     }
 #pragma GCC unroll 8
@@ -291,13 +371,15 @@ RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inp
         for (int v = 0; v < kVectors; ++v) w[p][v] = record.codes(p, block, group * kGroupSteps + step, v * kWidth);
       for (int t = 0; t < kTokens; ++t)
         for (int p = 0; p < kPanels; ++p)
-          for (int v = 0; v < kVectors; ++v) products[t][p][v].add(step, kRun, w[p][v], x[t][step]);
+          for (int v = 0; v < kVectors; ++v) products[t][p][v].add(step, w[p][v], x[t][step]);
     }
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kVectors; ++v) {
         Floats scale = record.scale(p, block, group, v * kWidth);
-        for (int t = 0; t < kTokens; ++t)
-          sums[t].of[p][v] += __builtin_convertvector(products[t][p][v].sums, Floats) * (scale * inputs.block(t, block).scale);
+        for (int t = 0; t < kTokens; ++t) {
+          const BlockInput& input = inputs.block(t, block);
+          sums[t].of[p][v] += __builtin_convertvector(products[t][p][v].complete(), Floats) * (scale * input.scale);
+        }
         if constexpr (Kind::kHasMinimum) {
           Floats minimum = record.minimum(p, block, v * kWidth);
           for (int t = 0; t < kTokens; ++t) sums[t].of[p][v] -= minimum * inputs.block(t, block).scaled_total;
@@ -309,7 +391,7 @@ RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inp
 
 // Up to this number of tokens, unpacking to memory would take longer than it saves.
 template <class Kind>
-constexpr int kFewTokensOf = (kWidth == 8 && Kind::kLines == 6 ? 1 : 2) * kTileTokens;
+constexpr int kFewTokensOf = (kWidth == 8 && Kind::kLines > 4 ? 1 : 2) * kTileTokens;
 
 // The largest tile with codes in registers (few tokens) or in memory.
 template <class Kind, bool kFew>
@@ -351,7 +433,7 @@ void sum_panels(const Blockwise& matrix, int64_t panel, const char* inputs, int 
     int blocks = blocks_of_record(matrix, record);
     auto packed = record_at<Kind>(matrix, panel, record);
     // The work on one record is longer than the latency of the memory only for many tokens.
-    int64_t later = record + (kFew ? 4 : 1);
+    int64_t later = record + (tokens <= kFewTokens ? 4 : 1);
     Ahead ahead{record_at<Kind>(matrix, panel + later / records * kPanels, later % records).scales, matrix.panel_bytes, record_bytes, kPanels,
                 (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
     auto fours = activations_at(inputs, matrix.columns).template fours<kInBytes<Kind::kLargest>>();
