@@ -122,23 +122,28 @@ RADIXRT_INLINE void with_kind(BlockKind kind, Body&& body) {
 struct BlockInput {
   float scale;
   float scaled_total;  // the scale times the sum of the integers
+  int32_t total;       // the sum of the integers
+  int32_t second;      // that of the last 16 columns
 #if defined(RADIXRT_HAS_PAIRS)
   // Sums of the integers of the first and of the last 16 columns, in 16 bits: of columns 0, 1, 4, 5, ..., and of the other columns.
   int16_t halves[2][2];
-#else
-  int32_t total;   // the sum of the integers
-  int32_t second;  // that of the last 16 columns
 #endif
 };
 
 RADIXRT_INLINE BlockInput block_input(float scale, Floats first, Floats second) {
   float total = sum(first + second);
+  BlockInput input{};
+  input.scale = scale;
+  input.scaled_total = scale * total;
+  input.total = static_cast<int32_t>(total);
+  input.second = static_cast<int32_t>(sum(second));
 #if defined(RADIXRT_HAS_PAIRS)
-  auto half = [](Floats x, int at) { return static_cast<int16_t>(x[at] + x[at + 1] + x[at + 4] + x[at + 5]); };
-  return {scale, scale * total, {{half(first, 0), half(first, 2)}, {half(second, 0), half(second, 2)}}};
-#else
-  return {scale, scale * total, static_cast<int32_t>(total), static_cast<int32_t>(sum(second))};
+  for (int half = 0; half < 2; ++half) {
+    Floats x = half ? second : first;
+    for (int i = 0; i < 2; ++i) input.halves[half][i] = static_cast<int16_t>(x[2 * i] + x[2 * i + 1] + x[2 * i + 4] + x[2 * i + 5]);
+  }
 #endif
+  return input;
 }
 
 RADIXRT_INLINE int64_t header_bytes(int64_t blocks) { return (blocks * static_cast<int64_t>(sizeof(BlockInput)) + 63) / 64 * 64; }
@@ -267,33 +272,15 @@ struct Ahead {
 //
 // The products of codes minus kZero (plain codes if there is a minimum) with the activations of the columns that share a scale.
 
-#if defined(RADIXRT_HAS_PAIRS)
-template <int kGroups>
-RADIXRT_INLINE __m256i total_of(const BlockInput& input, int group) {  // in two parts of 16 bits
-  int32_t halves[2];
-  memcpy(halves, input.halves, sizeof halves);
-  if constexpr (kGroups == 2) return _mm256_set1_epi32(halves[group]);
-  return _mm256_add_epi16(_mm256_set1_epi32(halves[0]), _mm256_set1_epi32(halves[1]));
-}
-RADIXRT_INLINE Ints times(__m256i total, int16_t factor) { return whole_of(total, factor); }
-#else
-template <int kGroups>
-RADIXRT_INLINE Ints total_of(const BlockInput& input, int group) {
-  if (group) return Ints{} + input.second;
-  return Ints{} + (kGroups == 2 ? input.total - input.second : input.total);
-}
-RADIXRT_INLINE Ints times(Ints total, int factor) { return total * factor; }
-#endif
-
 template <class Kind, bool kInPairs>
 struct GroupSums {
   static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero;
   Products<Kind::kLargest> products;
 
-  template <class Total>
-  RADIXRT_INLINE void begin(const Total& total) {
-    products.sums = kZero ? times(total, -kZero) : Ints{};
+  static RADIXRT_INLINE Ints first(const BlockInput& input, int group) {
+    return Ints{} + (group ? input.second : Kind::kGroups == 2 ? input.total - input.second : input.total) * -kZero;
   }
+  RADIXRT_INLINE void begin(Ints first) { products.sums = first; }
   template <class Codes, class Four>
   RADIXRT_INLINE void add(int step, const Codes& codes, const Four& x) {
     products.add(step, Products<Kind::kLargest>::kRun, codes, x);
@@ -308,9 +295,14 @@ struct GroupSums<Kind, true> {
   static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero;
   __m256i sums;
 
-  RADIXRT_INLINE void begin(__m256i total) {
-    if constexpr (kZero) sums = _mm256_mullo_epi16(total, _mm256_set1_epi16(-kZero));
+  static RADIXRT_INLINE __m256i first(const BlockInput& input, int group) {
+    int32_t halves[2];
+    memcpy(halves, input.halves, sizeof halves);
+    __m256i total = _mm256_set1_epi32(halves[group]);
+    if constexpr (Kind::kGroups == 1) total = _mm256_add_epi16(total, _mm256_set1_epi32(halves[1]));
+    return _mm256_mullo_epi16(total, _mm256_set1_epi16(-kZero));
   }
+  RADIXRT_INLINE void begin(__m256i first) { sums = first; }
   RADIXRT_INLINE void add(int step, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
     __m256i products = pairs_of(codes.bytes, x.bytes);
     sums = step == 0 && kZero == 0 ? products : add_shorts_now(sums, products);
@@ -356,12 +348,13 @@ RADIXRT_INLINE void add_block(const Record& record, int block, const Inputs& inp
   constexpr int kGroupSteps = kSteps / Kind::kGroups;
 #pragma GCC unroll 2
   for (int group = 0; group < Kind::kGroups; ++group) {
-    GroupSums<Kind, kPairsFit<Kind>> products[kTokens][kPanels][kVectors];
+    using Sums = GroupSums<Kind, kPairsFit<Kind>>;
+    Sums products[kTokens][kPanels][kVectors];
     const Four* x[kTokens];
     for (int t = 0; t < kTokens; ++t) {
-      auto total = total_of<Kind::kGroups>(inputs.block(t, block), group);
+      auto first = Sums::first(inputs.block(t, block), group);
       for (int p = 0; p < kPanels; ++p)
-        for (int v = 0; v < kVectors; ++v) products[t][p][v].begin(total);
+        for (int v = 0; v < kVectors; ++v) products[t][p][v].begin(first);
       x[t] = inputs.steps<Four>(t, block) + group * kGroupSteps;
     }
 #pragma GCC unroll 8
@@ -422,40 +415,51 @@ void add_tiles(const Record& record, int blocks, int tokens, int tiles, const In
   }
 }
 
-// Sets the sums of some panels and `tokens` tokens.
+// Adds the products of a record of `kPanels` panels to the sums of `tokens` tokens. `ahead_at` is the record to prefetch meanwhile.
 template <class Kind, bool kFew, int kPanels>
-void sum_panels(const Blockwise& matrix, int64_t panel, const char* inputs, int tokens, TokenSums<kPanels>* sums) {
+void add_record(
+    const Blockwise& matrix, int64_t panel, int64_t record, const uint8_t* ahead_at, const char* inputs, int tokens, TokenSums<kPanels>* sums) {
   constexpr int kTokens = Tile<Kind, kFew>::kTokens;
-  int tiles = (tokens + kTokens - 1) / kTokens;
-  int64_t records = (matrix.blocks() + kRecordBlocks - 1) / kRecordBlocks;
+  int tiles = (tokens + kTokens - 1) / kTokens, blocks = blocks_of_record(matrix, record);
   auto record_bytes = static_cast<int>(matrix.form->record_bytes(kRecordBlocks));
-  for (int64_t record = 0; record < records; ++record) {
-    int blocks = blocks_of_record(matrix, record);
-    auto packed = record_at<Kind>(matrix, panel, record);
-    // The work on one record is longer than the latency of the memory only for many tokens.
-    int64_t later = record + (tokens <= kFewTokens ? 4 : 1);
-    Ahead ahead{record_at<Kind>(matrix, panel + later / records * kPanels, later % records).scales, matrix.panel_bytes, record_bytes, kPanels,
-                (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
-    auto fours = activations_at(inputs, matrix.columns).template fours<kInBytes<Kind::kLargest>>();
-    Inputs own{inputs + record * kRecordBlocks * static_cast<int64_t>(sizeof(BlockInput)),
-               reinterpret_cast<const char*>(fours + record * kRecordBlocks * kSteps), matrix.input_bytes};
-    if constexpr (kFew) {
-      add_tiles<kPanels, kTokens>(packed, blocks, tokens, tiles, own, ahead, sums);
-    } else {
-      Unpacked<Kind, kPanels> unpacked;
-      unpacked.fill(packed, blocks);
-      add_tiles<kPanels, kTokens>(unpacked, blocks, tokens, tiles, own, ahead, sums);
-    }
+  auto packed = record_at<Kind>(matrix, panel, record);
+  Ahead ahead{ahead_at, matrix.panel_bytes, record_bytes, kPanels, (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
+  auto fours = activations_at(inputs, matrix.columns).template fours<kInBytes<Kind::kLargest>>();
+  Inputs own{inputs + record * kRecordBlocks * static_cast<int64_t>(sizeof(BlockInput)),
+             reinterpret_cast<const char*>(fours + record * kRecordBlocks * kSteps), matrix.input_bytes};
+  if constexpr (kFew) {
+    add_tiles<kPanels, kTokens>(packed, blocks, tokens, tiles, own, ahead, sums);
+  } else {
+    Unpacked<Kind, kPanels> unpacked;
+    unpacked.fill(packed, blocks);
+    add_tiles<kPanels, kTokens>(unpacked, blocks, tokens, tiles, own, ahead, sums);
   }
 }
 
+// For many tokens, the panels of a unit take turns at each record, so that they find its inputs in the second-level cache.
 template <class T, class Kind, bool kFew, int kPanels = Tile<Kind, kFew>::kPanels>
 void multiply_panels(const Blockwise& matrix, int64_t panel, int panels, int64_t first_token, int tokens) {
-  for (; panels >= kPanels; panels -= kPanels, panel += kPanels) {
-    TokenSums<kPanels> sums[kFew ? kFewTokensOf<Kind> : kUnitTokens];
-    memset(sums, 0, tokens * sizeof *sums);
-    sum_panels<Kind, kFew, kPanels>(matrix, panel, matrix.inputs + first_token * matrix.input_bytes, tokens, sums);
-    for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel, first_token + t, sums[t]);
+  constexpr int kTurns = kFew ? 1 : kUnitPanels / kPanels;
+  // The work on one record is longer than the latency of the memory only for many tokens.
+  const int64_t distance = tokens <= kFewTokens ? 4 / kTurns : 1;
+  const char* inputs = matrix.inputs + first_token * matrix.input_bytes;
+  int64_t records = (matrix.blocks() + kRecordBlocks - 1) / kRecordBlocks;
+  while (panels >= kPanels) {
+    int turns = panels / kPanels < kTurns ? panels / kPanels : kTurns;
+    TokenSums<kPanels> sums[kTurns][kFew ? kFewTokensOf<Kind> : kUnitTokens];
+    for (int turn = 0; turn < turns; ++turn) memset(sums[turn], 0, tokens * sizeof *sums[turn]);
+    for (int64_t record = 0; record < records; ++record) {
+      int64_t later = record + distance;
+      for (int turn = 0; turn < turns; ++turn) {
+        int64_t at = panel + turn * kPanels;
+        auto ahead = record_at<Kind>(matrix, at + later / records * turns * kPanels, later % records);
+        add_record<Kind, kFew, kPanels>(matrix, at, record, ahead.scales, inputs, tokens, sums[turn]);
+      }
+    }
+    for (int turn = 0; turn < turns; ++turn)
+      for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel + turn * kPanels, first_token + t, sums[turn][t]);
+    panels -= turns * kPanels;
+    panel += turns * kPanels;
   }
   if constexpr (kPanels > 1) {
     if (panels > 0) multiply_panels<T, Kind, kFew, 1>(matrix, panel, panels, first_token, tokens);

@@ -124,7 +124,11 @@ struct Operands<false> {
   struct Codes {
     UInts even, odd;  // shorts
   };
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static RADIXRT_INLINE Codes codes(UInts codes) { return {codes & 0x00ff00ffu, (UInts)_mm256_srli_epi16((__m256i)codes, 8)}; }
+#else
   static RADIXRT_INLINE Codes codes(UInts codes) { return {codes & 0x00ff00ffu, codes >> 8 & 0x00ff00ffu}; }
+#endif
 #if defined(__x86_64__)
   struct Four {
     int32_t even, odd;  // shorts
@@ -188,7 +192,7 @@ RADIXRT_INLINE __m256i add_shorts_now(__m256i sums, __m256i products) {
 
 RADIXRT_INLINE __m256i pairs_of(UInts codes, int32_t x) { return _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x)); }
 
-RADIXRT_INLINE Ints whole_of(__m256i pairs, int16_t factor = 1) { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(factor)); }
+RADIXRT_INLINE Ints whole_of(__m256i pairs) { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 template <int kLargest>
 struct Products<kLargest, true> {
