@@ -40,10 +40,13 @@ RADIXRT_INLINE Ints widened(const int8_t* from) {
 RADIXRT_INLINE Floats bytes_at(const uint8_t* from) { return __builtin_convertvector(widened(from), Floats); }
 RADIXRT_INLINE Floats bytes_at(const int8_t* from) { return __builtin_convertvector(widened(from), Floats); }
 
-// The lowest byte of each number.
+// Numbers from -128 to 127, as bytes.
 RADIXRT_INLINE void put_bytes(int8_t* to, Ints numbers) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)numbers));
+#elif defined(__AVX2__)
+  __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)numbers), _mm256_extracti128_si256((__m256i)numbers, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(shorts, shorts));
 #else
   typedef int8_t Bytes __attribute__((vector_size(kWidth)));
   Bytes bytes = __builtin_convertvector(numbers, Bytes);
@@ -181,7 +184,7 @@ struct Products<kLargest, true> {
     sums = add_fours(sums, codes.bytes, x.bytes);
   }
 };
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
 #define RADIXRT_HAS_PAIRS
 
 // Adds now, as `add_now`.
@@ -223,9 +226,18 @@ struct Activations {
     return reinterpret_cast<typename Operands<kBytes>::Four*>(first + (kBytes ? 0 : end_of<true>(count)));
   }
 
-  RADIXRT_INLINE void put(int64_t index, const int8_t* x) const {
-    if constexpr (kHasBytes) fours<true>()[index] = Operands<true>::four(x);
-    if constexpr (kHasShorts) fours<false>()[index] = Operands<false>::four(x);
+  // Puts two fours.
+  RADIXRT_INLINE void put_eight(int64_t index, const int8_t* x) const {
+    if constexpr (kHasBytes) memcpy(fours<true>() + index, x, 8);
+    if constexpr (kHasShorts) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+      __m128i shorts = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(fours<false>() + index), _mm_shuffle_epi8(shorts, order));
+#else
+      for (int i = 0; i < 2; ++i) fours<false>()[index + i] = Operands<false>::four(x + 4 * i);
+#endif
+    }
   }
 
  private:
@@ -272,9 +284,7 @@ RADIXRT_INLINE Floats round_to_bytes(const T* hidden, int count, float inverse, 
       put_bytes(rounded + part, whole_numbers);
       total += __builtin_convertvector(whole_numbers, Floats);
     }
-    int fours_here = (count - i + 7) / 8 * 2;
-    if (fours_here > static_cast<int>(sizeof rounded) / 4) fours_here = sizeof rounded / 4;
-    for (int f = 0; f < fours_here; ++f) to.put((first + i) / 4 + f, rounded + 4 * f);
+    for (int at = 0; at < static_cast<int>(sizeof rounded) && i + at < count; at += 8) to.put_eight((first + i + at) / 4, rounded + at);
   }
   return total;
 }
