@@ -93,11 +93,13 @@ def main() -> None:
 def _measure(rows: int, columns: int, arguments: argparse.Namespace) -> None:
     products = forms(rows, columns, arguments.forms)
     turns = {name: cycle(copies) for name, copies in products.items()}
+    native = radixrt_kernels.native
+    assert native is not None
     cases = list(product(arguments.isas, arguments.tokens, products))
     seconds: dict[tuple[str, int, str], list[float]] = {case: [] for case in cases}
     for _ in range(arguments.rounds):
         for isa, tokens, name in cases:
-            radixrt_kernels.native.use_isa(isa)
+            native.use_isa(isa)
             hidden = torch.randn(tokens, columns).to(DTYPE)
             seconds[isa, tokens, name].append(_turn(turns[name], hidden))
     for isa, tokens, name in cases:
