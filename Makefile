@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64
+.PHONY: constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,11 @@ test: install ## Run the tests, in TEST_WORKERS=2 processes; ARGS="-k radix" for
 
 test-avx2: install ## Run the tests as on a processor with AVX2 alone (no AVX-512, no VNNI): the native kernels, PyTorch and oneDNN
 	RADIXRT_KERNELS_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test
+
+test-isas: install ## Run the tests with the kernels of old processors, as with AVX2 alone, and of this one; ARGS="tests/kernels tests/models tests/engine" for some
+	RADIXRT_KERNELS_ISA=baseline $(MAKE) test
+	$(MAKE) test-avx2
+	$(MAKE) test
 
 test-tree: install ## 100,000 random operations of each kind of radix tree against a dictionary; minutes
 	RADIXRT_TREE_OPERATIONS=100000 $(BIN)/python -m pytest tests/scheduler/test_radix_tree_against_model.py $(ARGS)

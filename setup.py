@@ -36,7 +36,7 @@ class CMakeBuild(build_ext):
         # start from scratch.
         name = f"kernels-{sys.implementation.cache_tag}" + ("" if self.in_checkout else "-wheel")
         build_dir = Path("build", name).absolute()
-        compile_in(build_dir, emulate_amx=self.in_checkout)
+        compile_in(build_dir, stand_ins=self.in_checkout)
         (compiled,) = build_dir.glob("_native*.so")
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class CMakeBuild(build_ext):
         super().copy_extensions_to_source()
 
 
-def compile_in(build_dir: Path, emulate_amx: bool) -> None:
+def compile_in(build_dir: Path, stand_ins: bool) -> None:
     """Configure and compile; from scratch if the tools have changed.
 
     Raises:
@@ -62,9 +62,9 @@ def compile_in(build_dir: Path, emulate_amx: bool) -> None:
         shutil.rmtree(build_dir, ignore_errors=True)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     python = f"-DPython_EXECUTABLE={sys.executable}"
-    emulation = f"-DRADIXRT_EMULATE_AMX={'ON' if emulate_amx else 'OFF'}"
+    with_stand_ins = f"-DRADIXRT_STAND_INS={'ON' if stand_ins else 'OFF'}"
     try:
-        run_cmake("-S", str(SOURCE), "-B", str(build_dir), python, emulation, *generator)
+        run_cmake("-S", str(SOURCE), "-B", str(build_dir), python, with_stand_ins, *generator)
         stamp.write_text("\n".join(tools))
         run_cmake("--build", str(build_dir), "--parallel")
     except (OSError, subprocess.CalledProcessError) as error:

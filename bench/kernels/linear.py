@@ -46,12 +46,7 @@ def cases() -> Iterator[Case]:
     for rows, columns in BLOCK_SHAPES:
         weights = [torch.randn(rows, columns).to(DTYPE) for _ in range(_copies(2 * rows * columns))]
         for number, kind in BLOCK_KINDS.items():
-            row_bytes = columns // kind.columns * kind.num_bytes
-            blocks = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8)
-            blocks &= 0xBF  # finite scales
-            if kind.name == "MXFP4":  # subnormal products would take longer
-                exponents = blocks[:, :: kind.num_bytes]
-                exponents.copy_(120 + exponents % 8)
+            blocks = random_blocks(number, rows, columns)
             count, memory = _copies(blocks.nbytes), Slabs()
             packs = [blockwise.pack(blocks, number, rows, columns, memory) for _ in range(count)]
             for tokens in TOKENS:
@@ -110,6 +105,17 @@ def _blockwise(
         operations=2 * tokens * rows * columns,
         dtype=DTYPE,
     )
+
+
+def random_blocks(number: int, rows: int, columns: int) -> torch.Tensor:
+    """Blocks of GGUF's kind ``number`` with finite scales, uint8 [rows, bytes of a row]."""
+    kind = BLOCK_KINDS[number]
+    row_bytes = columns // kind.columns * kind.num_bytes
+    blocks = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8) & 0xBF
+    if kind.name == "MXFP4":  # subnormal products would take longer
+        exponents = blocks[:, :: kind.num_bytes]
+        exponents.copy_(120 + exponents % 8)
+    return blocks
 
 
 def _matrices(rows: int, columns: int, bits: int, group_size: int) -> list[groupwise.PackedCodes]:

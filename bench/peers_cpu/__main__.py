@@ -6,6 +6,8 @@
                                                  the same GGUF file
     python -m bench.peers_cpu --checkpoint padded --engines radixrt vllm openvino llama.cpp
                                                  right answers a second
+    python -m bench.peers_cpu --avx2 --checkpoint gemma --engines radixrt-q4_k_m-no-drafts llama.cpp-q4_k_m
+                                                 as on a processor with AVX2 alone
     python -m bench.peers_cpu --quick            does everything work?
     python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
                                                  the time to the first answer
@@ -29,7 +31,7 @@ from bench.peers_cpu import environments
 from bench.peers_cpu.agent_session import measure_sessions
 from bench.peers_cpu.checkpoints import CheckpointName, make_checkpoint
 from bench.peers_cpu.comparison import Comparison
-from bench.peers_cpu.engines import ENGINES
+from bench.peers_cpu.engines import ENGINES, limited_to_avx2
 from bench.peers_cpu.measuring import Run
 from bench.peers_cpu.starting import measure_starts
 from bench.peers_cpu.table import Results, table
@@ -44,16 +46,16 @@ def main(arguments: list[str]) -> None:
     other = {"start": measure_starts, "agent": measure_sessions}.get("".join(arguments[:1]))
     parsed = _parser().parse_args(arguments[other is not None :])
     checkpoint = make_checkpoint(parsed.checkpoint, parsed.checkpoint_dir / parsed.checkpoint)
+    names = list(ENGINES) if "all" in parsed.engines else parsed.engines
+    engines = [limited_to_avx2(e) if parsed.avx2 else e for e in map(ENGINES.__getitem__, names)]
     if other is not None:
-        other(parsed, checkpoint)
+        other(parsed, engines, checkpoint)
         return
     workloads = make_workloads(parsed.checkpoint, quick=parsed.quick)
     chosen = [workloads[letter] for letter in parsed.workloads if letter in workloads]
     if parsed.warm:
         again = [replace(w, name=f"{w.name} warm", what=f"{w.what}, again") for w in chosen]
         chosen = [each for pair in zip(chosen, again, strict=True) for each in pair]
-    names = list(ENGINES) if "all" in parsed.engines else parsed.engines
-    engines = [ENGINES[name] for name in names]
     prompts = [str(chat.turns[0].question) for chat in workloads["c"].conversations[:2]]
     comparison = Comparison(engines, chosen, checkpoint, prompts, parsed.peers_dir)
     comparison.run(1 if parsed.quick else parsed.rounds)
@@ -73,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", nargs="+", default=letters, choices=letters)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round of small workloads")
+    parser.add_argument("--avx2", action="store_true", help="limit radixrt, llama.cpp and the libraries of the others to AVX2; first: install llama.cpp-avx2")  # fmt: skip
     parser.add_argument("--warm", action="store_true", help="ask each workload a second time, with all prompts cached")  # fmt: skip
     parser.add_argument("--checkpoint", choices=get_args(CheckpointName), default="random", help="random: 387 million random weights; gemma: Gemma 3 270M, whose package must be installed; padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)")  # fmt: skip
     made = Path(tempfile.gettempdir()) / "radixrt-peers-checkpoints"

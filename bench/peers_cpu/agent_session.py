@@ -27,7 +27,7 @@ import httpx
 from bench.markdown import markdown, median_and_range
 from bench.peers_cpu.checkpoints import Checkpoint
 from bench.peers_cpu.converting import converted
-from bench.peers_cpu.engines import ENGINES
+from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.serving import EngineFailedError, serving
 
 TURNS = 10
@@ -67,19 +67,20 @@ class Session:
         return sum(max(0, before.prompt - (turn.cached or 0)) for before, turn in pairs)
 
 
-def measure_sessions(parsed: argparse.Namespace, checkpoint: Checkpoint) -> None:
-    """Print the table; ``parsed`` has engines, rounds, peers_dir and running."""
+def measure_sessions(
+    parsed: argparse.Namespace, engines: list[Engine], checkpoint: Checkpoint
+) -> None:
+    """Print the table; ``parsed`` has rounds, quick, peers_dir and running."""
     sessions: dict[str, list[Session]] = {}
     for number in range(1 if parsed.quick else parsed.rounds):
-        for name in parsed.engines:
-            engine = ENGINES[name]
-            log = Path(tempfile.gettempdir()) / f"radixrt-peers-{name}-agent.log"
+        for engine in engines:
+            log = Path(tempfile.gettempdir()) / f"radixrt-peers-{engine.name}-agent.log"
             try:
                 model = converted(engine, checkpoint, parsed.peers_dir)
                 with serving(engine, checkpoint.folder, model, parsed.peers_dir, log) as url:
-                    sessions.setdefault(name, []).append(run_session(url, "model", number))
+                    sessions.setdefault(engine.name, []).append(run_session(url, "model", number))
             except EngineFailedError as error:
-                print(f"{name} failed: {error}", flush=True)
+                print(f"{engine.name} failed: {error}", flush=True)
         for name, url, model_name in parsed.running:
             address = url.rstrip("/").removesuffix("/v1") + "/v1"
             sessions.setdefault(name, []).append(run_session(address, model_name, number))

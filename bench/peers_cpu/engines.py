@@ -1,7 +1,7 @@
 """The compared engines: commands of OpenAI-compatible servers with their best settings."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,12 @@ VLLM_DRAFTS = (
     *("--speculative-config.prompt_lookup_min", "2", "--speculative-config.prompt_lookup_max", "4"),
 )
 """The values of its documentation."""
+AVX2 = {
+    "RADIXRT_KERNELS_ISA": "avx2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
+"""Variables that limit radixrt's kernels, PyTorch's and oneDNN's to AVX2."""
 
 
 @dataclass(frozen=True)
@@ -158,3 +164,10 @@ ENGINES = {
         _llama_cpp("llama.cpp-q8_0", model_format="gguf-q8_0", workloads="d"),
     )
 }
+
+
+def limited_to_avx2(engine: Engine) -> Engine:
+    """The engine as on a processor with AVX2 alone. llama.cpp has to be compiled for that; vLLM's
+    own kernels cannot be limited, only PyTorch's and oneDNN's in it."""
+    environment = "llama.cpp-avx2" if engine.environment == "llama.cpp" else engine.environment
+    return replace(engine, environment=environment, variables=engine.variables | AVX2)

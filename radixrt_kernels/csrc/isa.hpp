@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "isa_list.hpp"  // made by CMake: RADIXRT_FOR_EACH_ISA(X), in ascending order of speed
+// Made by CMake: RADIXRT_FOR_EACH_ISA(X), in ascending order of speed, and RADIXRT_FOR_EACH_AVX_VNNI(X), those of them that are AVX2 with
+// one more operation.
+#include "isa_list.hpp"
 
 namespace radixrt {
 
@@ -27,12 +29,26 @@ Isa usable_isa(const std::string& name);
 template <class Table, Isa isa>
 const Table& table_of();
 
+// Whether a family multiplies bytes. Only these are compiled for AVX-VNNI; the others have the same code as for AVX2.
+template <class Table>
+inline constexpr bool kMultipliesBytes = false;
+
+// The instruction set that a family is compiled for, if `isa` is in use.
+template <class Table>
+constexpr Isa compiled_for(Isa isa) {
+#define RADIXRT_AS_AVX2(name) \
+  if (isa == Isa::name && !kMultipliesBytes<Table>) return Isa::avx2;
+  RADIXRT_FOR_EACH_AVX_VNNI(RADIXRT_AS_AVX2)
+#undef RADIXRT_AS_AVX2
+  return isa;
+}
+
 // The kernels of one family, by default for the instruction set in use.
 template <class Table>
 const Table& kernels(Isa isa = isa_in_use) {
 #define RADIXRT_CASE(name) \
   case Isa::name:          \
-    return table_of<Table, Isa::name>();
+    return table_of<Table, compiled_for<Table>(Isa::name)>();
   switch (isa) { RADIXRT_FOR_EACH_ISA(RADIXRT_CASE) }
 #undef RADIXRT_CASE
   __builtin_unreachable();

@@ -16,7 +16,7 @@ from bench.peers_cpu.agreement import common_length
 from bench.peers_cpu.checkpoints import Checkpoint, CheckpointName, write_dequantized
 from bench.peers_cpu.comparison import Comparison
 from bench.peers_cpu.converting import converted
-from bench.peers_cpu.engines import ENGINES, Engine
+from bench.peers_cpu.engines import ENGINES, Engine, limited_to_avx2
 from bench.peers_cpu.environments import ENVIRONMENTS
 from bench.peers_cpu.measuring import Run
 from bench.peers_cpu.pseudo_words import ANSWER_SCHEMA
@@ -182,6 +182,14 @@ def test_every_command_names_its_model_and_port(engine: Engine) -> None:
         assert command[0] == sys.executable
     for part in command:
         assert not part.endswith("_server.py") or Path(part).is_file()
+
+
+def test_engines_limited_to_avx2_are_told_so_or_compiled_for_it() -> None:
+    ours, theirs = (limited_to_avx2(ENGINES[n]) for n in ("radixrt-q4_k_m", "llama.cpp-q4_k_m"))
+    assert ours.variables["RADIXRT_KERNELS_ISA"] == "avx2"
+    assert ours.variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert theirs.environment == "llama.cpp-avx2" in ENVIRONMENTS
+    assert limited_to_avx2(ENGINES["vllm"]).variables.items() > ENGINES["vllm"].variables.items()
 
 
 def test_medians_are_over_rounds_and_what_a_server_does_not_say_is_blank() -> None:

@@ -108,17 +108,28 @@ class Machine(ModuleType):
         return self.right
 
 
-@pytest.mark.parametrize("wanted", [None, "amx"])
-def test_amx_that_computes_something_else_is_not_used_and_said(wanted: str | None) -> None:
-    machine = Machine("amx", right=False)
-    with pytest.warns(RuntimeWarning, match="AMX computes wrong products"):
-        choose(machine, wanted)
-    assert machine.in_use == "avx512_bf16"
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("isa", "name", "other"),
+    [("amx", "AMX", "avx512_bf16"), ("avx2_vnni", "AVX-VNNI", "avx2")],
+)
+def test_an_instruction_set_with_wrong_products_is_not_used_and_said(
+    isa: str, name: str, other: str, named: bool
+) -> None:
+    machine = Machine(isa, right=False)
+    with pytest.warns(RuntimeWarning, match=f"{name} computes wrong products"):
+        choose(machine, isa if named else None)
+    assert machine.in_use == other
 
 
 @pytest.mark.parametrize(
     ("best", "wanted", "used"),
-    [("amx", None, "amx"), ("amx", "avx2", "avx2"), ("avx512", None, "avx512")],
+    [
+        ("amx", None, "amx"),
+        ("amx", "avx2", "avx2"),
+        ("avx512", None, "avx512"),
+        ("avx2_vnni", None, "avx2_vnni"),
+    ],
 )
 def test_without_a_fault_nothing_is_said(best: str, wanted: str | None, used: str) -> None:
     machine = Machine(best)
@@ -128,5 +139,5 @@ def test_without_a_fault_nothing_is_said(best: str, wanted: str | None, used: st
     assert machine.in_use == used
 
 
-def test_emulated_tiles_are_never_the_default() -> None:
-    assert "amx_emulated" not in ISAS[-1:]
+def test_stand_ins_are_never_the_default() -> None:
+    assert not {"amx_emulated", "avx2_vnni_evex"} & set(ISAS[-1:])

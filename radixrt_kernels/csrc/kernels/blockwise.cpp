@@ -136,7 +136,27 @@ struct BlockInput {
   float scaled_total;  // the scale times the sum of the integers
   int32_t total;       // the sum of the integers
   int32_t second;      // that of the last 16 columns
+#if defined(RADIXRT_HAS_PAIRS)
+  // Sums of the integers of the first and of the last 16 columns, in 16 bits: of columns 0, 1, 4, 5, ..., and of the other columns.
+  int16_t halves[2][2];
+#endif
 };
+
+RADIXRT_INLINE BlockInput block_input(float scale, Floats first, Floats second) {
+  float total = sum(first + second);
+  BlockInput input{};
+  input.scale = scale;
+  input.scaled_total = scale * total;
+  input.total = static_cast<int32_t>(total);
+  input.second = static_cast<int32_t>(sum(second));
+#if defined(RADIXRT_HAS_PAIRS)
+  for (int half = 0; half < 2; ++half) {
+    Floats x = half ? second : first;
+    for (int i = 0; i < 2; ++i) input.halves[half][i] = static_cast<int16_t>(x[2 * i] + x[2 * i + 1] + x[2 * i + 4] + x[2 * i + 5]);
+  }
+#endif
+  return input;
+}
 
 RADIXRT_INLINE int64_t header_bytes(int64_t blocks) { return (blocks * static_cast<int64_t>(sizeof(BlockInput)) + 63) / 64 * 64; }
 
@@ -154,9 +174,9 @@ void prepare(const void* hidden, int64_t columns, void* prepared) {
   Activations rounded = activations_at(prepared, columns);
   for (int64_t block = 0; block < blocks; ++block, from += kBlock) {
     ActivationScale scale = scale_of(from, kBlock);
-    float first = round_to_bytes(from, kBlock / 2, scale.inverse, rounded, block * kBlock);
-    float second = round_to_bytes(from + kBlock / 2, kBlock / 2, scale.inverse, rounded, block * kBlock + kBlock / 2);
-    to[block] = {scale.scale, scale.scale * (first + second), static_cast<int32_t>(first + second), static_cast<int32_t>(second)};
+    Floats first = round_to_bytes(from, kBlock / 2, scale.inverse, rounded, block * kBlock);
+    Floats second = round_to_bytes(from + kBlock / 2, kBlock / 2, scale.inverse, rounded, block * kBlock + kBlock / 2);
+    to[block] = block_input(scale.scale, first, second);
   }
 }
 
@@ -263,6 +283,62 @@ struct Ahead {
   }
 };
 
+// ------------------------------------------------------------ sums of a group
+//
+// The products of codes minus kZero (plain codes if there is a minimum) with the activations of the columns that share a scale.
+
+template <class Kind, bool kInPairs>
+struct GroupSums {
+  static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero, kGroupSteps = kSteps / Kind::kGroups;
+  static constexpr int kMostSteps = Products<Kind::kLargest>::kRun, kRun = kMostSteps < kGroupSteps ? kMostSteps : kGroupSteps;
+  Products<Kind::kLargest> products;
+
+  static RADIXRT_INLINE Ints first(const BlockInput& input, int group) {
+    return Ints{} + (group ? input.second : Kind::kGroups == 2 ? input.total - input.second : input.total) * -kZero;
+  }
+  RADIXRT_INLINE void begin(Ints first) { products.sums = first; }
+  template <class Codes, class Four>
+  RADIXRT_INLINE void add(int step, const Codes& codes, const Four& x) {
+    products.add(step, kRun, codes, x);
+  }
+  RADIXRT_INLINE Ints complete() const { return products.sums; }
+};
+
+#if defined(RADIXRT_HAS_PAIRS)
+// The sums of all steps in 16 bits, so that two vectors of four tokens take eight registers.
+template <class Kind>
+struct GroupSums<Kind, true> {
+  static constexpr int kZero = Kind::kHasMinimum ? 0 : Kind::kZero;
+  __m256i sums;
+
+  static RADIXRT_INLINE __m256i first(const BlockInput& input, int group) {
+    int32_t halves[2];
+    memcpy(halves, input.halves, sizeof halves);
+    __m256i total = _mm256_set1_epi32(halves[group]);
+    if constexpr (Kind::kGroups == 1) total = _mm256_add_epi16(total, _mm256_set1_epi32(halves[1]));
+    return _mm256_mullo_epi16(total, _mm256_set1_epi16(-kZero));
+  }
+  RADIXRT_INLINE void begin(__m256i first) { sums = first; }
+  RADIXRT_INLINE void add(int step, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
+    __m256i products = pairs_of(codes.bytes, x.bytes);
+    sums = step == 0 && kZero == 0 ? products : add_shorts_now(sums, products);
+  }
+  RADIXRT_INLINE Ints complete() const { return whole_of(sums); }
+};
+
+// Whether the sums of a group fit in 16 bits. Those of some of its steps need not: they are modulo 2^16.
+template <class Kind>
+constexpr bool pairs_fit() {
+  constexpr int kZero = GroupSums<Kind, true>::kZero, kReach = kZero > Kind::kLargest - kZero ? kZero : Kind::kLargest - kZero;
+  return kInBytes<Kind::kLargest> && kReach * 2 * 127 * (kSteps / Kind::kGroups) < 1 << 15;
+}
+template <class Kind>
+constexpr bool kPairsFit = pairs_fit<Kind>();
+#else
+template <class Kind>
+constexpr bool kPairsFit = false;
+#endif
+
 // ------------------------------------------------------------ tiles
 
 // The inputs of a tile, from some block on.
@@ -291,22 +367,17 @@ template <int kTokens, int kAtOnce, int kPanels, class Record>
 RADIXRT_INLINE void add_block(const Record& record, int block, int first, const Inputs& inputs, TokenSums<kPanels>* sums) {
   using Kind = typename Record::Kind;
   using Four = typename Record::Multiplied::Four;
-  constexpr int kGroupSteps = kSteps / Kind::kGroups, kMostSteps = Products<Kind::kLargest>::kRun;
-  constexpr int kRun = kMostSteps < kGroupSteps ? kMostSteps : kGroupSteps;
+  constexpr int kGroupSteps = kSteps / Kind::kGroups;
 #pragma GCC unroll 2
   for (int group = 0; group < Kind::kGroups; ++group) {
-    Products<Kind::kLargest> products[kTokens][kAtOnce][kVectors];
+    using Sums = GroupSums<Kind, kPairsFit<Kind>>;
+    Sums products[kTokens][kAtOnce][kVectors];
     const Four* x[kTokens];
-    float totals[kTokens];
     for (int t = 0; t < kTokens; ++t) {
-      const BlockInput& input = inputs.block(t, block);
-      Ints total = Ints{} + (group ? input.second : input.total);
-      if (Kind::kGroups > 1 && group == 0) total -= input.second;
-      Ints nothing = Kind::kHasMinimum ? Ints{} : total * -Kind::kZero;
+      auto start = Sums::first(inputs.block(t, block), group);
       for (int p = 0; p < kAtOnce; ++p)
-        for (int v = 0; v < kVectors; ++v) products[t][p][v].sums = nothing;
+        for (int v = 0; v < kVectors; ++v) products[t][p][v].begin(start);
       x[t] = inputs.steps<Four>(t, block) + group * kGroupSteps;
-      if constexpr (Kind::kHasMinimum) totals[t] = scaled_total<Kind>(input, group);
     }
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupSteps; ++step) {
@@ -315,13 +386,17 @@ RADIXRT_INLINE void add_block(const Record& record, int block, int first, const 
         for (int v = 0; v < kVectors; ++v) w[p][v] = record.codes(first + p, block, group * kGroupSteps + step, v * kWidth);
       for (int t = 0; t < kTokens; ++t)
         for (int p = 0; p < kAtOnce; ++p)
-          for (int v = 0; v < kVectors; ++v) products[t][p][v].add(step, kRun, w[p][v], x[t][step]);
+          for (int v = 0; v < kVectors; ++v) products[t][p][v].add(step, w[p][v], x[t][step]);
+    }
+    float totals[kTokens];
+    if constexpr (Kind::kHasMinimum) {
+      for (int t = 0; t < kTokens; ++t) totals[t] = scaled_total<Kind>(inputs.block(t, block), group);
     }
     for (int p = 0; p < kAtOnce; ++p) {
       for (int v = 0; v < kVectors; ++v) {
         Floats scale = record.scale(first + p, block, group, v * kWidth);
         for (int t = 0; t < kTokens; ++t)
-          sums[t].of[first + p][v] += __builtin_convertvector(products[t][p][v].sums, Floats) * (scale * inputs.block(t, block).scale);
+          sums[t].of[first + p][v] += __builtin_convertvector(products[t][p][v].complete(), Floats) * (scale * inputs.block(t, block).scale);
         if constexpr (Kind::kHasMinimum) {
           Floats minimum = record.minimum(first + p, block, group, v * kWidth);
           for (int t = 0; t < kTokens; ++t) sums[t].of[first + p][v] -= minimum * totals[t];
@@ -333,7 +408,7 @@ RADIXRT_INLINE void add_block(const Record& record, int block, int first, const 
 
 // Up to this number of tokens, unpacking to memory would take longer than it saves.
 template <class Kind>
-constexpr int kFewTokensOf = (kWidth == 8 && Kind::kLines == 6 ? 1 : 2) * kTileTokens;
+constexpr int kFewTokensOf = (kWidth == 8 && Kind::kLines > 4 ? 1 : 2) * kTileTokens;
 
 // The largest tile with codes in registers (few tokens) or in memory.
 template <class Kind, bool kFew>
@@ -367,40 +442,51 @@ void add_tiles(const Record& record, int blocks, int tokens, int tiles, const In
   }
 }
 
-// Sets the sums of some panels and `tokens` tokens.
+// Adds the products of a record of `kPanels` panels to the sums of `tokens` tokens. `ahead_at` is the record to prefetch meanwhile.
 template <class Kind, bool kFew, int kPanels>
-void sum_panels(const Blockwise& matrix, int64_t panel, const char* inputs, int tokens, TokenSums<kPanels>* sums) {
+void add_record(
+    const Blockwise& matrix, int64_t panel, int64_t record, const uint8_t* ahead_at, const char* inputs, int tokens, TokenSums<kPanels>* sums) {
   constexpr int kTokens = Tile<Kind, kFew>::kTokens;
-  int tiles = (tokens + kTokens - 1) / kTokens;
-  int64_t records = (matrix.blocks() + kRecordBlocks - 1) / kRecordBlocks;
+  int tiles = (tokens + kTokens - 1) / kTokens, blocks = blocks_of_record(matrix, record);
   auto record_bytes = static_cast<int>(matrix.form->record_bytes(kRecordBlocks));
-  for (int64_t record = 0; record < records; ++record) {
-    int blocks = blocks_of_record(matrix, record);
-    auto packed = record_at<Kind>(matrix, panel, record);
-    // The work on one record is longer than the latency of the memory only for many tokens.
-    int64_t later = record + (kFew ? 4 : 1);
-    Ahead ahead{record_at<Kind>(matrix, panel + later / records * kPanels, later % records).scales, matrix.panel_bytes, record_bytes, kPanels,
-                (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
-    auto fours = activations_at(inputs, matrix.columns).template fours<kInBytes<Kind::kLargest>>();
-    Inputs own{inputs + record * kRecordBlocks * static_cast<int64_t>(sizeof(BlockInput)),
-               reinterpret_cast<const char*>(fours + record * kRecordBlocks * kSteps), matrix.input_bytes};
-    if constexpr (kFew) {
-      add_tiles<kPanels, kTokens>(packed, blocks, tokens, tiles, own, ahead, sums);
-    } else {
-      Unpacked<Kind, kPanels> unpacked;
-      unpacked.fill(packed, blocks);
-      add_tiles<kPanels, kTokens>(unpacked, blocks, tokens, tiles, own, ahead, sums);
-    }
+  auto packed = record_at<Kind>(matrix, panel, record);
+  Ahead ahead{ahead_at, matrix.panel_bytes, record_bytes, kPanels, (kPanels * record_bytes / 64 + tiles * blocks - 1) / (tiles * blocks)};
+  auto fours = activations_at(inputs, matrix.columns).template fours<kInBytes<Kind::kLargest>>();
+  Inputs own{inputs + record * kRecordBlocks * static_cast<int64_t>(sizeof(BlockInput)),
+             reinterpret_cast<const char*>(fours + record * kRecordBlocks * kSteps), matrix.input_bytes};
+  if constexpr (kFew) {
+    add_tiles<kPanels, kTokens>(packed, blocks, tokens, tiles, own, ahead, sums);
+  } else {
+    Unpacked<Kind, kPanels> unpacked;
+    unpacked.fill(packed, blocks);
+    add_tiles<kPanels, kTokens>(unpacked, blocks, tokens, tiles, own, ahead, sums);
   }
 }
 
+// For many tokens, the panels of a unit take turns at each record, so that they find its inputs in the second-level cache.
 template <class T, class Kind, bool kFew, int kPanels = Tile<Kind, kFew>::kPanels>
 void multiply_panels(const Blockwise& matrix, int64_t panel, int panels, int64_t first_token, int tokens) {
-  for (; panels >= kPanels; panels -= kPanels, panel += kPanels) {
-    TokenSums<kPanels> sums[kFew ? kFewTokensOf<Kind> : kUnitTokens];
-    memset(sums, 0, tokens * sizeof *sums);
-    sum_panels<Kind, kFew, kPanels>(matrix, panel, matrix.inputs + first_token * matrix.input_bytes, tokens, sums);
-    for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel, first_token + t, sums[t]);
+  constexpr int kTurns = kFew ? 1 : kUnitPanels / kPanels;
+  // The work on one record is longer than the latency of the memory only for many tokens.
+  const int64_t distance = tokens <= kFewTokens ? 4 / kTurns : 1;
+  const char* inputs = matrix.inputs + first_token * matrix.input_bytes;
+  int64_t records = (matrix.blocks() + kRecordBlocks - 1) / kRecordBlocks;
+  while (panels >= kPanels) {
+    int turns = panels / kPanels < kTurns ? panels / kPanels : kTurns;
+    TokenSums<kPanels> sums[kTurns][kFew ? kFewTokensOf<Kind> : kUnitTokens];
+    for (int turn = 0; turn < turns; ++turn) memset(sums[turn], 0, tokens * sizeof *sums[turn]);
+    for (int64_t record = 0; record < records; ++record) {
+      int64_t later = record + distance;
+      for (int turn = 0; turn < turns; ++turn) {
+        int64_t at = panel + turn * kPanels;
+        auto ahead = record_at<Kind>(matrix, at + later / records * turns * kPanels, later % records);
+        add_record<Kind, kFew, kPanels>(matrix, at, record, ahead.scales, inputs, tokens, sums[turn]);
+      }
+    }
+    for (int turn = 0; turn < turns; ++turn)
+      for (int t = 0; t < tokens; ++t) finish<T>(matrix, panel + turn * kPanels, first_token + t, sums[turn][t]);
+    panels -= turns * kPanels;
+    panel += turns * kPanels;
   }
   if constexpr (kPanels > 1) {
     if (panels > 0) multiply_panels<T, Kind, kFew, 1>(matrix, panel, panels, first_token, tokens);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "block_forms.hpp"
+#include "isa.hpp"
 
 namespace radixrt {
 
@@ -37,5 +38,8 @@ struct BlockwiseKernels {
   int64_t (*prepared_bytes)(int64_t columns);  // of a token, a multiple of 64
   Of float32, bfloat16, float16;
 };
+
+template <>
+inline constexpr bool kMultipliesBytes<BlockwiseKernels> = true;
 
 }  // namespace radixrt

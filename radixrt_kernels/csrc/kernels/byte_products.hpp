@@ -40,10 +40,13 @@ RADIXRT_INLINE Ints widened(const int8_t* from) {
 RADIXRT_INLINE Floats bytes_at(const uint8_t* from) { return __builtin_convertvector(widened(from), Floats); }
 RADIXRT_INLINE Floats bytes_at(const int8_t* from) { return __builtin_convertvector(widened(from), Floats); }
 
-// The lowest byte of each number.
+// Numbers from -128 to 127, as bytes.
 RADIXRT_INLINE void put_bytes(int8_t* to, Ints numbers) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)numbers));
+#elif defined(__AVX2__)
+  __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)numbers), _mm256_extracti128_si256((__m256i)numbers, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(shorts, shorts));
 #else
   typedef int8_t Bytes __attribute__((vector_size(kWidth)));
   Bytes bytes = __builtin_convertvector(numbers, Bytes);
@@ -53,10 +56,30 @@ RADIXRT_INLINE void put_bytes(int8_t* to, Ints numbers) {
 
 // ------------------------------------------------------------ four columns: codes (unsigned) times activations (signed)
 //
-// VNNI multiplies bytes and adds four products to 32 bits. AVX2 adds two products of bytes to 16 bits, and saturates. An activation is
-// at most 127, so these sums have room for some steps if codes have at most 6 bits, and for one up to 129. Other codes are multiplied as shorts.
+// VNNI multiplies bytes and adds four products to 32 bits: AVX-512's on 512 bits, AVX-VNNI's on 256. The stand-in for AVX-VNNI has AVX-512's
+// encoding of the same operation, so that it runs on processors without AVX-VNNI; all else of its code is the same. AVX2 adds two products
+// of bytes to 16 bits, and saturates. An activation is at most 127, so these sums have room for some steps if codes have at most 6 bits, and
+// for one up to 129. Other codes are multiplied as shorts.
 
 #if defined(__AVX512VNNI__)
+#define RADIXRT_HAS_VNNI
+RADIXRT_INLINE Ints add_fours(Ints sums, UInts codes, int32_t x) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(x));
+}
+#elif defined(__AVXVNNI__) || defined(RADIXRT_EVEX_VNNI)
+#define RADIXRT_HAS_VNNI
+#if defined(RADIXRT_EVEX_VNNI)
+#define RADIXRT_ENCODING "%{evex%} "
+#else
+#define RADIXRT_ENCODING "%{vex%} "
+#endif
+RADIXRT_INLINE Ints add_fours(Ints sums, UInts codes, int32_t x) {
+  __asm__(RADIXRT_ENCODING "vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(codes), "x"(_mm256_set1_epi32(x)));
+  return sums;
+}
+#endif
+
+#if defined(RADIXRT_HAS_VNNI)
 inline constexpr bool kHasBytes = true, kHasShorts = false;
 #else
 inline constexpr bool kHasBytes = kWidth == 8, kHasShorts = true;
@@ -105,7 +128,11 @@ struct Operands<false> {
   struct Codes {
     UInts even, odd;  // shorts
   };
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static RADIXRT_INLINE Codes codes(UInts codes) { return {codes & 0x00ff00ffu, (UInts)_mm256_srli_epi16((__m256i)codes, 8)}; }
+#else
   static RADIXRT_INLINE Codes codes(UInts codes) { return {codes & 0x00ff00ffu, codes >> 8 & 0x00ff00ffu}; }
+#endif
 #if defined(__x86_64__)
   struct Four {
     int32_t even, odd;  // shorts
@@ -148,17 +175,29 @@ struct Products {
 #endif
 };
 
-#if defined(__AVX512VNNI__)
+#if defined(RADIXRT_HAS_VNNI)
 template <int kLargest>
 struct Products<kLargest, true> {
   static constexpr int kRun = 1;
   Ints sums;
 
   RADIXRT_INLINE void add(int, int, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
-    sums = (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes.bytes, _mm512_set1_epi32(x.bytes));
+    sums = add_fours(sums, codes.bytes, x.bytes);
   }
 };
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define RADIXRT_HAS_PAIRS
+
+// Adds now, as `add_now`.
+RADIXRT_INLINE __m256i add_shorts_now(__m256i sums, __m256i products) {
+  __asm__("vpaddw %2, %1, %0" : "=x"(sums) : "x"(sums), "x"(products));
+  return sums;
+}
+
+RADIXRT_INLINE __m256i pairs_of(UInts codes, int32_t x) { return _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x)); }
+
+RADIXRT_INLINE Ints whole_of(__m256i pairs) { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
 template <int kLargest>
 struct Products<kLargest, true> {
   // Steps whose sums of two products fit in 16 bits together: 2 * 127 * kLargest each.
@@ -169,10 +208,9 @@ struct Products<kLargest, true> {
   __m256i of_run;
 
   RADIXRT_INLINE void add(int step, int run, const Operands<true>::Codes& codes, const Operands<true>::Four& x) {
-    __m256i products = _mm256_maddubs_epi16((__m256i)codes.bytes, _mm256_set1_epi32(x.bytes));
-    if (step % run == 0) of_run = products;
-    else __asm__("vpaddw %2, %1, %0" : "=x"(of_run) : "x"(of_run), "x"(products));
-    if (step % run == run - 1) sums = add_now(sums, (Ints)_mm256_madd_epi16(of_run, _mm256_set1_epi16(1)));
+    __m256i products = pairs_of(codes.bytes, x.bytes);
+    of_run = step % run == 0 ? products : add_shorts_now(of_run, products);
+    if (step % run == run - 1) sums = add_now(sums, whole_of(of_run));
   }
 };
 #endif
@@ -189,9 +227,18 @@ struct Activations {
     return reinterpret_cast<typename Operands<kBytes>::Four*>(first + (kBytes ? 0 : end_of<true>(count)));
   }
 
-  RADIXRT_INLINE void put(int64_t index, const int8_t* x) const {
-    if constexpr (kHasBytes) fours<true>()[index] = Operands<true>::four(x);
-    if constexpr (kHasShorts) fours<false>()[index] = Operands<false>::four(x);
+  // Puts two fours.
+  RADIXRT_INLINE void put_eight(int64_t index, const int8_t* x) const {
+    if constexpr (kHasBytes) memcpy(fours<true>() + index, x, 8);
+    if constexpr (kHasShorts) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+      __m128i shorts = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(fours<false>() + index), _mm_shuffle_epi8(shorts, order));
+#else
+      for (int i = 0; i < 2; ++i) fours<false>()[index + i] = Operands<false>::four(x + 4 * i);
+#endif
+    }
   }
 
  private:
@@ -223,9 +270,10 @@ RADIXRT_INLINE ActivationScale scale_of(const T* hidden, int count) {
   return {reach / 127 + sum(odd), reach > 1e-36f ? 127 / reach : 0};
 }
 
-// Rounds `count` activations, padded with zeros to a multiple of 8, and puts them from number `first` on. Returns the sum of the integers.
+// Rounds `count` activations, padded with zeros to a multiple of 8, and puts them from number `first` on. Returns sums of the integers: those of
+// columns i, i + kWidth, ... in lane i.
 template <class T>
-RADIXRT_INLINE float round_to_bytes(const T* hidden, int count, float inverse, const Activations& to, int64_t first) {
+RADIXRT_INLINE Floats round_to_bytes(const T* hidden, int count, float inverse, const Activations& to, int64_t first) {
   Floats total = splat(0);  // exact
   int8_t rounded[kWidth < 8 ? 8 : kWidth];
   for (int i = 0; i < count; i += sizeof rounded) {
@@ -237,11 +285,9 @@ RADIXRT_INLINE float round_to_bytes(const T* hidden, int count, float inverse, c
       put_bytes(rounded + part, whole_numbers);
       total += __builtin_convertvector(whole_numbers, Floats);
     }
-    int fours_here = (count - i + 7) / 8 * 2;
-    if (fours_here > static_cast<int>(sizeof rounded) / 4) fours_here = sizeof rounded / 4;
-    for (int f = 0; f < fours_here; ++f) to.put((first + i) / 4 + f, rounded + 4 * f);
+    for (int at = 0; at < static_cast<int>(sizeof rounded) && i + at < count; at += 8) to.put_eight((first + i + at) / 4, rounded + at);
   }
-  return sum(total);
+  return total;
 }
 
 // ------------------------------------------------------------ tiles

@@ -41,7 +41,7 @@ void prepare(const void* hidden, int64_t columns, int64_t chunk, void* prepared)
     int count = static_cast<int>(columns - c * chunk < chunk ? columns - c * chunk : chunk);
     ActivationScale scale = scale_of(from, count);
     to.scales[c] = scale.scale;
-    to.totals[c] = round_to_bytes(from, count, scale.inverse, to.activations, c * chunk);
+    to.totals[c] = sum(round_to_bytes(from, count, scale.inverse, to.activations, c * chunk));
   }
 }
 

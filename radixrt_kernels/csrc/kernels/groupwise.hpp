@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "isa.hpp"
+
 namespace radixrt {
 
 inline constexpr int64_t kLongestChunk = 128;  // columns
@@ -48,5 +50,8 @@ struct GroupwiseKernels {
   int64_t (*prepared_bytes)(int64_t columns, int64_t chunk);  // of a token, a multiple of 64
   Of float32, bfloat16, float16;
 };
+
+template <>
+inline constexpr bool kMultipliesBytes<GroupwiseKernels> = true;
 
 }  // namespace radixrt
