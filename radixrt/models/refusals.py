@@ -20,7 +20,6 @@ class _Unsupported(NamedTuple):
 
 
 _SEES = "a model that reads images or sound"
-_RECURRENT = "recurrent layers"
 _LATENT = "attention with a latent vector for keys and values (MLA)"
 _EMBEDS = "an encoder of another family"
 _OLDER = "an older architecture"
@@ -29,11 +28,8 @@ _TABLE = (
     _Unsupported(r"qwen(2|25|3|35)?(5)?(moe)?(vl|omni)|qwen2audio", _SEES, "Qwen/Qwen3-4B"),
     _Unsupported(r"llava|mllama|internvl|idefics|pixtral|minicpm[ov]|phi3v|phi4mm|molmo|kimivl", _SEES, "google/gemma-3-4b-it"),
     _Unsupported(r"smolvlm|paligemma|moondream|whisper|clip|siglip|deepseekocr|glm4v|glmocr", _SEES, "google/gemma-3-4b-it"),
-    _Unsupported(r"qwen3next|qwen3?5(moe)|qwen36", f"{_RECURRENT} (Gated DeltaNet)", "Qwen/Qwen3-30B-A3B"),
-    _Unsupported(r"qwen35", f"{_RECURRENT} (Gated DeltaNet)", "Qwen/Qwen3-4B"),
-    _Unsupported(r"lfm2", "layers of short convolutions", "Qwen/Qwen3-1.7B"),
-    _Unsupported(r"granite(moe)?hybrid|granitemoe", f"{_RECURRENT} (Mamba-2) or Granite's experts", "ibm-granite/granite-3.3-2b-instruct"),
-    _Unsupported(r"nemotronh|falconh1|falconmamba|jamba|mamba|bamba|zamba|plamo2|rwkv|recurrentgemma", _RECURRENT, "Qwen/Qwen3-4B"),
+    _Unsupported(r"granitemoe", "a mixture of Granite's experts alone", "ibm-granite/granite-3.3-2b-instruct"),
+    _Unsupported(r"falconmamba|jamba|mamba|zamba|plamo2|rwkv|recurrentgemma|kimilinear|minimaxm1", "recurrent layers of another kind", "Qwen/Qwen3.5-4B"),
     _Unsupported(r"glm4moelite|glm47", _LATENT, "zai-org/GLM-4.5-Air"),
     _Unsupported(r"deepseek|kimi|minicpm3|longcat|mistral4", _LATENT, "Qwen/Qwen3-30B-A3B"),
     _Unsupported(r"gemma3n", "AltUp and Laurel layers", "google/gemma-4-E2B-it"),
@@ -53,8 +49,8 @@ _ANY = _Unsupported("", "an architecture of its own", "Qwen/Qwen3-4B")
 def not_yet(name: str) -> str:
     """Two sentences about an architecture that is not served.
 
-    >>> not_yet("Qwen3NextForCausalLM")
-    'Not yet: Qwen3NextForCausalLM (recurrent layers (Gated DeltaNet)). The nearest supported model is Qwen/Qwen3-30B-A3B.'
+    >>> not_yet("JambaForCausalLM")
+    'Not yet: JambaForCausalLM (recurrent layers of another kind). The nearest supported model is Qwen/Qwen3.5-4B.'
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     found = next((one for one in _TABLE if re.match(one.beginnings, plain)), _ANY)

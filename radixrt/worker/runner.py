@@ -271,7 +271,8 @@ class ModelRunner:
             hidden = self._graphs.run(inputs)[: len(inputs.sampling_slots)]
             return hidden, self._model.logits(hidden)
         if inputs.positions.is_cpu:
-            self._model.prepare_positions(1 + int(inputs.positions.max()))
+            lengths = np.diff(inputs.attention.qo_indptr_cpu.numpy())
+            self._model.prepare_positions(int((inputs.starts + lengths).max()))
         self._backend.plan(inputs.attention)
         everything = bool(inputs.prompt_spans or inputs.pooled)
         rows = None if everything else inputs.sampling_rows

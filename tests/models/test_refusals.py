@@ -50,7 +50,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pickle.*convert it"),
     "shard": (lambda f: (f / "model.safetensors.index.json").write_text(json.dumps(INDEX)), "lacks 1 of the 1.*Download"),
     "shape": (lambda f: _edit(f, hidden_size=48), "embed_tokens.weight has the shape .*hidden_size' is 48.*Take both"),
-    "architecture": (lambda f: _edit(f, architectures=["Qwen3NextForCausalLM"]), "Not yet: Qwen3Next.*nearest supported model is Qwen/"),
+    "architecture": (lambda f: _edit(f, architectures=["DeepseekV3ForCausalLM"]), "Not yet: DeepseekV3.*nearest supported model is Qwen/"),
     "adapter": (lambda f: _only(f, "adapter_config.json", b"{}"), "LoRA adapter.*Merge it"),
     "gguf_folder": (lambda f: _only(f, "m.gguf", b"GGUF"), "holds GGUF files. Give one of them: .*m.gguf"),
 }  # fmt: skip
@@ -59,7 +59,7 @@ FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "magic": (lambda data: b"PK" + data[2:], "does not begin with GGUF.*Download it again"),
     "header": (lambda data: data[:24] + os.urandom(len(data) - 24), "damaged.*Download it again"),
     "pointer": (lambda data: LFS, "git lfs pull"),
-    "hybrid": (lambda data: data.replace(b"qwen3", b"lfm2m"), r"Not yet: lfm2m .*nearest supported model is Qwen/Qwen3-1.7B"),
+    "hybrid": (lambda data: data.replace(b"qwen3", b"jamba"), r"Not yet: jamba .*nearest supported model is Qwen/Qwen3.5-4B"),
     "part-00001-of-00002": (lambda data: data, "lacks 1 of the 2 files.*00002-of-00002.gguf. Download it"),
 }  # fmt: skip
 
@@ -140,13 +140,13 @@ def test_a_model_of_the_hub_is_refused_before_it_is_downloaded(
 ) -> None:
     from huggingface_hub import constants
 
-    config = json.dumps({"architectures": ["Lfm2ForCausalLM"]}).encode()
+    config = json.dumps({"architectures": ["JambaForCausalLM"]}).encode()
     with FakeHub(
         hybrid={"config.json": config, "model.safetensors": bytes(999)},
         packed={"m-Q4_K_M.gguf": bytes(999)},
         adapter={"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(9)},
     ) as hub:
-        hub.packed_architectures["maker/packed"] = "nemotron_h"
+        hub.packed_architectures["maker/packed"] = "deepseek2"
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
