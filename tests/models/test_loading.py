@@ -480,7 +480,9 @@ def test_model_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(ConfigError, match=r"not in the hub's cache on this machine, and the hub cannot be reached"):
+    with pytest.raises(
+        ConfigError, match=r"not in the hub's cache on this machine, and the hub cannot be reached"
+    ):
         resolve_model_path("someone/some-model")
 
 

@@ -144,4 +144,7 @@ def a_pull_adds_a_model(client: httpx.Client) -> None:
     again = client.post("/api/pull", json={"name": "maker/tiny:latest", "stream": False})
     assert again.json() == {"status": "success"}
     refused = client.post("/api/pull", json={"model": "maker/none", "stream": False})
-    assert refused.status_code == 400 and "maker/none does not exist on the hub" in refused.json()["error"]
+    assert (
+        refused.status_code == 400
+        and "maker/none does not exist on the hub" in refused.json()["error"]
+    )
