@@ -18,12 +18,13 @@ _MEANING = {
     "never_seen": "new text",
     "page_rounding": "tokens of incomplete pages",
     "evicted": "evicted",
+    "missing_state": "tokens whose state was not kept",
     "other_salt": "cached under another salt",
     "template_rewrote_history": "earlier messages that the chat template wrote in another way",
     "tools_changed": "changed tools",
     "volatile_text": "a time, a number or an id in the prompt that differs",
 }
-_USUAL = frozenset({"none", "never_seen", "page_rounding"})
+_USUAL = frozenset({"none", "never_seen", "page_rounding", "missing_state"})
 """Causes that nobody can avoid."""
 
 
