@@ -97,7 +97,9 @@ def run_session(url: str, model: str, seed: int) -> Session:
     texts = random.Random(seed)
     messages = [{"role": "system", "content": system_prompt(texts)}]
     turns = []
-    with httpx.Client(timeout=TIMEOUT_S) as client:
+    # llama-server closes a connection after some requests, perhaps while the next is sent.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(timeout=TIMEOUT_S, limits=limits) as client:
         # What is computed at the first request of all, such as a graph, is not the agent's.
         _ask(client, url, model, [{"role": "user", "content": "Hello."}], 4)
         for number in range(TURNS):
