@@ -172,7 +172,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     speculation: bool = True
     """Tokens may be drafted, if the server does."""
     progress: bool = False
-    """The client is told how much of the prompt is computed."""
+    """The client is informed how much of the prompt is computed."""
 
 
 class PartialAnswer(msgspec.Struct, frozen=True, array_like=True):

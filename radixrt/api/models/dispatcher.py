@@ -115,7 +115,7 @@ class Dispatcher:
         await self._hand_on(last, scope, _again(body, receive), send)
 
     async def _named(self, body: bytes) -> _Named:
-        """Of a body that is no JSON object, nothing: the first model's application says so."""
+        """A body that is no JSON object names no model: the first model's application says so."""
         try:
             if len(body) <= SMALL_BODY_BYTES:
                 return _decoder.decode(body)

@@ -58,7 +58,7 @@ class LoadableModel:
 
     @property
     def first_state(self) -> ServerState:
-        """Of a model that was loaded at least once."""
+        """The state of this model, which was loaded at least once."""
         assert self.state is not None
         return self.state
 

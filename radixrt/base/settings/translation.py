@@ -18,7 +18,7 @@ _DEST = "peer:"
 may have another meaning."""
 
 _UNITS = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
-"""Of numbers as vLLM writes them: 32k, 32K."""
+"""The units of numbers as vLLM writes them: 32k, 32K."""
 
 
 def key_of(flag: str) -> str:

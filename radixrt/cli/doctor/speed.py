@@ -34,7 +34,7 @@ _GOOD_SHARE = 0.5
 _READ_BYTES = 512 << 20
 """More than caches hold."""
 _SIDE, _TOKENS = 4096, 512
-"""Of the measured products."""
+"""The shape of the measured products."""
 _RUNS = 4
 _PROMPT, _ANSWER = 1024, 32
 """Tokens of the model's runs."""

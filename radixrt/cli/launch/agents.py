@@ -31,7 +31,7 @@ class Target:
     session: str
     """The cache session of the agent's requests."""
     folder: Path
-    """For files that end with the agent."""
+    """The folder of files that end with the agent."""
 
     @property
     def headers(self) -> dict[str, str]:
