@@ -115,6 +115,8 @@ class KVCache:
         nearest state where layers have one."""
         if match is None:
             return 0
+        if not self.states:
+            return match.num_pages * self.page_size  # without a look at the pages
         return self._usable(match.pages)[0]
 
     def _usable(self, pages: Pages) -> tuple[int, int]:
