@@ -46,7 +46,7 @@ def num_cores(cpus: Collection[int], root: Path = _ROOT) -> int:
 
 
 def numa_nodes(cpus: Collection[int], root: Path = _ROOT) -> dict[int, frozenset[int]]:
-    """Those of ``cpus`` in each NUMA node that has some; one node where the system names none."""
+    """The CPUs of ``cpus`` in each NUMA node that has some; one node where the system names none."""
     nodes = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         if own := parse_cpus(_text(folder / "cpulist")) & frozenset(cpus):

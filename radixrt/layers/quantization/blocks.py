@@ -51,9 +51,9 @@ class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
         self._memory = memory
         self.dtype = torch.get_default_dtype()
         self.parts: list[blockwise.PackedBlocks | PlainPart] = []
-        """Of all projections, in the order of their rows."""
+        """The parts of all projections, in the order of their rows."""
         self.blocks: list[blockwise.PackedBlocks] = []
-        """Those of the parts that are in blocks."""
+        """The parts that are in blocks."""
         self._loaded: dict[int, blockwise.PackedBlocks | PlainPart] = {}
 
     def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:

@@ -109,7 +109,7 @@ BLOCK_KINDS = {
     23: BlockKind("IQ4_XS", 256, 136, 140),
     39: BlockKind("MXFP4", 32, 17, 17),
 }
-"""Those that the native kernels multiply by, by GGUF's number."""
+"""The kinds that the native kernels multiply by, by GGUF's number."""
 
 
 ROUNDINGS = {
