@@ -94,7 +94,8 @@ Tensor by_attributes(nb::handle object) {
   Tensor tensor;
   if (nb::cast<std::string>(object.attr("device").attr("type")) != "cpu")
     throw nb::value_error("the kernels take tensors on the CPU only");
-  std::string dtype = nb::cast<std::string>(nb::str(object.attr("dtype")));
+  nb::object torch_dtype = object.attr("dtype");  // nb::str() of the attribute itself is a cast, which fails
+  std::string dtype = nb::cast<std::string>(nb::str(torch_dtype));
   bool known = false;
   for (DType candidate : {DType::float32, DType::bfloat16, DType::float16, DType::int32, DType::int64, DType::int8, DType::uint8}) {
     if (dtype == std::string("torch.") + name_of(candidate)) {
