@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from deploy.set_up_venv import run
@@ -104,6 +105,7 @@ def build(folder: Path) -> Path:
         *(cmake, "-S", str(ROOT / "radixrt_kernels"), "-B", str(folder), *generator, *target),
         f"-DCMAKE_CXX_COMPILER={COMPILER}",
         f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}",
     )
     run(cmake, "--build", str(folder), "--parallel", str(os.cpu_count()))
     (built,) = folder.glob("_native*.so")
