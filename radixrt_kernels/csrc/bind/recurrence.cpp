@@ -154,16 +154,25 @@ struct ScanTensors {
   }
 };
 
+float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// GCC has no _Float16 in C++ for ARM64 before version 13.
+float float_of_half(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+  if (magnitude >= 0x7c00u) return float_of(sign | 0x7f800000u | magnitude << 13);  // infinity, NaN
+  const float x = float_of(magnitude << 13) * 0x1p112f;  // the exponent's bias is 127 and not 15
+  return sign ? -x : x;
+}
+
 float number_at(const Tensor& t, int64_t token, int64_t column) {
   const int64_t at = token * t.strides[0] + column;
   if (t.dtype == DType::float32) return t.as<float>()[at];
-  if (t.dtype == DType::bfloat16) {
-    const uint32_t bits = static_cast<uint32_t>(t.as<uint16_t>()[at]) << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-  }
-  return static_cast<float>(t.as<_Float16>()[at]);
+  const uint16_t bits = t.as<uint16_t>()[at];
+  return t.dtype == DType::bfloat16 ? float_of(static_cast<uint32_t>(bits) << 16) : float_of_half(bits);
 }
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
