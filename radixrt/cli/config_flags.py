@@ -6,8 +6,7 @@ from typing import Any
 
 from radixrt.base.config import SETTINGS, ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.settings.renamed import REMOVED, RENAMED, upgraded
-from radixrt.base.settings.setting import SECTIONS, Setting, flag_of
+from radixrt.base.settings.setting import SECTIONS, Setting
 from radixrt.base.settings.translation import add_peer_flags, peer_settings, translated
 from radixrt.cli.settings_file import read_settings
 
@@ -25,19 +24,14 @@ def _by_section() -> Iterator[tuple[str, list[Setting]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--config``, one flag for each setting, in the sections of the docs, those of the
-    last release and those of other engines."""
+    """Declare ``--config``, one flag for each setting, in the sections of the docs, and those of
+    other engines."""
     parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     for section, settings in _by_section():
         group = parser.add_argument_group(section)
         for setting in settings:
             names = ["--model"] if setting.name == "model_path" else []
             group.add_argument(setting.flag, *names, **_options(setting))
-    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for name in RENAMED:
-        parser.add_argument(flag_of(name), action="store_true", **hidden)
-    for name in REMOVED:
-        parser.add_argument(flag_of(name), **hidden)
     add_peer_flags(parser, SETTINGS)
 
 
@@ -77,7 +71,7 @@ def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     settings, models = _given(arguments)
     if len(models) > 1:
         raise ConfigError("This command serves one model; radixrt serve takes several.")
-    return _config(settings | models[0])
+    return ServerConfig(**settings | models[0]).validate()
 
 
 def configs_from_arguments(arguments: argparse.Namespace) -> tuple[list[ServerConfig], int | None]:
@@ -89,7 +83,7 @@ def configs_from_arguments(arguments: argparse.Namespace) -> tuple[list[ServerCo
     """
     settings, models = _given(arguments)
     if len(models) == 1:
-        return [_config(settings | models[0])], None
+        return [ServerConfig(**settings | models[0]).validate()], None
     total, names = settings.get("max_total_tokens"), settings.pop("served_model_name", None)
     if names is not None:
         if len(each := names.split()) != len(models):
@@ -99,19 +93,19 @@ def configs_from_arguments(arguments: argparse.Namespace) -> tuple[list[ServerCo
         models = [
             {"served_model_name": name} | model for name, model in zip(each, models, strict=True)
         ]
-    whole = _config(settings | models[0])  # for its errors
-    own = [_config(settings | {"max_total_tokens": None} | model) for model in models]
+    whole = ServerConfig(**settings | models[0]).validate()  # for its errors
+    settings["max_total_tokens"] = None
+    own = [ServerConfig(**settings | model).validate() for model in models]
     return own, whole.max_total_tokens if total is not None else None
 
 
 def _given(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The settings of the server, and those of each of its models alone."""
     file = getattr(arguments, "config", None)
-    names = {*SETTINGS, *RENAMED, *REMOVED}
     given = {
         name: " ".join(value) if isinstance(value, list) and name != "model_path" else value
         for name, value in vars(arguments).items()
-        if name in names
+        if name in SETTINGS
     }
     from_file = {} if file is None else translated(read_settings(file), SETTINGS)
     given = translated(peer_settings(arguments) | given, SETTINGS)
@@ -128,10 +122,6 @@ def _given(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
         models = [{"model_path": path} for path in paths]
     arguments.model = models[0].get("model_path")
     return settings, models
-
-
-def _config(settings: dict[str, Any]) -> ServerConfig:
-    return ServerConfig(**upgraded(settings)).validate()
 
 
 def markdown_page() -> str:

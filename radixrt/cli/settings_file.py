@@ -6,7 +6,6 @@ from typing import Any
 
 from radixrt.base.config import SETTINGS
 from radixrt.base.errors import ConfigError
-from radixrt.base.settings.renamed import REMOVED, RENAMED
 from radixrt.base.settings.setting import flag_of
 from radixrt.base.settings.translation import PEER_NAMES
 
@@ -65,11 +64,10 @@ def _models(models: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _name_of(key: Any, path: str) -> str:
-    known = [*SETTINGS, *RENAMED, *REMOVED]
     name = str(key).lstrip("-").replace("-", "_")
-    if name in known or name in PEER_NAMES:
+    if name in SETTINGS or name in PEER_NAMES:
         return name
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
     hint = f" Did you mean {flag_of(near[0])[2:]}?" if near else ""
     raise ConfigError(f"--config {path}: {key} is not a setting.{hint}")
 
