@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from radixrt.lang.backends.protocol import JsonSchema
+from radixrt.lang.backends.protocol import JsonSchema, Sampling, sampling_of
 from radixrt.lang.errors import ProgramError, SourceLine, caller
-from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.typed import AnswerType, answer_type
 
 Role = Literal["system", "user", "assistant", "tool"]

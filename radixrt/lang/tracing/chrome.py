@@ -9,9 +9,14 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from radixrt.lang.tracing.phases import phases_of
-from radixrt.lang.tracing.records import CallRecord, RunRecord, ToolRecord
-from radixrt.lang.tracing.text import span_of, title_of
+from radixrt.lang.tracing.records import (
+    CallRecord,
+    RunRecord,
+    ToolRecord,
+    phases_of,
+    span_of,
+    title_of,
+)
 
 Event = dict[str, Any]
 ANSWER_CHARS = 4000
