@@ -17,10 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from radixrt.base.errors import ConfigError
 from radixrt.bench.client import RequestRecord, Target, converse
-from radixrt.bench.compare import compare_runs
 from radixrt.bench.datasets import read_dataset
-from radixrt.bench.output import check_folders, console_beside, write_json
-from radixrt.bench.report import print_summary, request_rows, summarize
+from radixrt.bench.report import (
+    check_folders,
+    compare_runs,
+    console_beside,
+    print_summary,
+    request_rows,
+    summarize,
+    write_json,
+)
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 
 CONCURRENCY = 16

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from radixrt.bench.cache.bounds import infinite_cache
+from radixrt.bench.cache.engine import ServiceModel
 from radixrt.bench.cache.replay import Replay, Setup, replay
 from radixrt.bench.cache.routing import RULES
-from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace
 from radixrt.cli.main import main
 from tests.bench.test_bench_cache import conversations, request, write_trace

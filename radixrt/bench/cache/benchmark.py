@@ -12,12 +12,12 @@ from rich.progress import track
 from rich.table import Table
 
 from radixrt.bench.arguments import HintLevel, RouterName
+from radixrt.bench.cache.engine import ServiceModel
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
 from radixrt.bench.cache.routing_table import routing_tables
-from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import Trace, read_trace
-from radixrt.bench.output import console_beside, write_json
+from radixrt.bench.report import console_beside, write_json
 
 TABLE_WIDTH = 110
 """Characters, in files and pipes."""
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     _print_rate(console, traces, results, len(setups))
     write_json(arguments.json, [asdict(result) for result in results])
     if arguments.plot:
-        from radixrt.bench.cache.plot import plot_results
+        from radixrt.bench.plot import plot_results
 
         plot_results(results, Path(arguments.plot))
     return 0
