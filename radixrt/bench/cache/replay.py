@@ -216,7 +216,6 @@ class _Run:
             if output.started is not None:
                 self._cached[number] = output.started.cached_tokens * self._symbol
                 self._ttft[number] = self._clock.now - self._arrival[number]
-                self._rule.prefilled(number)
             if output.finished is not None:
                 self._rule.finished(number)
                 self._go_on_after(number)
