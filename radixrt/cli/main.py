@@ -151,7 +151,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
     "run": ("chat in the terminal, with the server on this machine or one that ends with the chat", (flags.add_run_arguments, add_arguments), _runs("cli.chat.command:run_local", takes_config=True)),
     "chat": ("chat in the terminal, with any OpenAI-compatible server", (flags.add_remote_arguments,), _runs("cli.chat.command:run_remote")),
     "launch": ("run a coding agent with a server, and report what the cache saved", (flags.add_launch_arguments, add_arguments), _runs("cli.launch.command", takes_config=True)),
-    "top": ("watch a server's KV cache", (flags.add_top_arguments,), _runs("cli.top.command")),
+    "top": ("watch a server's KV cache", (flags.add_top_arguments,), _runs("cli.top")),
     "lint-prompts": ("find the causes of cache misses in recorded requests", (flags.add_lint_prompts_arguments,), _runs("cli.lint.report")),
     "doctor": ("check this machine, and say what to do", (flags.add_doctor_arguments,), _runs("cli.doctor.command")),
     "models": ("list the checkpoints that are on this machine", (flags.add_models_arguments,), _runs("cli.doctor.models")),
