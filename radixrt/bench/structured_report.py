@@ -50,6 +50,12 @@ class Record:
         return bool(self.backend) and self.valid_accepted == self.valid
 
 
+_COUNTS = (
+    "valid", "valid_accepted", "invalid", "invalid_accepted", "format_only_accepted", "unverified_accepted", "exhausted",
+)  # fmt: skip
+"""Numbers of a record that are summed up."""
+
+
 def report(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """The numbers of each engine."""
     engines = dict.fromkeys(record.engine for record in records)
@@ -68,13 +74,7 @@ def _of_engine(records: Sequence[Record]) -> dict[str, Any]:
         "with_checks": sum(bool(record.checks) for record in taken),
         "with_a_check_of_the_whole": sum(_checks_whole(record) for record in taken),
         "backends": dict(Counter(record.backend for record in taken)),
-        "valid": sum(record.valid for record in records),
-        "valid_accepted": sum(record.valid_accepted for record in records),
-        "invalid": sum(record.invalid for record in taken),
-        "invalid_accepted": sum(record.invalid_accepted for record in taken),
-        "format_only_accepted": sum(record.format_only_accepted for record in taken),
-        "unverified_accepted": sum(record.unverified_accepted for record in taken),
-        "exhausted": sum(record.exhausted for record in taken),
+        **{name: sum(getattr(record, name) for record in records) for name in _COUNTS},
         "forced_share": sum(record.forced for record in taken) / tokens if tokens else 0.0,
         "compile_ms": _percentiles([record.compile_s for record in taken], 1e3),
         "first_mask_ms": _percentiles([record.first_mask_s for record in taken], 1e3),

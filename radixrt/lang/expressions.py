@@ -248,29 +248,18 @@ def documents(
 
 
 def system(content: Expression | str) -> Message:
-    """A system message.
-
-    Raises:
-        ProgramError: it contains a gen, a select or another message.
-    """
+    """A system message; a ProgramError if it contains a gen, a select or another message."""
     return _message("system", content)
 
 
 def user(content: Expression | str) -> Message:
-    """A user message.
-
-    Raises:
-        ProgramError: it contains a gen, a select or another message.
-    """
+    """A user message; a ProgramError if it contains a gen, a select or another message."""
     return _message("user", content)
 
 
 def assistant(content: Expression | str) -> Message:
-    """An assistant message, the place of ``gen`` and ``select`` in a conversation.
-
-    Raises:
-        ProgramError: it contains another message.
-    """
+    """An assistant message, the place of ``gen`` and ``select`` in a conversation; a ProgramError if
+    it contains another message."""
     return _message("assistant", content)
 
 
