@@ -264,9 +264,7 @@ def assistant(content: Expression | str) -> Message:
 
 
 def image(*_: Any, **__: Any) -> NoReturn:
-    """Raises:
-    ProgramError: always; vision models are not supported yet.
-    """
+    """Raises a ProgramError: vision models are not supported yet."""
     raise ProgramError(
         "image needs a vision model, and radixrt serves none yet: describe the image in text, or leave it out."
     )

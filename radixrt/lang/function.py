@@ -298,9 +298,7 @@ async def _cancelling(cancel: Callable[[], None], work: Coroutine[Any, Any, Resu
 
 
 def _run_in_new_loop(program: Any) -> State:
-    """Raises:
-    ProgramError: an event loop runs in this thread.
-    """
+    """Raises ProgramError if an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -491,9 +491,7 @@ class LLM:
 
 
 def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
-    """Raises:
-    RequestError: the cache hint is invalid.
-    """
+    """Raises RequestError if the cache hint is invalid."""
     hints = hints_of(cache)
     hints = replace(hints, explain_texts=hints.explain)
     return RequestOptions(cache_salt=cache_salt, cache_hints=hints)

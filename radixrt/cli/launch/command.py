@@ -54,9 +54,7 @@ def run(arguments: argparse.Namespace, config: ServerConfig) -> int:
 
 
 def _program(agent: Agent) -> str:
-    """Raises:
-    ConfigError: the agent is not installed.
-    """
+    """Raises ConfigError if the agent is not installed."""
     if (program := shutil.which(agent.program)) is None:
         raise ConfigError(
             f"{agent.title} is not installed: there is no program {agent.program!r} in PATH. Install it with: {agent.install}"
@@ -101,9 +99,7 @@ def _context(model: dict[str, Any]) -> int | None:
 
 
 def _check_context(agent: Agent, model: str, context: int | None) -> None:
-    """Raises:
-    ConfigError: the agent's prompts are longer than the model's context.
-    """
+    """Raises ConfigError if the agent's prompts are longer than the model's context."""
     if context is not None and context <= agent.first_prompt:
         which = "the built-in model" if model == DEMO_MODEL else model
         raise ConfigError(

@@ -66,10 +66,7 @@ def read_log(path: Path) -> Iterator[Recorded | Unreadable]:
 
 
 def _recorded(number: int, line: Any) -> Recorded:
-    """
-    Raises:
-        RequestError: it is no request with one prompt.
-    """
+    """Raises RequestError if it is no request with one prompt."""
     if not isinstance(line, dict):
         raise RequestError("a line must be a JSON object")
     if "hash_ids" in line:

@@ -108,9 +108,7 @@ class OpenAI(Backend):
             ) from error
 
     def _refuse_unsupported(self, call: Call) -> None:
-        """Raises:
-        UnsupportedFeature: the call needs a field that is not standard.
-        """
+        """Raises UnsupportedFeature if the call needs a field that is not standard."""
         if call.constraint is not None and not isinstance(call.constraint, JsonSchema | Choices):
             raise self._unsupported(
                 FEATURE_NAMES[type(call.constraint)], "Use gen's schema=, or a radixrt server."
@@ -154,11 +152,8 @@ def without_old_reasoning(messages: Prompt) -> list[dict[str, Any]]:
 
 
 def _beyond(start: int, logprobs: dict[str, Any]) -> tuple[float, ...]:
-    """The log-probabilities of the tokens that end after a place in the text.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The log-probabilities of the tokens that end after a place in the text; raises ValueError if
+    there are none."""
     offsets: list[int] = logprobs["text_offset"]
     values: list[float | None] = logprobs["token_logprobs"]
     ends = [*offsets[1:], float("inf")]

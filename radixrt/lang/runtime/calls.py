@@ -205,9 +205,7 @@ def _values(answers: list[Completion], gen: Gen, site: CallSite) -> list[Any]:
 
 
 def _value(answer: Completion, gen: Gen, site: CallSite) -> Any:
-    """Raises:
-    AnswerError: the answer is not of the type that was asked for.
-    """
+    """Raises AnswerError if the answer is not of the type that was asked for."""
     if not gen.tools:
         return _read(answer, gen.kind)
     notes = site.run.record.tools_of(site.record.branch)
@@ -216,9 +214,7 @@ def _value(answer: Completion, gen: Gen, site: CallSite) -> Any:
 
 
 def _read(answer: Completion, kind: AnswerType) -> Any:
-    """Raises:
-    AnswerError: the answer is not of that type, or was cut off where more may follow.
-    """
+    """Raises AnswerError if the answer is not of that type, or was cut off where more may follow."""
     cut_off = answer.finish_reason == "length"
     try:
         value = kind.read(answer.text)
