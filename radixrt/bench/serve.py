@@ -80,8 +80,12 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
         headers=headers, timeout=arguments.timeout, limits=limits
     ) as client:
         target, vocab_size = await _discover(client, arguments)
-        settings = _workload_settings(arguments)
-        warmup = make_workload(_warmup_settings(settings, arguments.warmup), vocab_size)
+        flags = [field.name for field in fields(WorkloadSettings) if field.name != "name"]
+        given = {flag: getattr(arguments, flag) for flag in flags}
+        settings = WorkloadSettings(arguments.workload, **given)
+        # Single requests that share nothing with the workload.
+        other = {"num_prompts": arguments.warmup, "seed": settings.seed + 2**32}
+        warmup = make_workload(replace(settings, name="random", **other), vocab_size)
         conversations = (
             read_dataset(
                 Path(arguments.dataset),
@@ -134,18 +138,6 @@ def _progress() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-
-
-def _workload_settings(arguments: argparse.Namespace) -> WorkloadSettings:
-    flags = [field.name for field in fields(WorkloadSettings) if field.name != "name"]
-    return WorkloadSettings(
-        arguments.workload, **{flag: getattr(arguments, flag) for flag in flags}
-    )
-
-
-def _warmup_settings(settings: WorkloadSettings, count: int) -> WorkloadSettings:
-    """Single requests that share nothing with the workload."""
-    return replace(settings, name="random", num_prompts=count, seed=settings.seed + 2**32)
 
 
 async def _discover(

@@ -44,6 +44,11 @@ class Finding(msgspec.Struct, frozen=True):
     """The next step; empty where there is nothing to do."""
 
 
+def verdict(subject: str, is_good: bool, fact: str, advice: str) -> Finding:
+    """A finding that is ok, or a warning with its advice."""
+    return Finding(subject, "ok", fact) if is_good else Finding(subject, "warning", fact, advice)
+
+
 def python() -> Iterator[Finding]:
     """Versions of radixrt and Python, and the system."""
     place = "a virtual environment" if sys.prefix != sys.base_prefix else "the system's environment"
@@ -124,13 +129,11 @@ def gpu() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
         present = Path("/proc/driver/nvidia").exists()
-        yield Finding(
+        yield verdict(
             "GPU",
-            "warning" if present else "ok",
+            not present,
             f"torch {torch.__version__} (built for {built}) sees no GPU; models run on the CPU.",
-            "This machine has an NVIDIA driver: install a torch that is built for CUDA, from pytorch.org."
-            if present
-            else "",
+            "This machine has an NVIDIA driver: install a torch that is built for CUDA, from pytorch.org.",
         )
         return
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
@@ -155,14 +158,11 @@ def memory() -> Iterator[Finding]:
     """Memory for weights and KV cache, and the processors that may be used."""
     available = available_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    is_enough = available >= MIN_MEMORY
-    yield Finding(
+    yield verdict(
         "memory",
-        "ok" if is_enough else "warning",
+        available >= MIN_MEMORY,
         f"{available / _GIB:.1f} GiB of memory available, {cores} processors.",
-        ""
-        if is_enough
-        else "Free memory, or raise the limit of the container: weights and KV cache have to fit.",
+        "Free memory, or raise the limit of the container: weights and KV cache have to fit.",
     )
 
 

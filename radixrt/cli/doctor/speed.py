@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.cli.doctor.machine import Finding
+from radixrt.cli.doctor.machine import Finding, verdict
 from radixrt.device.host_memory import available_memory
 from radixrt.device.topology import (
     busy_ticks,
@@ -72,12 +72,8 @@ def findings(model: str | None, used: float) -> Iterator[Finding]:
     cpus = usable_cpus()
     threads, cores = torch.get_num_threads(), num_cores(cpus)
     is_busy = used > _BUSY * len(cpus)
-    yield Finding(
-        "load",
-        "warning" if is_busy else "ok",
-        f"Other programs use {used:.1f} of {len(cpus)} processors.",
-        "Stop them, or the numbers below are too low." if is_busy else "",
-    )
+    fact = f"Other programs use {used:.1f} of {len(cpus)} processors."
+    yield verdict("load", not is_busy, fact, "Stop them, or the numbers below are too low.")
     yield from machine_findings(threads, cores, len(cpus), cpu_quota(), huge_pages(), len(numa_nodes(cpus)))  # fmt: skip
     if radixrt_kernels.native is None or torch.cuda.is_available():
         yield Finding(
@@ -118,20 +114,13 @@ def machine_findings(
     elif threads < fitting:
         advice = f"Serve with --kernel-threads {fitting}, or unset OMP_NUM_THREADS."
     limit = "" if quota is None else f"; the control group allows the time of {quota:.1f}"
-    yield Finding(
-        "threads",
-        "warning" if advice else "ok",
-        f"{threads} threads compute on {cores} cores with {cpus} logical processors{limit}.",
-        advice,
-    )
-    has_pages = pages in ("always", "madvise")
-    yield Finding(
+    fact = f"{threads} threads compute on {cores} cores with {cpus} logical processors{limit}."
+    yield verdict("threads", not advice, fact, advice)
+    yield verdict(
         "huge pages",
-        "ok" if has_pages else "warning",
+        pages in ("always", "madvise"),
         f"Pages of 2 MiB: {pages or 'unknown'}.",
-        ""
-        if has_pages
-        else "As root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`. Weights are read a tenth faster.",
+        "As root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`. Weights are read a tenth faster.",
     )
     yield Finding(
         "NUMA",
@@ -232,12 +221,7 @@ def share_finding(
     is_good = share >= _GOOD_SHARE
     if is_busy and not is_good:
         advice = "Stop the other programs, and measure again."
-    return Finding(
-        subject,
-        "ok" if is_good else "warning",
-        f"{fact}, {share:.0%} of {of}.",
-        "" if is_good else advice,
-    )
+    return verdict(subject, is_good, f"{fact}, {share:.0%} of {of}.", advice)
 
 
 def _shortest(llm: Any, prompt_tokens: int, answer_tokens: int) -> float:
