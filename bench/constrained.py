@@ -24,7 +24,7 @@ from bench.markdown import print_rows
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.arguments import positive
-from radixrt.bench.output import write_json
+from radixrt.bench.report import write_json
 from radixrt.constrained.constraint import Constraint, JsonSchema
 from radixrt.messages.calls import StatsCall
 from radixrt.messages.ids import pack_ids

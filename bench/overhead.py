@@ -28,8 +28,8 @@ from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.bench.arguments import positive
-from radixrt.bench.cache.service import SimulatedWorker
-from radixrt.bench.output import write_json
+from radixrt.bench.cache.engine import SimulatedWorker
+from radixrt.bench.report import write_json
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest

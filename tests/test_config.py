@@ -1,4 +1,4 @@
-"""The settings: names that agree with their registries, and those of the last release."""
+"""The settings: names that agree with their registries, and their aliases."""
 
 import argparse
 import logging
@@ -9,7 +9,7 @@ import pytest
 
 from radixrt.attention.registry import _BACKENDS as ATTENTION_BACKENDS
 from radixrt.base.config import ServerConfig
-from radixrt.base.settings import renamed, setting
+from radixrt.base.settings import setting
 from radixrt.base.settings.setting import flag_of
 from radixrt.cli.config_flags import add_arguments, config_from_arguments
 from radixrt.constrained.grammar import Backend as GrammarBackend
@@ -41,36 +41,6 @@ def test_a_flag_takes_the_names_of_its_registry(declared: object, registered: se
     assert set(get_args(declared)) == registered
 
 
-@pytest.mark.parametrize(("old", "new"), renamed.RENAMED.items())
-def test_a_renamed_switch_still_works_and_warns(
-    old: str, new: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert getattr(parse(flag_of(old)), new) is True
-    assert flag_of(old) in caplog.text and flag_of(new) in caplog.text
-
-
-@pytest.mark.parametrize("name", renamed.REMOVED)
-def test_a_removed_setting_is_ignored_with_a_warning(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert parse(flag_of(name), "1") == ServerConfig()
-    assert flag_of(name) in caplog.text and renamed.REMOVED[name] in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [(name, old, new) for name, values in renamed.RENAMED_VALUES.items() for old, new in values.items()],
-)  # fmt: skip
-def test_a_renamed_value_still_works_and_warns(
-    name: str, old: str, new: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert getattr(parse(flag_of(name), old), name) == new
-    assert old in caplog.text and new in caplog.text
-
-
 @pytest.mark.parametrize(
     ("name", "alias", "value"),
     [
@@ -96,7 +66,7 @@ def test_an_alias_is_no_name_itself_and_stands_for_one(setting: Field[Any]) -> N
     assert not aliases.keys() & {*names} and {*aliases.values()} <= {*names}
 
 
-def test_names_of_this_release_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_known_names_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert parse("--page-size", "1", "--debug-disable-cascade").page_size == 1
     assert not caplog.text

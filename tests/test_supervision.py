@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from radixrt.base.liveness.activity import Activity
+from radixrt.base.liveness.heartbeat import Activity
 from radixrt.base.liveness.supervision import run_loop, start_thread, supervise
 
 PACKAGE = Path(__file__).parent.parent / "radixrt"

@@ -31,9 +31,7 @@ def converted(values: dict[str, Any], kind: type[Converted], field: str = "") ->
 
 
 def check_depth(value: Any, field: str, limit: int = MAX_DEPTH) -> None:
-    """Raises:
-    RequestError: lists and objects are nested more than ``limit`` deep.
-    """
+    """Raises RequestError if lists and objects are nested more than ``limit`` deep."""
     if _is_deeper(value, limit - 1):
         raise RequestError(f"{field} is nested more than {limit} deep.", param=field)
 

@@ -136,9 +136,7 @@ class Outbox:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Raises:
-        FrameTooLargeError: the message exceeds the receiver's limit.
-        """
+        """Raises FrameTooLargeError if the message exceeds the receiver's limit."""
         self.socket.send(encode(self._encoder, message), copy=False)
 
     def close(self) -> None:

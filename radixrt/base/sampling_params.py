@@ -6,6 +6,7 @@ import msgspec
 
 from radixrt.base.convert import converted
 from radixrt.base.errors import RequestError, shown
+from radixrt.base.settings.peers import FIELDS
 
 MAX_LOGPROBS = 20
 """Most alternatives per token (OpenAI's limit)."""
@@ -19,7 +20,21 @@ MAX_BAD_WORD_CHARS = 256
 MAX_N = 128
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _NamesFields(msgspec.StructMeta):
+    """Lets the constructor say which field has the meaning of another engine's."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*args, **fields)
+        except TypeError:
+            for name in fields.keys() & FIELDS.keys() - {*cls.__struct_fields__}:
+                raise TypeError(f"{name} is called {FIELDS[name]}.") from None
+            raise
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=_NamesFields
+):
     """Sampling parameters of one request. By default tokens are sampled at temperature 1.
 
     >>> params = SamplingParams(max_tokens=16, temperature=0.0, stop=["\\n"]).validate()
@@ -28,6 +43,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     >>> SamplingParams(top_p=1.5).validate()
     Traceback (most recent call last):
     radixrt.base.errors.RequestError: top_p must be a number from 0.0 to 1.0, not 1.5.
+    >>> SamplingParams(max_new_tokens=16)
+    Traceback (most recent call last):
+    TypeError: max_new_tokens is called max_tokens.
 
     Call :meth:`validate` on values from outside.
     """

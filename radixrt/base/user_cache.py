@@ -43,10 +43,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(file: bytes) -> bytes:
-    """
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Raises ValueError if the file is damaged."""
     content = file[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != file[:_DIGEST_BYTES]:
         raise ValueError("The file is damaged.")

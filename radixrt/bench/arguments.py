@@ -10,9 +10,7 @@ from radixrt.base.settings.setting import EvictionPolicyName, SchedulePolicyName
 EndpointName = Literal["completions", "chat"]
 WorkloadName = Literal["shared-prefix", "random", "multi-turn"]
 HintLevel = Literal["none", "session", "program", "exact"]
-RouterName = Literal[
-    "radixrt", "random", "round-robin", "power-of-two", "session-hash", "sglang", "dynamo", "llm-d"
-]
+RouterName = Literal["radixrt", "random", "round-robin", "power-of-two", "session-hash"]
 
 EVICTION_POLICIES: tuple[str, ...] = get_args(EvictionPolicyName)
 SCHEDULE_POLICIES: tuple[str, ...] = get_args(SchedulePolicyName)
@@ -76,7 +74,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument("--hints", nargs="+", choices=get_args(HintLevel), default=["none"], help="levels of cache hints that clients send, for traces with sessions (default: none)")  # fmt: skip
     compared.add_argument("--hint-error", type=_error, nargs="+", default=[0.5], metavar="S", help="with --hints program: standard deviation of the logarithm of the stated duration of a tool over the recorded one (default: 0.5)")  # fmt: skip
     compared.add_argument("--replicas", type=positive, nargs="+", default=[1], metavar="N", help="engines behind a router, each with its part of the pool and of the prefill rate (default: 1)")  # fmt: skip
-    compared.add_argument("--router", nargs="+", choices=get_args(RouterName), default=["radixrt"], help="routing rules of several replicas: radixrt's own, and those of other projects as published (default: radixrt)")  # fmt: skip
+    compared.add_argument("--router", nargs="+", choices=get_args(RouterName), default=["radixrt"], help="routing rules of several replicas (default: radixrt)")  # fmt: skip
     compared.add_argument("--closed-loop", action="store_true", help="a session's next request waits for the previous answer; default: all requests arrive at their recorded times")  # fmt: skip
 
     model = parser.add_argument_group("The simulated engine")

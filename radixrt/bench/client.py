@@ -29,6 +29,8 @@ class RequestRecord:
     output_tokens: int = 0
     cached_tokens: int = 0
     answer: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    """Of the answer, where the server names them."""
     finish_reason: str | None = None
     """None: the server didn't say, or the answer was cut off."""
     error: str | None = None
@@ -153,49 +155,40 @@ async def converse(
         body = target.body(history, turn.output_len)
         if conversation.messages is not None:
             body["messages"] = conversation.messages
-        answer = await _ask(client, target, body, record)
+        await _ask(client, target, body, record)
         as_tokens = isinstance(turn.question, list)
-        if as_tokens and not answer.token_ids and len(conversation.turns) > 1 and not record.error:
+        if as_tokens and not record.token_ids and len(conversation.turns) > 1 and not record.error:
             record.error = "the server names no token ids to continue from: use --prompts text"
-        history.append(answer.token_ids if as_tokens else answer.text)
+        history.append(record.token_ids if as_tokens else record.answer)
         yield record
         if record.error:
             return
 
 
-@dataclass
-class _Answer:
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-
-
 async def _ask(
     client: httpx.AsyncClient, target: Target, body: dict[str, Any], record: RequestRecord
-) -> _Answer:
+) -> None:
     """Send one request and fill in its record; any failure becomes the error of the record."""
-    answer = _Answer()
     try:
         async with client.stream("POST", target.path, json=body) as response:
             if response.status_code != 200:
                 detail = (await response.aread()).decode(errors="replace")
                 record.error = f"HTTP {response.status_code}: {detail[:200]}"
-                return answer
+                return
             async for line in response.aiter_lines():
                 if line.startswith("data:") and line != "data: [DONE]":
-                    _absorb(_decode(line[5:]), record, answer)
+                    _absorb(_decode(line[5:]), record)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
         record.error = f"{type(error).__name__}: {error}".removesuffix(": ")
     finally:
         record.finished = time.perf_counter()
-        record.answer = answer.text
     if not record.error and not record.token_times:
         record.error = "the answer held no token"
     if not record.output_tokens:
         record.output_tokens = sum(record.token_counts)
-    return answer
 
 
-def _absorb(event: _Event, record: RequestRecord, answer: _Answer) -> None:
+def _absorb(event: _Event, record: RequestRecord) -> None:
     """Note one streamed chunk, at the moment it came."""
     if event.error is not None:
         record.error = f"in the stream: {str(event.error)[:200]}"
@@ -207,12 +200,12 @@ def _absorb(event: _Event, record: RequestRecord, answer: _Answer) -> None:
     for choice in event.choices:
         delta = choice.delta or _Delta()
         text = choice.text or delta.content or ""
-        answer.text += text
+        record.answer += text
         record.finish_reason = choice.finish_reason or record.finish_reason
         count = 1 if text or delta.reasoning_content or delta.reasoning else 0
         if choice.token_ids is not None:
             count = len(choice.token_ids)
-            answer.token_ids += choice.token_ids
+            record.token_ids += choice.token_ids
         if count:
             record.token_times.append(time.perf_counter())
             record.token_counts.append(count)

@@ -3,7 +3,7 @@ recorded traces."""
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,12 @@ def read_dataset(
 ) -> list[Conversation]:
     """The conversations of a file, in order of arrival.
 
-    ========================================
-    ===================================================================== content
-    conversation ========================================
-    ===================================================================== ShareGPT: an array of
-    ``conversations``   its questions in turn; answers as long as the recorded ones lines with
-    ``prompt``                     one question; ``output_len`` or ``max_tokens`` is the length
-    lines with ``messages`` or ``body``       a chat request with its history as recorded (also
-    OpenAI's batch files) lines with ``timestamp``, ``hash_ids``    a trace: prompts that share
-    prefixes as recorded, at the recorded times ========================================
-    =====================================================================
+    - ShareGPT, an array with ``conversations``: their questions in turn; answers as long as the
+      recorded ones.
+    - Lines with ``prompt``: one question; ``output_len`` or ``max_tokens`` is the length.
+    - Lines with ``messages`` or ``body``, as OpenAI's batch files: a chat request as recorded.
+    - Lines with ``timestamp`` and ``hash_ids``, a trace: prompts that share prefixes as recorded, at
+      the recorded times.
 
     Args:
         limit: most requests.
@@ -52,14 +48,13 @@ def read_dataset(
         conversations = _sharegpt(path, turns)
     elif head == b"\x1f\x8b" or "timestamp" in _first(path):
         trace = read_trace(path, limit=limit, speed=speed)
-        prompt_of = _TracePrompts(vocab_size)
         conversations = (
             Conversation(
                 "",
-                [Turn(prompt_of(request), max(1, request.output_tokens))],
-                arrival_s=request.arrival_s,
+                [Turn(_trace_prompt(one, vocab_size), max(1, one.output_tokens))],
+                arrival_s=one.arrival_s,
             )
-            for request in trace.requests
+            for one in trace.requests
         )
     else:
         conversations = _lines(path, output_len)
@@ -140,23 +135,11 @@ def _sharegpt(path: Path, turns: int) -> Iterator[Conversation]:
         ) from error
 
 
-class _TracePrompts:
-    """Makes the prompt of a recorded request: equal blocks get equal tokens."""
-
-    def __init__(self, vocab_size: int | None) -> None:
-        self._vocab_size = vocab_size
-
-    def __call__(self, request: TraceRequest) -> Prompt:
-        lengths = [BLOCK_TOKENS] * len(request.blocks)
-        lengths[-1] = request.input_tokens - BLOCK_TOKENS * (len(lengths) - 1)
-        blocks = [
-            self._block(int(block))(length)
-            for block, length in zip(request.blocks, lengths, strict=True)
-        ]
-        if self._vocab_size is None:
-            return "".join(map(str, blocks))
-        return [token for block in blocks for token in block]
-
-    def _block(self, block: int) -> Callable[[int], Any]:
-        rng = np.random.default_rng(block)
-        return TextPrompts(rng) if self._vocab_size is None else TokenPrompts(rng, self._vocab_size)
+def _trace_prompt(request: TraceRequest, vocab_size: int | None) -> Prompt:
+    """The prompt of a recorded request: equal blocks get equal tokens."""
+    lengths = [BLOCK_TOKENS] * len(request.blocks)
+    lengths[-1] = request.input_tokens - BLOCK_TOKENS * (len(lengths) - 1)
+    both = zip(map(np.random.default_rng, map(int, request.blocks)), lengths, strict=True)
+    if vocab_size is None:
+        return "".join(TextPrompts(rng)(length) for rng, length in both)
+    return [token for rng, length in both for token in TokenPrompts(rng, vocab_size)(length)]

@@ -1,15 +1,21 @@
-"""Computes percentiles and throughput from the records of requests, as a table and as JSON."""
+"""Reports of benchmarks: percentiles and throughput from the records of requests, as a table and as
+JSON, and the comparison of two such reports."""
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from radixrt.base.errors import ConfigError
 from radixrt.bench.client import RequestRecord
 
 
@@ -182,3 +188,87 @@ def _latency_table(summary: Summary) -> Table:
             values = (latency.mean, latency.p50, latency.p90, latency.p99)
             table.add_row(name, *(f"{value:,.2f}" for value in values))
     return table
+
+
+_RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")
+_LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
+
+
+def compare_runs(before: Path, after: Path, console: Console) -> None:
+    """Print the numbers of both runs and their ratios.
+
+    Raises:
+        ConfigError: a file is no run.
+    """
+    documents = _document(before), _document(after)
+    first, second = (document["summary"] for document in documents)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", style="dim")
+    for column in (before.name, after.name, "ratio"):
+        table.add_column(column, justify="right")
+    for name in _RATES:
+        _add(table, name.replace("_per_s", "/s").replace("_", " "), first[name], second[name])
+    for name, title in _LATENCIES.items():
+        for percentile in ("p50", "p99"):
+            values = [(run[name] or {}).get(percentile) for run in (first, second)]
+            _add(table, f"{title} {percentile}, ms", *values)
+    if first.get("goodput") and second.get("goodput"):
+        rates = (run["goodput"]["requests_per_s"] for run in (first, second))
+        _add(table, "goodput, requests/s", *rates)
+    console.print(table)
+    if different := _different_settings(*documents):
+        console.print(f"The runs differ in {', '.join(different)}.", style="yellow")
+
+
+def _add(table: Table, name: str, before: float | None, after: float | None) -> None:
+    if before is None or after is None:
+        return
+    ratio = f"{after / before:.3f}" if before else "-"
+    table.add_row(name, f"{before:,.2f}", f"{after:,.2f}", ratio)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} cannot be read as a run: {error}.") from error
+    if not {"summary", "settings"} <= set(document):
+        raise ConfigError(f"{path} is no run: write one with --json FILE.")
+    return document
+
+
+def _different_settings(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names of the settings of the load in which two runs differ."""
+    of_output = {"json", "plot", "compare", "url", "base_url"}
+    first, second = before["settings"], after["settings"]
+    names = (set(first) | set(second)) - of_output
+    return sorted(
+        f"--{name.replace('_', '-')}" for name in names if first.get(name) != second.get(name)
+    )
+
+
+def console_beside(json_file: str | None) -> Console:
+    """For tables; on stderr where stdout (``-``) is for JSON."""
+    return Console(stderr=json_file == "-")
+
+
+def check_folders(*files: str | None) -> None:
+    """Check before a measurement that its results can be written; ``-`` and None need no folder.
+
+    Raises:
+        ConfigError: the folder of a file does not exist.
+    """
+    for file in files:
+        if file and file != "-" and not Path(file).parent.is_dir():
+            raise ConfigError(
+                f"{file} cannot be written: the folder {Path(file).parent} is missing."
+            )
+
+
+def write_json(json_file: str | None, content: Any) -> None:
+    """Into a file, to stdout for ``-``, or nowhere."""
+    text = json.dumps(content, indent=1) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+    elif json_file:
+        Path(json_file).write_text(text)

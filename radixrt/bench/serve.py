@@ -17,10 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from radixrt.base.errors import ConfigError
 from radixrt.bench.client import RequestRecord, Target, converse
-from radixrt.bench.compare import compare_runs
 from radixrt.bench.datasets import read_dataset
-from radixrt.bench.output import check_folders, console_beside, write_json
-from radixrt.bench.report import print_summary, request_rows, summarize
+from radixrt.bench.report import (
+    check_folders,
+    compare_runs,
+    console_beside,
+    print_summary,
+    request_rows,
+    summarize,
+    write_json,
+)
 from radixrt.bench.workloads import Conversation, WorkloadSettings, make_workload
 
 CONCURRENCY = 16
@@ -74,8 +80,12 @@ async def _measure(arguments: argparse.Namespace) -> list[RequestRecord]:
         headers=headers, timeout=arguments.timeout, limits=limits
     ) as client:
         target, vocab_size = await _discover(client, arguments)
-        settings = _workload_settings(arguments)
-        warmup = make_workload(_warmup_settings(settings, arguments.warmup), vocab_size)
+        flags = [field.name for field in fields(WorkloadSettings) if field.name != "name"]
+        given = {flag: getattr(arguments, flag) for flag in flags}
+        settings = WorkloadSettings(arguments.workload, **given)
+        # Single requests that share nothing with the workload.
+        other = {"num_prompts": arguments.warmup, "seed": settings.seed + 2**32}
+        warmup = make_workload(replace(settings, name="random", **other), vocab_size)
         conversations = (
             read_dataset(
                 Path(arguments.dataset),
@@ -128,18 +138,6 @@ def _progress() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-
-
-def _workload_settings(arguments: argparse.Namespace) -> WorkloadSettings:
-    flags = [field.name for field in fields(WorkloadSettings) if field.name != "name"]
-    return WorkloadSettings(
-        arguments.workload, **{flag: getattr(arguments, flag) for flag in flags}
-    )
-
-
-def _warmup_settings(settings: WorkloadSettings, count: int) -> WorkloadSettings:
-    """Single requests that share nothing with the workload."""
-    return replace(settings, name="random", num_prompts=count, seed=settings.seed + 2**32)
 
 
 async def _discover(

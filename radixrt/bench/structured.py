@@ -1,8 +1,8 @@
 """``radixrt bench structured``: measures accepted schemas, accepted instances and the cost of
 grammars.
 
-Each schema of a file goes through the router and through each library alone; its instances are fed
-token by token to the matcher, and to the checks beside it.
+Each schema of a file goes through the engines: the router, and llguidance alone. Its instances are
+fed token by token to the matcher, and to the checks beside it.
 """
 
 import argparse
@@ -12,22 +12,157 @@ import gzip
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError
-from radixrt.bench.output import console_beside, write_json
-from radixrt.bench.structured_engines import ENGINES, Engine, Held, Refused
-from radixrt.bench.structured_report import Record, print_tables, report
+from radixrt.bench.report import console_beside, write_json
+from radixrt.constrained.backends import llguidance
 from radixrt.constrained.bitmask import bitmask_words
-from radixrt.constrained.errors import GrammarExhausted
+from radixrt.constrained.compiler.compilation import compile_json_schema
+from radixrt.constrained.compiler.jobs import CompileOptions
+from radixrt.constrained.constraint import JsonSchema
+from radixrt.constrained.errors import CannotCompile, CannotEnforce, GrammarExhausted
+from radixrt.constrained.grammar import SpanCheck
+from radixrt.constrained.json_schema.enforcement import enforce_json_schema
+from radixrt.constrained.json_schema.validation import SchemaValidator
+from radixrt.constrained.loader import load_grammar
+from radixrt.constrained.matcher import Matcher
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.models.checkpoint import resolve_model_path
+
+
+@dataclass
+class Record:
+    """The result of one engine for one schema: verdict, times, treatment of the instances."""
+
+    engine: str
+    schema_id: str
+    backend: str = ""
+    """Empty: refused."""
+    refusal: str = ""
+    keyword: str = ""
+    """The keyword to which the refusal is due, if it is known."""
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    compile_s: float = 0.0
+    """Time until a matcher is ready."""
+    first_mask_s: float = 0.0
+    mask_s: list[float] = field(default_factory=list)
+    """One for each token of an instance."""
+    tokens: int = 0
+    forced: int = 0
+    """Tokens that were the only ones allowed."""
+    valid: int = 0
+    valid_accepted: int = 0
+    invalid: int = 0
+    invalid_accepted: int = 0
+    format_only_accepted: int = 0
+    """Accepted instances that are invalid only if ``format`` is asserted."""
+    unverified_accepted: int = 0
+    """Accepted instances whose label no validator confirms."""
+    exhausted: int = 0
+    """Instances in whose middle the library ran into a limit of its own."""
+    wrong: list[str] = field(default_factory=list)
+    """Wrongly treated instances, each with its error."""
+
+    @property
+    def covered(self) -> bool:
+        """The schema is taken and all its valid instances with it."""
+        return bool(self.backend) and self.valid_accepted == self.valid
+
+
+class Refused(Exception):
+    """A schema is not taken; says why, and by which keyword if that is known."""
+
+    def __init__(self, reason: str, keyword: str = "") -> None:
+        super().__init__(reason)
+        self.keyword = keyword
+
+
+@dataclass
+class Held:
+    """A schema that an engine has taken."""
+
+    backend: str
+    matcher: Matcher
+    """Before the first token."""
+    checks: tuple[SpanCheck, ...] = ()
+    _validators: list[SchemaValidator] = field(default_factory=list)
+
+    def checks_pass(self, text: str) -> bool:
+        """Whether every value that has a check passes it."""
+        if not self._validators:
+            self._validators = [SchemaValidator(check.schema) for check in self.checks]
+        value = json.loads(text)
+        return all(
+            validator.first_error(json.dumps(part, ensure_ascii=False)) is None
+            for check, validator in zip(self.checks, self._validators, strict=True)
+            for part in values_at(value, check.path)
+        )
+
+
+def values_at(value: Any, path: tuple[str | None, ...]) -> list[Any]:
+    """The parts of a value that a check's path names."""
+    found = [value]
+    for step in path:
+        below: list[Any] = []
+        for each in found:
+            if isinstance(each, dict) and step is not None:
+                below += [each[step]] if step in each else []
+            elif step is None and isinstance(each, dict | list):
+                below += each.values() if isinstance(each, dict) else each
+        found = below
+    return found
+
+
+Engine = Callable[[str, TokenizerFacts], Held]
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Raises Refused if the schema cannot be enforced or compiled."""
+    try:
+        yield
+    except CannotEnforce as error:
+        raise Refused(f"{error.pointer}: {error.reason}", error.keyword) from error
+    except CannotCompile as error:
+        raise Refused(str(error)) from error
+
+
+@_refusing()
+def router(schema: str, facts: TokenizerFacts) -> Held:
+    """Compile as the server does; refused is what it would answer with a 400."""
+    compiled = compile_json_schema(JsonSchema(schema=schema), facts, CompileOptions())
+    grammar = compiled.grammar
+    assert isinstance(compiled.checks, tuple)  # of a JSON schema, not of tags
+    return Held(grammar.backend, load_grammar(grammar, facts), compiled.checks)
+
+
+@_refusing()
+def any_order(schema: str, facts: TokenizerFacts) -> Held:
+    """Compile as the server does for a schema with ``"x-property-order": "any"``."""
+    enforced = enforce_json_schema(schema)
+    grammar = llguidance.compile_in_any_order(enforced.schema, facts, "flexible")
+    return Held(grammar.backend, load_grammar(grammar, facts), enforced.checks)
+
+
+@_refusing()
+def alone(schema: str, facts: TokenizerFacts) -> Held:
+    """Compile by llguidance alone, given the schema as it is."""
+    grammar = llguidance.compile_json_schema(schema, facts, "flexible")
+    return Held(grammar.backend, load_grammar(grammar, facts))
+
+
+ENGINES: dict[str, Engine] = {"router": router, "any-order": any_order, "llguidance": alone}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -152,3 +287,101 @@ def _row(record: Record) -> dict[str, Any]:
     row = dict(vars(record))
     row["mask_s"] = max(record.mask_s, default=None)
     return row
+
+
+_COUNTS = (
+    "valid", "valid_accepted", "invalid", "invalid_accepted", "format_only_accepted", "unverified_accepted", "exhausted",
+)  # fmt: skip
+"""Numbers of a record that are summed up."""
+
+
+def report(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """The numbers of each engine."""
+    engines = dict.fromkeys(record.engine for record in records)
+    return {name: _of_engine([r for r in records if r.engine == name]) for name in engines}
+
+
+def _of_engine(records: Sequence[Record]) -> dict[str, Any]:
+    taken = [record for record in records if record.backend]
+    covered = [record for record in taken if record.covered]
+    tokens = sum(record.tokens for record in taken)
+    return {
+        "schemas": len(records),
+        "taken": len(taken),
+        "covered": len(covered),
+        "covered_without_checks": sum(not record.checks for record in covered),
+        "with_checks": sum(bool(record.checks) for record in taken),
+        "with_a_check_of_the_whole": sum(_checks_whole(record) for record in taken),
+        "backends": dict(Counter(record.backend for record in taken)),
+        **{name: sum(getattr(record, name) for record in records) for name in _COUNTS},
+        "forced_share": sum(record.forced for record in taken) / tokens if tokens else 0.0,
+        "compile_ms": _percentiles([record.compile_s for record in taken], 1e3),
+        "first_mask_ms": _percentiles([record.first_mask_s for record in taken], 1e3),
+        "mask_us": _percentiles([s for record in taken for s in record.mask_s], 1e6),
+        "checked_keywords": dict(
+            Counter(
+                k for r in taken for k in {k for c in r.checks for k in c["keywords"]}
+            ).most_common()
+        ),
+        "refusals": dict(
+            Counter(r.keyword or r.refusal[:80] for r in records if not r.backend).most_common(12)
+        ),
+    }
+
+
+def _checks_whole(record: Record) -> bool:
+    return any(not check["path"] for check in record.checks)
+
+
+def _percentiles(seconds: Sequence[float], scale: float) -> dict[str, float]:
+    if not seconds:
+        return {}
+    p50, p90, p99, most = np.percentile(np.asarray(seconds) * scale, (50, 90, 99, 100)).tolist()
+    return {"p50": p50, "p90": p90, "p99": p99, "max": most}
+
+
+def print_tables(summary: dict[str, dict[str, Any]], console: Console, title: str) -> None:
+    """One column an engine."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column(style="dim")
+    for name in summary:
+        table.add_column(name, justify="right")
+    for label, cells in _rows(list(summary.values())):
+        table.add_row(label, *cells)
+    console.print(table)
+    for name, numbers in summary.items():
+        for label in ("checked_keywords", "refusals"):
+            if numbers[label]:
+                listed = ", ".join(f"{key} {count}" for key, count in numbers[label].items())
+                console.print(
+                    f"{name}, {label.replace('_', ' ')}: {listed}", highlight=False, markup=False
+                )
+
+
+def _rows(engines: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    def share(part: str, whole: str) -> list[str]:
+        return [f"{e[part]:,} ({e[part] / e[whole]:.2%})" if e[whole] else "-" for e in engines]
+
+    def times(key: str) -> list[str]:
+        return [
+            " / ".join(f"{e[key][p]:.1f}" for p in ("p50", "p99", "max")) if e[key] else "-"
+            for e in engines
+        ]
+
+    return [
+        ("schemas taken", share("taken", "schemas")),
+        ("schemas covered", share("covered", "schemas")),
+        ("  without checks", share("covered_without_checks", "schemas")),
+        ("  taken with checks", share("with_checks", "schemas")),
+        ("  of the whole answer", share("with_a_check_of_the_whole", "schemas")),
+        ("valid accepted", share("valid_accepted", "valid")),
+        ("invalid accepted", share("invalid_accepted", "invalid")),
+        ("  invalid by format alone", share("format_only_accepted", "invalid")),
+        ("  label unverified", share("unverified_accepted", "invalid")),
+        ("ran into a limit", [f"{e['exhausted']:,}" for e in engines]),
+        ("forced tokens", [f"{e['forced_share']:.1%}" for e in engines]),
+        ("compile ms, p50/p99/max", times("compile_ms")),
+        ("first mask ms, p50/p99/max", times("first_mask_ms")),
+        ("mask µs, p50/p99/max", times("mask_us")),
+        ("backends", [", ".join(f"{b} {n}" for b, n in e["backends"].items()) for e in engines]),
+    ]

@@ -9,6 +9,24 @@ from radixrt.base.server_url import URL_VARIABLE, add_url_flag
 from radixrt.bench.arguments import positive
 
 
+def add_served_model(parser: argparse.ArgumentParser) -> None:
+    """Declare the model of ``radixrt serve``, beside the settings."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="model path, hub id or hf:USER/REPO:Q4_K_M, as --model-path (default: the built-in model)")  # fmt: skip
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``radixrt run``, beside the settings of the server."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="model path, hub id or hf:USER/REPO:Q4_K_M (default: the running server's, or one that you choose)")  # fmt: skip
+    add_chat_arguments(parser)
+    add_url_flag(parser)
+    parser.set_defaults(url=None)
+
+
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument of ``radixrt completion``."""
+    parser.add_argument("shell", choices=["bash", "zsh", "fish", "tcsh"])
+
+
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt run`` and ``radixrt chat``."""
     chat = parser.add_argument_group("Chat")
@@ -52,6 +70,9 @@ def add_remote_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``radixrt launch``, beside the settings of the server."""
+    parser.usage = (
+        "radixrt launch {claude,codex,opencode,aider} [FLAGS] [-- ARGUMENTS OF THE AGENT]"
+    )
     parser.add_argument("agent", choices=["claude", "codex", "opencode", "aider"], help="the agent")
     parser.add_argument(
         "--url",

@@ -1,18 +1,21 @@
-"""Makes the command-line flags and docs/server.md from the settings."""
+"""Makes the command-line flags, the file of ``--config`` and docs/server.md from the settings."""
 
 import argparse
+import difflib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from radixrt.base.config import SETTINGS, ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.base.settings.renamed import REMOVED, RENAMED, upgraded
 from radixrt.base.settings.setting import SECTIONS, Setting, flag_of
-from radixrt.base.settings.translation import add_peer_flags, peer_settings, translated
-from radixrt.cli.settings_file import read_settings
+from radixrt.base.settings.translation import PEER_NAMES, add_peer_flags, peer_settings, translated
 
 _CONFIG_HELP = "YAML or JSON file of settings, under the names of these flags without their dashes; flags win over it"
 
+
+OF_SERVER = ("HTTP server", "Replicas", "Several models")
+"""Sections whose settings no single model has."""
 
 MAX_LISTED_CHOICES = 8
 """The page lists the choices of a setting up to this number; its help names the page that has
@@ -25,19 +28,14 @@ def _by_section() -> Iterator[tuple[str, list[Setting]]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--config``, one flag for each setting, in the sections of the docs, those of the
-    last release and those of other engines."""
+    """Declare ``--config``, one flag for each setting, in the sections of the docs, and those of
+    other engines."""
     parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
     for section, settings in _by_section():
         group = parser.add_argument_group(section)
         for setting in settings:
             names = ["--model"] if setting.name == "model_path" else []
             group.add_argument(setting.flag, *names, **_options(setting))
-    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for name in RENAMED:
-        parser.add_argument(flag_of(name), action="store_true", **hidden)
-    for name in REMOVED:
-        parser.add_argument(flag_of(name), **hidden)
     add_peer_flags(parser, SETTINGS)
 
 
@@ -77,7 +75,7 @@ def config_from_arguments(arguments: argparse.Namespace) -> ServerConfig:
     settings, models = _given(arguments)
     if len(models) > 1:
         raise ConfigError("This command serves one model; radixrt serve takes several.")
-    return _config(settings | models[0])
+    return ServerConfig(**settings | models[0]).validate()
 
 
 def configs_from_arguments(arguments: argparse.Namespace) -> tuple[list[ServerConfig], int | None]:
@@ -89,7 +87,7 @@ def configs_from_arguments(arguments: argparse.Namespace) -> tuple[list[ServerCo
     """
     settings, models = _given(arguments)
     if len(models) == 1:
-        return [_config(settings | models[0])], None
+        return [ServerConfig(**settings | models[0]).validate()], None
     total, names = settings.get("max_total_tokens"), settings.pop("served_model_name", None)
     if names is not None:
         if len(each := names.split()) != len(models):
@@ -99,21 +97,21 @@ def configs_from_arguments(arguments: argparse.Namespace) -> tuple[list[ServerCo
         models = [
             {"served_model_name": name} | model for name, model in zip(each, models, strict=True)
         ]
-    whole = _config(settings | models[0])  # for its errors
-    own = [_config(settings | {"max_total_tokens": None} | model) for model in models]
+    whole = ServerConfig(**settings | models[0]).validate()  # for its errors
+    settings["max_total_tokens"] = None
+    own = [ServerConfig(**settings | model).validate() for model in models]
     return own, whole.max_total_tokens if total is not None else None
 
 
 def _given(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The settings of the server, and those of each of its models alone."""
     file = getattr(arguments, "config", None)
-    names = {*SETTINGS, *RENAMED, *REMOVED}
     given = {
         name: " ".join(value) if isinstance(value, list) and name != "model_path" else value
         for name, value in vars(arguments).items()
-        if name in names
+        if name in SETTINGS
     }
-    from_file = {} if file is None else translated(read_settings(file), SETTINGS)
+    from_file = {} if file is None else translated(_read_settings(file), SETTINGS)
     given = translated(peer_settings(arguments) | given, SETTINGS)
     settings = from_file | given
     models: list[dict[str, Any]] = settings.pop("models", [{}])
@@ -130,8 +128,69 @@ def _given(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str
     return settings, models
 
 
-def _config(settings: dict[str, Any]) -> ServerConfig:
-    return ServerConfig(**upgraded(settings)).validate()
+def _read_settings(path: str) -> dict[str, Any]:
+    """The settings in a file, by their names in :class:`ServerConfig`, or those of other engines.
+
+    A name is written as the flag without its dashes (``model-path``), or with underscores. The
+    value of a setting that takes several names may be a list.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds a name that is no setting.
+
+    ``models`` is a list of settings of single models, and ``model-path`` may be one of paths.
+    """
+    import yaml  # here: few command lines name a file
+
+    try:
+        content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}.") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"--config {path} must hold names and values, such as `model-path: demo`."
+        )
+    models = content.pop("models", None)
+    settings = {_name_of(key, path): _value_of(value) for key, value in content.items()}
+    if isinstance(content.get("model-path", content.get("model_path")), list):
+        settings["model_path"] = [*map(str, content.get("model-path") or content["model_path"])]
+    if models is not None:
+        settings["models"] = _models(models, path)
+    return settings
+
+
+def _models(models: Any, path: str) -> list[dict[str, Any]]:
+    if (
+        not isinstance(models, list)
+        or not all(isinstance(one, dict) for one in models)
+        or not models
+    ):
+        raise ConfigError(
+            f"--config {path}: models must be a list of settings, each with a model-path."
+        )
+    read = [{_name_of(key, path): _value_of(value) for key, value in one.items()} for one in models]
+    for name in {name for one in read for name in one}:
+        if name in SETTINGS and SETTINGS[name].section in OF_SERVER:
+            raise ConfigError(
+                f"--config {path}: {flag_of(name)[2:]} is a setting of the server; write it outside of models."
+            )
+    return read
+
+
+def _name_of(key: Any, path: str) -> str:
+    name = str(key).lstrip("-").replace("-", "_")
+    if name in SETTINGS or name in PEER_NAMES:
+        return name
+    near = difflib.get_close_matches(name, SETTINGS, n=1)
+    hint = f" Did you mean {flag_of(near[0])[2:]}?" if near else ""
+    raise ConfigError(f"--config {path}: {key} is not a setting.{hint}")
+
+
+def _value_of(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return value
 
 
 def markdown_page() -> str:

@@ -6,7 +6,7 @@ It needs neither torch nor a model in this process.
 from typing import TYPE_CHECKING, Any
 
 from radixrt.lang.backends.openai import OpenAI
-from radixrt.lang.backends.protocol import PartialValue
+from radixrt.lang.backends.protocol import PartialValue, Sampling
 from radixrt.lang.backends.server import Server, set_default_backend
 from radixrt.lang.batch import FailedRun
 from radixrt.lang.errors import (
@@ -24,7 +24,6 @@ from radixrt.lang.errors import (
 from radixrt.lang.expressions import assistant, documents, gen, image, select, system, user
 from radixrt.lang.function import Function, function
 from radixrt.lang.runtime.cached_order import order_documents
-from radixrt.lang.sampling import Sampling
 from radixrt.lang.state import Forks, State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tools import ToolAnswer, ToolCall, tool

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from radixrt.lang.backends.protocol import JsonSchema
+from radixrt.lang.backends.protocol import JsonSchema, Sampling, sampling_of
 from radixrt.lang.errors import ProgramError, SourceLine, caller
-from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.typed import AnswerType, answer_type
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -249,36 +248,23 @@ def documents(
 
 
 def system(content: Expression | str) -> Message:
-    """A system message.
-
-    Raises:
-        ProgramError: it contains a gen, a select or another message.
-    """
+    """A system message; a ProgramError if it contains a gen, a select or another message."""
     return _message("system", content)
 
 
 def user(content: Expression | str) -> Message:
-    """A user message.
-
-    Raises:
-        ProgramError: it contains a gen, a select or another message.
-    """
+    """A user message; a ProgramError if it contains a gen, a select or another message."""
     return _message("user", content)
 
 
 def assistant(content: Expression | str) -> Message:
-    """An assistant message, the place of ``gen`` and ``select`` in a conversation.
-
-    Raises:
-        ProgramError: it contains another message.
-    """
+    """An assistant message, the place of ``gen`` and ``select`` in a conversation; a ProgramError if
+    it contains another message."""
     return _message("assistant", content)
 
 
 def image(*_: Any, **__: Any) -> NoReturn:
-    """Raises:
-    ProgramError: always; vision models are not supported yet.
-    """
+    """Raises a ProgramError: vision models are not supported yet."""
     raise ProgramError(
         "image needs a vision model, and radixrt serves none yet: describe the image in text, or leave it out."
     )

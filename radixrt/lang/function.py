@@ -7,13 +7,12 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from radixrt.lang.backends.protocol import Backend
+from radixrt.lang.backends.protocol import Backend, Sampling, sampling_of
 from radixrt.lang.backends.server import backend_of, default_backend
 from radixrt.lang.batch import Batch, BatchResult
 from radixrt.lang.errors import ProgramError
 from radixrt.lang.runtime.admission import BatchAdmission
 from radixrt.lang.runtime.run import CURRENT_RUN, Run
-from radixrt.lang.sampling import Sampling, sampling_of
 from radixrt.lang.state import State
 from radixrt.lang.stream import Stream
 from radixrt.lang.tracing.recorder import tell_recorders
@@ -299,9 +298,7 @@ async def _cancelling(cancel: Callable[[], None], work: Coroutine[Any, Any, Resu
 
 
 def _run_in_new_loop(program: Any) -> State:
-    """Raises:
-    ProgramError: an event loop runs in this thread.
-    """
+    """Raises ProgramError if an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

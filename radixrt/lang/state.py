@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from radixrt.lang.backends.protocol import CallHints, PartialValue
+from radixrt.lang.backends.protocol import PartialValue
 from radixrt.lang.errors import ProgramError, UnknownVariable
 from radixrt.lang.expressions import (
     Documents,
@@ -129,9 +129,7 @@ class State:
         after = before[-1].record if before else None
         record = CallRecord(expression.name, what, expression.source, self._branch, after)
         placeholder = Placeholder(record)
-        site = CallSite(
-            self._run, self._transcript, placeholder, CallHints(next_use_s=self._next_use_s)
-        )
+        site = CallSite(self._run, self._transcript, placeholder, self._next_use_s)
         transcript = self._transcript.with_part(placeholder)
         if isinstance(expression, Gen):
             placeholder.tells_values = expression.stream_values

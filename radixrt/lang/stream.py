@@ -29,9 +29,7 @@ class Stream:
         threading.Thread(target=context.run, args=(self._run,), daemon=True).start()
 
     def __iter__(self) -> Iterator[str]:
-        """Raises:
-        Exception: the error that ended the program.
-        """
+        """Raises the error that ended the program."""
         try:
             yield from Pieces(self._text(), self._changes)
         finally:

@@ -61,9 +61,7 @@ def tool(call: ToolCall, result: Any) -> Message:
 
 
 def _as_json(result: Any) -> str:
-    """Raises:
-    ProgramError: the result cannot be written as JSON.
-    """
+    """Raises ProgramError if the result cannot be written as JSON."""
     try:
         plain = msgspec.to_builtins(result, str_keys=True, enc_hook=_plain_model)
         return json.dumps(plain, ensure_ascii=False)

@@ -134,9 +134,7 @@ def schema_of(wanted: Any) -> dict[str, Any]:
 
 
 def read_as(wanted: Any, text: str) -> Any:
-    """Raises:
-    ValueError: the text is not JSON of the type.
-    """
+    """Raises ValueError if the text is not JSON of the type."""
     if is_pydantic(wanted):
         return _adapter(wanted).validate_json(text)
     return msgspec.json.decode(text, type=wanted)
@@ -229,9 +227,7 @@ def _texts_of(wanted: Any) -> dict[str, Any] | None:
 
 
 def _by_text(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises:
-    ProgramError: two values have the same text.
-    """
+    """Raises ProgramError if two values have the same text."""
     by_text: dict[str, Any] = {}
     for text, value in pairs:
         if text in by_text:

@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from radixrt.base.config import DEMO_MODEL, SETTINGS, ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.base.settings.renamed import upgraded
 from radixrt.base.settings.translation import translated
 from radixrt.client import warming
 from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
@@ -87,7 +86,7 @@ class LLM:
     """
 
     def __init__(self, model_path: str = DEMO_MODEL, **settings: Any) -> None:
-        settings = upgraded(translated(settings, SETTINGS))
+        settings = translated(settings, SETTINGS)
         if unknown := sorted(settings.keys() - SETTINGS.keys()):
             near = difflib.get_close_matches(unknown[0], SETTINGS, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
@@ -492,9 +491,7 @@ class LLM:
 
 
 def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
-    """Raises:
-    RequestError: the cache hint is invalid.
-    """
+    """Raises RequestError if the cache hint is invalid."""
     hints = hints_of(cache)
     hints = replace(hints, explain_texts=hints.explain)
     return RequestOptions(cache_salt=cache_salt, cache_hints=hints)

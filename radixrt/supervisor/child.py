@@ -17,8 +17,7 @@ from pathlib import Path
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
-from radixrt.base.liveness.activity import Activity
-from radixrt.base.liveness.heartbeat import Heartbeat
+from radixrt.base.liveness.heartbeat import Activity, Heartbeat
 from radixrt.base.liveness.link import Link, ServerStatus, ToSupervisor
 from radixrt.base.liveness.supervision import start_thread
 from radixrt.device.host_memory import available_memory

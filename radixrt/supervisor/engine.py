@@ -58,7 +58,7 @@ class Deaths:
             dead: the process that has ended.
             members: the processes that end with it.
         """
-        tokens = sum(child.heartbeat.done for child in members)
+        tokens = sum(child.heartbeat.record.done for child in members)
         is_healthy = tokens or time.monotonic() - dead.started_at > HEALTHY_S
         self.count = 1 if is_healthy else self.count + 1
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from radixrt.base.liveness.activity import Activity
-from radixrt.base.liveness.heartbeat import Heartbeat
+from radixrt.base.liveness.heartbeat import Activity, Heartbeat
 
 LOOK_S = 0.5
 """Between two looks at the heartbeats."""
@@ -70,12 +69,12 @@ class Watch:
         Args:
             at: time of ``time.monotonic()``.
         """
-        if (promise := self.heartbeat.due_at) != self._promise:
+        if (promise := self.heartbeat.record.due_at) != self._promise:
             self._promise, self._late_at = promise, clock.now_s + promise - at
             self._promised_at = self._at_work_at = clock.now_s
         elif not self._is_stuck(clock):
             self._at_work_at = clock.now_s
-        if (beat := self.heartbeat.beat_at) != self._beat or self.activity.is_seen():
+        if (beat := self.heartbeat.record.beat_at) != self._beat or self.activity.is_seen():
             self._beat, self._silent_since = beat, clock.now_s
         if not promise:
             return ""  # it still starts
@@ -83,7 +82,7 @@ class Watch:
             return "hung for longer than --step-timeout allows"
         if self.finds_stopped and beat and clock.now_s - self._silent_since > SILENCE_S:
             return f"gave no sign of life for {SILENCE_S:g} s"
-        limit_s = max(STUCK_S, STUCK_PATIENCE * self.heartbeat.recent_s)
+        limit_s = max(STUCK_S, STUCK_PATIENCE * self.heartbeat.record.recent_s)
         if clock.now_s - self._at_work_at > limit_s:
             return f"waited for itself for {limit_s:g} s"
         return ""
@@ -92,5 +91,5 @@ class Watch:
         return (
             self.finds_stuck
             and clock.now_s - self._promised_at > LOOP_S
-            and self.activity.is_stuck(self.heartbeat.beating)
+            and self.activity.is_stuck(self.heartbeat.record.beating)
         )

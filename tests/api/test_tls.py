@@ -16,7 +16,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.server_url import server_context
 from radixrt.cli.chat.local_server import client_of
 from radixrt.cli.main import main
-from radixrt.cli.top.readings import ServerAwayError, ServerWatch
+from radixrt.cli.top import ServerAwayError, ServerWatch
 from tests.api.conftest import RunningServer, StartServer
 from tests.fake_scheduler import engine_info
 

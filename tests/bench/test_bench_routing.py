@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from radixrt.bench.cache.bounds import infinite_cache
+from radixrt.bench.cache.engine import ServiceModel
 from radixrt.bench.cache.replay import Replay, Setup, replay
 from radixrt.bench.cache.routing import RULES
-from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace
 from radixrt.cli.main import main
 from tests.bench.test_bench_cache import conversations, request, write_trace
@@ -50,7 +50,7 @@ def test_a_prefix_of_most_requests_overloads_no_replica(per_second: float) -> No
     assert sum(run.cached_tokens) > 0.9 * 0.9 * 1200 * 78 * BLOCK_TOKENS
 
 
-BY_FIRST_PAGE = ("session-hash", "llm-d")
+BY_FIRST_PAGE = ("session-hash",)
 """All requests begin with the same page, and have no sessions: these rules send all of them to one
 replica."""
 
@@ -81,7 +81,7 @@ def test_the_command_compares_rules(tmp_path: Path, capsys: pytest.CaptureFixtur
     trace = tmp_path / "traffic.jsonl"
     write_trace(trace, conversations(1, 60))
     out = tmp_path / "out.json"
-    flags = ["--tokens", "1M", "--replicas", "1", "2", "--router", "radixrt", "dynamo"]
+    flags = ["--tokens", "1M", "--replicas", "1", "2", "--router", "radixrt", "power-of-two"]
     flags += ["--plot", str(tmp_path / "rules.svg")]
     with pytest.raises(SystemExit, match="0"):
         main(["bench", "cache", str(trace), *flags, "--json", str(out)])
@@ -89,9 +89,9 @@ def test_the_command_compares_rules(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [(row["replicas"], row["router"]) for row in rows] == [
         (1, ""),
         (2, "radixrt"),
-        (2, "dynamo"),
+        (2, "power-of-two"),
     ]
     printed = capsys.readouterr().out
-    assert "Mean of all cells" in printed and "dynamo" in printed
+    assert "Mean of all cells" in printed and "power-of-two" in printed
     drawn = (tmp_path / "rules.svg").read_text()
-    assert "2 replicas" in drawn and "dynamo" in drawn
+    assert "2 replicas" in drawn and "power-of-two" in drawn

@@ -376,5 +376,5 @@ def test_an_error_with_brackets_is_printed_as_it_is():
 @pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning"])
 def test_tokens_of_reasoning_count(field: str):
     record, event = RequestRecord(sent=0.0, conversation=0, turn=0), {"delta": {field: "so"}}
-    client._absorb(client._decode(json.dumps({"choices": [event]})), record, client._Answer())
+    client._absorb(client._decode(json.dumps({"choices": [event]})), record)
     assert record.token_counts == [1]

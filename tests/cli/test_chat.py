@@ -27,8 +27,7 @@ from bench.local_server import free_port
 from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.cli.chat import command as chat_command
 from radixrt.cli.chat import local_server, offer
-from radixrt.cli.chat.client import ChatClient, ChatError
-from radixrt.cli.chat.conversation import MAX_CONTINUATION, Conversation
+from radixrt.cli.chat.client import MAX_CONTINUATION, ChatClient, ChatError, Conversation
 from radixrt.cli.chat.terminal import Terminal
 from radixrt.cli.config_flags import config_from_arguments
 from radixrt.cli.main import _parsed

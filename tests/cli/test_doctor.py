@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from radixrt.cli.doctor import machine, models, packages
+from radixrt.cli.doctor import machine, models
 from radixrt.models.local import LocalModel, local_models
 
 
@@ -50,8 +50,8 @@ def test_missing_kernels_are_a_warning_with_advice() -> None:
 
 def test_a_package_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["orjson>=99", "nosuchpackage>=1 ; extra == 'server'", "alsomissing ; extra == 'lang'"]
-    monkeypatch.setattr(packages.importlib.metadata, "requires", lambda name: wanted)
-    findings = list(packages.packages())
+    monkeypatch.setattr(machine.importlib.metadata, "requires", lambda name: wanted)
+    findings = list(machine.packages())
     assert [finding.level for finding in findings] == ["error", "error"]
     assert "orjson>=99 is needed" in findings[0].fact
     assert "nosuchpackage>=1 is needed, and is not installed" in findings[1].fact

@@ -22,7 +22,7 @@ import jsonschema
 import numpy as np
 
 from radixrt.base.config import DEMO_MODEL
-from radixrt.bench.structured_engines import Held, Refused, router
+from radixrt.bench.structured import Held, Refused, router
 from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.json_schema.checks import checkable
 from radixrt.constrained.json_schema.validation import SchemaValidator

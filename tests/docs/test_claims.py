@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from radixrt.cli.config_flags import markdown_page
-from radixrt.cli.main import _MOVED, _parser
+from radixrt.cli.main import _parser
 from tests.docs.pages import OTHER_ENGINES, PAGES, ROOT, code, code_of, commands, repository, spans
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -136,8 +136,6 @@ def test_radixrt_commands_are_understood(page: Path, capsys: pytest.CaptureFixtu
         program, *words = plain(command)
         if program != "radixrt":
             continue
-        if page.name == "CHANGELOG.md" and words[0] == "bench" and words[1] in _MOVED:
-            continue  # it says that they have moved; elsewhere their successors are named
         try:
             _parser().parse_args(words)
         except SystemExit as exit:

@@ -16,7 +16,7 @@ import pytest
 import radixrt.lang as rl
 from bench import children
 from radixrt.base.common_prefix import common_prefix_length
-from radixrt.lang.runtime.order import PrefixOrder
+from radixrt.lang.runtime.admission import PrefixOrder
 from tests.lang.scripted_backend import ScriptedBackend, last_words
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,7 @@ import pytest
 import radixrt.lang as rl
 from radixrt.lang.backends.protocol import ServerTimes
 from radixrt.lang.errors import SourceLine
-from radixrt.lang.tracing.phases import phases_of
-from radixrt.lang.tracing.records import CallRecord
+from radixrt.lang.tracing.records import CallRecord, phases_of
 from tests.lang.scripted_backend import ScriptedBackend
 
 Event = dict[str, Any]
@@ -246,13 +245,6 @@ def test_a_trace_of_text_that_is_no_unicode_can_be_saved(tmp_path: Path) -> None
     vote.run("\ud800 topic", backend=ScriptedBackend()).trace().save(tmp_path / "out.json")
     calls = slices_of(json.loads((tmp_path / "out.json").read_text())["traceEvents"], "call")
     assert "<\ud800 topic>" in [call["args"]["answer"] for call in calls]
-
-
-def test_a_path_of_an_html_page_gives_a_warning_and_a_json_file(tmp_path: Path) -> None:
-    trace = vote.run("Trees", backend=ScriptedBackend()).trace()
-    with pytest.warns(DeprecationWarning, match=r"out\.json.*ui\.perfetto\.dev"):
-        trace.save(tmp_path / "out.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_the_text_has_a_line_a_call() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.bench.cache.service import VirtualClock
+from radixrt.bench.cache.engine import VirtualClock
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.bench.cache.service import END_OF_ANSWER, SimulatedWorker, VirtualClock
+from radixrt.bench.cache.engine import END_OF_ANSWER, SimulatedWorker, VirtualClock
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest

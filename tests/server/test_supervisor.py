@@ -16,8 +16,7 @@ import pytest
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import EngineDiedError
-from radixrt.base.liveness.activity import Activity
-from radixrt.base.liveness.heartbeat import MISSED_S, Heartbeat
+from radixrt.base.liveness.heartbeat import MISSED_S, Activity, Heartbeat
 from radixrt.base.liveness.link import (
     EnginesJoined,
     Link,
@@ -190,12 +189,12 @@ class Scene:
     def look_after(self, seconds: float, beats: bool) -> str:
         self.at += seconds
         if beats:
-            self.heartbeat._beat_at[0] = self.at
+            self.heartbeat.record.beat_at = self.at
         self.clock.look(self.at)
         return self.watch.look(self.clock, self.at)
 
     def promise(self, within_s: float) -> None:
-        self.heartbeat._due_at[0] = self.at + within_s
+        self.heartbeat.record.due_at = self.at + within_s
 
 
 def test_a_stopped_process_is_found_long_before_its_promise_is_broken(tmp_path: Path) -> None:
@@ -403,7 +402,7 @@ def test_a_heartbeat_is_never_seen_half_written(tmp_path: Path) -> None:
         while busy.poll() is None:
             for _ in range(1000):
                 assert heartbeat.has_begun and not heartbeat.is_overdue()
-    assert heartbeat.done == 2_000_000
+    assert heartbeat.record.done == 2_000_000
     heartbeat.close()
 
 
@@ -411,9 +410,9 @@ def test_a_process_without_beats_is_not_ready(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "worker")
     heartbeat.promise(30.0)
     assert heartbeat.is_well
-    heartbeat._beat_at[0] = time.monotonic()
+    heartbeat.record.beat_at = time.monotonic()
     assert heartbeat.is_well
-    heartbeat._beat_at[0] -= MISSED_S + 0.1
+    heartbeat.record.beat_at -= MISSED_S + 0.1
     assert not heartbeat.is_well
     heartbeat.keep_beating()
     deadline = time.monotonic() + 5

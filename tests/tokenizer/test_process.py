@@ -350,7 +350,7 @@ def test_a_token_is_counted_at_once(vocabulary: Vocabulary) -> None:
         sequence = await stage.sequence()
         stage.tokens(sequence.seq_id, [60, 61], AnswerReport(finish_reason="stop"))
         await answering
-        assert heartbeat.done == 2
+        assert heartbeat.record.done == 2
 
     play(vocabulary, scene)
 

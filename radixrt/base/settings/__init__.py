@@ -1,1 +1,1 @@
-"""What settings are, and what has become of those of the last release."""
+"""Settings, and their translation from the names of other engines."""

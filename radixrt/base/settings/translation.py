@@ -116,11 +116,7 @@ def translated(given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dic
 
 
 def _read(flag: str, setting: Setting, value: Any) -> Any:
-    """The value of an alias in the type of our setting.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The value of an alias in the type of our setting; raises ConfigError if it is none."""
     if flag in ("--hf-repo", "-hf", "-hfr"):
         return f"hf:{value}"
     if isinstance(value, list) or (isinstance(value, str) and value.startswith("[")):
@@ -140,11 +136,7 @@ def _read(flag: str, setting: Setting, value: Any) -> Any:
 
 
 def _value_of(setting: Setting, value: Any) -> Any:
-    """Our value of the same meaning.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Our value of the same meaning; raises ConfigError if there is none."""
     text = "none" if value is None else str(value)
     if text in setting.choices or setting.type is bool:
         return value

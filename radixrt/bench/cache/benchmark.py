@@ -2,25 +2,28 @@
 
 import argparse
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
+from statistics import mean
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from radixrt.bench.arguments import HintLevel, RouterName
+from radixrt.bench.cache.engine import ServiceModel
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
-from radixrt.bench.cache.routing_table import routing_tables
-from radixrt.bench.cache.service import ServiceModel
 from radixrt.bench.cache.trace import Trace, read_trace
-from radixrt.bench.output import console_beside, write_json
+from radixrt.bench.report import console_beside, write_json
 
 TABLE_WIDTH = 110
 """Characters, in files and pipes."""
+_COLUMNS = ("hit %", "FLOPs", "Belady", "gap %", "TTFT s", "p50", "p99", "retr.", "evicted")
+_ROUTED = ("hit %", "of one", "TTFT s", "p50", "p99", "to best", "p99 to best", "busiest", "retr.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [row for row in results if row.trace == trace.name and row.replicas == 1]
         if rows:
             console.print(_table(trace, rows))
-    for table in routing_tables(results):
+    for table in _routing_tables(results):
         console.print(table)
     _print_rate(console, traces, results, len(setups))
     write_json(arguments.json, [asdict(result) for result in results])
     if arguments.plot:
-        from radixrt.bench.cache.plot import plot_results
+        from radixrt.bench.plot import plot_results
 
         plot_results(results, Path(arguments.plot))
     return 0
@@ -122,13 +125,18 @@ def _table(trace: Trace, results: list[CacheResult]) -> Table:
         f"{trace.name}: {len(trace.requests):,} requests, {trace.prompt_tokens / 1e6:,.1f} M prompt tokens, "
         f"{results[0].infinite_percent:.1f} % hits in an infinite cache"
     )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("pool", "queue", "eviction", "hints"):
-        table.add_column(name, no_wrap=True)
-    for name in ("hit %", "FLOPs", "Belady", "gap %", "TTFT s", "p50", "p99", "retr.", "evicted"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _empty(title, ("pool", "queue", "eviction", "hints"), _COLUMNS)
     for result in results:
         table.add_row(*_row(result))
+    return table
+
+
+def _empty(title: str, names: tuple[str, ...], columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -154,6 +162,58 @@ def _row(result: CacheResult) -> list[str]:
 def _seconds(milliseconds: float) -> str:
     seconds = milliseconds / 1e3
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+def _routing_tables(results: list[CacheResult]) -> list[Table]:
+    """A table for each trace, and one of the means over all cells; none if no result has several
+    replicas."""
+    routed = [result for result in results if result.replicas > 1]
+    tables = []
+    for trace, rows in groupby(routed, lambda result: result.trace):
+        table = _empty(
+            f"{trace}, several replicas", ("pool", "queue", "replicas", "router"), _ROUTED
+        )
+        for row in rows:
+            pool = f"{row.pool_tokens / 2**20:g}M"
+            name = (pool, row.schedule_policy, str(row.replicas), row.router)
+            table.add_row(*name, *_numbers([row], results))
+        tables.append(table)
+    if routed:
+        table = _empty("Mean of all cells", ("router",), _ROUTED)
+        for router in dict.fromkeys(row.router for row in routed):
+            own = [row for row in routed if row.router == router]
+            table.add_row(router, *_numbers(own, results))
+        tables.append(table)
+    return tables
+
+
+def _numbers(rows: list[CacheResult], results: list[CacheResult]) -> list[str]:
+    """The mean of each column over some rows."""
+    cells: dict[object, list[CacheResult]] = defaultdict(list)
+    for result in results:
+        cells[_routed_cell(result), result.replicas].append(result)
+    columns: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        columns["hit %"].append(row.hit_percent)
+        columns["busiest"].append(row.busiest)
+        columns["retr."].append(row.retractions)
+        for one in cells.get((_routed_cell(row), 1), ()):
+            columns["of one"].append(row.hit_percent / one.hit_percent)
+        if row.ttft_ms is not None:
+            columns["TTFT s"].append(row.ttft_ms.mean / 1e3)
+            columns["p50"].append(row.ttft_ms.p50 / 1e3)
+            columns["p99"].append(row.ttft_ms.p99 / 1e3)
+            timed = [
+                other.ttft_ms for other in cells[_routed_cell(row), row.replicas] if other.ttft_ms
+            ]
+            columns["to best"].append(row.ttft_ms.mean / min(other.mean for other in timed))
+            columns["p99 to best"].append(row.ttft_ms.p99 / min(other.p99 for other in timed))
+    return [f"{mean(columns[name]):.3g}" if columns[name] else "-" for name in _ROUTED]
+
+
+def _routed_cell(result: CacheResult) -> tuple[object, ...]:
+    """The settings that are equal where two routing rules are compared."""
+    return *_cell(result), result.eviction_policy, result.hints
 
 
 def _print_rate(

@@ -22,10 +22,9 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.bench.arguments import HintLevel, RouterName
-from radixrt.bench.cache.engine import SimulatedEngine
+from radixrt.bench.cache.engine import END_OF_ANSWER, ServiceModel, SimulatedEngine, VirtualClock
 from radixrt.bench.cache.future import look_ahead
 from radixrt.bench.cache.routing import RULES, Arrival, RoutingRule
-from radixrt.bench.cache.service import END_OF_ANSWER, ServiceModel, VirtualClock
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
 from radixrt.messages.ids import PackedIds, pack_ids
 from radixrt.messages.requests import RequestOptions
@@ -217,7 +216,6 @@ class _Run:
             if output.started is not None:
                 self._cached[number] = output.started.cached_tokens * self._symbol
                 self._ttft[number] = self._clock.now - self._arrival[number]
-                self._rule.prefilled(number)
             if output.finished is not None:
                 self._rule.finished(number)
                 self._go_on_after(number)

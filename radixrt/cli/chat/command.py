@@ -17,8 +17,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.supervision import start_thread
 from radixrt.base.server_url import URL_VARIABLE
-from radixrt.cli.chat.client import ChatClient, ChatError
-from radixrt.cli.chat.conversation import Conversation
+from radixrt.cli.chat.client import ChatClient, ChatError, Conversation
 from radixrt.cli.chat.local_server import OtherModelError, client_of, model_served_at, started
 from radixrt.cli.chat.offer import choose_model, nothing_named
 from radixrt.cli.chat.terminal import Terminal
@@ -60,11 +59,7 @@ def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
 
 
 def _chosen(url: str) -> str:
-    """A model that the user chooses.
-
-    Raises:
-        ChatError: there is no terminal to choose at.
-    """
+    """A model that the user chooses; raises ChatError if there is no terminal to choose at."""
     console = Console(stderr=True, highlight=False)
     if sys.stdin is None or not sys.stdin.isatty() or not console.is_terminal:
         raise nothing_named(url)

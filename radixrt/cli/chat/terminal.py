@@ -9,8 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from radixrt.cli.chat.client import ChatError
-from radixrt.cli.chat.conversation import Conversation
+from radixrt.cli.chat.client import ChatError, Conversation
 
 _HELP = """\
 /system TEXT   set the system prompt; without TEXT: remove it
@@ -54,9 +53,7 @@ class Terminal:
         return 0
 
     def _print_answer(self, question: str) -> None:
-        """Raises:
-        ChatError: there is no answer.
-        """
+        """Raises ChatError if there is no answer."""
         reasons, self._progress = False, ""
         for piece in self._conversation.ask(question):
             self._show_progress(piece.text if piece.kind == "progress" else "")

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from radixrt.cli.doctor import machine, packages, speed
+from radixrt.cli.doctor import machine, speed
 from radixrt.cli.doctor.machine import Finding
 from radixrt.cli.doctor.models import model_finding
 
@@ -29,17 +29,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     used = speed.other_programs() if arguments.speed else 0.0  # before this one works
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        packages.python, packages.packages, machine.kernels, machine.gpu, machine.memory, machine.files,
+        machine.python, machine.packages, machine.kernels, machine.gpu, machine.memory, machine.files,
     )  # fmt: skip
     for check in checks:
         try:
             yield from check()
         except Exception as error:  # one broken package must not hide the other findings
             yield Finding(
-                subject=check.__name__,
-                level="error",
-                fact=f"The check failed: {type(error).__name__}: {error}",
-                advice="Install the missing package: `pip install 'radixrt[server]'`."
+                check.__name__,
+                "error",
+                f"The check failed: {type(error).__name__}: {error}",
+                "Install the missing package: `pip install 'radixrt[server]'`."
                 if isinstance(error, ImportError)
                 else "Please report it.",
             )

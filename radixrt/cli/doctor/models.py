@@ -64,8 +64,8 @@ def model_finding(name: str) -> Finding:
             check_fits(need)
     except NotCachedError as error:
         advice = f"`radixrt run {name}` downloads it."
-        return Finding(subject="model", level="warning", fact=str(error), advice=advice)
+        return Finding("model", "warning", str(error), advice)
     except ConfigError as error:
-        return Finding(subject="model", level="error", fact=f"{name}: {error}")
+        return Finding("model", "error", f"{name}: {error}")
     fact = f"{name} takes {need.in_memory / 1e9:.1f} GB of memory, and {available_memory() / 1e9:.1f} GB are available"
-    return Finding(subject="model", level="ok", fact=fact)
+    return Finding("model", "ok", fact)

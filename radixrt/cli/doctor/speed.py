@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.cli.doctor.machine import Finding
+from radixrt.cli.doctor.machine import Finding, verdict
 from radixrt.device.host_memory import available_memory
 from radixrt.device.topology import (
     busy_ticks,
@@ -72,28 +72,24 @@ def findings(model: str | None, used: float) -> Iterator[Finding]:
     cpus = usable_cpus()
     threads, cores = torch.get_num_threads(), num_cores(cpus)
     is_busy = used > _BUSY * len(cpus)
-    yield Finding(
-        subject="load",
-        level="warning" if is_busy else "ok",
-        fact=f"Other programs use {used:.1f} of {len(cpus)} processors.",
-        advice="Stop them, or the numbers below are too low." if is_busy else "",
-    )
+    fact = f"Other programs use {used:.1f} of {len(cpus)} processors."
+    yield verdict("load", not is_busy, fact, "Stop them, or the numbers below are too low.")
     yield from machine_findings(threads, cores, len(cpus), cpu_quota(), huge_pages(), len(numa_nodes(cpus)))  # fmt: skip
     if radixrt_kernels.native is None or torch.cuda.is_available():
         yield Finding(
-            subject="speed",
-            level="warning",
-            fact="Speed is measured on CPUs with the native kernels only.",
-            advice="Use the native kernels; a GPU's limits are in its data sheet.",
+            "speed",
+            "warning",
+            "Speed is measured on CPUs with the native kernels only.",
+            "Use the native kernels; a GPU's limits are in its data sheet.",
         )
         return
     rates = _measure(threads)
     one = _read_rate(1) if threads > 1 else rates.read
     products = ", ".join(f"{name} {rate / 1e9:,.0f} GOP/s" for name, rate in rates.products.items())
     yield Finding(
-        subject="machine",
-        level="ok",
-        fact=f"{threads} threads read {rates.read / 1e9:.1f} GB/s (one thread {one / 1e9:.1f}) and multiply {products}.",
+        "machine",
+        "ok",
+        f"{threads} threads read {rates.read / 1e9:.1f} GB/s (one thread {one / 1e9:.1f}) and multiply {products}.",
     )
     if model is not None:
         yield from _of_model(model, rates, is_busy)
@@ -118,26 +114,19 @@ def machine_findings(
     elif threads < fitting:
         advice = f"Serve with --kernel-threads {fitting}, or unset OMP_NUM_THREADS."
     limit = "" if quota is None else f"; the control group allows the time of {quota:.1f}"
-    yield Finding(
-        subject="threads",
-        level="warning" if advice else "ok",
-        fact=f"{threads} threads compute on {cores} cores with {cpus} logical processors{limit}.",
-        advice=advice,
-    )
-    has_pages = pages in ("always", "madvise")
-    yield Finding(
-        subject="huge pages",
-        level="ok" if has_pages else "warning",
-        fact=f"Pages of 2 MiB: {pages or 'unknown'}.",
-        advice=""
-        if has_pages
-        else "As root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`. Weights are read a tenth faster.",
+    fact = f"{threads} threads compute on {cores} cores with {cpus} logical processors{limit}."
+    yield verdict("threads", not advice, fact, advice)
+    yield verdict(
+        "huge pages",
+        pages in ("always", "madvise"),
+        f"Pages of 2 MiB: {pages or 'unknown'}.",
+        "As root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`. Weights are read a tenth faster.",
     )
     yield Finding(
-        subject="NUMA",
-        level="ok",
-        fact=f"{nodes} NUMA node{'s' * (nodes > 1)}.",
-        advice=f"Serve with --tp {nodes} --numa, or for many short requests with --dp {nodes} --numa."
+        "NUMA",
+        "ok",
+        f"{nodes} NUMA node{'s' * (nodes > 1)}.",
+        f"Serve with --tp {nodes} --numa, or for many short requests with --dp {nodes} --numa."
         if nodes > 1
         else "",
     )
@@ -193,11 +182,7 @@ def _of_model(model: str, rates: _Rates, is_busy: bool) -> Iterator[Finding]:
     try:
         with LLM(model, speculation="off", log_level="error") as llm:
             if llm.info.pooling is not None:
-                yield Finding(
-                    subject="speed",
-                    level="ok",
-                    fact=f"{model} generates no text, so it is not run.",
-                )
+                yield Finding("speed", "ok", f"{model} generates no text, so it is not run.")
                 return
             length = min(_PROMPT, llm.info.context_length - _ANSWER)
             first, answer, prompt = (
@@ -205,7 +190,7 @@ def _of_model(model: str, rates: _Rates, is_busy: bool) -> Iterator[Finding]:
             )
             is_small = llm.info.weight_bytes < 1.5 * llm.info.num_parameters
     except (ConfigError, EngineDiedError) as error:
-        yield Finding(subject="speed", level="error", fact=str(error))
+        yield Finding("speed", "error", str(error))
         return
     decode = _ANSWER / max(0.01 * answer, answer - first)
     prefill = (length - 8) / max(0.01 * prompt, prompt - first)
@@ -236,12 +221,7 @@ def share_finding(
     is_good = share >= _GOOD_SHARE
     if is_busy and not is_good:
         advice = "Stop the other programs, and measure again."
-    return Finding(
-        subject=subject,
-        level="ok" if is_good else "warning",
-        fact=f"{fact}, {share:.0%} of {of}.",
-        advice="" if is_good else advice,
-    )
+    return verdict(subject, is_good, f"{fact}, {share:.0%} of {of}.", advice)
 
 
 def _shortest(llm: Any, prompt_tokens: int, answer_tokens: int) -> float:

@@ -4,7 +4,7 @@ of OpenAI's batches."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -37,26 +37,6 @@ class Recorded:
     """Seconds that its response says the prefill took."""
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    prompt_tokens_details: _Details | None = None
-
-
-class _Times(msgspec.Struct):
-    prefill_s: Annotated[float, msgspec.Meta(ge=0)]
-
-
-class _Response(msgspec.Struct):
-    """What a response tells of its prefill."""
-
-    usage: _Usage
-    times: _Times
-
-
 @dataclass(frozen=True)
 class Unreadable:
     """A line that is no request."""
@@ -86,10 +66,7 @@ def read_log(path: Path) -> Iterator[Recorded | Unreadable]:
 
 
 def _recorded(number: int, line: Any) -> Recorded:
-    """
-    Raises:
-        RequestError: it is no request with one prompt.
-    """
+    """Raises RequestError if it is no request with one prompt."""
     if not isinstance(line, dict):
         raise RequestError("a line must be a JSON object")
     if "hash_ids" in line:
@@ -132,8 +109,8 @@ def _of_chat(fields: ChatCompletionRequest, instructions: str = "") -> Prompt:
 def _measured(response: Any) -> tuple[int, float]:
     """Prompt tokens that were computed, and the seconds that it took, if a response tells both."""
     try:
-        found = msgspec.convert(response, _Response)
-    except msgspec.ValidationError:
+        usage, seconds = response["usage"], float(response["times"]["prefill_s"])
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return (int(usage["prompt_tokens"]) - int(cached), seconds) if seconds >= 0 else (0, 0.0)
+    except (AttributeError, KeyError, TypeError, ValueError):
         return 0, 0.0
-    details = found.usage.prompt_tokens_details or _Details()
-    return found.usage.prompt_tokens - (details.cached_tokens or 0), found.times.prefill_s

@@ -1,15 +1,23 @@
-"""Groups the misses of a log by cause and place, and says what each group costs."""
+"""The command ``radixrt lint-prompts``: groups the misses of a log by cause and place, and says
+what each group costs."""
 
+import argparse
+import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from radixrt.cli.lint.replay import Linted
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError, RequestError
+from radixrt.cli.lint.recorded import Unreadable, read_log
+from radixrt.cli.lint.replay import Linted, PromptLinter
 from radixrt.messages.cache_explanation import Cause
+from radixrt.models.checkpoint import resolve_model_path
+from radixrt.tokenizer.vocabulary import Vocabulary
 
 _ADVICE: dict[Cause, str] = {
     "volatile_text": "Move the text that changes behind the text that stays, or drop it.",
@@ -20,6 +28,8 @@ _ADVICE: dict[Cause, str] = {
 }
 
 _SHOWN_LINES = 8
+_FILE_WIDTH = 160
+"""Characters in a line of a report that no terminal shows."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +65,43 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Lines that are no request, and why."""
 
 
+def run(arguments: argparse.Namespace) -> int:
+    """Lint the log; the status is 1 if no line could be read.
+
+    Raises:
+        ConfigError: the log or the tokenizer cannot be read.
+    """
+    model = str(resolve_model_path(arguments.model_path))
+    config = ServerConfig(model_path=model, chat_template=arguments.chat_template)
+    linter = PromptLinter(Vocabulary.load(config), arguments.page_size, arguments.cache_tokens)
+    linted: list[Linted] = []
+    unreadable: dict[int, str] = {}
+    computed, seconds = 0, 0.0
+    try:
+        for one in read_log(Path(arguments.log)):
+            if isinstance(one, Unreadable):
+                unreadable[one.line] = one.reason
+                continue
+            try:
+                linted.append(linter.lint(len(linted), one))
+            except RequestError as error:
+                unreadable[one.line] = error.message
+            computed, seconds = computed + one.computed_tokens, seconds + one.prefill_s
+    except OSError as error:
+        raise ConfigError(f"Can't read {arguments.log}: {error}.") from error
+    rate = arguments.prefill_tokens_per_second or (computed / seconds if seconds else None)
+    report = make_report(linted, unreadable, rate)
+    if arguments.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=1).decode() + "\n")
+    else:
+        print_report(Console(width=None if sys.stdout.isatty() else _FILE_WIDTH), report)
+    return 0 if linted else 1
+
+
 def make_report(
-    linted: Iterable[Linted], unreadable: dict[int, str], tokens_per_second: float | None
+    every: list[Linted], unreadable: dict[int, str], tokens_per_second: float | None
 ) -> Report:
     """Sum a log up."""
-    every = list(linted)
     groups: dict[tuple[Cause, int | None, str | None], list[Linted]] = defaultdict(list)
     for one in every:
         place, cause = one.explanation.divergence, one.explanation.cause
@@ -127,13 +169,10 @@ def print_report(console: Console, report: Report) -> None:
         lines = ", ".join(map(str, group.lines[:_SHOWN_LINES])) + more
         table.add_row(f"{group.lost_tokens:,}", f"{group.missed_tokens:,}", f"{len(group.lines):,}", group.cause, place, lines)  # fmt: skip
     console.print(table)
+    notes: list[str] = []
     for group in report.groups:
         if group.lost_tokens:
-            console.print(
-                f"{group.cause}, line {group.lines[0]}: {group.example}",
-                markup=False,
-                highlight=False,
-            )
-            console.print(f"  {group.advice}", markup=False, highlight=False)
-    for line, reason in report.unreadable.items():
-        console.print(f"Line {line} was skipped: {reason}", markup=False, highlight=False)
+            notes += [f"{group.cause}, line {group.lines[0]}: {group.example}", f"  {group.advice}"]
+    notes += [f"Line {line} was skipped: {why}" for line, why in report.unreadable.items()]
+    for note in notes:
+        console.print(note, markup=False, highlight=False)

@@ -36,9 +36,7 @@ class _InProcess(httpx.AsyncBaseTransport):
         self._app = build_app(ServerState(llm.config, self._engine.client, llm.info))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises:
-        ConnectionLost: the engine ended.
-        """
+        """Raises ConnectionLost if the engine ended."""
         here = asyncio.get_running_loop()
         sent: asyncio.Queue[Any] = asyncio.Queue()
         unread = [{"type": "http.request", "body": await request.aread()}]

@@ -142,9 +142,7 @@ async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
-    """Raises:
-    BadRequest: a text is not valid Unicode.
-    """
+    """Raises BadRequest if a text is not valid Unicode."""
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError as error:

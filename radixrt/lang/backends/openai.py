@@ -75,7 +75,7 @@ class OpenAI(Backend):
     async def score(self, call: ChoiceCall) -> Scored:
         """Let the server echo the prompt and each choice with log-probabilities, which only
         completions offer."""
-        prompt, choices, unconditional = call.prompt, call.choices, call.unconditional
+        prompt = call.prompt
         if not isinstance(prompt, str):
             raise self._unsupported(
                 "log-probabilities of a conversation's tokens, which select needs",
@@ -83,14 +83,11 @@ class OpenAI(Backend):
             )
         if not prompt:
             raise self._unsupported("select at the very beginning of a text", "Put text before it.")
-        texts = [prompt + choice for choice in choices]
-        starts = [len(prompt)] * len(choices)
-        if unconditional:
-            texts += [f"\n{choice}" for choice in choices]
-            starts += [1] * len(choices)
-        logprobs = await self._echoed(texts, starts)
-        without = logprobs[len(choices) :] if unconditional else [()] * len(choices)
-        return Scored([Score(*pair) for pair in zip(logprobs, without, strict=False)])
+        befores = [prompt, "\n"] if call.unconditional else [prompt]
+        asked = [(before + choice, len(before)) for before in befores for choice in call.choices]
+        found = await self._echoed([text for text, _ in asked], [start for _, start in asked])
+        without = found[len(call.choices) :] or [()] * len(call.choices)
+        return Scored([Score(*pair) for pair in zip(found, without, strict=False)])
 
     async def _echoed(self, texts: list[str], starts: list[int]) -> list[tuple[float, ...]]:
         """The log-probabilities of each text's tokens that end after its start, in one batch."""
@@ -111,9 +108,7 @@ class OpenAI(Backend):
             ) from error
 
     def _refuse_unsupported(self, call: Call) -> None:
-        """Raises:
-        UnsupportedFeature: the call needs a field that is not standard.
-        """
+        """Raises UnsupportedFeature if the call needs a field that is not standard."""
         if call.constraint is not None and not isinstance(call.constraint, JsonSchema | Choices):
             raise self._unsupported(
                 FEATURE_NAMES[type(call.constraint)], "Use gen's schema=, or a radixrt server."
@@ -157,11 +152,8 @@ def without_old_reasoning(messages: Prompt) -> list[dict[str, Any]]:
 
 
 def _beyond(start: int, logprobs: dict[str, Any]) -> tuple[float, ...]:
-    """The log-probabilities of the tokens that end after a place in the text.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The log-probabilities of the tokens that end after a place in the text; raises ValueError if
+    there are none."""
     offsets: list[int] = logprobs["text_offset"]
     values: list[float | None] = logprobs["token_logprobs"]
     ends = [*offsets[1:], float("inf")]

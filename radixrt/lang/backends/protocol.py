@@ -1,10 +1,10 @@
 """The protocol of backends: typed calls, constraints and answers."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from radixrt.lang.sampling import Sampling
+from radixrt.lang.errors import ProgramError
 
 Messages = Sequence[dict[str, Any]]
 """A conversation in OpenAI's form."""
@@ -47,11 +47,60 @@ Constraint = JsonSchema | Regex | Choices | Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallHints:
-    """Hints for the KV cache. A backend may ignore them."""
+class Sampling:
+    """Sampling settings. None: the run's setting applies, then the function's, then the server's
+    default.
 
-    next_use_s: float | None = None
-    """Seconds until the program expects to continue from here."""
+    >>> Sampling(temperature=0).over(Sampling(temperature=1.0, max_tokens=8)).given()
+    {'max_tokens': 8, 'temperature': 0}
+    """
+
+    max_tokens: int | None = None
+    """Most tokens of an answer. Default: 128 in plain text, in a conversation the rest of the
+    context."""
+    min_tokens: int | None = None
+    temperature: float | None = None
+    """0: greedy."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    """The answer ends before the first of these texts."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, list):
+            object.__setattr__(self, "stop", tuple(self.stop))
+
+    def given(self) -> dict[str, Any]:
+        """The settings that are not None, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def over(self, other: "Sampling") -> "Sampling":
+        """These settings, and the other's where these are None."""
+        return Sampling(**(other.given() | self.given()))
+
+
+def sampling_of(what: str, settings: dict[str, Any]) -> Sampling:
+    """Settings from keyword arguments.
+
+    Args:
+        what: the called function's name, for errors.
+
+    Raises:
+        ProgramError: a setting is unknown.
+    """
+    unknown = sorted(settings.keys() - Sampling.__dataclass_fields__.keys())
+    if unknown:
+        known = ", ".join(Sampling.__dataclass_fields__)
+        raise ProgramError(
+            f"{what} has no setting {', '.join(unknown)}; its sampling settings are {known}."
+        )
+    return Sampling(**settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +120,8 @@ class Call:
     """Send the answer in pieces. A whole answer costs less."""
     stream_values: bool = False
     """Tell of the values of the JSON answer as they are complete; the call streams."""
-    hints: CallHints = field(default_factory=CallHints)
+    next_use_s: float | None = None
+    """Seconds until the program expects to continue from here: a hint for the KV cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +196,8 @@ class ChoiceCall:
     choices: tuple[str, ...]
     unconditional: bool = False
     """Also score the texts without the prompt."""
-    hints: CallHints = field(default_factory=CallHints)
+    next_use_s: float | None = None
+    """As in :class:`Call`."""
 
 
 @dataclass(frozen=True)

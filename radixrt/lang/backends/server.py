@@ -13,7 +13,6 @@ from radixrt.lang.backends.protocol import (
     Backend,
     CachedPrompt,
     Call,
-    CallHints,
     ChoiceCall,
     Choices,
     Constraint,
@@ -39,7 +38,7 @@ class RadixrtBackend:
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
         body = standard_body(call, None)
         body |= call.sampling.given() | _constraint_fields(call.constraint)
-        body |= self._salt | _cache_field(call.hints) | {"return_times": True}
+        body |= self._salt | _cache_field(call) | {"return_times": True}
         if call.stream_values:
             body["stream_values"] = True
         if call.continues:
@@ -54,7 +53,7 @@ class RadixrtBackend:
         body = {name: call.prompt, "choices": call.choices, "unconditional": call.unconditional}
         if call.continues:
             body["continue_final_message"] = True
-        body |= self._salt | _cache_field(call.hints)
+        body |= self._salt | _cache_field(call)
         answer = await self._http.request("POST", "/score_choices", body)
         scores = [
             Score(tuple(score["logprobs"]), tuple(score["unconditional_logprobs"] or ()))
@@ -136,9 +135,9 @@ def backend_of(given: Backend | str) -> Backend:
     return Server(given) if isinstance(given, str) else given
 
 
-def _cache_field(hints: CallHints) -> dict[str, Any]:
+def _cache_field(call: Call | ChoiceCall) -> dict[str, Any]:
     """The ``cache`` object of a request."""
-    return {} if hints.next_use_s is None else {"cache": {"next_use_s": hints.next_use_s}}
+    return {} if call.next_use_s is None else {"cache": {"next_use_s": call.next_use_s}}
 
 
 def _constraint_fields(constraint: Constraint | None) -> dict[str, Any]:

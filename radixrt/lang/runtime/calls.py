@@ -5,19 +5,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from radixrt.lang.backends.protocol import (
     Call,
-    CallHints,
     ChoiceCall,
     PartialValue,
-    Piece,
     Prompt,
     Score,
-    ToolCallPiece,
 )
 from radixrt.lang.errors import AnswerError, locate, unreadable
 from radixrt.lang.expressions import Documents, Gen, Select, SelectMethod
@@ -37,7 +34,7 @@ class CallSite:
     run: Run
     before: Transcript
     placeholder: Placeholder
-    hints: CallHints
+    next_use_s: float | None
 
     @property
     def record(self) -> CallRecord:
@@ -91,33 +88,6 @@ class CallSite:
             self.run.changes.increment()
 
 
-@dataclass
-class CollectedAnswer:
-    """One of a call's answers, put together from its pieces."""
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
-    """Tool calls in OpenAI's form."""
-    finish_reason: str | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.reasoning += piece.reasoning
-        self.finish_reason = piece.finish_reason or self.finish_reason
-        for call in piece.tool_calls:
-            self._add_call(call)
-
-    def _add_call(self, piece: ToolCallPiece) -> None:
-        while len(self.tool_calls) <= piece.index:
-            function = {"name": "", "arguments": ""}
-            self.tool_calls.append({"id": "", "type": "function", "function": function})
-        call = self.tool_calls[piece.index]
-        call["id"] = piece.id or call["id"]
-        call["function"]["name"] += piece.name
-        call["function"]["arguments"] += piece.arguments
-
-
 async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) -> Completion:
     """Execute a gen.
 
@@ -137,7 +107,7 @@ async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) 
                 tool_choice=gen.tool_choice,
                 stream=site.record.streamed,
                 stream_values=gen.stream_values,
-                hints=site.hints,
+                next_use_s=site.next_use_s,
             )
             answers = await _collect(site, call)
         first = answers[0]
@@ -145,13 +115,8 @@ async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) 
             f"{call['function']['name']}({call['function']['arguments']})"
             for call in first.tool_calls
         ]
-        return Completion(
-            text=first.text,
-            value=_value(first, gen, site) if gen.n == 1 else _values(answers, gen, site),
-            tool_calls=tuple(first.tool_calls),
-            finish_reason=first.finish_reason,
-            reasoning=first.reasoning,
-        )
+        first.value = _value(first, gen, site) if gen.n == 1 else _values(answers, gen, site)
+        return first
 
 
 async def choose(site: CallSite, select: Select) -> Completion:
@@ -163,7 +128,7 @@ async def choose(site: CallSite, select: Select) -> Completion:
                 continues=continues,
                 choices=select.choices,
                 unconditional=select.method == "unconditional_likelihood_normalized",
-                hints=site.hints,
+                next_use_s=site.next_use_s,
             )
             scored = await site.run.backend.score(call)
             site.record.usage = scored.usage
@@ -207,9 +172,9 @@ def likeliest(scores: Sequence[Score], method: SelectMethod) -> int:
     return max(range(len(scores)), key=lambda index: key(scores[index]))
 
 
-async def _collect(site: CallSite, call: Call) -> list[CollectedAnswer]:
+async def _collect(site: CallSite, call: Call) -> list[Completion]:
     """All answers of a call. The text of the first one is passed on as it comes."""
-    answers = [CollectedAnswer() for _ in range(call.n)]
+    answers = [Completion() for _ in range(call.n)]
     async with aclosing(site.run.backend.generate(call)) as pieces:
         async for piece in pieces:
             answers[piece.index].add(piece)
@@ -220,7 +185,7 @@ async def _collect(site: CallSite, call: Call) -> list[CollectedAnswer]:
     return answers
 
 
-def _values(answers: list[CollectedAnswer], gen: Gen, site: CallSite) -> list[Any]:
+def _values(answers: list[Completion], gen: Gen, site: CallSite) -> list[Any]:
     """The values of several answers. An answer that is not of its type is replaced by its
     AnswerError.
 
@@ -239,10 +204,8 @@ def _values(answers: list[CollectedAnswer], gen: Gen, site: CallSite) -> list[An
     return values
 
 
-def _value(answer: CollectedAnswer, gen: Gen, site: CallSite) -> Any:
-    """Raises:
-    AnswerError: the answer is not of the type that was asked for.
-    """
+def _value(answer: Completion, gen: Gen, site: CallSite) -> Any:
+    """Raises AnswerError if the answer is not of the type that was asked for."""
     if not gen.tools:
         return _read(answer, gen.kind)
     notes = site.run.record.tools_of(site.record.branch)
@@ -250,10 +213,8 @@ def _value(answer: CollectedAnswer, gen: Gen, site: CallSite) -> Any:
     return ToolAnswer(answer.text, calls, None if calls else _read(answer, gen.kind))
 
 
-def _read(answer: CollectedAnswer, kind: AnswerType) -> Any:
-    """Raises:
-    AnswerError: the answer is not of that type, or was cut off where more may follow.
-    """
+def _read(answer: Completion, kind: AnswerType) -> Any:
+    """Raises AnswerError if the answer is not of that type, or was cut off where more may follow."""
     cut_off = answer.finish_reason == "length"
     try:
         value = kind.read(answer.text)

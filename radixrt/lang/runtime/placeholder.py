@@ -6,11 +6,11 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from radixrt.base.liveness.supervision import run_loop, start_thread
-from radixrt.lang.backends.protocol import PartialValue
+from radixrt.lang.backends.protocol import PartialValue, Piece
 from radixrt.lang.errors import Cancelled, LangError
 from radixrt.lang.tracing.records import CallRecord
 
@@ -52,17 +52,31 @@ async def settled(future: "concurrent.futures.Future[Any]") -> None:
     await asyncio.wait([waiting])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Completion:
-    """The result of a call. A variable that the program set itself has a value only."""
+    """One of a call's answers, put together from its pieces. A variable that the program set itself
+    has a value only."""
 
-    text: str
-    value: Any
-    tool_calls: tuple[dict[str, Any], ...] = ()
+    text: str = ""
+    value: Any = None
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
     """Tool calls in OpenAI's form."""
     finish_reason: str | None = None
     reasoning: str = ""
     """The model's reasoning before the text."""
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.reasoning += piece.reasoning
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        for part in piece.tool_calls:
+            while len(self.tool_calls) <= part.index:
+                function = {"name": "", "arguments": ""}
+                self.tool_calls.append({"id": "", "type": "function", "function": function})
+            call = self.tool_calls[part.index]
+            call["id"] = part.id or call["id"]
+            call["function"]["name"] += part.name
+            call["function"]["arguments"] += part.arguments
 
 
 class Placeholder:

@@ -12,6 +12,7 @@ from radixrt.lang.runtime.transcript import Part
 from radixrt.lang.typed import convert, type_at
 
 Item = TypeVar("Item")
+Grown = TypeVar("Grown")
 TextSoFar = Iterator[str | None]
 """Pieces of text; None: no more for now."""
 
@@ -76,23 +77,30 @@ class Pieces(Generic[Item]):
             seen = self._changes.count
 
 
+def _growing(
+    items: Callable[[], Sequence[Grown]], has_ended: Callable[[], bool]
+) -> Iterator[Grown | None]:
+    """The items of a list to which another thread still appends; None: no more for now."""
+    num_read = 0
+    while True:
+        is_all = has_ended()
+        new = items()[num_read:]
+        num_read += len(new)
+        yield from new
+        if is_all:
+            return
+        if not new:
+            yield None
+
+
 def text_of_call(placeholder: Placeholder) -> TextSoFar:
     """The text of one call.
 
     Raises:
         LangError: the call failed.
     """
-    num_read = 0
-    while True:
-        is_all = placeholder.future.done()
-        pieces = placeholder.pieces[num_read:]
-        num_read += len(pieces)
-        yield from pieces
-        if is_all:
-            placeholder.wait()
-            return
-        if not pieces:
-            yield None
+    yield from _growing(lambda: placeholder.pieces, placeholder.future.done)
+    placeholder.wait()
 
 
 def values_of_call(placeholder: Placeholder) -> Iterator[PartialValue | None]:
@@ -102,18 +110,9 @@ def values_of_call(placeholder: Placeholder) -> Iterator[PartialValue | None]:
     Raises:
         LangError: the call failed, or a value is not of its type.
     """
-    num_read = 0
-    while True:
-        is_all = placeholder.future.done()
-        new = placeholder.values[num_read:]
-        num_read += len(new)
-        for part in new:
-            yield _typed(part, type_at(placeholder.python_type, part.pointer))
-        if is_all:
-            placeholder.wait()
-            return
-        if not new:
-            yield None
+    for part in _growing(lambda: placeholder.values, placeholder.future.done):
+        yield part and _typed(part, type_at(placeholder.python_type, part.pointer))
+    placeholder.wait()
 
 
 def _typed(part: PartialValue, wanted: Any) -> PartialValue:
@@ -131,17 +130,8 @@ def text_of_state(parts: Callable[[], Sequence[Part]], has_ended: Callable[[], b
     Raises:
         LangError: a call of the state failed.
     """
-    num_read = 0
-    while True:
-        is_all = has_ended()
-        new = parts()[num_read:]
-        num_read += len(new)
-        for part in new:
-            if isinstance(part, str):
-                yield part
-            else:
-                yield from text_of_call(part)
-        if is_all:
-            return
-        if not new:
-            yield None
+    for part in _growing(parts, has_ended):
+        if isinstance(part, Placeholder):
+            yield from text_of_call(part)
+        else:
+            yield part

@@ -10,12 +10,11 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
-from radixrt.lang.backends.protocol import Backend, Prompt
+from radixrt.lang.backends.protocol import Backend, Prompt, Sampling
 from radixrt.lang.errors import Cancelled
 from radixrt.lang.runtime.admission import BatchAdmission
 from radixrt.lang.runtime.placeholder import BACKGROUND, Completion, Placeholder, settled
 from radixrt.lang.runtime.reading import ChangeCounter
-from radixrt.lang.sampling import Sampling
 from radixrt.lang.tracing.records import CallRecord, RunRecord
 
 CURRENT_RUN: contextvars.ContextVar["Run | None"] = contextvars.ContextVar(

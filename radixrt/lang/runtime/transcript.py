@@ -89,9 +89,7 @@ class Transcript:
             )
 
     def check_tools_may_be_called(self) -> None:
-        """Raises:
-        ProgramError: the transcript is plain text, which has no place for tools.
-        """
+        """Raises ProgramError if the transcript is plain text, which has no place for tools."""
         if not self.turns:
             raise ProgramError(
                 "Tools need a conversation: put the text before this gen into rl.user(...), and the gen into "

@@ -9,9 +9,14 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from radixrt.lang.tracing.phases import phases_of
-from radixrt.lang.tracing.records import CallRecord, RunRecord, ToolRecord
-from radixrt.lang.tracing.text import span_of, title_of
+from radixrt.lang.tracing.records import (
+    CallRecord,
+    RunRecord,
+    ToolRecord,
+    phases_of,
+    span_of,
+    title_of,
+)
 
 Event = dict[str, Any]
 ANSWER_CHARS = 4000
@@ -77,15 +82,15 @@ class _RunEvents:
                 lanes[lane : lane + 1] = [end]
                 tid = self._thread(branch, lane + 1)
                 if isinstance(item, ToolRecord):
-                    args = {} if item.error is None else {"error": item.error}
-                    yield self._slice("tool", f"tool {item.name}", tid, begin, end, args)
+                    name = f"tool {item.name}"
+                    yield self._slice("tool", name, tid, begin, end, error=item.error)
                     continue
                 self._places[id(item)] = (tid, begin, end)
-                yield self._slice("call", item.what, tid, begin, end, _arguments(item))
+                yield self._slice("call", item.what, tid, begin, end, **_arguments(item))
                 for phase in phases_of(item, end):
                     if phase.end > begin:
                         start = max(phase.start, begin)
-                        yield self._slice("phase", phase.name, tid, start, phase.end, {})
+                        yield self._slice("phase", phase.name, tid, start, phase.end)
 
     def _bounds(self, item: CallRecord | ToolRecord) -> tuple[float, float]:
         """Start and end of a slice. A call that waits for another one of its state begins where
@@ -128,10 +133,11 @@ class _RunEvents:
         return self._threads.setdefault((branch, lane), len(self._threads) + 1)
 
     def _slice(
-        self, kind: str, name: str, tid: int, start: float, end: float, args: dict[str, Any]
+        self, kind: str, name: str, tid: int, start: float, end: float, **args: Any
     ) -> Event:
         dur = self._ts(end) - self._ts(start)
-        return self._event("X", name, tid, start, dur=dur, cat=kind, args=args)
+        given = {name: value for name, value in args.items() if value is not None}
+        return self._event("X", name, tid, start, dur=dur, cat=kind, args=given)
 
     def _event(
         self, ph: str, name: str, tid: int = 0, at: float | None = None, **fields: Any
@@ -147,17 +153,15 @@ class _RunEvents:
 def _arguments(call: CallRecord) -> dict[str, Any]:
     """Token counts, texts and the line of the program."""
     usage = call.usage
-    given = {
+    prompt, cached = usage.prompt_tokens, usage.cached_tokens
+    return {
         "source": f"{call.source.file}:{call.source.line}",
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "cached_share": round(usage.cached_tokens / usage.prompt_tokens, 3)
-        if usage.prompt_tokens
-        else None,
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "cached_share": round(cached / prompt, 3) if prompt else None,
         "completion_tokens": usage.completion_tokens,
         "prompt_end": call.prompt_tail,
         "answer": call.answer[:ANSWER_CHARS],
         "tool_calls": call.called or None,
         "error": call.error,
     }
-    return {name: value for name, value in given.items() if value is not None}

@@ -1,1 +1,0 @@
-"""The host's time for a step on a GPU, measured without one: ``python -m bench.gpu.host``."""
