@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from radixrt.constrained.compiler.validation import validate_text
 from radixrt.constrained.grammar import SpanCheck, SpanError
+from radixrt.constrained.json_schema.validation import validate_text
 from radixrt.tokenizer.retry.backtracking import BacktrackPoint, FailedSpan, choose_backtrack_point
 from radixrt.tokenizer.retry.checked_answer import (
     CheckedAnswer,

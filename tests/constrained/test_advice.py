@@ -9,7 +9,7 @@ import pytest
 
 from radixrt.cli.main import main
 from radixrt.constrained.advice import REWRITINGS, Advice, finding, slow_steps
-from radixrt.constrained.compiler.advise import advise
+from radixrt.constrained.compiler.compilation import advise
 from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import JsonSchema, Lark
 from radixrt.constrained.json_schema.enforcement import EnforcedSchema, enforce_json_schema

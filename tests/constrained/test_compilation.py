@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.backends import fsm_compiler
-from radixrt.constrained.backends.lark_text import alternatives
+from radixrt.constrained.backends import fsm
+from radixrt.constrained.backends.lark import alternatives
 from radixrt.constrained.compiler.compilation import compile_constraint
 from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import (
@@ -46,7 +46,7 @@ SCHEMA = {
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finite-state machines are built in this process: a child is copied from it with torch and
     all."""
-    monkeypatch.setattr(fsm_compiler, "_within_budget", lambda build: build())
+    monkeypatch.setattr(fsm, "_within_budget", lambda build: build())
 
 
 def compiled(constraint: Constraint, facts: TokenizerFacts, **options: object) -> Compiled:

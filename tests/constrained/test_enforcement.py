@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from radixrt.bench.structured import values_at
 from radixrt.constrained.backends.llguidance import schema_error
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema import enforced, position, superset
+from radixrt.constrained.json_schema import enforced, enforcement, position
 from radixrt.constrained.json_schema.enforced import is_enforced
 from radixrt.constrained.json_schema.enforcement import (
     EnforcedSchema,
@@ -79,7 +79,7 @@ def test_the_subschema_that_is_worked_on_is_noted(monkeypatch: pytest.MonkeyPatc
 
     with position.shared() as file:
         position.share(file.fileno())
-        monkeypatch.setattr(superset, "schema_error", noting)
+        monkeypatch.setattr(enforcement, "schema_error", noting)
         overlapping = {"oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]}
         enforce(
             {"properties": {"a": {"items": overlapping}}},

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from radixrt.base.settings.setting import WhitespaceName
-from radixrt.constrained.backends import fsm_compiler, llguidance
+from radixrt.constrained.backends import fsm, llguidance
 from radixrt.constrained.bitmask import bitmask_words
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar
@@ -36,7 +36,7 @@ def fsm_or_none(pattern: str, facts: TokenizerFacts) -> Grammar:
 
     Built here and not in a child process, which is copied from one with torch in it.
     """
-    source = fsm_compiler._build(pattern, llguidance.compile_regex(pattern, facts), facts)
+    source = fsm._build(pattern, llguidance.compile_regex(pattern, facts), facts)
     if not source and hypothesis.currently_in_test_context():
         hypothesis.reject()
     assert source
@@ -256,7 +256,7 @@ def test_a_fork_goes_its_own_way(backend: str) -> None:
 def test_everyday_patterns_become_machines(kind: str, pattern: str) -> None:
     facts = facts_of(kind)
     exact = llguidance.compile_regex(pattern, facts)
-    assert fsm_compiler.compile_regex(pattern, exact, facts) is not None
+    assert fsm.compile_regex(pattern, exact, facts) is not None
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_machine_that_would_differ_or_be_large_is_not_used(pattern: str) -> No
     """outlines-core's index forbids ``a`` after ``1`` in the first."""
     facts = facts_of("byte_level_json")
     exact = llguidance.compile_regex(pattern, facts)
-    assert fsm_compiler.compile_regex(pattern, exact, facts) is None
+    assert fsm.compile_regex(pattern, exact, facts) is None
 
 
 def test_a_machine_for_another_vocabulary_is_refused() -> None:

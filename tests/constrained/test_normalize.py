@@ -11,10 +11,9 @@ import pytest
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.json_schema.enforced import CONSTRAINING
 from radixrt.constrained.json_schema.enforcement import enforce_normal_form
-from radixrt.constrained.json_schema.keywords import ORIGIN
+from radixrt.constrained.json_schema.keywords import ORIGIN, without_origins
 from radixrt.constrained.json_schema.normal import document
 from radixrt.constrained.json_schema.normal.normalize import normalize
-from radixrt.constrained.json_schema.walk import without_origins
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, 2, 3, 5, 10, -1, 0.5, 1.5, "", "a", "b", "ab", "abc", "c", "x-1",

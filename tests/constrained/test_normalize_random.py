@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.constrained.errors import CannotEnforce
+from radixrt.constrained.json_schema.keywords import without_origins
 from radixrt.constrained.json_schema.normal.normalize import normalize
-from radixrt.constrained.json_schema.walk import without_origins
 
 NAMES = st.sampled_from(["a", "b", "ab"])
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 0.5, 1.0, 3])

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from radixrt.constrained.errors import CannotEnforce
+from radixrt.constrained.json_schema.keywords import without_origins
 from radixrt.constrained.json_schema.normal.normalize import normalize
-from radixrt.constrained.json_schema.walk import without_origins
 
 PLACES = [parent / "shared" / "data" / "jsonschema" for parent in Path(__file__).resolve().parents]
 DATA = next((place for place in PLACES if place.exists()), PLACES[3])

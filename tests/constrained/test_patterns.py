@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from radixrt.constrained.json_schema.dialects import portable, python_pattern
-from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax, parse
+from radixrt.constrained.json_schema.patterns import UnknownSyntax, parse, portable, python_pattern
 
 # (pattern, strings that match by ECMA-262, strings that do not)
 MEANINGS = [

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from radixrt.base.errors import RequestError
-from radixrt.constrained.backends.lark_text import LarkText
+from radixrt.constrained.backends.lark import LarkText
 from radixrt.constrained.backends.tag_schemas import TagSchemas
 from radixrt.constrained.compiler.compilation import compile_constraint
 from radixrt.constrained.compiler.jobs import CompileOptions, PoolConfig

@@ -11,8 +11,7 @@ import msgspec
 from radixrt.base.errors import RequestError
 from radixrt.constrained import requests
 from radixrt.constrained.advice import Advice, Finding, SlowStep, refused
-from radixrt.constrained.compiler.advise import advise
-from radixrt.constrained.compiler.compilation import compile_constraint
+from radixrt.constrained.compiler.compilation import advise, compile_constraint
 from radixrt.constrained.compiler.jobs import CompileOptions
 from radixrt.constrained.constraint import JsonSchema
 from radixrt.constrained.tokenizer_facts import TokenizerFacts

@@ -9,7 +9,7 @@ twice, and the grammar has as many rules as the schema has objects.
 import json
 from typing import Any
 
-from radixrt.constrained.json_schema.walk import reference_target
+from radixrt.constrained.json_schema.keywords import reference_target
 
 MAX_PROPERTIES = 64
 """Declared properties of an object in any order: the bits of a parameter. An object with more keeps

@@ -8,8 +8,7 @@ one character, the parser alone decides, as EBNF means it.
 import re
 from collections.abc import Iterator
 
-from radixrt.constrained.backends.lark_rules import endless_rule
-from radixrt.constrained.backends.lark_text import quoted
+from radixrt.constrained.backends.lark import endless_rule, quoted
 from radixrt.constrained.errors import CannotCompile
 
 MAX_NESTING = 200

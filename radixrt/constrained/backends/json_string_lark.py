@@ -16,7 +16,7 @@ import json
 import re
 import warnings
 
-from radixrt.constrained.backends.lark_rules import TOKEN
+from radixrt.constrained.backends.lark import TOKEN
 from radixrt.constrained.errors import CannotCompile
 
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t"}  # fmt: skip

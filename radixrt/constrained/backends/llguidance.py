@@ -16,7 +16,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends.any_order import lark_in_any_order
 from radixrt.constrained.backends.ebnf import lark_of_ebnf
-from radixrt.constrained.backends.lark_rules import check_lark
+from radixrt.constrained.backends.lark import check_lark
 from radixrt.constrained.bitmask import BitmaskRow
 from radixrt.constrained.errors import CannotCompile, GrammarExhausted
 from radixrt.constrained.grammar import Grammar

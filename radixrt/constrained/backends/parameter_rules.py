@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from radixrt.constrained.backends.lark_text import LarkText, alternatives, regex, with_ecma_classes
+from radixrt.constrained.backends.lark import LarkText, alternatives, regex, with_ecma_classes
 from radixrt.constrained.backends.tag_schemas import TagSchema
 from radixrt.constrained.constraint import Parameters
 from radixrt.constrained.errors import CannotCompile, CannotEnforce
 from radixrt.constrained.grammar import SpanCheck, Unenforced
-from radixrt.constrained.json_schema.walk import pointer_of
+from radixrt.constrained.json_schema.keywords import pointer_of
 from radixrt.constrained.parameters import (
     STYLES,
     Form,

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixrt.base.settings.setting import WhitespaceName
 from radixrt.constrained.backends import llguidance
-from radixrt.constrained.backends.lark_text import (
+from radixrt.constrained.backends.lark import (
     TERMINALS,
     LarkText,
     alternatives,
@@ -19,9 +19,8 @@ from radixrt.constrained.backends.lark_text import (
     repeated,
     with_ecma_classes,
 )
-from radixrt.constrained.backends.tag_contents import TagContents
 from radixrt.constrained.backends.tag_schemas import TagSchemas
-from radixrt.constrained.backends.tags import check_triggers, place_of_error
+from radixrt.constrained.backends.tags import TagContents, check_triggers, place_of_error
 from radixrt.constrained.constraint import (
     AnyJson,
     AnyText,

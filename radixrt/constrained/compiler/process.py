@@ -18,9 +18,8 @@ from radixrt.base.errors import RadixrtError, RequestError
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.backends.tag_schemas import TagSchemas
 from radixrt.constrained.compiler import jobs
-from radixrt.constrained.compiler.advise import advise
 from radixrt.constrained.compiler.cache import memory_of
-from radixrt.constrained.compiler.compilation import compile_constraint, refusal
+from radixrt.constrained.compiler.compilation import advise, compile_constraint, refusal
 from radixrt.constrained.constraint import AnyJson, JsonSchema, Regex
 from radixrt.constrained.json_schema import position
 from radixrt.constrained.tokenizer_facts import TokenizerFacts, read_tokenizer
@@ -176,7 +175,7 @@ def _failure(job: jobs.Job, error: Exception) -> jobs.Reply:
 
 def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.Reply:
     if isinstance(job, jobs.ValidateJob):
-        from radixrt.constrained.compiler.validation import (
+        from radixrt.constrained.json_schema.validation import (
             validate_text,  # here: jsonschema takes a moment
         )
 
@@ -196,7 +195,7 @@ def _do(job: jobs.Job, facts: TokenizerFacts, config: jobs.PoolConfig) -> jobs.R
 
 def _warm_up(facts: TokenizerFacts, config: jobs.PoolConfig) -> None:
     """Import the libraries and build a trie of all tokens, so that a helper finds them done."""
-    from radixrt.constrained.compiler import validation  # noqa: F401
+    from radixrt.constrained.json_schema import validation  # noqa: F401
 
     for schema in ('{"type": "object"}', '{"enum": [1], "not": {"type": "string"}}'):
         compile_constraint(JsonSchema(schema=schema), facts, config.options)

@@ -14,11 +14,9 @@ from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
 from radixrt.constrained.grammar import SpanCheck
-from radixrt.constrained.json_schema.dialects import python_pattern
-from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
-from radixrt.constrained.json_schema.keywords import ORIGIN
-from radixrt.constrained.json_schema.walk import (
+from radixrt.constrained.json_schema.keywords import (
+    ORIGIN,
     Node,
     Place,
     children,
@@ -29,6 +27,7 @@ from radixrt.constrained.json_schema.walk import (
     reference_target,
     subschema,
 )
+from radixrt.constrained.json_schema.patterns import UnknownSyntax, python_pattern
 
 _READ_ALIKE = (
     r"\A(?:[^\\(]|\\[bBdDwWsStnrfv0-9^$\\.*+?()\[\]{}|/\-]|\((?!\?)|\(\?(?:[:=!]|<[=!]))*\Z"

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from radixrt.constrained.json_schema.ecma_regex import (
+from radixrt.constrained.json_schema.formats import DEFINED
+from radixrt.constrained.json_schema.keywords import OF_TYPE, ORIGIN, PLACE, TYPE_OF, TYPES
+from radixrt.constrained.json_schema.patterns import (
     Assertion,
     Backreference,
     CharacterSet,
@@ -26,8 +28,6 @@ from radixrt.constrained.json_schema.ecma_regex import (
     UnknownSyntax,
     parse,
 )
-from radixrt.constrained.json_schema.formats import DEFINED
-from radixrt.constrained.json_schema.keywords import OF_TYPE, ORIGIN, PLACE, TYPE_OF, TYPES
 
 LOGIC = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if", "then", "else")
 CONSTRAINING = frozenset(("type", *LOGIC, *TYPE_OF))

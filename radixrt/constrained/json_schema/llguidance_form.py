@@ -6,8 +6,6 @@ are written portably, and formats that it does not enforce exactly become patter
 
 from typing import Any
 
-from radixrt.constrained.json_schema.dialects import is_whole, portable
-from radixrt.constrained.json_schema.ecma_regex import UnknownSyntax
 from radixrt.constrained.json_schema.enforced import (
     CONSTRAINING,
     EXACT_FORMATS,
@@ -16,8 +14,8 @@ from radixrt.constrained.json_schema.enforced import (
     types_of,
 )
 from radixrt.constrained.json_schema.formats import DEFINED, LENGTHS, format_pattern
-from radixrt.constrained.json_schema.keywords import ORIGIN, TYPE_OF
-from radixrt.constrained.json_schema.walk import Node, mapped
+from radixrt.constrained.json_schema.keywords import ORIGIN, TYPE_OF, Node, mapped
+from radixrt.constrained.json_schema.patterns import UnknownSyntax, is_whole, portable
 
 _KEPT = CONSTRAINING | {"$defs", ORIGIN}
 _DEPENDENT = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}

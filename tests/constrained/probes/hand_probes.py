@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from radixrt.constrained.json_schema.dialects import portable
 from radixrt.constrained.json_schema.enforced import pattern_constructs
 from radixrt.constrained.json_schema.formats import format_pattern
+from radixrt.constrained.json_schema.patterns import portable
 from tests.constrained.probes.probes import ALL_TEXTS, NUMBERS, OBJECTS, SAMPLES, Probe, texts_of
 
 

@@ -12,9 +12,9 @@ from radixrt.constrained.json_schema.keywords import (
     TYPE_OF,
     TYPES,
     Schema,
+    distinct,
 )
-from radixrt.constrained.json_schema.normal.translate import Translator
-from radixrt.constrained.json_schema.values import distinct
+from radixrt.constrained.json_schema.normal.document import Translator
 
 MAX_NEGATED = 64
 """Keywords that one negation may turn around; larger ones are left to a check."""

@@ -21,21 +21,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from radixrt.constrained.errors import CannotEnforce
-from radixrt.constrained.json_schema.keywords import ANY_TYPE, OF_TYPE, ORIGIN, TYPES, Schema
-from radixrt.constrained.json_schema.normal.arrays import ArrayForm
-from radixrt.constrained.json_schema.normal.document import Document
-from radixrt.constrained.json_schema.normal.emptiness import Emptiness
-from radixrt.constrained.json_schema.normal.exclusive import Alternatives
+from radixrt.constrained.json_schema.keywords import (
+    ANY_TYPE,
+    OF_TYPE,
+    ORIGIN,
+    TYPES,
+    Schema,
+    mapped,
+    type_of,
+    value_key,
+)
+from radixrt.constrained.json_schema.normal.containers import ArrayForm, ObjectForm
+from radixrt.constrained.json_schema.normal.document import Document, Translator, check_progress
+from radixrt.constrained.json_schema.normal.emptiness import (
+    Alternatives,
+    Emptiness,
+    Judge,
+    RawWriter,
+)
 from radixrt.constrained.json_schema.normal.flatten import Flat, Flattener, Raw
-from radixrt.constrained.json_schema.normal.node import Node, Written, write, write_alone
-from radixrt.constrained.json_schema.normal.objects import ObjectForm
-from radixrt.constrained.json_schema.normal.progress import check_progress, deny_endless
+from radixrt.constrained.json_schema.normal.node import (
+    Node,
+    Written,
+    deny_endless,
+    write,
+    write_alone,
+)
 from radixrt.constrained.json_schema.normal.scalars import literal_forms, number_forms, string_forms
-from radixrt.constrained.json_schema.normal.translate import Translator
-from radixrt.constrained.json_schema.normal.validity import Judge, RawWriter
 from radixrt.constrained.json_schema.position import note
-from radixrt.constrained.json_schema.values import type_of, value_key
-from radixrt.constrained.json_schema.walk import mapped
 
 MAX_NODES = 50_000
 """Different schemas that one normalised schema may be made of."""

@@ -4,10 +4,16 @@ import dataclasses
 import math
 from typing import Any
 
-from radixrt.constrained.json_schema.keywords import NOT_IN, NOT_INTEGER
+from radixrt.constrained.json_schema.keywords import (
+    NOT_IN,
+    NOT_INTEGER,
+    distinct,
+    is_integral,
+    type_of,
+    value_key,
+)
 from radixrt.constrained.json_schema.normal.flatten import Raw, count_bounds
-from radixrt.constrained.json_schema.normal.matching import ANYTHING, anything_but, matches
-from radixrt.constrained.json_schema.values import distinct, is_integral, type_of, value_key
+from radixrt.constrained.json_schema.patterns import ANYTHING, anything_but, matches
 
 MAX_DENIED = 200
 """Denied values of one string or number that are still turned into a pattern or into ranges."""
