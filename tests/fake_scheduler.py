@@ -26,9 +26,12 @@ from radixrt.messages.cache_tree import (
 from radixrt.messages.calls import (
     AnySchedulerCall,
     CacheFactsCall,
+    CacheMatch,
     CacheNodeCall,
     CacheTreeCall,
+    CallReply,
     FlushCacheCall,
+    LeaseGranted,
     MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
@@ -38,7 +41,6 @@ from radixrt.messages.calls import (
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
 from radixrt.messages.replicas import ReplicaLoad, ReplicaReport
-from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.messages.sequences import (
     PositionLogprobs,
     ReleaseSequences,

@@ -13,10 +13,13 @@ from radixrt.messages.cache_tree import CacheLease, CacheNode
 from radixrt.messages.calls import (
     AnySchedulerCall,
     CacheFactsCall,
+    CacheMatch,
     CacheNodeCall,
     CacheTreeCall,
+    CallReply,
     DrainReplicaCall,
     FlushCacheCall,
+    LeaseGranted,
     MatchTokensCall,
     PinTokensCall,
     ReleaseCacheCall,
@@ -24,7 +27,6 @@ from radixrt.messages.calls import (
     TenantStatsCall,
 )
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.messages.stats import SchedulerStats, TenantStats
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds

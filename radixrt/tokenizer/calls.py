@@ -18,6 +18,7 @@ from radixrt.messages.calls import (
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
+    CallReply,
     CompileCall,
     DetokenizeCall,
     ExplainCacheCall,
@@ -28,9 +29,9 @@ from radixrt.messages.calls import (
     PinTokensCall,
     StatsCall,
     TokenizeCall,
+    Tokenized,
 )
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
-from radixrt.messages.replies import CallReply, Tokenized
 from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer

@@ -3,7 +3,7 @@
 import sys
 
 from radixrt.messages.ids import PackedIds, unpack_ids
-from radixrt.tokenizer.prompt.token_memory import TokenMemory
+from radixrt.tokenizer.prompt.kept_answers import TokenMemory
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 CAPACITY_BYTES = 4 << 20

@@ -28,12 +28,12 @@ from radixrt.base.liveness.supervision import supervise
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
+from radixrt.messages.calls import CallReply
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi
-from radixrt.messages.pooling import DEFAULT_POOLING
 from radixrt.messages.replicas import RequestsLost
-from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
+    DEFAULT_POOLING,
     AbortRequest,
     ChatPrompt,
     FimPrompt,
@@ -55,9 +55,8 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.node_texts import NodeTexts
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
-from radixrt.tokenizer.replica_calls import ReplicaCalls
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
-from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
+from radixrt.tokenizer.schedulers import ReplicaCalls, SchedulerLink, Schedulers
 from radixrt.tokenizer.trial import try_tokenizer
 from radixrt.tokenizer.vocabulary import MAX_THREADS, Vocabulary
 

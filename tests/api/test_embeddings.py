@@ -24,8 +24,7 @@ from radixrt.api.embeddings.score import ClassifyRequest, ScorePairsRequest
 from radixrt.api.ollama.protocol import EmbedRequest, OldEmbedRequest
 from radixrt.client.choice_scoring import shared_tokens
 from radixrt.messages.ids import num_ids, unpack_ids
-from radixrt.messages.pooling import PoolingInfo, PoolingRequest
-from radixrt.messages.requests import PairPrompt
+from radixrt.messages.requests import PairPrompt, PoolingInfo, PoolingRequest
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder

@@ -12,8 +12,7 @@ from radixrt.api.requests.protocol import RequestBody
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.messages.calls import PinTokensCall
-from radixrt.messages.pooling import PoolingInfo
-from radixrt.messages.requests import split_salt
+from radixrt.messages.requests import PoolingInfo, split_salt
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import http, key_file, routes

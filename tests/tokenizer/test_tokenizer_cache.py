@@ -15,11 +15,10 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.requests import ChatPrompt, TextPrompt
-from radixrt.tokenizer import tokenizer_cache
+from radixrt.tokenizer import vocabulary as tokenizer_cache
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
-from radixrt.tokenizer.tokenizer_cache import CachedTokenizer
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import CachedTokenizer, Vocabulary
 from tests.tiny_tokenizers import CHATML, TEXT, save_byte_fallback, save_byte_level
 
 LIMITS = Limits(context_length=4096, kv_pool_tokens=4096, vocab_size=1000)

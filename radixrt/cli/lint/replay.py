@@ -21,9 +21,8 @@ from radixrt.scheduler.radix.node import SequenceEnd
 from radixrt.scheduler.radix.page_allocator import PageAllocator
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
-from radixrt.tokenizer.explain.explainer import CONTEXT_TOKENS, Explainer
+from radixrt.tokenizer.explain.explainer import CONTEXT_TOKENS, Explainer, volatile_at_divergence
 from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord
-from radixrt.tokenizer.explain.volatile import volatile_at_divergence
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary

@@ -6,8 +6,12 @@ import json
 import re
 from typing import Any
 
+from radixrt.constrained.constraint import ParameterStyle, Tag
+from radixrt.constrained.parameters import STYLES
+from radixrt.constrained.tool_calls import Tool
+from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
-from radixrt.parsers.tool_calls.format import CallSink, as_json
+from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas, as_json
 
 MAX_DEPTH = 100
 """Lists and objects within one another."""
@@ -132,3 +136,98 @@ def add_arguments(
         before = ", "
         behind = yield from text.expect(",", closing)
     calls.add("{}" if before == "{" else "}")
+
+
+_NAME = re.compile(r"[^\s\[\](){},'\"=]*")
+
+
+class Pythonic(ToolCallFormat):
+    openings = ("[",)
+    begins_answer = True
+    separator = ", "
+    lists = (("[", "]"),)
+    not_text = r"""[ \t\r\n]*\[[^\[\](){},'"= \t\r\n]+\("""
+    names = re.compile(r"[^\s\[\](){},'\"=]+")
+    style: ParameterStyle = "pythonic"
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("func_name1(") or marks.in_template("[func_name(")
+
+    def tag(self, tool: Tool) -> Tag:
+        return tool.parameters_tag(f"{tool.name}(", self.style, ")")
+
+    def read(
+        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
+    ) -> Reading[None]:
+        (_, closing), comma = self.lists[0], self.separator.strip()
+        while True:
+            yield from text.blank()
+            name = yield from text.matched(_NAME)
+            if not name or not (yield from text.accept("(")):
+                raise NoCallError
+            calls.begin(name)
+            yield from add_arguments(text, calls, "=", ")")
+            calls.end()
+            text.record()  # what is read is not content any more
+            yield from text.blank()
+            if (yield from text.accept(closing)):
+                return
+            if comma:
+                yield from text.expect(comma)
+
+
+class Olmo3(Pythonic):
+    """Calls on lines of their own, between tags; values as in JSON."""
+
+    openings = ("<function_calls>",)
+    closings = ("</function_calls>",)
+    begins_answer = False
+    separator = "\n"
+    lists = (("<function_calls>", "</function_calls>"),)
+    not_text = ""
+    style = "olmo3"
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("<function_calls>", "<functions>")
+
+
+class FunctionGemma(ToolCallFormat):
+    """``<start_function_call>call:NAME{KEY:<escape>STRING<escape>}<end_function_call>``"""
+
+    openings = ("<start_function_call>",)
+    closings = ("<end_function_call>",)
+    other_marks = ("<escape>",)
+    triggers = openings
+    separator = ""
+    names = re.compile(r"[^\s{}<>]+")
+    style: ParameterStyle = "functiongemma"
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template(*self.openings)
+
+    def tag(self, tool: Tool) -> Tag:
+        begin = f"{self.openings[0]}call:{tool.name}{{"
+        return tool.parameters_tag(begin, self.style, "}" + self.closings[0])
+
+    def read(
+        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
+    ) -> Reading[None]:
+        yield from text.expect("call:")
+        name, _ = yield from text.until("{")
+        if not self.names.fullmatch(name):
+            raise NoCallError
+        calls.begin(name)
+        yield from add_arguments(text, calls, ":", "}", STYLES[self.style].quote)
+        calls.end()
+        yield from text.blank()
+        yield from text.accept(*self.closings)
+
+
+class Gemma4(FunctionGemma):
+    """``<|tool_call>call:NAME{KEY:<|"|>STRING<|"|>}<tool_call|>``"""
+
+    openings = ("<|tool_call>",)
+    closings = ("<tool_call|>",)
+    other_marks = ('<|"|>',)
+    triggers = openings
+    style = "gemma4"

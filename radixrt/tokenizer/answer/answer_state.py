@@ -11,17 +11,16 @@ from radixrt.messages.answers import (
     AnswerChunk,
     AnswerReport,
     FinishReason,
+    LogprobColumns,
     PromptInfo,
     PromptProgress,
 )
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.logprobs import LogprobColumns
 from radixrt.messages.requests import GenerateRequest
 from radixrt.messages.sequences import SequenceOutput
-from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
+from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer, StopStringFinder
 from radixrt.tokenizer.answer.output_parser import OutputParser
-from radixrt.tokenizer.answer.stop_strings import StopStringFinder
 from radixrt.tokenizer.answer.value_events import AnswerValues
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import PromptRecord
