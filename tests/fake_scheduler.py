@@ -32,8 +32,8 @@ from radixrt.messages.calls import (
     CallReply,
     FlushCacheCall,
     LeaseGranted,
-    MatchTokensCall,
-    PinTokensCall,
+    MatchCall,
+    PinCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
@@ -179,13 +179,7 @@ class FakeScheduler:
             case FlushCacheCall():
                 self.flushes += 1
                 self._tokenizer.send(CallReply(call_id=message.call_id, value=3))
-            case (
-                PinTokensCall()
-                | ReleaseCacheCall()
-                | CacheTreeCall()
-                | CacheNodeCall()
-                | MatchTokensCall()
-            ):
+            case PinCall() | ReleaseCacheCall() | CacheTreeCall() | CacheNodeCall() | MatchCall():
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
                 self._tokenizer.send(_cache_reply(message))
@@ -278,13 +272,13 @@ def _cache_reply(call: AnySchedulerCall) -> CallReply:
         case CacheNodeCall():
             gone = RequestFailed(request_id="", message="This node has left.", status=404)
             return CallReply(call_id=call.call_id, error=gone)
-        case PinTokensCall():
+        case PinCall():
             pinned = len(unpack_ids(call.token_ids))
             value = LeaseGranted(lease="lease-1", pinned_tokens=pinned, expires_in_s=call.ttl_s)
             return CallReply(call_id=call.call_id, value=value)
-        case MatchTokensCall():
+        case MatchCall():
             matches = [
-                CacheMatch(prompt_tokens=num_ids(one), cached_tokens=0) for one in call.prompts
+                CacheMatch(prompt_tokens=num_ids(one), cached_tokens=0) for one in call.token_ids
             ]
             return CallReply(call_id=call.call_id, value=matches)
         case ReleaseCacheCall(lease="gone"):

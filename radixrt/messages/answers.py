@@ -147,21 +147,6 @@ class PromptInfo(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None
 
 
-class AnswerTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations in seconds; but for the first two, by the scheduler's clock."""
-
-    encode_s: float = 0.0
-    """Time to render and encode the prompt, with the wait for earlier prompts."""
-    grammar_s: float = 0.0
-    """Time to compile the constraint, beside the encoding; 0 without a constraint."""
-    queued_s: float = 0.0
-    """Time from arrival at the scheduler to the first planned chunk."""
-    prefill_s: float = 0.0
-    """Time from the first planned chunk to the first token."""
-    total_s: float = 0.0
-    """Time from arrival at the scheduler to the last token."""
-
-
 class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The facts about one answer beside its text.
 
@@ -193,12 +178,16 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The stop string or stop token id that ended the answer; None if the model's own end token
     did."""
     encode_s: float = 0.0
+    """Seconds to render and encode the prompt, with the wait for earlier prompts; set by the
+    tokenizer process, as the next one."""
     grammar_s: float = 0.0
-    """Set by the tokenizer process."""
+    """Seconds to compile the constraint, beside the encoding; 0 without a constraint."""
     queued_s: float = 0.0
+    """Seconds from arrival at the scheduler to the first planned chunk."""
     prefill_s: float = 0.0
+    """Seconds from the first planned chunk to the first token."""
     total_s: float = 0.0
-    """Durations as in :class:`AnswerTimes`; ``total_s`` is 0 until the answer is complete."""
+    """Seconds from arrival at the scheduler to the last token; 0 until the answer is complete."""
     retries: int = 0
     """Number of rollbacks of this answer after a failed check."""
     unenforced: tuple[Unenforced, ...] = ()
@@ -210,9 +199,9 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     set by the tokenizer process."""
 
     @property
-    def times(self) -> AnswerTimes:
-        """The durations by themselves."""
-        return msgspec.convert(self, AnswerTimes, from_attributes=True)
+    def times(self) -> dict[str, float]:
+        """The durations by their names."""
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name.endswith("_s")}
 
 
 JsonType = Literal["object", "array", "string", "number", "boolean", "null"]

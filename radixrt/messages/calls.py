@@ -30,7 +30,7 @@ from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
 from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.requests import NO_TENANT, Prompt, Tenant
+from radixrt.messages.requests import NO_TENANT, Prompt, Tenant, TokenPrompt
 from radixrt.messages.stats import SchedulerStats, TenantStats
 
 
@@ -43,7 +43,7 @@ class CallReply(Message, frozen=True, kw_only=True):
     error: RequestFailed | None = None
 
 
-class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+class Tokenized(msgspec.Struct, frozen=True):
     token_ids: list[int]
     prompt: str
     """The prompt as text."""
@@ -205,43 +205,12 @@ class CompileCall(Call[Advice], frozen=True):
     tenant: Tenant = NO_TENANT
 
 
-class PinCall(Call[LeaseGranted], frozen=True, kw_only=True):
-    """Keep the KV that the tree holds of a prompt from eviction for ``ttl_s`` seconds: a lease.
+class ExplainCacheCall(Call[list[CacheExplanation]], frozen=True, kw_only=True):
+    """Explain the cache misses of one of the tenant's last requests, which it is an error not to
+    know, or of those of a session, the oldest first, but for requests without a token so far."""
 
-    It is an error if too much is pinned already, or ``ttl_s`` is too long.
-    """
-
-    prompt: Prompt
-    cache_salt: str
-    ttl_s: float
-    lease: str = ""
-    """The id of the lease, which a dead engine had granted; empty: a new one."""
-    tenant: Tenant = NO_TENANT
-
-
-class MatchCall(Call[list[CacheMatch]], frozen=True, kw_only=True):
-    """The number of tokens that the cache holds of each prompt now. Nothing is computed or kept."""
-
-    prompts: list[Prompt]
-    cache_salt: str
-    tenant: Tenant = NO_TENANT
-
-
-class ExplainCacheCall(Call[CacheExplanation], frozen=True):
-    """Explain the cache misses of one of the tenant's last requests. It is an error if the request
-    is unknown."""
-
-    request_id: str
-    tenant: Tenant = NO_TENANT
-    with_texts: bool = False
-    """The same as ``CacheHints.explain_texts``."""
-
-
-class ExplainSessionCall(Call[list[CacheExplanation]], frozen=True):
-    """Explain the cache misses of the tenant's last requests of a session, the oldest first.
-    Requests without a token so far are left out."""
-
-    session: str
+    request_id: str = ""
+    session: str = ""
     """As ``CacheHints.session`` has it."""
     tenant: Tenant = NO_TENANT
     with_texts: bool = False
@@ -353,16 +322,24 @@ class DrainReplicaCall(SchedulerCall[bool], frozen=True):
 
 
 class CacheFactsCall(SchedulerCall[CacheFacts], frozen=True):
-    """An ExplainCacheCall whose sequence is known."""
+    """The facts from which the cache misses of a sequence are explained."""
 
     seq_id: int
 
 
-class MatchTokensCall(SchedulerCall[list[CacheMatch]], frozen=True):
-    """A MatchCall whose prompts are tokenized."""
+class MatchCall(SchedulerCall[list[CacheMatch]], frozen=True, kw_only=True):
+    """The number of tokens that the cache holds of each prompt now. Nothing is computed or kept.
 
-    prompts: list[PackedIds]
+    The tokenizer process hands it on with the prompts in tokens.
+    """
+
+    prompts: list[Prompt]
     cache_salt: str
+    tenant: Tenant = NO_TENANT
+
+    @property
+    def token_ids(self) -> list[PackedIds]:
+        return [prompt.token_ids for prompt in self.prompts if isinstance(prompt, TokenPrompt)]
 
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
@@ -370,14 +347,24 @@ class MatchTokensCall(SchedulerCall[list[CacheMatch]], frozen=True):
         return [max(found, key=itemgetter("cached_tokens")) for found in of_prompts]
 
 
-class PinTokensCall(SchedulerCall[LeaseGranted], frozen=True, kw_only=True):
-    """A PinCall whose prompt is tokenized."""
+class PinCall(SchedulerCall[LeaseGranted], frozen=True, kw_only=True):
+    """Keep the KV that the tree holds of a prompt from eviction for ``ttl_s`` seconds: a lease. It
+    is an error if too much is pinned already, or ``ttl_s`` is too long.
 
-    token_ids: PackedIds
+    The tokenizer process hands it on with the prompt in tokens.
+    """
+
+    prompt: Prompt
     cache_salt: str
     ttl_s: float
     lease: str = ""
+    """The id of the lease, which a dead engine had granted; empty: a new one."""
     tenant: Tenant = NO_TENANT
+
+    @property
+    def token_ids(self) -> PackedIds:
+        assert isinstance(self.prompt, TokenPrompt)
+        return self.prompt.token_ids
 
     def receiver(self, replicas: Replicas) -> tuple[int, Self]:
         return replicas.owner(self.token_ids, self.cache_salt), self

@@ -20,8 +20,8 @@ from radixrt.messages.calls import (
     DrainReplicaCall,
     FlushCacheCall,
     LeaseGranted,
-    MatchTokensCall,
-    PinTokensCall,
+    MatchCall,
+    PinCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
@@ -175,8 +175,8 @@ class Calls:
         )
 
     @_answer.register
-    def _matches(self, call: MatchTokensCall) -> list[CacheMatch]:
-        return [self._match(unpack_ids(one), call.cache_salt) for one in call.prompts]
+    def _matches(self, call: MatchCall) -> list[CacheMatch]:
+        return [self._match(unpack_ids(one), call.cache_salt) for one in call.token_ids]
 
     def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
         kv = self._scheduler.state.kv
@@ -185,7 +185,7 @@ class Calls:
         return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
 
     @_answer.register
-    def _pin(self, call: PinTokensCall) -> LeaseGranted:
+    def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
         lease = self._scheduler.state.kv.leases.pin(
             tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant

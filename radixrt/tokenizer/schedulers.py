@@ -26,7 +26,7 @@ from radixrt.messages.calls import (
     AnySchedulerCall,
     CallReply,
     DrainReplicaCall,
-    PinTokensCall,
+    PinCall,
     ReleaseCacheCall,
 )
 from radixrt.messages.ids import PackedIds
@@ -56,10 +56,7 @@ class SchedulerLink:
     """
 
     def __init__(
-        self,
-        channels: Channels,
-        supervisor: SupervisorLink,
-        joined: JoinedEngine | None = None,
+        self, channels: Channels, supervisor: SupervisorLink, joined: JoinedEngine | None = None
     ) -> None:
         self.channels = channels
         self._supervisor = supervisor
@@ -108,16 +105,16 @@ class SchedulerLink:
             self._attaching.close()
 
 
-Absorb = Callable[[SchedulerLink, TokenBatch | CallReply], None]
-Lose = Callable[[SchedulerLink, bool], None]
-"""Takes the link to a replica that has ended; True: it was told to."""
+Absorb = Callable[[TokenBatch], None]
+Lose = Callable[[SchedulerLink, list[str], bool], None]
+"""Takes the link to a replica that has ended, and its leases; True: it was told to end."""
 
 
 class Schedulers:
     """The links to all schedulers that live.
 
-    Args:
-        channels: of the engine.
+    Attributes:
+        calls: the calls to them.
     """
 
     def __init__(
@@ -128,6 +125,7 @@ class Schedulers:
         self._num_replicas = config.dp
         """Replicas on this machine."""
         self._is_routed = config.is_routed
+        self.calls = ReplicaCalls(self, config.max_replicas, config.is_routed)
         self._port: JoinPort | None = None
         if config.replica_listen is not None:
             keys = JoinKeys.read(config.join_token_file or "")
@@ -194,17 +192,16 @@ class Schedulers:
             self._first = await self.links[0].info()
             self._ready.set()
             await self._read(self.links[0], absorb)
+
+        async def serve_joined(engine: JoinedEngine) -> None:
+            link = SchedulerLink(engine.channels, self._supervisor, engine)
+            await self._serve_link(link, absorb, lose)
+
         async with asyncio.TaskGroup() as group:
             for replica in range(self._num_replicas):
                 group.create_task(self._follow(replica, absorb, lose))
             if self._port is not None:
-                group.create_task(
-                    self._port.serve(
-                        lambda engine: self._serve_link(
-                            SchedulerLink(engine.channels, self._supervisor, engine), absorb, lose
-                        )
-                    )
-                )
+                group.create_task(self._port.serve(serve_joined))
 
     def close(self) -> None:
         for link in self.links.values():
@@ -265,7 +262,7 @@ class Schedulers:
         self._dropped_frames += link.inbox.malformed_frames
         if self.links.pop(link.replica, None) is not None:
             self._router_of_all().leave(link.replica)
-            lose(link, has_drained)
+            lose(link, self.calls.lose(link), has_drained)
         if not self.links:
             self._joined.clear()
         link.close()
@@ -274,8 +271,10 @@ class Schedulers:
         while True:
             message = await link.inbox.receive()
             match message:
-                case TokenBatch() | CallReply():
-                    absorb(link, message)
+                case TokenBatch():
+                    absorb(message)
+                case CallReply():
+                    self.calls.absorb(link, message)
                 case ReplicaReport():
                     self._take_report(link, message)
                 case EventsReplayed():
@@ -411,7 +410,7 @@ class ReplicaCalls:
 
     def _note_lease(self, call: AnySchedulerCall, link: SchedulerLink, value: Any) -> None:
         match call:
-            case PinTokensCall():
+            case PinCall():
                 now = time.monotonic()
                 if len(self._leases) >= 1024:
                     self._leases = {n: one for n, one in self._leases.items() if one[1] > now}

@@ -23,6 +23,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.tags import Symbols, tag_symbols, token_symbols
 from radixrt.base.token_bytes import SavedTokens, TokenBytes, TokenBytesTable, load_tokenizer
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
+from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import (
     CheckLength,
@@ -333,10 +334,14 @@ class Vocabulary:
         """Token ids of a text, and where in it, in characters, each of them ends."""
         return encode_aside_with_ends(self.backend, text)
 
-    def num_tokens(self, text: str) -> int:
-        """Number of tokens of a text, whose ids are not copied."""
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
-        return len(encoding)
+    def check_text(self, text: str, limits: Limits) -> None:
+        """:meth:`Limits.check_text` with the tokens of this vocabulary, whose ids are not copied."""
+
+        def num_tokens(piece: str) -> int:
+            (encoding,) = self.backend.encode_batch_fast([piece], add_special_tokens=False)
+            return len(encoding)
+
+        limits.check_text(text, self.longest_token, num_tokens)
 
     def single_tokens(self, *words: str) -> tuple[int, ...]:
         """The ids of words that are one token each; nothing if one of them is not."""

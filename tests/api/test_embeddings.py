@@ -349,7 +349,7 @@ def test_fifty_documents_behind_one_query_compute_it_once(start_server: StartSer
     with server.http as http:
         stats = http.get("/v1/cache/stats").json()
 
-    encoder, limits = PromptEncoder(server.vocabulary), Limits.from_info(info)
+    encoder, limits, *_ = PromptEncoder(server.vocabulary), Limits.from_info(info)
     prompts = [encoder.encode(PairPrompt(query, text), limits)[1] for text in documents]
     prefix = min(shared_tokens(prompts[0], prompt) for prompt in prompts)
     assert query in server.vocabulary.decode(prompts[0][:prefix])

@@ -69,7 +69,7 @@ class PromptLinter:
         Raises:
             RequestError: the template refuses it, or it is empty.
         """
-        encoded = self._encoder.encode_with_breakpoints(request.prompt, self._limits, request.salt)
+        encoded = self._encoder.encode(request.prompt, self._limits, request.salt)
         packed = pack_ids(encoded.token_ids)
         record = PromptRecord(str(request.line), "", packed, encoded.layout, [number])
         sequence = _sequence(number, packed, request.salt)
