@@ -11,7 +11,6 @@ import re
 from radixrt.constrained.constraint import AnyText, Format, Tag
 from radixrt.constrained.tool_calls import Tool
 from radixrt.messages.message import ToolCall
-from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
 
@@ -215,9 +214,7 @@ class Harmony(ToolCallFormat):
         Tag(begin=f"{CHANNEL}commentary{MESSAGE}", content=_TEXT, end=END + ASSISTANT),
     )
     num_reasoning = 1
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template(CHANNEL, CALL)
+    template_marks = (CHANNEL, CALL)
 
     def tag(self, tool: Tool) -> Tag:
         return tool.json_tag(f"{self.openings[0]}{tool.name} {CONSTRAIN}json{MESSAGE}", "")
@@ -225,9 +222,7 @@ class Harmony(ToolCallFormat):
     def content(self, content: Format) -> Tag:
         return Tag(begin=FINAL + MESSAGE, content=content, end="")
 
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
         header, _ = yield from text.until(MESSAGE)
         name = header.partition(CONSTRAIN)[0].split()
         if not name or not self.names.fullmatch(name[0]):

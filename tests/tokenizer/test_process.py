@@ -164,7 +164,7 @@ def test_tokens_after_a_stop_string_in_one_step_are_dropped(vocabulary: Vocabula
         (chunk,) = await answering
         assert (chunk.text, chunk.report.stop_reason) == ("ab ", "END")
         assert unpack_ids(chunk.token_ids).tolist() == before
-        assert chunk.report.times.total_s > 0 and chunk.report.output_tokens == len(before)
+        assert chunk.report.times["total_s"] > 0 and chunk.report.output_tokens == len(before)
 
     play(vocabulary, scene)
 

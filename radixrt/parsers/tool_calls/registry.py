@@ -12,8 +12,8 @@ from radixrt.parsers.tool_calls.json_calls import (
     MistralV3,
     Phi4Mini,
 )
-from radixrt.parsers.tool_calls.literals import FunctionGemma, Gemma4, Olmo3, Pythonic
 from radixrt.parsers.tool_calls.parameter_tags import Glm45, Glm47, MinimaxM2, Qwen3Coder, SeedOss
+from radixrt.parsers.tool_calls.pythonic import FunctionGemma, Gemma4, Olmo3, Pythonic
 
 FORMATS: dict[str, ToolCallFormat] = {
     "hermes": Hermes(),

@@ -1,5 +1,6 @@
-"""Reads values as formats without JSON write them: Python literals, JSON, and strings between
-marks."""
+"""Tool calls whose values are literals: lists of Python calls (Llama 3.2 and 4, where
+``[f(a=1), g(b="x")]`` is the whole answer, and OLMo 3), and ``call:NAME{KEY:VALUE,...}`` between
+marks (FunctionGemma, Gemma 4)."""
 
 import ast
 import json
@@ -156,9 +157,7 @@ class Pythonic(ToolCallFormat):
     def tag(self, tool: Tool) -> Tag:
         return tool.parameters_tag(f"{tool.name}(", self.style, ")")
 
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
         (_, closing), comma = self.lists[0], self.separator.strip()
         while True:
             yield from text.blank()
@@ -197,21 +196,16 @@ class FunctionGemma(ToolCallFormat):
     openings = ("<start_function_call>",)
     closings = ("<end_function_call>",)
     other_marks = ("<escape>",)
-    triggers = openings
+    triggers = template_marks = openings
     separator = ""
     names = re.compile(r"[^\s{}<>]+")
     style: ParameterStyle = "functiongemma"
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template(*self.openings)
 
     def tag(self, tool: Tool) -> Tag:
         begin = f"{self.openings[0]}call:{tool.name}{{"
         return tool.parameters_tag(begin, self.style, "}" + self.closings[0])
 
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
         yield from text.expect("call:")
         name, _ = yield from text.until("{")
         if not self.names.fullmatch(name):
@@ -229,5 +223,5 @@ class Gemma4(FunctionGemma):
     openings = ("<|tool_call>",)
     closings = ("<tool_call|>",)
     other_marks = ('<|"|>',)
-    triggers = openings
+    triggers = template_marks = openings
     style = "gemma4"
