@@ -26,11 +26,14 @@ from radixrt.messages.cache_tree import (
 from radixrt.messages.calls import (
     AnySchedulerCall,
     CacheFactsCall,
+    CacheMatch,
     CacheNodeCall,
     CacheTreeCall,
+    CallReply,
     FlushCacheCall,
-    MatchTokensCall,
-    PinTokensCall,
+    LeaseGranted,
+    MatchCall,
+    PinCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
@@ -38,7 +41,6 @@ from radixrt.messages.calls import (
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
 from radixrt.messages.replicas import ReplicaLoad, ReplicaReport
-from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.messages.sequences import (
     PositionLogprobs,
     ReleaseSequences,
@@ -177,13 +179,7 @@ class FakeScheduler:
             case FlushCacheCall():
                 self.flushes += 1
                 self._tokenizer.send(CallReply(call_id=message.call_id, value=3))
-            case (
-                PinTokensCall()
-                | ReleaseCacheCall()
-                | CacheTreeCall()
-                | CacheNodeCall()
-                | MatchTokensCall()
-            ):
+            case PinCall() | ReleaseCacheCall() | CacheTreeCall() | CacheNodeCall() | MatchCall():
                 self.cache_calls.append(message)
                 time.sleep(self.call_s)
                 self._tokenizer.send(_cache_reply(message))
@@ -276,13 +272,13 @@ def _cache_reply(call: AnySchedulerCall) -> CallReply:
         case CacheNodeCall():
             gone = RequestFailed(request_id="", message="This node has left.", status=404)
             return CallReply(call_id=call.call_id, error=gone)
-        case PinTokensCall():
+        case PinCall():
             pinned = len(unpack_ids(call.token_ids))
             value = LeaseGranted(lease="lease-1", pinned_tokens=pinned, expires_in_s=call.ttl_s)
             return CallReply(call_id=call.call_id, value=value)
-        case MatchTokensCall():
+        case MatchCall():
             matches = [
-                CacheMatch(prompt_tokens=num_ids(one), cached_tokens=0) for one in call.prompts
+                CacheMatch(prompt_tokens=num_ids(one), cached_tokens=0) for one in call.token_ids
             ]
             return CallReply(call_id=call.call_id, value=matches)
         case ReleaseCacheCall(lease="gone"):

@@ -7,6 +7,7 @@ import pytest
 
 from radixrt.messages.calls import (
     Call,
+    CallReply,
     DrainReplicaCall,
     FlushCacheCall,
     SchedulerCall,
@@ -14,7 +15,6 @@ from radixrt.messages.calls import (
     kinds_of,
 )
 from radixrt.messages.links import ToScheduler, ToTokenizerFromApi
-from radixrt.messages.replies import CallReply
 from radixrt.scheduler.calls import Calls as AtScheduler
 from radixrt.scheduler.calls import DrainReplica
 from radixrt.tokenizer.calls import Calls as AtTokenizer

@@ -23,8 +23,7 @@ from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import FlushCacheCall, StatsCall
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.pooling import DEFAULT_POOLING
-from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
+from radixrt.messages.requests import DEFAULT_POOLING, GenerateRequest, RequestOptions, TokenPrompt
 
 HEALTH_TIMEOUT_S = 30
 

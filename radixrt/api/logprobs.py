@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from radixrt.messages.logprobs import TokenLogprob, TokenLogprobs
+from radixrt.messages.answers import TokenLogprob, TokenLogprobs
 
 _LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks (as in OpenAI's API)."""

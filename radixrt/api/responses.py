@@ -108,9 +108,8 @@ def progress_extras(progress: PromptProgress) -> dict[str, Any]:
 
 
 def times_extras(report: AnswerReport) -> dict[str, Any]:
-    """The ``times`` object of a complete answer; see
-    :class:`radixrt.messages.answers.AnswerTimes`."""
-    return {} if report.finish_reason is None else {"times": msgspec.to_builtins(report.times)}
+    """The ``times`` object of a complete answer."""
+    return {} if report.finish_reason is None else {"times": report.times}
 
 
 async def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:

@@ -20,10 +20,17 @@ from radixrt.client.leases import ClientLeases
 from radixrt.client.open_calls import RETRY_AFTER_S, OpenCalls
 from radixrt.client.open_requests import OpenRequest, OpenRequests
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
-from radixrt.messages.calls import AnyCall, Call, PinCall, ReleaseCacheCall, Reply, StatsCall
+from radixrt.messages.calls import (
+    AnyCall,
+    Call,
+    CallReply,
+    PinCall,
+    ReleaseCacheCall,
+    Reply,
+    StatsCall,
+)
 from radixrt.messages.links import ToApi
 from radixrt.messages.replicas import RequestsLost
-from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import NO_TENANT, AbortRequest, GenerateRequest, Tenant
 from radixrt.messages.stats import SchedulerStats
 

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
-from radixrt.messages.calls import AnyCall, PinCall, ReleaseCacheCall
-from radixrt.messages.replies import LeaseGranted
+from radixrt.messages.calls import AnyCall, LeaseGranted, PinCall, ReleaseCacheCall
 from radixrt.messages.requests import NO_TENANT, GenerateRequest, RequestOptions, Tenant
 
 MAX_PROMPT_BYTES = 64 << 20

@@ -11,8 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.messages.calls import AnyCall, Call, PinCall, Reply
-from radixrt.messages.replies import CallReply
+from radixrt.messages.calls import AnyCall, Call, CallReply, PinCall, Reply
 
 RETRY_AFTER_S = 2
 

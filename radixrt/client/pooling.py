@@ -16,10 +16,12 @@ from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.client.engine_client import RunRequests
 from radixrt.messages.answers import AnswerReport, EngineInfo
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
-from radixrt.messages.pooling import DEFAULT_POOLING, PoolingInfo, PoolingRequest
 from radixrt.messages.requests import (
+    DEFAULT_POOLING,
     GenerateRequest,
     PairPrompt,
+    PoolingInfo,
+    PoolingRequest,
     Prompt,
     RequestOptions,
     TextPrompt,

@@ -20,18 +20,112 @@ from typing import (
     get_args,
 )
 
+import msgspec
 from msgspec.structs import replace
 
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
+from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
 from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.ids import PackedIds
-from radixrt.messages.merged_replies import added, merged_tenant_stats, merged_trees
 from radixrt.messages.message import Message
-from radixrt.messages.replies import CacheMatch, LeaseGranted, Tokenized
-from radixrt.messages.requests import NO_TENANT, Prompt, Tenant
+from radixrt.messages.requests import NO_TENANT, Prompt, Tenant, TokenPrompt
 from radixrt.messages.stats import SchedulerStats, TenantStats
+
+
+class CallReply(Message, frozen=True, kw_only=True):
+    """Answers a call: a value or an error."""
+
+    call_id: int
+    value: Any = None
+    """The value as the call documents it; a struct is received as builtins."""
+    error: RequestFailed | None = None
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    token_ids: list[int]
+    prompt: str
+    """The prompt as text."""
+
+
+class CacheMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a prompt that the cache holds."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Leading tokens of the prompt, in whole pages."""
+
+
+class LeaseGranted(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease: a prompt's KV stays until it expires or is released."""
+
+    lease: str
+    """Its id, for release."""
+    pinned_tokens: int
+    """Leading tokens of the prompt that it covers."""
+    expires_in_s: float
+
+
+Value = Any
+"""The value of a reply, as builtins."""
+
+
+def added(values: list[Value]) -> Value:
+    """Equal structures with their numbers added. Lists of bounds stay as they are.
+
+    >>> added([{"steps": 1, "time": {"bounds": [0.5], "counts": [1, 0]}}, {"steps": 2, "time": {"bounds": [0.5], "counts": [3, 4]}}])
+    {'steps': 3, 'time': {'bounds': [0.5], 'counts': [4, 4]}}
+    """
+    first = values[0]
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {
+            key: first[key]
+            if key == "bounds"
+            else added([value[key] for value in values if key in value])
+            for key in keys
+        }
+    if isinstance(first, list):
+        return [added(list(items)) for items in zip(*values, strict=True)]
+    return sum(values)
+
+
+def merged_tenant_stats(values: list[Value]) -> Value:
+    """One :class:`radixrt.messages.stats.TenantStats` of those of several replicas."""
+    total = added(values)
+    rate = total["cached_tokens"] / max(1, total["prompt_tokens"])
+    return total | {"page_size": values[0]["page_size"], "hit_rate": rate}
+
+
+def merged_trees(trees: dict[int, Value], num_replicas: int) -> Value:
+    """One :class:`radixrt.messages.cache_tree.CacheTree` of those of several replicas."""
+    namespaces, above = [], []
+    for replica, tree in trees.items():
+        for node in _nodes(tree):
+            node["node"] = node["node"] * num_replicas + replica
+        namespaces += [namespace | {"replica": replica} for namespace in tree["namespaces"]]
+        above += tree["above"]
+    namespaces.sort(key=lambda namespace: -namespace["total_tokens"])
+    return {
+        "page_size": next(iter(trees.values()))["page_size"],
+        "total_tokens": sum(tree["total_tokens"] for tree in trees.values()),
+        "total_nodes": sum(tree["total_nodes"] for tree in trees.values()),
+        "namespaces": namespaces,
+        "above": above,
+    }
+
+
+def _nodes(tree: Value) -> list[Value]:
+    found, pending = [], [*tree["above"]]
+    for namespace in tree["namespaces"]:
+        pending += namespace["children"]
+    while pending:
+        node = pending.pop()
+        found.append(node)
+        pending += node["children"]
+    return found
+
 
 Reply = TypeVar("Reply")
 
@@ -45,7 +139,7 @@ class Call(Message, Generic[Reply], frozen=True, kw_only=True):
 
     @classmethod
     def reply_type(cls) -> type[Reply]:
-        """The type to which the value of the :class:`radixrt.messages.replies.CallReply` is
+        """The type to which the value of the :class:`radixrt.messages.calls.CallReply` is
         converted.
 
         >>> TokenizeCall.reply_type().__name__
@@ -111,43 +205,12 @@ class CompileCall(Call[Advice], frozen=True):
     tenant: Tenant = NO_TENANT
 
 
-class PinCall(Call[LeaseGranted], frozen=True, kw_only=True):
-    """Keep the KV that the tree holds of a prompt from eviction for ``ttl_s`` seconds: a lease.
+class ExplainCacheCall(Call[list[CacheExplanation]], frozen=True, kw_only=True):
+    """Explain the cache misses of one of the tenant's last requests, which it is an error not to
+    know, or of those of a session, the oldest first, but for requests without a token so far."""
 
-    It is an error if too much is pinned already, or ``ttl_s`` is too long.
-    """
-
-    prompt: Prompt
-    cache_salt: str
-    ttl_s: float
-    lease: str = ""
-    """The id of the lease, which a dead engine had granted; empty: a new one."""
-    tenant: Tenant = NO_TENANT
-
-
-class MatchCall(Call[list[CacheMatch]], frozen=True, kw_only=True):
-    """The number of tokens that the cache holds of each prompt now. Nothing is computed or kept."""
-
-    prompts: list[Prompt]
-    cache_salt: str
-    tenant: Tenant = NO_TENANT
-
-
-class ExplainCacheCall(Call[CacheExplanation], frozen=True):
-    """Explain the cache misses of one of the tenant's last requests. It is an error if the request
-    is unknown."""
-
-    request_id: str
-    tenant: Tenant = NO_TENANT
-    with_texts: bool = False
-    """The same as ``CacheHints.explain_texts``."""
-
-
-class ExplainSessionCall(Call[list[CacheExplanation]], frozen=True):
-    """Explain the cache misses of the tenant's last requests of a session, the oldest first.
-    Requests without a token so far are left out."""
-
-    session: str
+    request_id: str = ""
+    session: str = ""
     """As ``CacheHints.session`` has it."""
     tenant: Tenant = NO_TENANT
     with_texts: bool = False
@@ -259,16 +322,24 @@ class DrainReplicaCall(SchedulerCall[bool], frozen=True):
 
 
 class CacheFactsCall(SchedulerCall[CacheFacts], frozen=True):
-    """An ExplainCacheCall whose sequence is known."""
+    """The facts from which the cache misses of a sequence are explained."""
 
     seq_id: int
 
 
-class MatchTokensCall(SchedulerCall[list[CacheMatch]], frozen=True):
-    """A MatchCall whose prompts are tokenized."""
+class MatchCall(SchedulerCall[list[CacheMatch]], frozen=True, kw_only=True):
+    """The number of tokens that the cache holds of each prompt now. Nothing is computed or kept.
 
-    prompts: list[PackedIds]
+    The tokenizer process hands it on with the prompts in tokens.
+    """
+
+    prompts: list[Prompt]
     cache_salt: str
+    tenant: Tenant = NO_TENANT
+
+    @property
+    def token_ids(self) -> list[PackedIds]:
+        return [prompt.token_ids for prompt in self.prompts if isinstance(prompt, TokenPrompt)]
 
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
@@ -276,14 +347,24 @@ class MatchTokensCall(SchedulerCall[list[CacheMatch]], frozen=True):
         return [max(found, key=itemgetter("cached_tokens")) for found in of_prompts]
 
 
-class PinTokensCall(SchedulerCall[LeaseGranted], frozen=True, kw_only=True):
-    """A PinCall whose prompt is tokenized."""
+class PinCall(SchedulerCall[LeaseGranted], frozen=True, kw_only=True):
+    """Keep the KV that the tree holds of a prompt from eviction for ``ttl_s`` seconds: a lease. It
+    is an error if too much is pinned already, or ``ttl_s`` is too long.
 
-    token_ids: PackedIds
+    The tokenizer process hands it on with the prompt in tokens.
+    """
+
+    prompt: Prompt
     cache_salt: str
     ttl_s: float
     lease: str = ""
+    """The id of the lease, which a dead engine had granted; empty: a new one."""
     tenant: Tenant = NO_TENANT
+
+    @property
+    def token_ids(self) -> PackedIds:
+        assert isinstance(self.prompt, TokenPrompt)
+        return self.prompt.token_ids
 
     def receiver(self, replicas: Replicas) -> tuple[int, Self]:
         return replicas.owner(self.token_ids, self.cache_salt), self

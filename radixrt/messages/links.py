@@ -4,7 +4,7 @@ api ── tokenizer ── scheduler ── worker
 """
 
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
-from radixrt.messages.calls import AnyCall, AnySchedulerCall
+from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.replicas import (
     EventsReplayed,
@@ -17,7 +17,6 @@ from radixrt.messages.replicas import (
     ReplicaReport,
     RequestsLost,
 )
-from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan, StepResult

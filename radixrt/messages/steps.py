@@ -6,7 +6,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
-from radixrt.messages.pooling import PoolingRequest
+from radixrt.messages.requests import PoolingRequest
 
 NO_TOKEN = -1
 """Stands for a sampled token: the model's logits were not finite, so no token could be sampled."""

@@ -34,8 +34,8 @@ from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.cache_stats import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.calls import FlushCacheCall, ReleaseCacheCall, StatsCall
-from radixrt.messages.pooling import DEFAULT_POOLING
 from radixrt.messages.requests import (
+    DEFAULT_POOLING,
     ChatPrompt,
     GenerateRequest,
     Prompt,

@@ -9,9 +9,8 @@ import msgspec
 from radixrt.base.errors import RequestError
 from radixrt.client.pooling import Vector
 from radixrt.client.warming import Pinned
-from radixrt.messages.answers import AnswerChunk, AnswerReport, FinishReason
+from radixrt.messages.answers import AnswerChunk, AnswerReport, FinishReason, TokenLogprob
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.logprobs import TokenLogprob
 
 
 class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):

@@ -6,13 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from radixrt.base.errors import ConfigError
-
-Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +28,10 @@ class ModelMarks:
         Raises:
             ConfigError: the file can't be read.
         """
+        file = self.folder / "tokenizer.json"
         with _config_errors(self.folder):
-            return _added_tokens(self.folder)
+            added = _read(file).added_tokens if file.is_file() else []
+        return frozenset(token.content for token in added)
 
     def in_template(self, *marks: str) -> bool:
         """Whether all of these texts stand in the template. Quotes in it may be escaped."""
@@ -65,16 +65,19 @@ def _config_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-class _TokenizerConfig(msgspec.Struct):
-    chat_template: Any = None
-
-
 class _AddedToken(msgspec.Struct):
     content: str = ""
 
 
-class _Tokenizer(msgspec.Struct):
+class _File(msgspec.Struct):
+    """The parts of tokenizer_config.json and of tokenizer.json that are read."""
+
+    chat_template: Any = None
     added_tokens: list[_AddedToken] = []
+
+
+def _read(file: Path) -> _File:
+    return msgspec.json.decode(file.read_bytes(), type=_File)
 
 
 def _own_template(folder: Path) -> str:
@@ -88,7 +91,7 @@ def _own_template(folder: Path) -> str:
         return "\n".join(texts)
     for name in ("chat_template.json", "tokenizer_config.json"):
         file = folder / name
-        found = _read(file, _TokenizerConfig).chat_template if file.is_file() else None
+        found = _read(file).chat_template if file.is_file() else None
         if isinstance(found, str):
             return found
         if isinstance(found, list):  # [{"name": "default", "template": ...}, ...]
@@ -96,14 +99,3 @@ def _own_template(folder: Path) -> str:
                 str(each.get("template", "")) for each in found if isinstance(each, dict)
             )
     return ""
-
-
-def _added_tokens(folder: Path) -> frozenset[str]:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return frozenset()
-    return frozenset(token.content for token in _read(file, _Tokenizer).added_tokens)
-
-
-def _read(file: Path, kind: type[Struct]) -> Struct:
-    return msgspec.json.decode(file.read_bytes(), type=kind)

@@ -13,18 +13,20 @@ from radixrt.messages.cache_tree import CacheLease, CacheNode
 from radixrt.messages.calls import (
     AnySchedulerCall,
     CacheFactsCall,
+    CacheMatch,
     CacheNodeCall,
     CacheTreeCall,
+    CallReply,
     DrainReplicaCall,
     FlushCacheCall,
-    MatchTokensCall,
-    PinTokensCall,
+    LeaseGranted,
+    MatchCall,
+    PinCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
 )
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.replies import CacheMatch, CallReply, LeaseGranted
 from radixrt.messages.stats import SchedulerStats, TenantStats
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds
@@ -173,8 +175,8 @@ class Calls:
         )
 
     @_answer.register
-    def _matches(self, call: MatchTokensCall) -> list[CacheMatch]:
-        return [self._match(unpack_ids(one), call.cache_salt) for one in call.prompts]
+    def _matches(self, call: MatchCall) -> list[CacheMatch]:
+        return [self._match(unpack_ids(one), call.cache_salt) for one in call.token_ids]
 
     def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
         kv = self._scheduler.state.kv
@@ -183,7 +185,7 @@ class Calls:
         return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
 
     @_answer.register
-    def _pin(self, call: PinTokensCall) -> LeaseGranted:
+    def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
         lease = self._scheduler.state.kv.leases.pin(
             tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, SchedulerSettings, ServerConfig
 from radixrt.messages.answers import EngineInfo
-from radixrt.messages.pooling import PoolingInfo
+from radixrt.messages.requests import PoolingInfo
 
 
 @dataclass(frozen=True, kw_only=True)

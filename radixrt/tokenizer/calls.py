@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial, singledispatchmethod
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.advice import Advice
@@ -18,29 +20,47 @@ from radixrt.messages.calls import (
     CacheFactsCall,
     CacheNodeCall,
     CacheTreeCall,
+    CallReply,
     CompileCall,
     DetokenizeCall,
     ExplainCacheCall,
-    ExplainSessionCall,
     MatchCall,
-    MatchTokensCall,
     PinCall,
-    PinTokensCall,
     StatsCall,
     TokenizeCall,
+    Tokenized,
 )
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
-from radixrt.messages.replies import CallReply, Tokenized
-from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
+from radixrt.messages.requests import NO_TENANT, Tenant, TokenPrompt, split_salt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import Send, failure
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.node_texts import NodeTexts
+from radixrt.tokenizer.prompt.kept_answers import TokenMemory
 from radixrt.tokenizer.prompt.prompts import PromptEncoder, size_in_chars
 from radixrt.tokenizer.vocabulary import Vocabulary
+
+CAPACITY_BYTES = 4 << 20
+"""Most memory, as for some 5,000 nodes."""
+
+
+class NodeTexts:
+    """The texts of the first tokens of nodes. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, max_bytes: int) -> None:
+        self._vocabulary = vocabulary
+        self._memory: TokenMemory[str] = TokenMemory(min(CAPACITY_BYTES, max_bytes))
+
+    def text_of(self, token_ids: PackedIds) -> str:
+        """The text of a node's first tokens."""
+        text = self._memory.find(token_ids)
+        if text is None:
+            text = self._vocabulary.decode(unpack_ids(token_ids).tolist())
+            self._memory.keep(token_ids, text, len(token_ids) + sys.getsizeof(text))
+        return text
+
 
 Result = TypeVar("Result")
 
@@ -108,9 +128,9 @@ class Calls:
 
         def encode() -> Tokenized:
             self.limits.check_call(size, is_text=True)
-            text, token_ids = self.encoder.encode(call.prompt, self._any_length, call.cache_salt)
-            prompt_text = self.vocabulary.decode(token_ids) if text is None else text
-            return Tokenized(token_ids=token_ids, prompt=prompt_text)
+            encoded = self.encoder.encode(call.prompt, self._any_length, call.cache_salt)
+            text, ids = encoded.text, encoded.token_ids
+            return Tokenized(ids, self.vocabulary.decode(ids) if text is None else text)
 
         return await self._queued(call.tenant, size, encode)
 
@@ -131,52 +151,40 @@ class Calls:
     @_answer.register
     async def _pin(self, call: PinCall) -> _Builtins:
         encode = partial(self.encoder.encode, call.prompt, self.limits, call.cache_salt)
-        _, token_ids = await self._queued(call.tenant, size_in_chars(call.prompt), encode)
-        tokens_call = PinTokensCall(
-            token_ids=pack_ids(token_ids),
-            cache_salt=call.cache_salt,
-            ttl_s=call.ttl_s,
-            lease=call.lease,
-            tenant=call.tenant,
-        )
-        return await self.ask(tokens_call)
+        encoded = await self._queued(call.tenant, size_in_chars(call.prompt), encode)
+        return await self.ask(replace(call, prompt=TokenPrompt(pack_ids(encoded.token_ids))))
 
     @_answer.register
     async def _match(self, call: MatchCall) -> list[_Builtins]:
         size = sum(map(size_in_chars, call.prompts))
         self.limits.check_call(size, is_text=True)
 
-        def encode() -> list[PackedIds]:
-            encoded = (
-                self.encoder.encode(one, self._any_length, call.cache_salt) for one in call.prompts
-            )
-            return [pack_ids(token_ids) for _, token_ids in encoded]
+        def encode() -> list[TokenPrompt]:
+            encode, limits = self.encoder.encode, self._any_length
+            encoded = (encode(one, limits, call.cache_salt) for one in call.prompts)
+            return [TokenPrompt(pack_ids(one.token_ids)) for one in encoded]
 
         prompts = await self._queued(call.tenant, size, encode)
-        return await self.ask(MatchTokensCall(prompts, call.cache_salt))
+        return await self.ask(replace(call, prompts=prompts))
 
     @_answer.register
-    async def _explain(self, call: ExplainCacheCall) -> CacheExplanation:
-        record = self.explainer.records.find(call.tenant.name, call.request_id)
-        if record is None or not record.seq_ids:
+    async def _explain(self, call: ExplainCacheCall) -> list[CacheExplanation]:
+        records, name = self.explainer.records, call.tenant.name
+        if call.session:
+            explanations = []
+            for record in records.of_session(name, call.session):
+                with contextlib.suppress(RequestError):  # its facts are not there yet, or no more
+                    explanations.append(await self._explanation(record, call))
+            return explanations
+        found = records.find(name, call.request_id)
+        if found is None or not found.seq_ids:
             raise RequestError(
                 "This request is unknown, or too long ago: only the last ones can be explained.",
                 status=404,
             )
-        explanation = await self._explanation(record, call)
-        return msgspec.structs.replace(explanation, request_id=call.request_id)
+        return [replace(await self._explanation(found, call), request_id=call.request_id)]
 
-    @_answer.register
-    async def _explain_session(self, call: ExplainSessionCall) -> list[CacheExplanation]:
-        explanations = []
-        for record in self.explainer.records.of_session(call.tenant.name, call.session):
-            with contextlib.suppress(RequestError):  # its facts are not there yet, or no more
-                explanations.append(await self._explanation(record, call))
-        return explanations
-
-    async def _explanation(
-        self, record: PromptRecord, call: ExplainCacheCall | ExplainSessionCall
-    ) -> CacheExplanation:
+    async def _explanation(self, record: PromptRecord, call: ExplainCacheCall) -> CacheExplanation:
         facts = msgspec.convert(await self.ask(CacheFactsCall(record.seq_ids[0])), CacheFacts)
         work = partial(self.explainer.explain, record, facts, call.with_texts)
         return await self._queued(call.tenant, SHOWN_TOKENS, work)

@@ -30,12 +30,10 @@ from radixrt.constrained.grammar import Compiled
 from radixrt.messages.answers import PromptInfo
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.links import ToTokenizerFromApi
-from radixrt.messages.pooling import DEFAULT_POOLING
 from radixrt.messages.replicas import RequestsLost
-from radixrt.messages.replies import CallReply
 from radixrt.messages.requests import (
+    DEFAULT_POOLING,
     AbortRequest,
-    ChatPrompt,
     FimPrompt,
     GenerateRequest,
     PartialAnswer,
@@ -45,17 +43,19 @@ from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.answer.output_parser import OutputParser
 from radixrt.tokenizer.answer_sampling import answer_seed, per_answer_params
-from radixrt.tokenizer.calls import Calls
+from radixrt.tokenizer.calls import Calls, NodeTexts
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
-from radixrt.tokenizer.explain.records import MAX_BYTES, ChatLayout, PromptRecord
+from radixrt.tokenizer.explain.records import MAX_BYTES, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.node_texts import NodeTexts
-from radixrt.tokenizer.prompt.kept_turns import OpenTurn
-from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN, PromptEncoder, size_in_chars
-from radixrt.tokenizer.replica_calls import ReplicaCalls
+from radixrt.tokenizer.prompt.prompts import (
+    KEPT_BYTES_PER_TOKEN,
+    EncodedPrompt,
+    PromptEncoder,
+    size_in_chars,
+)
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.trial import try_tokenizer
@@ -81,16 +81,8 @@ class _Encoded:
     request: GenerateRequest
     """Its options have ``max_tokens`` and the retention of the prompt's cache breakpoints filled
     in."""
-    text: str | None
-    """The text of the prompt; None if it came in tokens."""
-    token_ids: list[int]
+    prompt: EncodedPrompt
     prediction: PackedIds
-    turn: OpenTurn | None
-    """Keeps the answer for the chat's later requests."""
-    layout: ChatLayout | None
-    """The layout of the messages of a chat."""
-    second_segment_start: int
-    """Position of the first token of a pair's second text."""
 
 
 class TokenizerProcess:
@@ -147,9 +139,6 @@ class TokenizerProcess:
             max_bytes=min(MAX_BYTES, kept_bytes),
             shows_texts=not self._config.hide_cache_texts,
         )
-        self._replica_calls = ReplicaCalls(
-            self._schedulers, self._config.max_replicas, self._config.is_routed
-        )
         self._calls = Calls(
             vocabulary=self._vocabulary,
             encoder=self._encoder,
@@ -160,7 +149,7 @@ class TokenizerProcess:
             explainer=self._explainer,
             node_texts=NodeTexts(self._vocabulary, kept_bytes),
             to_api=self._to_api.send,
-            ask=self._replica_calls.ask,
+            ask=self._schedulers.calls.ask,
             malformed_frames=lambda: (
                 self._from_api.malformed_frames + self._schedulers.malformed_frames
             ),
@@ -257,12 +246,10 @@ class TokenizerProcess:
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        text, token_ids, retain, turn, layout, second_segment_start = (
-            self._encoder.encode_with_breakpoints(request.prompt, self._limits, options.cache_salt)
-        )
-        hints = options.cache_hints
-        if retain:
-            hints = replace(hints, retain=[*hints.retain, *retain])
+        prompt = self._encoder.encode(request.prompt, self._limits, options.cache_salt)
+        token_ids, hints = prompt.token_ids, options.cache_hints
+        if prompt.retain:
+            hints = replace(hints, retain=[*hints.retain, *prompt.retain])
         max_tokens = self._limits.max_tokens(len(token_ids), sampling.max_tokens)
         if sampling.max_tokens is None and options.tenant.max_tokens is not None:
             max_tokens = min(max_tokens, options.tenant.max_tokens)
@@ -280,9 +267,7 @@ class TokenizerProcess:
         request = replace(request, options=replace(request.options, sampling=sampling))
         expected = request.prediction[: MAX_CHARS_OF_A_TOKEN * max_tokens]
         prediction = self._vocabulary.encode(expected, False) if expected else []
-        return _Encoded(
-            request, text, token_ids, pack_ids(prediction), turn, layout, second_segment_start
-        )
+        return _Encoded(request, prompt, pack_ids(prediction))
 
     def _check_task(self, request: GenerateRequest) -> None:
         """Raises:
@@ -308,19 +293,19 @@ class TokenizerProcess:
         grammar_s: float,
     ) -> None:
         """Hand the n answers of a request to a scheduler."""
-        request, token_ids = encoded.request, encoded.token_ids
+        request, token_ids = encoded.request, encoded.prompt.token_ids
         grammar = None
         if compiled is not None:
             grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids = pack_ids(token_ids)
         scheduler = self._schedulers.choose(packed_ids, request.options.cache_salt)
-        prompt = self._prompt_info(encoded, packed_ids)
-        chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+        prompt_info = self._prompt_info(encoded, packed_ids)
+        explains = request.options.cache_hints.explain
         record = PromptRecord(
             request_id=request.request_id.rpartition("#")[0] or request.request_id,
             tenant=request.options.tenant.name,
             token_ids=packed_ids,
-            layout=encoded.layout,
+            layout=encoded.prompt.layout,
             session=request.options.cache_hints.session,
         )
         for index, sampling in enumerate(per_answer_params(request.sampling, self._seeds)):
@@ -332,7 +317,7 @@ class TokenizerProcess:
                 token_ids=packed_ids,
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
-                second_segment_start=encoded.second_segment_start,
+                second_segment_start=encoded.prompt.second_segment_start,
                 prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),
@@ -341,17 +326,11 @@ class TokenizerProcess:
                 request,
                 index,
                 self._vocabulary,
-                token_ids,
-                prompt=prompt,
-                continues_prompt=chat is None or chat.continue_final_message,
-                rendered_chat=encoded.text
-                if chat and not self._config.debug_reencode_answers
-                else None,
-                turn=None if self._config.debug_reencode_answers else encoded.turn,
+                encoded.prompt,
+                prompt_info=prompt_info,
+                keeps_answer=not self._config.debug_reencode_answers,
                 record=record,
-                explainer=self._explainer
-                if request.options.cache_hints.explain and index == 0
-                else None,
+                explainer=self._explainer if explains and index == 0 else None,
                 unenforced=() if compiled is None else compiled.unenforced,
                 encode_s=encode_s,
                 grammar_s=grammar_s,
@@ -393,12 +372,11 @@ class TokenizerProcess:
 
     def _prompt_info(self, encoded: _Encoded, packed_ids: PackedIds) -> PromptInfo | None:
         """The prompt, if the request wants it back."""
-        request, text = encoded.request, encoded.text
-        sampling = request.sampling
+        request, text, sampling = encoded.request, encoded.prompt.text, encoded.request.sampling
         if not request.return_prompt_token_ids and sampling.prompt_logprobs is None:
             return None
         if text is None:
-            text = self._vocabulary.decode(encoded.token_ids, sampling.skip_special_tokens)
+            text = self._vocabulary.decode(encoded.prompt.token_ids, sampling.skip_special_tokens)
         return PromptInfo(text=text, token_ids=packed_ids)
 
     def _abort(self, request_id: str) -> None:
@@ -410,22 +388,16 @@ class TokenizerProcess:
 
     # ------------------------------------------------------------ to and from the schedulers
 
-    def _absorb(self, scheduler: SchedulerLink, message: TokenBatch | CallReply) -> None:
-        if not self._is_ready:
-            return  # of a step that was in flight when the tokenizer process before this one died
-        match message:
-            case TokenBatch():
-                self._heartbeat.count(message.num_tokens)
-                self._in_flight.absorb(message)
-            case CallReply():
-                self._replica_calls.absorb(scheduler, message)
+    def _absorb(self, batch: TokenBatch) -> None:
+        if self._is_ready:  # else of a step in flight when the process before this one died
+            self._heartbeat.count(batch.num_tokens)
+            self._in_flight.absorb(batch)
 
-    def _lose(self, scheduler: SchedulerLink, has_drained: bool) -> None:
+    def _lose(self, scheduler: SchedulerLink, leases: list[str], has_drained: bool) -> None:
         """A replica has ended: the api sends its requests again, to others."""
         if not self._is_ready:
             return  # it had none
         lost = self._in_flight.lose(scheduler)
-        leases = self._replica_calls.lose(scheduler)
         how = "drained" if has_drained else "died"
         log.warning("Replica %d has %s with %d requests.", scheduler.replica, how, len(lost))
         self._to_api.send(RequestsLost(request_ids=lost, leases=leases, has_drained=has_drained))

@@ -3,19 +3,32 @@ machines, with the router that chooses between them."""
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
 from radixrt.base.ipc import AsyncInbox, Outbox
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.ingress_end import JoinedEngine, JoinPort
 from radixrt.joining.sockets import JoinKeys
 from radixrt.messages.answers import EngineInfo
+from radixrt.messages.calls import (
+    AnySchedulerCall,
+    CallReply,
+    DrainReplicaCall,
+    PinCall,
+    ReleaseCacheCall,
+)
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.links import ToTokenizerFromScheduler
 from radixrt.messages.replicas import (
@@ -25,7 +38,6 @@ from radixrt.messages.replicas import (
     ReplicaDrained,
     ReplicaReport,
 )
-from radixrt.messages.replies import CallReply
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.router.router import RoutedPrompt, Router
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
@@ -44,10 +56,7 @@ class SchedulerLink:
     """
 
     def __init__(
-        self,
-        channels: Channels,
-        supervisor: SupervisorLink,
-        joined: JoinedEngine | None = None,
+        self, channels: Channels, supervisor: SupervisorLink, joined: JoinedEngine | None = None
     ) -> None:
         self.channels = channels
         self._supervisor = supervisor
@@ -96,16 +105,16 @@ class SchedulerLink:
             self._attaching.close()
 
 
-Absorb = Callable[[SchedulerLink, TokenBatch | CallReply], None]
-Lose = Callable[[SchedulerLink, bool], None]
-"""Takes the link to a replica that has ended; True: it was told to."""
+Absorb = Callable[[TokenBatch], None]
+Lose = Callable[[SchedulerLink, list[str], bool], None]
+"""Takes the link to a replica that has ended, and its leases; True: it was told to end."""
 
 
 class Schedulers:
     """The links to all schedulers that live.
 
-    Args:
-        channels: of the engine.
+    Attributes:
+        calls: the calls to them.
     """
 
     def __init__(
@@ -116,6 +125,7 @@ class Schedulers:
         self._num_replicas = config.dp
         """Replicas on this machine."""
         self._is_routed = config.is_routed
+        self.calls = ReplicaCalls(self, config.max_replicas, config.is_routed)
         self._port: JoinPort | None = None
         if config.replica_listen is not None:
             keys = JoinKeys.read(config.join_token_file or "")
@@ -182,17 +192,16 @@ class Schedulers:
             self._first = await self.links[0].info()
             self._ready.set()
             await self._read(self.links[0], absorb)
+
+        async def serve_joined(engine: JoinedEngine) -> None:
+            link = SchedulerLink(engine.channels, self._supervisor, engine)
+            await self._serve_link(link, absorb, lose)
+
         async with asyncio.TaskGroup() as group:
             for replica in range(self._num_replicas):
                 group.create_task(self._follow(replica, absorb, lose))
             if self._port is not None:
-                group.create_task(
-                    self._port.serve(
-                        lambda engine: self._serve_link(
-                            SchedulerLink(engine.channels, self._supervisor, engine), absorb, lose
-                        )
-                    )
-                )
+                group.create_task(self._port.serve(serve_joined))
 
     def close(self) -> None:
         for link in self.links.values():
@@ -253,7 +262,7 @@ class Schedulers:
         self._dropped_frames += link.inbox.malformed_frames
         if self.links.pop(link.replica, None) is not None:
             self._router_of_all().leave(link.replica)
-            lose(link, has_drained)
+            lose(link, self.calls.lose(link), has_drained)
         if not self.links:
             self._joined.clear()
         link.close()
@@ -262,8 +271,10 @@ class Schedulers:
         while True:
             message = await link.inbox.receive()
             match message:
-                case TokenBatch() | CallReply():
-                    absorb(link, message)
+                case TokenBatch():
+                    absorb(message)
+                case CallReply():
+                    self.calls.absorb(link, message)
                 case ReplicaReport():
                     self._take_report(link, message)
                 case EventsReplayed():
@@ -282,3 +293,127 @@ class Schedulers:
         missing = router.heartbeat(link.replica, report.stream, report.sequence)
         if missing is not None:
             link.send(ReplayEvents(stream=missing.stream, sequence=missing.sequence))
+
+
+_Order = tuple[SchedulerLink, AnySchedulerCall]
+"""A call for one replica."""
+
+
+@dataclass(eq=False)
+class _Open:
+    """A call without replies of all replicas that have it."""
+
+    call: AnySchedulerCall
+    waiting: set[SchedulerLink]
+    values: dict[int, Any] = field(default_factory=dict)
+    """The values of replies, as builtins, by replica."""
+    errors: list[RequestError] = field(default_factory=list)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def leave(self, link: SchedulerLink) -> None:
+        """Do not wait for a replica any more."""
+        self.waiting.discard(link)
+        if not self.waiting:
+            self.complete.set()
+
+
+class ReplicaCalls:
+    """The calls to the schedulers.
+
+    Args:
+        num_replicas: the most that may live at a time.
+        is_routed: False: there is one scheduler, whose replies are handed on as they are.
+    """
+
+    def __init__(self, schedulers: Schedulers, num_replicas: int, is_routed: bool) -> None:
+        self._schedulers = schedulers
+        self._is_routed = is_routed
+        self.num_replicas = num_replicas
+        self._open: dict[int, _Open] = {}
+        self._ids = itertools.count()
+        self._leases: dict[str, tuple[int, float]] = {}
+        """Replica of each lease, and the time at which it expires."""
+
+    async def ask(self, call: AnySchedulerCall) -> Any:
+        """Send a call to the replicas that it concerns; returns the value of the merged reply, as
+        builtins.
+
+        Raises:
+            RequestError: the reply is an error, or there is no such replica.
+        """
+        orders = self._orders(call)
+        if isinstance(call, DrainReplicaCall):
+            self._check_drain(call, orders)
+        call_id = next(self._ids)
+        opened = self._open[call_id] = _Open(call, {link for link, _ in orders})
+        try:
+            for link, order in orders:
+                link.send(replace(order, call_id=call_id))
+            if orders:
+                await opened.complete.wait()
+        finally:
+            del self._open[call_id]
+        if opened.errors and (call.needs_all or not opened.values):
+            raise opened.errors[0]
+        if not opened.values:
+            raise RequestError(
+                "The replica was restarted before it answered; ask again.",
+                status=503,
+                retry_after_s=2,
+            )
+        if not self._is_routed:
+            return opened.values[0]
+        return call.merge(opened.values, self.num_replicas)
+
+    def owner(self, token_ids: PackedIds, cache_salt: str) -> int:
+        """The replica that has most of a prompt cached."""
+        return self._schedulers.owner(token_ids, cache_salt).replica
+
+    def absorb(self, link: SchedulerLink, reply: CallReply) -> None:
+        """Take the reply of one replica."""
+        opened = self._open.get(reply.call_id)
+        if opened is None:
+            return
+        if reply.error is not None:
+            opened.errors.append(reply.error.as_error())
+        else:
+            opened.values[link.replica] = reply.value
+            self._note_lease(opened.call, link, reply.value)
+        opened.leave(link)
+
+    def lose(self, link: SchedulerLink) -> list[str]:
+        """A replica has ended: do not wait for its replies; returns its leases."""
+        for opened in self._open.values():
+            opened.leave(link)
+        now = time.monotonic()
+        lost = [lease for lease, (replica, _) in self._leases.items() if replica == link.replica]
+        return [lease for lease in lost if self._leases.pop(lease)[1] > now]
+
+    def _check_drain(self, call: DrainReplicaCall, orders: list[_Order]) -> None:
+        """Raises:
+        RequestError: there is no such replica, or no other one runs.
+        """
+        if call.replica >= self.num_replicas:
+            raise RequestError("There is no such replica.", status=404, param="replica")
+        draining = sum(isinstance(opened.call, DrainReplicaCall) for opened in self._open.values())
+        if orders and len(self._schedulers.links) - draining < 2:
+            raise RequestError(
+                "No other replica runs, to which the answers could go; start one first.", status=409
+            )
+
+    def _orders(self, call: AnySchedulerCall) -> list[_Order]:
+        links = self._schedulers.links
+        if not links or (found := call.receiver(self)) is None:
+            return [(link, call) for link in links.values()]
+        replica, order = found
+        return [(links[replica], order)] if replica in links else []
+
+    def _note_lease(self, call: AnySchedulerCall, link: SchedulerLink, value: Any) -> None:
+        match call:
+            case PinCall():
+                now = time.monotonic()
+                if len(self._leases) >= 1024:
+                    self._leases = {n: one for n, one in self._leases.items() if one[1] > now}
+                self._leases[value["lease"]] = (link.replica, now + call.ttl_s)
+            case ReleaseCacheCall():
+                self._leases.pop(call.lease, None)

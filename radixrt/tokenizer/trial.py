@@ -16,8 +16,7 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.tokenizer.tokenizer_cache import entry_of
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import Vocabulary, entry_of
 
 BASE_CPU_S, CPU_S_PER_MB = 3, 0.5
 """Most CPU time: for any tokenizer, and for each megabyte of its file. Gemma's, of 33 MB, takes 3 s

@@ -16,7 +16,7 @@ from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
-from radixrt.messages.pooling import PoolingRequest
+from radixrt.messages.requests import PoolingRequest
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
 from radixrt.worker.kv.ragged import RaggedStep

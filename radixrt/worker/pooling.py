@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixrt.base.errors import ConfigError
-from radixrt.messages.pooling import PoolingInfo
+from radixrt.messages.requests import PoolingInfo
 from radixrt.models.checkpoint import read_json
 from radixrt.models.pooling import Pooling
 

@@ -7,7 +7,7 @@ import pytest
 
 from radixrt.api.requests.messages import to_template_messages, without_cache_control
 from radixrt.api.requests.protocol import ChatMessage
-from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.calls import CacheTreeCall, PinCall, ReleaseCacheCall
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention
 from tests.api.conftest import RunningServer, StartServer, send, wait_until
@@ -248,7 +248,7 @@ def test_a_prompt_is_warmed_and_pinned_in_the_same_tokens(
     assert status == 200
     first, second = server.scheduler.requests
     (pin,) = server.scheduler.cache_calls
-    assert isinstance(pin, PinTokensCall) and pin.ttl_s == 60
+    assert isinstance(pin, PinCall) and pin.ttl_s == 60
     assert first.token_ids == second.token_ids == pin.token_ids
     assert first.options.cache_salt == second.options.cache_salt == pin.cache_salt == "s"
     num_tokens = len(unpack_ids(pin.token_ids))
@@ -301,7 +301,7 @@ def test_who_leaves_before_the_lease_is_there_leaves_none(server: RunningServer)
         wait_until(lambda: len(server.scheduler.cache_calls) == 1)
     wait_until(lambda: len(server.scheduler.cache_calls) == 2)
     pin, release = server.scheduler.cache_calls
-    assert isinstance(pin, PinTokensCall)
+    assert isinstance(pin, PinCall)
     assert isinstance(release, ReleaseCacheCall) and release.lease == "lease-1"
 
 

@@ -24,8 +24,7 @@ from radixrt.api.embeddings.score import ClassifyRequest, ScorePairsRequest
 from radixrt.api.ollama.protocol import EmbedRequest, OldEmbedRequest
 from radixrt.client.choice_scoring import shared_tokens
 from radixrt.messages.ids import num_ids, unpack_ids
-from radixrt.messages.pooling import PoolingInfo, PoolingRequest
-from radixrt.messages.requests import PairPrompt
+from radixrt.messages.requests import PairPrompt, PoolingInfo, PoolingRequest
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
@@ -350,7 +349,7 @@ def test_fifty_documents_behind_one_query_compute_it_once(start_server: StartSer
     with server.http as http:
         stats = http.get("/v1/cache/stats").json()
 
-    encoder, limits = PromptEncoder(server.vocabulary), Limits.from_info(info)
+    encoder, limits, *_ = PromptEncoder(server.vocabulary), Limits.from_info(info)
     prompts = [encoder.encode(PairPrompt(query, text), limits)[1] for text in documents]
     prefix = min(shared_tokens(prompts[0], prompt) for prompt in prompts)
     assert query in server.vocabulary.decode(prompts[0][:prefix])

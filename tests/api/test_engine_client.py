@@ -18,10 +18,17 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.client.leases import ClientLeases
 from radixrt.client.warming import pin
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, AnswerReport, RequestFailed
-from radixrt.messages.calls import FlushCacheCall, PinCall, ReleaseCacheCall, TokenizeCall
+from radixrt.messages.calls import (
+    CallReply,
+    FlushCacheCall,
+    LeaseGranted,
+    PinCall,
+    ReleaseCacheCall,
+    TokenizeCall,
+    Tokenized,
+)
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.links import ToTokenizerFromApi
-from radixrt.messages.replies import CallReply, LeaseGranted, Tokenized
 from radixrt.messages.requests import (
     NO_TENANT,
     AbortRequest,

@@ -11,9 +11,8 @@ from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.requests.protocol import RequestBody
 from radixrt.api.state import ServerState
 from radixrt.base.config import ServerConfig
-from radixrt.messages.calls import PinTokensCall
-from radixrt.messages.pooling import PoolingInfo
-from radixrt.messages.requests import split_salt
+from radixrt.messages.calls import PinCall
+from radixrt.messages.requests import PoolingInfo, split_salt
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import http, key_file, routes
@@ -73,14 +72,14 @@ def test_the_walk_knows_every_route_that_takes_a_body() -> None:
 def encoded() -> Iterator[list[str]]:
     """The salts of all prompts that any tokenizer process encodes."""
     salts: list[str] = []
-    encode = PromptEncoder.encode_with_breakpoints
+    encode = PromptEncoder.encode
 
     def noting(self: PromptEncoder, prompt: Any, limits: Any, salt: str = "") -> Any:
         salts.append(salt)
         return encode(self, prompt, limits, salt)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PromptEncoder, "encode_with_breakpoints", noting)
+        patch.setattr(PromptEncoder, "encode", noting)
         yield salts
 
 
@@ -123,7 +122,7 @@ def test_no_request_shares_kv_or_encoded_text_with_another_key_or_salt(
                     assert request.options.tenant.name == name
                 for call in scheduler.cache_calls:
                     found.add(call.cache_salt)
-                    assert not isinstance(call, PinTokensCall) or call.tenant.name == name
+                    assert not isinstance(call, PinCall) or call.tenant.name == name
                 assert {split_salt(one) for one in found} == {(namespace, salt)}
 
 

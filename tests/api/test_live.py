@@ -17,7 +17,7 @@ from radixrt.api.native.live import MAX_STREAMS
 from radixrt.api.recent import RecentCounters
 from radixrt.base.api_keys import new_key
 from radixrt.kv.reading import Rates, Reading
-from radixrt.messages.calls import CacheTreeCall, PinTokensCall, ReleaseCacheCall
+from radixrt.messages.calls import CacheTreeCall, PinCall, ReleaseCacheCall
 from radixrt.messages.ids import num_ids
 from radixrt.messages.stats import RequestStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
@@ -196,7 +196,7 @@ def test_an_admin_pins_a_node_where_it_is_and_releases_all_its_leases(keyed: Any
             32,
             60,
         )
-        (pin,) = (call for call in calls if isinstance(call, PinTokensCall))
+        (pin,) = (call for call in calls if isinstance(call, PinCall))
         assert (pin.cache_salt, num_ids(pin.token_ids)) == ("key:alice\0", 32)
         assert pin.tenant.name == "root"
         assert http.post("/v1/cache/release", json={"node": 7}).json() == {"released_tokens": 32}

@@ -12,8 +12,7 @@ from radixrt.api import server as api_server
 from radixrt.api.http import connection, events
 from radixrt.api.http.gate import Throttle
 from radixrt.client.open_requests import Mailbox
-from radixrt.messages.answers import AnswerChunk
-from radixrt.messages.logprobs import TokenLogprob
+from radixrt.messages.answers import AnswerChunk, TokenLogprob
 from radixrt.messages.sequences import SequenceRefused
 from tests.api.conftest import RunningServer, StartServer, send, wait_until
 from tests.fake_scheduler import engine_info

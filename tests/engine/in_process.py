@@ -19,8 +19,7 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
-from radixrt.messages.requests import RequestOptions
+from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest, RequestOptions
 from radixrt.messages.sequences import PositionLogprobs, SequenceOutput, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.models.checkpoint import read_config

@@ -16,7 +16,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.grammar import Grammar
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CpuDevice
-from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
+from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest
 from radixrt.models.decoder import CausalLM
 from radixrt.scheduler.queue.admission import Admission
 from radixrt_kernels import available

@@ -11,7 +11,7 @@ import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from radixrt.messages.pooling import PoolingRequest
+from radixrt.messages.requests import PoolingRequest
 from tests.checkpoints import make_pooled
 from tests.engine.in_process import InProcessEngine
 from tests.models.test_against_transformers import random_tokens

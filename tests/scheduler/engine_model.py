@@ -12,11 +12,17 @@ import numpy as np
 from radixrt.base.config import SchedulerSettings
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.grammar import Grammar, GrammarKey
+from radixrt.messages.calls import CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
-from radixrt.messages.pooling import PoolingRequest
-from radixrt.messages.replies import CallReply
-from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, RequestOptions, Tenant
+from radixrt.messages.requests import (
+    NO_HINTS,
+    NO_TENANT,
+    CacheHints,
+    PoolingRequest,
+    RequestOptions,
+    Tenant,
+)
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest, TokenBatch
 from radixrt.messages.steps import NO_TOKEN, StepPlan
 from radixrt.scheduler.calls import Calls

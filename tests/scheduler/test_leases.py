@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from radixrt.base.errors import RequestError
-from radixrt.messages.calls import PinTokensCall, ReleaseCacheCall
+from radixrt.messages.calls import PinCall, ReleaseCacheCall
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import Tenant
+from radixrt.messages.requests import Tenant, TokenPrompt
 from radixrt.scheduler.invariants import InvariantError, check_invariants
 from radixrt.scheduler.radix.leases import Lease, Leases
 from radixrt.scheduler.radix.tree import RadixTree
@@ -183,7 +183,7 @@ def test_a_lock_that_no_lease_accounts_for_is_noticed() -> None:
 def test_calls_are_answered_with_values_or_with_what_to_do() -> None:
     engine, replies = Pinned(), []
     calls = engine.model.calls(replies)
-    pin = PinTokensCall(call_id=1, token_ids=pack_ids(DOCUMENT), cache_salt="", ttl_s=60.0)
+    pin = PinCall(call_id=1, prompt=TokenPrompt(pack_ids(DOCUMENT)), cache_salt="", ttl_s=60.0)
     calls.take(pin)
     assert replies[-1].call_id == 1 and replies[-1].error.status == 409
     engine.run(DOCUMENT)

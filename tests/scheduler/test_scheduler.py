@@ -10,8 +10,7 @@ import pytest
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.pooling import DEFAULT_POOLING, PoolingInfo
-from radixrt.messages.requests import RequestOptions
+from radixrt.messages.requests import DEFAULT_POOLING, PoolingInfo, RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import MAX_DRAFTED, NO_TOKEN
 from radixrt.scheduler.invariants import InvariantError, check_invariants

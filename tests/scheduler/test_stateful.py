@@ -13,8 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.pooling import DEFAULT_POOLING
-from radixrt.messages.requests import NO_HINTS, NO_TENANT, CacheHints, Retention, Tenant, split_salt
+from radixrt.messages.requests import (
+    DEFAULT_POOLING,
+    NO_HINTS,
+    NO_TENANT,
+    CacheHints,
+    Retention,
+    Tenant,
+    split_salt,
+)
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.radix.leases import Lease
 from tests.scheduler.engine_model import EngineModel, limits

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.messages.cache_tree import CacheTree, CacheTreeNode
-from radixrt.messages.calls import CacheTreeCall
+from radixrt.messages.calls import CacheTreeCall, CallReply
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.replies import CallReply
 from radixrt.scheduler.invariants import InvariantError, check_sums
 from radixrt.scheduler.radix import view as tree_view
 from radixrt.scheduler.radix.hint import HIGH, Hint

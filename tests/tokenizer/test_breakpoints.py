@@ -74,7 +74,7 @@ def kept(
     """Token ids of the prompt, and how many are kept for each marked message."""
     marks = [CacheBreakpoint(index, 300.0) for index in marked]
     prompt = ChatPrompt(messages=messages, cache_breakpoints=marks, **fields)  # type: ignore[arg-type]
-    _, ids, retain, *_ = PromptEncoder(vocabulary).encode_with_breakpoints(prompt, LIMITS)
+    _, ids, _, retain, *_ = PromptEncoder(vocabulary).encode(prompt, LIMITS)
     assert all(r == Retention("high", r.num_tokens, 300.0) for r in retain)
     return ids, [r.num_tokens or 0 for r in retain]
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from radixrt.tokenizer.prompt import kept_answers
-from radixrt.tokenizer.prompt.kept_answers import KeptAnswers
+from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES, KeptAnswers, TokenMemory
 from radixrt.tokenizer.prompt.segments import joined
-from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES, TokenMemory
 from tests.tiny_tokenizers import byte_fallback, byte_level
 from tests.tokenizer.test_segments import at_once, encoder_of, metaspace, special_tokens
 

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.tokenizer.prompt.literals import Literals
+from radixrt.tokenizer.prompt.breakpoints import Literals
 
 
 @given(

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from radixrt.messages.ids import pack_ids
-from radixrt.tokenizer.node_texts import NodeTexts
+from radixrt.tokenizer.calls import NodeTexts
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.tiny_tokenizers import byte_level
 

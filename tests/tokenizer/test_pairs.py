@@ -29,7 +29,7 @@ RERANKER = (
 
 def encode(folder: Path, pair: PairPrompt) -> tuple[Vocabulary, EncodedPrompt]:
     vocabulary = Vocabulary.load(ServerConfig(model_path=str(folder)))
-    return vocabulary, PromptEncoder(vocabulary).encode_with_breakpoints(pair, LIMITS)
+    return vocabulary, PromptEncoder(vocabulary).encode(pair, LIMITS)
 
 
 @pytest.mark.parametrize("instruction", ["", "Find cats"])

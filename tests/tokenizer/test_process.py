@@ -42,8 +42,8 @@ from radixrt.messages.sequences import (
 )
 from radixrt.tokenizer import process
 from radixrt.tokenizer.process import TokenizerProcess
+from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES
 from radixrt.tokenizer.prompt.prompts import KEPT_BYTES_PER_TOKEN
-from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES
 from radixrt.tokenizer.vocabulary import Vocabulary
 from tests.fake_scheduler import engine_info
 from tests.tiny_tokenizers import save_byte_level
@@ -164,7 +164,7 @@ def test_tokens_after_a_stop_string_in_one_step_are_dropped(vocabulary: Vocabula
         (chunk,) = await answering
         assert (chunk.text, chunk.report.stop_reason) == ("ab ", "END")
         assert unpack_ids(chunk.token_ids).tolist() == before
-        assert chunk.report.times.total_s > 0 and chunk.report.output_tokens == len(before)
+        assert chunk.report.times["total_s"] > 0 and chunk.report.output_tokens == len(before)
 
     play(vocabulary, scene)
 

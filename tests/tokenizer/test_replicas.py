@@ -16,9 +16,15 @@ from radixrt.base.errors import RequestError
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
-from radixrt.messages.calls import CacheNodeCall, CacheTreeCall, FlushCacheCall, PinCall, StatsCall
+from radixrt.messages.calls import (
+    CacheNodeCall,
+    CacheTreeCall,
+    FlushCacheCall,
+    PinCall,
+    StatsCall,
+    merged_trees,
+)
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.merged_replies import merged_trees
 from radixrt.messages.requests import GenerateRequest, RequestOptions, TokenPrompt
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.tokenizer.process import TokenizerProcess

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from radixrt.tokenizer.prompt import segments
+from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES
 from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, SegmentRules, joined
-from radixrt.tokenizer.prompt.token_memory import ENTRY_BYTES
 from tests.tiny_tokenizers import byte_fallback, byte_level
 
 

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.tokenizer.answer.stop_strings import StopStringFinder
+from radixrt.tokenizer.answer.detokenizer import StopStringFinder
 
 letters = st.text("ab", min_size=0, max_size=30)
 stop_sets = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4).map(tuple)

@@ -101,7 +101,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PromptEncoder]
 
 def render(encoder: PromptEncoder, template: str) -> str:
     encoder._vocabulary.hf.chat_template = template
-    text, _ = encoder.encode(ChatPrompt(messages=MESSAGES), LIMITS)
+    text, _, *_ = encoder.encode(ChatPrompt(messages=MESSAGES), LIMITS)
     return text
 
 

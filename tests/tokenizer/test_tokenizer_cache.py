@@ -15,11 +15,10 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.messages.requests import ChatPrompt, TextPrompt
-from radixrt.tokenizer import tokenizer_cache
+from radixrt.tokenizer import vocabulary as tokenizer_cache
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
-from radixrt.tokenizer.tokenizer_cache import CachedTokenizer
-from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.tokenizer.vocabulary import CachedTokenizer, Vocabulary
 from tests.tiny_tokenizers import CHATML, TEXT, save_byte_fallback, save_byte_level
 
 LIMITS = Limits(context_length=4096, kv_pool_tokens=4096, vocab_size=1000)
@@ -129,11 +128,11 @@ def test_a_cached_tokenizer_needs_transformers_for_chats_only(
         without.setitem(sys.modules, "transformers", None)
         vocabulary = load(folder, chat_template=str(tmp_path / "mine.jinja"))
         encoder = PromptEncoder(vocabulary)
-        text, ids = encoder.encode(TextPrompt("the fox"), LIMITS)
+        text, ids, *_ = encoder.encode(TextPrompt("the fox"), LIMITS)
         assert vocabulary.decode(ids) == text == "the fox"
         with pytest.raises(RequestError, match="transformers"):
             encoder.encode(ChatPrompt(messages=MESSAGES), LIMITS)
-    text, _ = encoder.encode(ChatPrompt(messages=MESSAGES), LIMITS)
+    text, _, *_ = encoder.encode(ChatPrompt(messages=MESSAGES), LIMITS)
     assert text == "the <|im_end|> fox</s>Well, I"
 
 
@@ -144,7 +143,7 @@ def test_one_of_several_templates_depends_on_the_tools(tmp_path: Path) -> None:
     (more / "tool_use.jinja").write_text("{{ tools[0].function.name }}{{ messages[0].content }}")
     for vocabulary in (load(folder), load_cached(folder)):
         encoder = PromptEncoder(vocabulary)
-        plain, _ = encoder.encode(ChatPrompt(messages=MESSAGES[1:]), LIMITS)
+        plain, _, *_ = encoder.encode(ChatPrompt(messages=MESSAGES[1:]), LIMITS)
         assert plain.startswith("<|im_start|>assistant")
         assert encoder.encode(ChatPrompt(MESSAGES[1:], tools=TOOLS), LIMITS)[0] == "fWell, I"
 

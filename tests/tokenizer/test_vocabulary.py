@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.token_bytes import SavedTokens
-from radixrt.messages.logprobs import LogprobColumns
+from radixrt.messages.answers import LogprobColumns
 from radixrt.tokenizer.vocabulary import KEPT_WORDS, Vocabulary
 from tests.tiny_tokenizers import byte_fallback, byte_level, save_byte_level
 

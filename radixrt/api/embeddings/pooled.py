@@ -17,8 +17,7 @@ from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.client.pooling import Judged, Pooled, cut, judge, max_input_tokens, run_pooled
-from radixrt.messages.pooling import DEFAULT_POOLING, PoolingRequest
-from radixrt.messages.requests import Prompt
+from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest, Prompt
 
 
 class PooledFields(QueueFields, kw_only=True):

@@ -24,7 +24,6 @@ from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
     ExplainCacheCall,
-    ExplainSessionCall,
     PinCall,
     ReleaseCacheCall,
     StatsCall,
@@ -124,8 +123,10 @@ def cache_routes(state: ServerState) -> APIRouter:
     @router.get("/v1/cache/explain/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
         caller = caller_of(request)
-        call = ExplainCacheCall(request_id, caller.tenant, caller.sees_own_texts)
-        explanation = await state.client.call(call)
+        call = ExplainCacheCall(
+            request_id=request_id, tenant=caller.tenant, with_texts=caller.sees_own_texts
+        )
+        (explanation,) = await state.client.call(call)
         return json_response(msgspec.to_builtins(explanation))
 
     @router.get("/v1/cache/explain")
@@ -133,7 +134,9 @@ def cache_routes(state: ServerState) -> APIRouter:
         request: Request, session: str = Query(min_length=1, max_length=LONGEST_SESSION)
     ) -> Response:
         caller = caller_of(request)
-        call = ExplainSessionCall(caller.session(session), caller.tenant, caller.sees_own_texts)
+        call = ExplainCacheCall(
+            session=caller.session(session), tenant=caller.tenant, with_texts=caller.sees_own_texts
+        )
         return json_response({"requests": msgspec.to_builtins(await state.client.call(call))})
 
     @router.get("/v1/cache/tree")

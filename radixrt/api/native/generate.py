@@ -22,9 +22,8 @@ from radixrt.api.native.generate_request import (
 from radixrt.api.responses import explanation_extras, structured_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, TokenLogprob, TokenLogprobs
 from radixrt.messages.ids import unpack_ids
-from radixrt.messages.logprobs import TokenLogprob, TokenLogprobs
 
 
 def native_routes(state: ServerState) -> APIRouter:

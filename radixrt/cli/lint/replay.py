@@ -21,9 +21,8 @@ from radixrt.scheduler.radix.node import SequenceEnd
 from radixrt.scheduler.radix.page_allocator import PageAllocator
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
-from radixrt.tokenizer.explain.explainer import CONTEXT_TOKENS, Explainer
+from radixrt.tokenizer.explain.explainer import CONTEXT_TOKENS, Explainer, volatile_at_divergence
 from radixrt.tokenizer.explain.records import ChatLayout, PromptRecord
-from radixrt.tokenizer.explain.volatile import volatile_at_divergence
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -70,7 +69,7 @@ class PromptLinter:
         Raises:
             RequestError: the template refuses it, or it is empty.
         """
-        encoded = self._encoder.encode_with_breakpoints(request.prompt, self._limits, request.salt)
+        encoded = self._encoder.encode(request.prompt, self._limits, request.salt)
         packed = pack_ids(encoded.token_ids)
         record = PromptRecord(str(request.line), "", packed, encoded.layout, [number])
         sequence = _sequence(number, packed, request.salt)

@@ -22,6 +22,10 @@ class ToolCallFormat(CallSyntax):
     """They end calls. One that stands alone is dropped from the content."""
     other_marks: tuple[str, ...] = ()
     """Further marks that may be control tokens, which the text has to show."""
+    template_marks: tuple[str, ...]
+    """The format is recognised by these texts in the chat template, ..."""
+    foreign_marks: tuple[str, ...] = ()
+    """... unless it has one of these."""
     begins_answer: bool = False
     """Calls stand at the beginning of an answer alone."""
 
@@ -29,13 +33,14 @@ class ToolCallFormat(CallSyntax):
     def marks(self) -> set[str]:
         return {*self.openings, *self.closings, *self.other_marks}
 
-    @abstractmethod
     def recognises(self, marks: ModelMarks) -> bool:
         """Whether a model with this chat template and vocabulary was trained on the format."""
+        has_foreign = any(map(marks.in_template, self.foreign_marks))
+        return marks.in_template(*self.template_marks) and not has_foreign
 
     @abstractmethod
     def read(
-        self, text: Scanner, opening: str, calls: "CallSink", tools: ToolSchemas
+        self, text: Scanner, mark: str, calls: "CallSink", tools: ToolSchemas
     ) -> Reading[None]:
         """Read the call, or the list of calls, behind an opening that has just been taken.
 

@@ -3,6 +3,7 @@
 Phi-4-mini, Mistral before tokenizer version 11)."""
 
 import json
+import re
 
 from radixrt.constrained.constraint import Tag
 from radixrt.constrained.tool_calls import Tool
@@ -84,14 +85,10 @@ class Hermes(JsonCalls):
     separator = "\n"
     head = "<tool_call>\n"
     tail = "\n</tool_call>"
+    template_marks: tuple[str, ...] = ("<tool_call>",)
+    foreign_marks: tuple[str, ...] = ("<function=", "<arg_key>", "<tool_calls>", _EXAONE)
 
-    def recognises(self, marks: ModelMarks) -> bool:
-        others = ("<function=", "<arg_key>", "<tool_calls>", _EXAONE)
-        return marks.in_template("<tool_call>") and not any(map(marks.in_template, others))
-
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
         yield from self.read_object(text, calls)
         yield from text.blank()
         yield from text.accept("</tool_call>")
@@ -100,9 +97,8 @@ class Hermes(JsonCalls):
 class Exaone4(Hermes):
     head = "<tool_call>"
     tail = "</tool_call>"
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("<tool_call>", _EXAONE)
+    template_marks = ("<tool_call>", _EXAONE)
+    foreign_marks = ()
 
 
 class Llama3Json(JsonCalls):
@@ -110,14 +106,10 @@ class Llama3Json(JsonCalls):
     triggers = ('{"name": ',)
     separator = "; "
     arguments_key = "parameters"
+    template_marks = ("<|start_header_id|>", '"parameters": ')
 
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("<|start_header_id|>", '"parameters": ')
-
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
-        text.give_back(opening)
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
+        text.give_back(mark)
         yield from self.read_object(text, calls)
 
 
@@ -126,12 +118,10 @@ class JsonList(JsonCalls):
 
     separator = ", "
 
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
         """Some templates show the model one object behind the mark, without the list."""
         yield from text.blank()
-        if opening.endswith("[") or (yield from text.accept("[")):
+        if mark.endswith("[") or (yield from text.accept("[")):
             yield from self.read_list(text, calls)
         else:
             yield from self.read_object(text, calls)
@@ -155,14 +145,67 @@ class Granite(JsonList):
 
     openings = ("<|tool_call|>", "<tool_call>")
     lists = (("<|tool_call|>[", "]"), ("<tool_call>[", "]"))
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("<|start_of_role|>", "<|tool_call|>")
+    template_marks = ("<|start_of_role|>", "<|tool_call|>")
 
 
 class MistralV3(JsonList):
     openings = ("[TOOL_CALLS]",)
     lists = (("[TOOL_CALLS] [", "]"), ("[TOOL_CALLS][", "]"))
+    template_marks = ("[TOOL_CALLS]",)
+    foreign_marks = ("[ARGS]",)
 
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("[TOOL_CALLS]") and not marks.in_template("[ARGS]")
+
+class Mistral(ToolCallFormat):
+    openings = ("[TOOL_CALLS]",)
+    other_marks = ("[ARGS]", "[CALL_ID]")
+    triggers = ("[TOOL_CALLS]",)
+    separator = ""
+    names = re.compile(r"[^\s{}\[\]]+")
+    template_marks = ("[TOOL_CALLS]", "[ARGS]")
+
+    def tag(self, tool: Tool) -> Tag:
+        return tool.json_tag(f"[TOOL_CALLS]{tool.name}[ARGS]", "")
+
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
+        """Tokenizer version 11 writes ``[CALL_ID]`` and an id between name and arguments."""
+        name, mark = yield from text.until("[ARGS]", "[CALL_ID]", "{")
+        if not self.names.fullmatch(name.strip()):
+            raise NoCallError
+        if mark == "{":
+            text.give_back(mark)
+        elif mark == "[CALL_ID]":
+            yield from text.until("[ARGS]")
+        calls.begin(name.strip())
+        yield from text.blank()
+        yield from text.json(calls.add)
+        calls.end()
+
+
+class Hunyuan(ToolCallFormat):
+    openings = ("<tool_calls>",)
+    closings = ("</tool_calls>", "</tool_call>")
+    other_marks = ("<tool_call>",)
+    separator = "\n"
+    lists = (("<tool_calls>", "</tool_calls>"),)
+    names = re.compile(r"[^<>\s`]+")
+    template_marks = ("<tool_calls>", "function_arguments_in_json_format")
+
+    def tag(self, tool: Tool) -> Tag:
+        return tool.json_tag(f"<tool_call>{tool.name}\n```json\n", "\n```</tool_call>")
+
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
+        mark = yield from text.expect("<tool_call>")
+        while mark == "<tool_call>":
+            name, _ = yield from text.until("```")
+            if not self.names.fullmatch(name.strip()):
+                raise NoCallError
+            calls.begin(name.strip())
+            yield from text.accept("json")
+            yield from text.blank()
+            yield from text.json(calls.add)
+            calls.end()
+            text.record()  # what is read is not content any more
+            for closing in ("```", "</tool_call>"):
+                yield from text.expect(closing)
+            yield from text.blank()
+            mark = yield from text.accept("<tool_call>", "</tool_calls>")

@@ -19,10 +19,9 @@ from typing import Any
 from radixrt.constrained.constraint import ParameterStyle, Tag
 from radixrt.constrained.parameters import STYLES, Form, any_parameter, declared_parameters
 from radixrt.constrained.tool_calls import Tool
-from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas, as_json
-from radixrt.parsers.tool_calls.literals import literal
+from radixrt.parsers.tool_calls.pythonic import literal
 
 
 class ParameterTags(ToolCallFormat):
@@ -50,10 +49,8 @@ class ParameterTags(ToolCallFormat):
     def tag(self, tool: Tool) -> Tag:
         return tool.parameters_tag(tool.name.join(self.begin), self.style, self.end)
 
-    def read(
-        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
-    ) -> Reading[None]:
-        if self.name_opening and opening != self.name_opening:
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
+        if self.name_opening and mark != self.name_opening:
             yield from text.expect(self.name_opening)
         yield from self._read_call(text, calls, tools)
         while self.wrapper_end:
@@ -119,9 +116,7 @@ class Qwen3Coder(ParameterTags):
     name_ends = (">",)
     value_marks = (">",)
     wrapper_end = "</tool_call>"
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("<tool_call>", "<function=", "<parameter=")
+    template_marks = ("<tool_call>", "<function=", "<parameter=")
 
     def tags_in_text(self, tool: Tool) -> tuple[Tag, ...]:
         """Qwen3-Coder often leaves the opening tag out."""
@@ -139,9 +134,7 @@ class SeedOss(ParameterTags):
     name_ends = (">",)
     value_marks = (">",)
     wrapper_end = "</seed:tool_call>"
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("<seed:tool_call>")
+    template_marks = ("<seed:tool_call>",)
 
 
 class MinimaxM2(ParameterTags):
@@ -159,9 +152,7 @@ class MinimaxM2(ParameterTags):
     name_ends = ('">',)
     value_marks = ('">',)
     wrapper_end = "</minimax:tool_call>"
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("<minimax:tool_call>", "<invoke name=")
+    template_marks = ("<minimax:tool_call>", "<invoke name=")
 
 
 class Glm45(ParameterTags):
@@ -176,9 +167,8 @@ class Glm45(ParameterTags):
     name_opening = ""
     name_ends = ("<arg_key>", "</tool_call>")
     value_marks = ("</arg_key>", "<arg_value>")
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("<arg_key>") and not marks.in_template("}<arg_key>")
+    template_marks = ("<arg_key>",)
+    foreign_marks: tuple[str, ...] = ("}<arg_key>",)
 
 
 class Glm47(Glm45):
@@ -187,9 +177,8 @@ class Glm47(Glm45):
     separator = ""
     style: ParameterStyle = "glm47"
     begin = ("<tool_call>", "")
-
-    def recognises(self, marks: ModelMarks) -> bool:
-        return marks.in_template("}<arg_key>")
+    template_marks = ("}<arg_key>",)
+    foreign_marks = ()
 
 
 _WORDS = {"True": True, "False": False, "None": None}

@@ -1,19 +1,19 @@
 """The tool-call formats by the names that ``--tool-call-parser`` gives them."""
 
+from radixrt.parsers.harmony import Harmony
 from radixrt.parsers.tool_calls.format import ToolCallFormat
-from radixrt.parsers.tool_calls.functiongemma import FunctionGemma, Gemma4
-from radixrt.parsers.tool_calls.harmony import Harmony
 from radixrt.parsers.tool_calls.json_calls import (
     Exaone4,
     Granite,
     Hermes,
+    Hunyuan,
     Llama3Json,
+    Mistral,
     MistralV3,
     Phi4Mini,
 )
-from radixrt.parsers.tool_calls.named_calls import Hunyuan, Mistral
 from radixrt.parsers.tool_calls.parameter_tags import Glm45, Glm47, MinimaxM2, Qwen3Coder, SeedOss
-from radixrt.parsers.tool_calls.pythonic import Olmo3, Pythonic
+from radixrt.parsers.tool_calls.pythonic import FunctionGemma, Gemma4, Olmo3, Pythonic
 
 FORMATS: dict[str, ToolCallFormat] = {
     "hermes": Hermes(),

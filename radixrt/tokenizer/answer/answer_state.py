@@ -11,21 +11,21 @@ from radixrt.messages.answers import (
     AnswerChunk,
     AnswerReport,
     FinishReason,
+    LogprobColumns,
     PromptInfo,
     PromptProgress,
 )
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.logprobs import LogprobColumns
-from radixrt.messages.requests import GenerateRequest
+from radixrt.messages.requests import ChatPrompt, GenerateRequest
 from radixrt.messages.sequences import SequenceOutput
-from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer
+from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer, StopStringFinder
 from radixrt.tokenizer.answer.output_parser import OutputParser
-from radixrt.tokenizer.answer.stop_strings import StopStringFinder
 from radixrt.tokenizer.answer.value_events import AnswerValues
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import PromptRecord
-from radixrt.tokenizer.prompt.kept_turns import AnswerParts, OpenTurn
+from radixrt.tokenizer.prompt.kept_turns import AnswerParts
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 PROGRESS_TOKENS = 64
@@ -41,12 +41,10 @@ class AnswerState:
         request: GenerateRequest,
         index: int,
         vocabulary: Vocabulary,
-        prompt_ids: list[int],
+        prompt: EncodedPrompt,
         *,
-        prompt: PromptInfo | None = None,
-        continues_prompt: bool,
-        rendered_chat: str | None = None,
-        turn: OpenTurn | None = None,
+        prompt_info: PromptInfo | None = None,
+        keeps_answer: bool = True,
         record: PromptRecord | None = None,
         explainer: Explainer | None = None,
         unenforced: tuple[Unenforced, ...] = (),
@@ -56,11 +54,9 @@ class AnswerState:
         """
         Args:
             index: which of the request's ``n`` answers.
-            prompt: to send with the first chunk.
-            continues_prompt: the text goes on from the prompt's text, without a new beginning.
-            rendered_chat: the prompt as text, if the chat's next request should find the tokens of
-                this answer.
-            turn: keeps the answer, if the chat's next request should repeat it as it was written.
+            prompt_info: the prompt to send with the first chunk.
+            keeps_answer: the chat's next request should find the tokens of this answer, and repeat
+                it as it was written.
             record: remembers the answer, if it is one of a chat.
             explainer: explains the cache misses of the record's prompt, if the request asks for it.
             unenforced: parts of the constraint that the answer is not held to.
@@ -72,11 +68,13 @@ class AnswerState:
         self.index = index
         self.unenforced = unenforced
         self._vocabulary = vocabulary
-        self._prompt = prompt
-        self._rendered_chat = rendered_chat
+        self._prompt = prompt_info
+        prompt_ids, chat = prompt.token_ids, request.prompt
+        is_chat = isinstance(chat, ChatPrompt)
+        self._rendered_chat = prompt.text if is_chat and keeps_answer else None
         self._all_ids: list[int] = []
         """Token ids of the text, where there is a rendered chat."""
-        self._turn = turn
+        self._turn = turn = prompt.turn if keeps_answer else None
         self._parts = AnswerParts()
         """The parts of an answer that the turn keeps or the record remembers."""
         self._record = record
@@ -90,7 +88,7 @@ class AnswerState:
             vocabulary.backend,
             vocabulary.special_ids - OutputParser.tag_ids(request, vocabulary),
             sampling.skip_special_tokens,
-            prompt_ids if continues_prompt else (),
+            () if isinstance(chat, ChatPrompt) and not chat.continue_final_message else prompt_ids,
         )
         self._stops = StopStringFinder(sampling.stop, sampling.include_stop_str_in_output)
         self._parser = OutputParser.for_request(request, vocabulary, prompt_ids)

@@ -6,15 +6,54 @@ reasoning, or put the tools before the last question. So the first messages are 
 themselves, and the common prefix with the prompt is kept.
 """
 
+import functools
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from radixrt.base.common_prefix import common_prefix_length
 from radixrt.base.errors import RequestError
-from radixrt.tokenizer.prompt.literals import Literals
+
+WINDOW_CHARS = 1 << 15
+"""Searched at a time; at most some milliseconds."""
+
+
+class Literals:
+    """Finds any of some strings; where several begin, the longest.
+
+    >>> [match.group() for match in Literals(["<a>", "<ab>"]).finditer("x<ab><a>")]
+    ['<ab>', '<a>']
+    """
+
+    def __init__(self, strings: Iterable[str], window_chars: int = WINDOW_CHARS) -> None:
+        """
+        Args:
+            strings: at least one; none is empty.
+        """
+        self._longest_first = sorted(strings, key=len, reverse=True)
+        self._longest = len(self._longest_first[0])
+        self._window_chars = window_chars
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """Made for the first text: with Gemma's 6,249 control tokens, that takes a tenth of a
+        second."""
+        return re.compile("|".join(map(re.escape, self._longest_first)))
+
+    def finditer(self, text: str) -> Iterator[re.Match[str]]:
+        """The matches, in order; none overlaps another."""
+        start = 0
+        while start < len(text):
+            window_end = start + self._window_chars
+            while match := self._pattern.search(text, start, window_end + self._longest):
+                if match.start() >= window_end:
+                    break
+                yield match
+                start = match.end()
+            start = max(start, window_end)
+
 
 Messages = list[dict[str, Any]]
 

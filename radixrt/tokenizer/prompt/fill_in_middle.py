@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.requests import FimPrompt
-from radixrt.tokenizer.prompt.literals import Literals
+from radixrt.tokenizer.prompt.breakpoints import Literals
 from radixrt.tokenizer.prompt.segments import CheckLength, any_length
 from radixrt.tokenizer.vocabulary import Vocabulary, encode_aside
 

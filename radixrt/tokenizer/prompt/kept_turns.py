@@ -15,8 +15,7 @@ import msgspec
 
 from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import ChatPrompt
-from radixrt.tokenizer.prompt.kept_answers import text_digest
-from radixrt.tokenizer.prompt.token_memory import TokenMemory
+from radixrt.tokenizer.prompt.kept_answers import TokenMemory, text_digest
 
 CAPACITY_BYTES = 64 << 20
 

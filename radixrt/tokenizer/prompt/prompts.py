@@ -1,5 +1,7 @@
 """Encodes prompts of all forms into token ids."""
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +22,18 @@ from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import ChatTemplate
 from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
-from radixrt.tokenizer.prompt.pairs import PairEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""Qwen3-Reranker's default."""
+
+_SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+_ROLE = re.compile(r"""(["'])(query|document)\1""")
+_MAX_CUTS = 4
+
 
 KEPT_BYTES_PER_TOKEN = 64
 """Most memory of each kind of kept parts (turns, answers, encoded messages, prompts, texts of
@@ -33,15 +45,80 @@ class EncodedPrompt(NamedTuple):
     text: str | None
     """None if it came in tokens."""
     token_ids: list[int]
-    retain: list[Retention]
-    """The retention for its cache breakpoints."""
-    turn: OpenTurn | None
-    """Keeps the answer to a chat whose later requests are to repeat it."""
-    layout: ChatLayout | None
-    """The places of a chat's messages; None where special tokens in the messages hide them."""
-    second_segment_start: int
+    second_segment_start: int = 0
     """Position of the first token of a pair's second text, for models that tell them apart; else
     0."""
+    retain: Sequence[Retention] = ()
+    """The retention for its cache breakpoints."""
+    turn: OpenTurn | None = None
+    """Keeps the answer to a chat whose later requests are to repeat it."""
+    layout: ChatLayout | None = None
+    """The places of a chat's messages; None where special tokens in the messages hide them."""
+
+
+class PairEncoder:
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate) -> None:
+        self._vocabulary = vocabulary
+        self._template = template
+        named = _ROLE.findall(str(vocabulary.hf.chat_template))  # there may be several
+        self._takes_roles = {role for _, role in named} == {"query", "document"}
+
+    def encode(self, pair: PairPrompt, limits: Limits, salt: str) -> EncodedPrompt:
+        """Raises:
+        RequestError: the texts are far too long, or the chat template refuses them.
+        """
+        document, limit = pair.document, pair.max_tokens
+        self._vocabulary.check_text(pair.query, limits)
+        if pair.max_document_tokens is not None:
+            document = self._beginning(document, pair.max_document_tokens)
+        if limit is None:
+            self._vocabulary.check_text(document, limits)
+            return self._join(pair, document, limits, salt)
+        document = document[: limit * self._vocabulary.longest_token]
+        for _ in range(_MAX_CUTS):  # tokens may join differently where the text is cut
+            encoded = self._join(pair, document, limits, salt)
+            surplus = len(encoded.token_ids) - limit
+            if surplus <= 0:
+                return encoded
+            size = len(self._vocabulary.encode(document, add_special_tokens=False))
+            document = self._beginning(document, size - surplus)
+        raise RequestError(
+            f"The query leaves no place for the document within {limit} tokens.",
+            param="truncate_prompt_tokens",
+        )
+
+    def _beginning(self, text: str, num_tokens: int) -> str:
+        """The characters of the first ``num_tokens`` tokens."""
+        if num_tokens <= 0:
+            return ""
+        text = text[: num_tokens * self._vocabulary.longest_token]
+        _, ends = self._vocabulary.encode_with_ends(text)
+        return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
+
+    def _join(self, pair: PairPrompt, document: str, limits: Limits, salt: str) -> EncodedPrompt:
+        if not self._vocabulary.hf.chat_template:
+            return self._vocabulary_pair(pair.query, document)
+        chat = self._template.render(self._chat(pair, document), salt, limits.call_tokens)
+        _, ids, _, _ = self._template.encode(chat, salt, limits.check_num_tokens)
+        return EncodedPrompt(None, ids)
+
+    def _chat(self, pair: PairPrompt, document: str) -> ChatPrompt:
+        if self._takes_roles:
+            messages = [{"role": "system", "content": pair.instruction}] if pair.instruction else []
+            messages += [
+                {"role": "query", "content": pair.query},
+                {"role": "document", "content": document},
+            ]
+            return ChatPrompt(messages)
+        instruction = pair.instruction or INSTRUCTION
+        task = f"<Instruct>: {instruction}\n<Query>: {pair.query}\n<Document>: {document}"
+        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": task}]
+        return ChatPrompt(messages, template_kwargs={"enable_thinking": False})
+
+    def _vocabulary_pair(self, query: str, document: str) -> EncodedPrompt:
+        (encoding,) = self._vocabulary.backend.encode_batch_fast([(query, document)])
+        types = encoding.type_ids
+        return EncodedPrompt(None, encoding.ids, types.index(1) if 1 in types else 0)
 
 
 class PromptEncoder:
@@ -58,10 +135,8 @@ class PromptEncoder:
         for memory in (segments.memory, segments.answers.memory, self._template.turns.memory):
             memory.limit(max_bytes)
 
-    def encode(
-        self, prompt: Prompt, limits: Limits, salt: str = ""
-    ) -> tuple[str | None, list[int]]:
-        """The prompt as text (None where it came as token ids) and as token ids.
+    def encode(self, prompt: Prompt, limits: Limits, salt: str = "") -> EncodedPrompt:
+        """The prompt as text and as token ids.
 
         Args:
             salt: messages that were encoded before with the same salt are not encoded again.
@@ -69,55 +144,44 @@ class PromptEncoder:
         Raises:
             RequestError: it is empty, far too long, not text, or refused by the chat template.
         """
-        encoded = self.encode_with_breakpoints(prompt, limits, salt)
-        return encoded.text, encoded.token_ids
+        encoded = self._encode(prompt, limits, salt)
+        # a tokenizer may know tokens that its model does not
+        limits.check_token_ids(np.array(encoded.token_ids))
+        return encoded
 
-    def encode_with_breakpoints(
-        self, prompt: Prompt, limits: Limits, salt: str = ""
-    ) -> EncodedPrompt:
-        """The same as :meth:`encode`, and the retention that the cache breakpoints of a chat ask
-        for."""
-        retain: list[Retention] = []
-        turn: OpenTurn | None = None
-        layout: ChatLayout | None = None
-        second_segment_start, longest = 0, self._vocabulary.longest_token
+    def _encode(self, prompt: Prompt, limits: Limits, salt: str) -> EncodedPrompt:
+        vocabulary, check_length = self._vocabulary, limits.check_num_tokens
         match prompt:
             case TokenPrompt():
-                text, ids = None, unpack_ids(prompt.token_ids).tolist()
+                return EncodedPrompt(None, unpack_ids(prompt.token_ids).tolist())
             case TextPrompt(text=""):
                 raise RequestError("The prompt is empty; give at least one token.", param="prompt")
-            case TextPrompt(max_tokens=int(limit)):
-                add = prompt.add_special_tokens
-                text, ids = prompt.text, self._vocabulary.encode_cut(prompt.text, add, limit)
-            case TextPrompt():
-                limits.check_text(prompt.text, longest, self._vocabulary.num_tokens)
-                text, ids = (
-                    prompt.text,
-                    self._vocabulary.encode(
-                        prompt.text, prompt.add_special_tokens, limits.check_num_tokens
-                    ),
-                )
+            case TextPrompt(text, add, int(limit)):
+                return EncodedPrompt(text, vocabulary.encode_cut(text, add, limit))
+            case TextPrompt(text, add):
+                vocabulary.check_text(text, limits)
+                return EncodedPrompt(text, vocabulary.encode(text, add, check_length))
             case FimPrompt():
                 files = (text for _, text in prompt.files)
                 whole = "".join((prompt.prefix, prompt.suffix, prompt.middle, *files))
-                limits.check_text(whole, longest, self._vocabulary.num_tokens)
-                text, ids = None, self.fill_in_middle.encode(prompt, limits.check_num_tokens)
-            case ChatPrompt():
-                chat = self._template.render(prompt, salt, limits.call_tokens)
-                limits.check_text(chat.text, longest, self._vocabulary.num_tokens)
-                text, ids, lengths, segments = self._template.encode(
-                    chat, salt, limits.check_num_tokens
-                )
-                if segments:
-                    layout = ChatLayout.from_prompt(prompt, segments, chat.spans)
-                turn = chat.turn
-                for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True):
-                    if length:
-                        retain.append(Retention("high", length, breakpoint.ttl_s))
+                vocabulary.check_text(whole, limits)
+                return EncodedPrompt(None, self.fill_in_middle.encode(prompt, check_length))
             case PairPrompt():
-                text, (ids, second_segment_start) = None, self._pairs.encode(prompt, limits, salt)
-        limits.check_token_ids(np.array(ids))  # a tokenizer may know tokens that its model does not
-        return EncodedPrompt(text, ids, retain, turn, layout, second_segment_start)
+                return self._pairs.encode(prompt, limits, salt)
+            case ChatPrompt():
+                return self._encode_chat(prompt, limits, salt)
+
+    def _encode_chat(self, prompt: ChatPrompt, limits: Limits, salt: str) -> EncodedPrompt:
+        chat = self._template.render(prompt, salt, limits.call_tokens)
+        self._vocabulary.check_text(chat.text, limits)
+        text, ids, lengths, segments = self._template.encode(chat, salt, limits.check_num_tokens)
+        retain = [
+            Retention("high", length, breakpoint.ttl_s)
+            for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True)
+            if length
+        ]
+        layout = ChatLayout.from_prompt(prompt, segments, chat.spans) if segments else None
+        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout)
 
 
 def size_in_chars(prompt: Prompt) -> int:

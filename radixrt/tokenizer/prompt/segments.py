@@ -16,9 +16,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.messages.ids import TokenIds
-from radixrt.tokenizer.prompt.kept_answers import KeptAnswer, KeptAnswers, text_digest
-from radixrt.tokenizer.prompt.literals import Literals
-from radixrt.tokenizer.prompt.token_memory import TokenMemory
+from radixrt.tokenizer.prompt.breakpoints import Literals
+from radixrt.tokenizer.prompt.kept_answers import KeptAnswer, KeptAnswers, TokenMemory, text_digest
 
 SHORTEST_KEPT = 256
 """Characters; shorter segments are encoded about as quickly as they are found."""

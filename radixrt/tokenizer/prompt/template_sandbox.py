@@ -1,11 +1,10 @@
 """Bounds the time and the memory of a chat template, which comes with a checkpoint and may be
 hostile.
 
-Jinja's sandbox, which transformers uses, keeps a template away from Python's internals. It bounds
-neither time nor memory: nested loops of 100,000 steps each, a macro that calls itself twice,
-``"a" * 10**9``, or ``x ~ x`` in a loop stop a process. This sandbox counts what a template makes:
-steps of loops, calls, and the characters and items of the values. Operations whose result could be
-large are refused before they run.
+Jinja's sandbox, which transformers uses, keeps a template away from Python's internals and bounds
+neither time nor memory: nested loops, a macro that calls itself twice, ``"a" * 10**9``, or ``x ~ x``
+in a loop stop a process. This one counts steps of loops, calls, and the characters and items of the
+values. Operations whose result could be large are refused before they run.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -49,8 +48,8 @@ _REMOVED_FILTERS = ("pprint", "urlize", "wordwrap", "xmlattr")
 """Slow, and of no use in a prompt."""
 
 _UNSAFE_METHODS = {"expandtabs", "translate"}
-_WIDTH_METHODS = {"center", "ljust", "rjust", "zfill", "to_bytes"}
-_WIDTH_FILTERS = {"center", "indent", "batch", "slice", "tojson"}
+_WIDTHS = {"batch", "center", "indent", "ljust", "rjust", "slice", "to_bytes", "tojson", "zfill"}
+"""Filters and methods whose arguments are widths."""
 _LIST_FILTERS = {
     "attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list", "map",
     "max", "min", "random", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort", "sum", "unique",
@@ -75,9 +74,7 @@ class Budget:
         self._uses = 0
 
     def use(self, size: int) -> None:
-        """Raises:
-        TemplateTooExpensiveError: that is too much.
-        """
+        """Raises TemplateTooExpensiveError: that is too much."""
         self._uses += 1
         self._left -= size + 1
         if size > MAX_VALUE or self._left < 0:
@@ -137,11 +134,8 @@ def _made(value: Any) -> Any:
 
 
 def _counted(iterable: Iterable[Any], weight: int = 0) -> Iterator[Any]:
-    """Count the steps of a loop.
-
-    Args:
-        weight: number of characters that each step writes without an expression.
-    """
+    """Count the steps of a loop, each of which writes ``weight`` characters without an
+    expression."""
     for item in iterable:
         _use(weight)
         yield item
@@ -164,20 +158,18 @@ class _Generator(CodeGenerator):
         self._counted(super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
-        if node.ctx == "load":
-            self._counted(super().visit_Tuple, node, frame)
-        else:
-            super().visit_Tuple(node, frame)
+        by = "made" if node.ctx == "load" else ""
+        self._counted(super().visit_Tuple, node, frame, by)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        if isinstance(node.arg, nodes.Slice):
-            self._counted(super().visit_Getitem, node, frame, "sliced")
-        else:
-            super().visit_Getitem(node, frame)
+        by = "sliced" if isinstance(node.arg, nodes.Slice) else ""
+        self._counted(super().visit_Getitem, node, frame, by)
 
     def _counted(
         self, visit: Callable[[Any, Frame], None], node: nodes.Node, frame: Frame, by: str = "made"
     ) -> None:
+        if not by:
+            return visit(node, frame)
         self.write(f"environment.{by}(")
         visit(node, frame)
         self.write(")")
@@ -234,12 +226,17 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, (str, bytes)):
             _check_format(left, right)
-        elif operator == "**":
-            _check_power(left, right)
-        elif operator == "*":
-            _check_product(left, right)
         elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
             _use(len(left) + len(right))
+        elif isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length()
+            product = bits + right.bit_length() if operator == "*" else 0
+            if max(product, bits * right if operator == "**" else 0) > MAX_INT_BITS:
+                raise TemplateTooExpensiveError("it computes with too large numbers")
+        elif operator == "*":
+            for sized, count in ((left, right), (right, left)):
+                if isinstance(sized, Sized) and isinstance(count, int):
+                    _use(len(sized) * max(0, count))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,36 +265,14 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             given[0] = list(given[0])
         if given and name not in _LIST_FILTERS:
             _made(given[0])
-        _check_filter(name, given, kwargs)
+        if given:
+            _check(name, given[0], [*given[1:], *kwargs.values()])
         result = function(*context, *given, **kwargs)
         _use(_length(result))
         return result
 
     run.is_bounded = True  # type: ignore[attr-defined]
     return run
-
-
-def _check_filter(name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse a filter whose result could be large.
-
-    Args:
-        args: of the filter; the first is the value.
-    """
-    options = [*args[1:], *kwargs.values()]
-    if name in _WIDTH_FILTERS:
-        _check_width(*options)
-    if name == "tojson":
-        _use(_deep_size(args[0]) * (MAX_WIDTH if options else 1))
-    elif name == "indent":
-        _use(str(args[0]).count("\n") * MAX_WIDTH)
-    elif name == "format":
-        _check_format(args[0], options)
-    elif name == "replace" and len(options) >= 2:
-        _check_replace(str(args[0]), str(options[0]), str(options[1]))
-    elif name == "join" and args:
-        _check_join(args[0], str(options[0]) if options else "")
-    elif name == "sum" and args:
-        _use(sum(map(_length, args[0])) * len(args[0]))
 
 
 def _check_method(method: Any, args: tuple[Any, ...]) -> None:
@@ -309,20 +284,33 @@ def _check_method(method: Any, args: tuple[Any, ...]) -> None:
         return
     if name in _UNSAFE_METHODS:
         raise TemplateTooExpensiveError(f"it calls {name}")
-    if name in _WIDTH_METHODS:
-        _check_width(*args)
+    if name == "join" and args:
+        items = args[0] if isinstance(args[0], (*_CONTAINERS, str)) else []
+        _check(name, items, [owner])
+    else:
+        _check(name, owner, args)
+
+
+def _check(name: str, value: Any, args: Sequence[Any]) -> None:
+    """Refuse a filter or method of a value whose result could be large."""
+    if name in _WIDTHS:
+        for width in args:
+            if isinstance(width, int) and width > MAX_WIDTH:
+                raise TemplateTooExpensiveError(f"it asks for a width of {width}")
+    if name == "tojson":
+        _use(_deep_size(value) * (MAX_WIDTH if args else 1))
+    elif name == "indent":
+        _use(str(value).count("\n") * MAX_WIDTH)
     elif name in ("format", "format_map"):
-        _check_format(owner, args)
+        _check_format(value, args)
     elif name == "replace" and len(args) >= 2:
-        _check_replace(str(owner), str(args[0]), str(args[1]))
-    elif name == "join" and args:
-        _check_join(args[0] if isinstance(args[0], (list, tuple, dict, str)) else [], str(owner))
-
-
-def _check_width(*values: Any) -> None:
-    for value in values:
-        if isinstance(value, int) and value > MAX_WIDTH:
-            raise TemplateTooExpensiveError(f"it asks for a width of {value}")
+        text, old, new = str(value), str(args[0]), str(args[1])
+        _use(len(text) + text.count(old) * len(new))
+    elif name == "join":
+        between = len(str(args[0])) if args else 0
+        _use(sum(between + _length(item) for item in value))
+    elif name == "sum":
+        _use(sum(map(_length, value)) * len(value))
 
 
 def _check_format(template: Any, args: Any) -> None:
@@ -331,34 +319,6 @@ def _check_format(template: Any, args: Any) -> None:
         raise TemplateTooExpensiveError(f"it asks for a width of more than {MAX_WIDTH}")
     fields = text.count("%") + text.count("{")
     _use(len(text) + fields * (MAX_WIDTH + _deep_size(args)))
-
-
-def _check_replace(text: str, old: str, new: str) -> None:
-    count = text.count(old)
-    _use(len(text) + count * len(new))
-
-
-def _check_join(items: Iterable[Any], between: str) -> None:
-    _use(sum(len(between) + _length(item) for item in items))
-
-
-def _check_power(left: Any, right: Any) -> None:
-    if (
-        isinstance(left, int)
-        and isinstance(right, int)
-        and left.bit_length() * right > MAX_INT_BITS
-    ):
-        raise TemplateTooExpensiveError("it computes with too large numbers")
-
-
-def _check_product(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_INT_BITS:
-            raise TemplateTooExpensiveError("it computes with too large numbers")
-        return
-    for sized, count in ((left, right), (right, left)):
-        if isinstance(sized, Sized) and isinstance(count, int):
-            _use(len(sized) * max(0, count))
 
 
 def _length(value: Any) -> int:
