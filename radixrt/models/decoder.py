@@ -14,8 +14,8 @@ from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.attention.states import StateSpec
 from radixrt.layers.attention import AttentionBlock, SelfAttention
-from radixrt.layers.embedding import VocabParallelEmbedding
 from radixrt.layers.kernels.interface import KernelLayer
+from radixrt.layers.linear import VocabParallelEmbedding
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
@@ -337,3 +337,23 @@ class CausalLM(KernelLayer):
         renamed = (pair for name, tensor in tensors for pair in self.translate(name, tensor))
         ignored = {"lm_head.weight"} if self.lm_head is None else set()
         load_into(weight_slots(self), renamed, ignored)
+
+
+_OTHER_PARTS = (
+    "model.visual.",
+    "vision_tower.",
+    "multi_modal_projector.",
+    "audio_tower.",
+    "vision_embedder.",
+    "embed_vision.",
+    "embed_audio.",
+)
+
+
+def language_model_only(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Drop the tensors of vision and audio; strip the language model's prefix:
+    ``language_model.model.`` or ``model.language_model.``"""
+    if any(part in name for part in _OTHER_PARTS):
+        return
+    name = name.replace("model.language_model.", "model.", 1)
+    yield name.removeprefix("language_model."), tensor

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import (
+from radixrt.device.machine import (
     CPU_POOL_LIMIT,
     CPU_POOL_SHARE,
     OTHER_BYTES,

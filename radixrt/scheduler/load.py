@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from radixrt.messages.replicas import ReplicaLoad, ReplicaReport
-from radixrt.scheduler.radix.kv_events.publisher import EventPublisher
+from radixrt.scheduler.radix.kv_events import EventPublisher
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.step_times import StepShape
 

@@ -40,7 +40,7 @@ from radixrt.messages.steps import StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.load import LoadReports, replica_load
-from radixrt.scheduler.radix.kv_events.publisher import start_publisher
+from radixrt.scheduler.radix.kv_events import start_publisher
 from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from radixrt.base.errors import ConfigError
-from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv.events import block_hashes, namespace_hash
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 

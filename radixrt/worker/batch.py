@@ -19,8 +19,7 @@ from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 from radixrt.messages.pooling import PoolingRequest
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
-from radixrt.worker.kv.ragged import RaggedStep
-from radixrt.worker.kv.shared_prefixes import PrefixFinder
+from radixrt.worker.kv.ragged import PrefixFinder, RaggedStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 
 import radixrt_kernels
 from radixrt.base.config import ServerConfig
-from radixrt.device.topology import bind, num_cores, numa_nodes, place_of, usable_cpus
+from radixrt.device.machine import bind, num_cores, numa_nodes, place_of, usable_cpus
 
 log = logging.getLogger(__name__)
 

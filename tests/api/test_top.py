@@ -14,8 +14,7 @@ from radixrt.base.api_keys import new_key
 from radixrt.cli.main import main
 from radixrt.cli.top.frame import frame
 from radixrt.cli.top.readings import ServerAwayError, ServerWatch
-from radixrt.kv.cache_stats import PoolUse
-from radixrt.kv.reading import Reading
+from radixrt.kv.reading import PoolUse, Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from tests.api.conftest import RunningServer, StartServer
 

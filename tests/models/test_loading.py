@@ -28,8 +28,8 @@ from radixrt.models.checkpoint import (
     resolve_model_path,
 )
 from radixrt.models.loader import load_model
+from radixrt.models.refusals import check_rope
 from radixrt.models.registry import ARCHITECTURES, check_architecture, model_class
-from radixrt.models.rope_check import check_rope
 from radixrt.supervisor.launch import prepare
 from radixrt.worker.build import _load as load_for_worker
 from tests.checkpoints import CONFIGS, HYBRIDS, VOCAB_SIZE

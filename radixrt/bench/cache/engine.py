@@ -8,8 +8,7 @@ from radixrt.bench.cache.service import ServiceModel, SimulatedWorker, VirtualCl
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
-from radixrt.scheduler.radix.kv_events.stream import EventStream
+from radixrt.scheduler.radix.kv_events import EventRecorder, EventStream
 from radixrt.scheduler.scheduler import Scheduler
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
-from radixrt.layers.embedding import VocabParallelEmbedding
+from radixrt.layers.linear import VocabParallelEmbedding
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import parameter
 from radixrt.models.encoders.encoder import (

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.gemma.gemma3 import Gemma3ForCausalLM
+from radixrt.models.gemma import Gemma3ForCausalLM
 
 
 class Gemma3TextModel(Gemma3ForCausalLM):

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
-from radixrt.layers.embedding import VocabParallelEmbedding
 from radixrt.layers.kernels.interface import KernelLayer
-from radixrt.layers.linear import ColumnParallelLinear, Projection
+from radixrt.layers.linear import ColumnParallelLinear, Projection, VocabParallelEmbedding
 from radixrt.layers.mlp import gated_activation
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding

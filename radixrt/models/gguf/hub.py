@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from radixrt.base.errors import ConfigError, NotCachedError
-from radixrt.device.host_memory import OTHER_BYTES, available_memory
+from radixrt.device.machine import OTHER_BYTES, available_memory
 from radixrt.models.gguf.form import PART, import_gguf
 from radixrt.models.refusals import not_yet
 

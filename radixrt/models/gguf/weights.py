@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
-from radixrt.layers.quantization.block_stack import BlockStack, MixedStack
-from radixrt.layers.quantization.blocks import block_matrices
+from radixrt.layers.quantization.blocks import BlockStack, MixedStack, block_matrices
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.form import PLAIN_KINDS, TensorEntry
 from radixrt.models.loading_progress import LoadingProgress

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from radixrt.layers.hf_config import head_dim
-from radixrt.layers.mlp import GatedMLP
-from radixrt.layers.moe import Experts, SigmoidRouter, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import Experts, GatedMLP, SigmoidRouter, SparseMoE, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import ShortConvolution
 from radixrt.models.hybrids.hybrid import HybridCausalLM

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import head_dim
-from radixrt.layers.mlp import GatedMLP
-from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.recurrent import Mamba2
 from radixrt.layers.rotary import NoRotary, RotaryEmbedding

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from radixrt.layers.hf_config import head_dim
-from radixrt.layers.mlp import GatedMLP
-from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.recurrent import GatedDeltaNet
+from radixrt.models.decoder import language_model_only
 from radixrt.models.hybrids.hybrid import HybridCausalLM
-from radixrt.models.vision import language_model_only
 
 
 class Qwen3_5ForCausalLM(HybridCausalLM):

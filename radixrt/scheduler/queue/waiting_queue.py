@@ -17,7 +17,7 @@ from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.queue.accounts import Account, Accounts
 from radixrt.scheduler.queue.queue_order import QueueOrder
 from radixrt.scheduler.radix.kv_cache import KVCache
-from radixrt.scheduler.radix.match import Match
+from radixrt.scheduler.radix.node import Match
 from radixrt.scheduler.radix.prefix_watch import MissingPage
 from radixrt.scheduler.sequence import Sequence
 

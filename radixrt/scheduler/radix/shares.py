@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 
 from radixrt.scheduler.lazy_heap import LazyHeap
-from radixrt.scheduler.radix.eviction.leaf_heap import LeafHeap
+from radixrt.scheduler.radix.eviction import LeafHeap
 from radixrt.scheduler.radix.node import Node
 
 

@@ -19,12 +19,18 @@ from typing import Protocol
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.requests import split_salt
-from radixrt.scheduler.radix.eviction.by_key import least_recently_used
-from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
+from radixrt.scheduler.radix.eviction import EvictionPolicy, least_recently_used
 from radixrt.scheduler.radix.ghosts import MAX_GHOSTS, Before, Ghost, GhostList
-from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
-from radixrt.scheduler.radix.match import Match
-from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length
+from radixrt.scheduler.radix.node import (
+    ID_BYTES,
+    Hint,
+    Match,
+    Node,
+    Packed,
+    common_length,
+    earliest_next_use,
+    is_kept_alike,
+)
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.radix.shares import Shares
 

@@ -2,11 +2,11 @@
 
 import torch
 
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.cpu import CPU_CACHE_DTYPES
 from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import CPU_POOL_LIMIT, CPU_POOL_SHARE, available_memory
+from radixrt.device.machine import CPU_POOL_LIMIT, CPU_POOL_SHARE, available_memory
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30

@@ -19,13 +19,15 @@ from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import TokenIds
 from radixrt.worker.drafts.verification import NO_DRAFT
-from radixrt.worker.sampling.constraints_ahead import ConstraintsAhead
-from radixrt.worker.sampling.forbidden_paths import ALL_TOKENS, allow_only
 from radixrt.worker.sampling.grammar_loader import GrammarLoader, LoadedGrammar
 from radixrt.worker.sampling.mask_filling import MaskFiller, MaskJob
-from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
-from radixrt.worker.sampling.restrictions import TokenRestriction
-from radixrt.worker.sampling.slot_matcher import SlotMatcher
+from radixrt.worker.sampling.restrictions import (
+    ALL_TOKENS,
+    ReasoningBudget,
+    TokenRestriction,
+    allow_only,
+)
+from radixrt.worker.sampling.slot_matcher import ConstraintsAhead, SlotMatcher
 
 MASK_BUDGET_S = 0.002
 """Time that a step's other rows wait for the masks of rows that are usually quick."""

@@ -1,18 +1,19 @@
-"""The common part of Gemma 2 and Gemma 3: norms on both sides of each block, a GELU MLP, scaled
-scores and embeddings."""
+"""Gemma 2 and 3: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
+from radixrt.base.errors import ConfigError
 from radixrt.layers.attention import AttentionBlock
-from radixrt.layers.hf_config import sliding_window
+from radixrt.layers.hf_config import head_dim, sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.decoder import CausalLM
+from radixrt.models.decoder import CausalLM, language_model_only
 
 
 class GemmaDecoderLayer(nn.Module):
@@ -77,3 +78,46 @@ class GemmaForCausalLM(CausalLM):
 
     def norm(self, size: int) -> RMSNorm:
         return gemma_norm(self.config, size)
+
+
+class Gemma2ForCausalLM(GemmaForCausalLM):
+    """Scores are capped before the mask, logits at the end."""
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config, tp, context_length)
+        self.logit_soft_cap = config.final_logit_softcapping
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        return {**super().attention_options(index), "soft_cap": self.config.attn_logit_softcapping}
+
+
+class Gemma3ForCausalLM(GemmaForCausalLM):
+    """Five layers with a sliding window to one without; only the latter's rotary base is
+    stretched."""
+
+    is_causal = True
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        if getattr(config, "use_bidirectional_attention", False) is self.is_causal:
+            raise ConfigError(
+                "The checkpoint's architecture and its field 'use_bidirectional_attention' contradict each other: that of a "
+                "model with attention in both directions is Gemma3TextModel."
+            )
+        super().__init__(config, tp, context_length)
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        norms = {name: self.norm(head_dim(self.config)) for name in ("query_norm", "key_norm")}
+        return {**super().attention_options(index), **norms}
+
+    def rope_layer_type(self, index: int) -> str | None:
+        return self.config.layer_types[index]
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """The language model of a checkpoint that also sees images; its vision part is left out."""
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config.text_config, tp, context_length)
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        yield from language_model_only(name, tensor)
