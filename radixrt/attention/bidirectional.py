@@ -50,11 +50,7 @@ class BidirectionalAttention(AttentionBackend):
         raise NotImplementedError("an encoder's prompts have no pages")
 
     def plan_prompts(self, lengths: list[int], device: torch.device) -> None:
-        """Prepare for a step of whole prompts, one behind the other in the flat batch.
-
-        Args:
-            lengths: tokens of each.
-        """
+        """Prepare for a step of whole prompts, one behind the other in the flat batch."""
         starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         groups: list[list[int]] = []

@@ -134,11 +134,6 @@ class FlashInferBackend(AttentionBackend):
     """Instances for captured graphs come from :meth:`for_graph`."""
 
     def __init__(self, setup: AttentionSetup, library: Any) -> None:
-        """
-        Args:
-            setup: facts about the worker.
-            library: the package ``flashinfer``.
-        """
         self._setup = setup
         self._shared = SharedBuffers(setup, library)
         self._append = Append(self._shared)

@@ -82,7 +82,6 @@ def cascade_pays(
     Args:
         group_sizes: [groups] decoding sequences that share a prefix.
         shared_tokens: [groups] length of that prefix.
-        spec: of the layer.
         kv_bytes: of one number in the cache.
     """
     token_bytes = 2 * spec.num_kv_heads * spec.head_dim * kv_bytes

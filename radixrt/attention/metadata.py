@@ -223,7 +223,6 @@ class CascadeTables:
         """
         Args:
             decodes: one query a row.
-            groups: of these rows.
         """
         row_pages = groups.num_pages.repeat(groups.sizes())  # [rows]
         starts = decodes.kv_indptr.numpy()

@@ -64,24 +64,33 @@ ALIGNMENT = 16
 """Bytes; each array of an upload begins at a multiple, as kernels like it."""
 
 
-class DeviceEvent(Protocol):
-    """A place in the device's queue."""
+class DeviceEvent:
+    """A place in the device's queue. A CPU has passed it when it is made."""
+
+    def __init__(self) -> None:
+        self._time = time.perf_counter()
 
     def wait(self) -> None:
         """Let the host wait until everything queued before the event is done."""
 
-    def seconds_since(self, earlier: "DeviceEvent") -> float:
+    def seconds_since(self, earlier: Any) -> float:
         """Device time in seconds between two events that the device has passed."""
+        return self._time - earlier._time
 
 
-class Download(Protocol):
-    """Tensors on their way to the host."""
+class Download:
+    """Tensors on their way to the host. A CPU's are there."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = [tensor.clone() for tensor in tensors]
 
     def is_ready(self) -> bool:
         """:meth:`wait` would not wait."""
+        return True
 
     def wait(self) -> list[Tensor]:
         """The tensors, in the host's memory."""
+        return self._tensors
 
 
 class Device(Protocol):
@@ -125,29 +134,6 @@ def make_device(torch_device: torch.device) -> "Device":
 # ---------------------------------------------------------------- CPU
 
 
-class CpuEvent:
-    def __init__(self) -> None:
-        self._time = time.perf_counter()
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, earlier: DeviceEvent) -> float:
-        assert isinstance(earlier, CpuEvent)
-        return self._time - earlier._time
-
-
-class CpuDownload:
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = [tensor.clone() for tensor in tensors]
-
-    def is_ready(self) -> bool:
-        return True
-
-    def wait(self) -> list[Tensor]:
-        return self._tensors
-
-
 class CpuDevice:
     """A CPU: every operation is done when it returns.
 
@@ -166,11 +152,11 @@ class CpuDevice:
     def pin(self, *arrays: NDArray) -> list[Tensor]:
         return self.upload(*arrays)
 
-    def download(self, tensors: Sequence[Tensor]) -> CpuDownload:
-        return CpuDownload(tensors)
+    def download(self, tensors: Sequence[Tensor]) -> Download:
+        return Download(tensors)
 
-    def record_event(self) -> CpuEvent:
-        return CpuEvent()
+    def record_event(self) -> DeviceEvent:
+        return DeviceEvent()
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         raise NotImplementedError("a CPU has no graphs")
@@ -219,7 +205,7 @@ def _padded_bytes(array: NDArray) -> int:
 # ---------------------------------------------------------------- GPU
 
 
-class CudaEvent:
+class CudaEvent(DeviceEvent):
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=True)
         self._event.record()
@@ -227,12 +213,11 @@ class CudaEvent:
     def wait(self) -> None:
         self._event.synchronize()
 
-    def seconds_since(self, earlier: DeviceEvent) -> float:
-        assert isinstance(earlier, CudaEvent)
+    def seconds_since(self, earlier: Any) -> float:
         return earlier._event.elapsed_time(self._event) / 1000
 
 
-class CudaDownload:
+class CudaDownload(Download):
     """Copies on a stream of its own, so that kernels queued later on the main stream don't wait for
     them."""
 

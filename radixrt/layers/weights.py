@@ -86,7 +86,6 @@ def load_into(
     """Copy ``tensors`` into their slots, one at a time.
 
     Args:
-        slots: of the whole model.
         tensors: the checkpoint's, under the names the slots have. Rotary tables, which old
             checkpoints store and every implementation recomputes, are passed over.
         ignored: other names that may occur and are passed over.

@@ -1,5 +1,4 @@
-"""The dense architectures that are Llama's but for some options: biases, windows, norms, rotation.
-"""
+"""The dense architectures that are Llama's but for some options: biases, windows, norms, rotation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from radixrt.layers.hf_config import head_dim, sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import AllHeadsNorm
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.decoder import CausalLM, DecoderLayer, PostNormDecoderLayer, language_model_only
+from radixrt.models.decoder import CausalLM, DecoderLayer, LanguageModelOnly, PostNormDecoderLayer
 
 
 class LlamaForCausalLM(CausalLM):
@@ -47,15 +46,9 @@ class Ministral3ForCausalLM(MistralForCausalLM):
         return 1.0 + rope["llama_4_scaling_beta"] * torch.log1p(lengths.float())
 
 
-class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
+class Mistral3ForConditionalGeneration(LanguageModelOnly, Ministral3ForCausalLM):
     """The language model of a checkpoint that also sees images: Ministral 3, or Mistral Small 3.1,
     whose queries keep their scale."""
-
-    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
-        super().__init__(config.text_config, tp, context_length)
-
-    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        yield from language_model_only(name, tensor)
 
 
 class Phi3ForCausalLM(MistralForCausalLM):
@@ -97,8 +90,7 @@ class Qwen3ForCausalLM(CausalLM):
             "qkv_bias": self.config.attention_bias,
             "output_bias": self.config.attention_bias,
             "sliding_window": sliding_window(self.config, index),
-            "query_norm": self.norm(head_dim(self.config)),
-            "key_norm": self.norm(head_dim(self.config)),
+            **self.head_norms(),
         }
 
 
@@ -141,8 +133,7 @@ class Exaone4ForCausalLM(CausalLM):
     def attention_options(self, index: int) -> dict[str, Any]:
         window = sliding_window(self.config, index)
         return {
-            "query_norm": self.norm(head_dim(self.config)),
-            "key_norm": self.norm(head_dim(self.config)),
+            **self.head_norms(),
             "sliding_window": window,
             "rotates": self.config.sliding_window is None or window is not None,
         }
@@ -172,12 +163,10 @@ class GraniteDecoderLayer(DecoderLayer):
     def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.attend``."""
         hidden, residual = super().attend(hidden, residual, positions, context)
         return hidden * self.factor, residual
 
     def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.feed_forward``."""
         hidden, residual = super().feed_forward(hidden, residual)
         return hidden * self.factor, residual
 
@@ -205,8 +194,7 @@ class HunYuanDenseV1ForCausalLM(LlamaForCausalLM):
     def attention_options(self, index: int) -> dict[str, Any]:
         return {
             **super().attention_options(index),
-            "query_norm": self.norm(head_dim(self.config)),
-            "key_norm": self.norm(head_dim(self.config)),
+            **self.head_norms(),
             "norm_after_rotation": True,
         }
 

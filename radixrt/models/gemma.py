@@ -1,42 +1,30 @@
 """Gemma 2 and 3: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from radixrt.attention.backend import ForwardContext
 from radixrt.base.errors import ConfigError
 from radixrt.layers.attention import AttentionBlock
-from radixrt.layers.hf_config import head_dim, sliding_window
+from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.decoder import CausalLM, language_model_only
+from radixrt.models.decoder import CausalLM, DecoderLayer, LanguageModelOnly
 
 
-class GemmaDecoderLayer(nn.Module):
+class GemmaDecoderLayer(DecoderLayer):
     """A block's output is normed once more before it joins the residual stream."""
 
     def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
-        super().__init__()
-        self.self_attn = self_attn
-        self.mlp = mlp
+        super().__init__(config, self_attn, mlp)
         self.input_layernorm = gemma_norm(config, config.hidden_size)
         self.post_attention_layernorm = gemma_norm(config, config.hidden_size)
         self.pre_feedforward_layernorm = gemma_norm(config, config.hidden_size)
         self.post_feedforward_layernorm = gemma_norm(config, config.hidden_size)
 
-    def attend(
-        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.attend``."""
-        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        return self.self_attn.forward(hidden, positions, context), residual
-
     def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.feed_forward``."""
         attended = self.post_attention_layernorm.forward(hidden)
         hidden, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
         return self.post_feedforward_layernorm.forward(self.mlp.forward(hidden)), residual
@@ -106,18 +94,11 @@ class Gemma3ForCausalLM(GemmaForCausalLM):
         super().__init__(config, tp, context_length)
 
     def attention_options(self, index: int) -> dict[str, Any]:
-        norms = {name: self.norm(head_dim(self.config)) for name in ("query_norm", "key_norm")}
-        return {**super().attention_options(index), **norms}
+        return {**super().attention_options(index), **self.head_norms()}
 
     def rope_layer_type(self, index: int) -> str | None:
         return self.config.layer_types[index]
 
 
-class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
-    """The language model of a checkpoint that also sees images; its vision part is left out."""
-
-    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
-        super().__init__(config.text_config, tp, context_length)
-
-    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        yield from language_model_only(name, tensor)
+class Gemma3ForConditionalGeneration(LanguageModelOnly, Gemma3ForCausalLM):
+    """The language model of a checkpoint that also sees images."""

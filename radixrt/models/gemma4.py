@@ -113,7 +113,6 @@ class Gemma4Router(nn.Module):
         self.per_expert_scale = parameter(count)
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Router.choose``."""
         weights, experts = self.proj.choose(self.norm.forward(hidden) * self.factor)
         return weights * self.per_expert_scale[experts], experts
 
@@ -308,15 +307,3 @@ class Gemma4ForCausalLM(CausalLM):
             if kv_layer(self.config, index) == index or not any(kind in ours for kind in _OF_KV):
                 ours = ours.replace(".router.scale", ".router.norm.weight")
                 yield from split_fused_experts(ours, part)
-
-
-class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """The text model of a checkpoint with encoders of images and sound."""
-
-
-class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
-    """The text model of a checkpoint without encoders (12B)."""
-
-
-class Gemma4UnifiedForConditionalGeneration(Gemma4ForCausalLM):
-    """The text model of a checkpoint that embeds images and sound without encoders."""

@@ -59,10 +59,6 @@ class MemoryNeed(NamedTuple):
 def memory_need(model_dir: Path, *, dtype: str = "auto", quantization: str = "auto") -> MemoryNeed:
     """The memory of a checkpoint that :func:`radixrt.models.checkpoint.check_checkpoint` takes.
 
-    Args:
-        dtype: as ``--dtype``.
-        quantization: as ``--quantization``.
-
     Raises:
         ConfigError: a file cannot be read.
     """

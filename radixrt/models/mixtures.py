@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
-from radixrt.layers.hf_config import head_dim, sliding_window
+from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.kernels.interface import SWIGLU_ALPHA, SWIGLU_LIMIT
 from radixrt.layers.mlp import (
     Experts,
@@ -85,8 +85,7 @@ class Glm4MoeForCausalLM(CausalLM):
     are left out."""
 
     def attention_options(self, index: int) -> dict[str, Any]:
-        names = ("query_norm", "key_norm") if self.config.use_qk_norm else ()
-        norms = {name: self.norm(head_dim(self.config)) for name in names}
+        norms = self.head_norms() if self.config.use_qk_norm else {}
         return {"qkv_bias": self.config.attention_bias, **norms}
 
     def mlp(self, index: int) -> nn.Module:

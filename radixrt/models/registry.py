@@ -11,19 +11,19 @@ from radixrt.models.refusals import not_yet
 
 ARCHITECTURES = {
     "BambaForCausalLM": "radixrt.models.hybrids.mamba:BambaForCausalLM",
-    "BertForSequenceClassification": "radixrt.models.encoders.bert:BertModel",
-    "BertModel": "radixrt.models.encoders.bert:BertModel",
+    "BertForSequenceClassification": "radixrt.models.encoders:BertModel",
+    "BertModel": "radixrt.models.encoders:BertModel",
     "Ernie4_5ForCausalLM": "radixrt.models.dense:Ernie4_5ForCausalLM",
     "Exaone4ForCausalLM": "radixrt.models.dense:Exaone4ForCausalLM",
     "FalconH1ForCausalLM": "radixrt.models.hybrids.mamba:FalconH1ForCausalLM",
     "Gemma2ForCausalLM": "radixrt.models.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "radixrt.models.gemma:Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration": "radixrt.models.gemma:Gemma3ForConditionalGeneration",
-    "Gemma3TextModel": "radixrt.models.encoders.gemma3:Gemma3TextModel",
+    "Gemma3TextModel": "radixrt.models.encoders:Gemma3TextModel",
     "Gemma4ForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForConditionalGeneration",
-    "Gemma4UnifiedForCausalLM": "radixrt.models.gemma4:Gemma4UnifiedForCausalLM",
-    "Gemma4UnifiedForConditionalGeneration": "radixrt.models.gemma4:Gemma4UnifiedForConditionalGeneration",
+    "Gemma4ForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",
     "Glm4MoeForCausalLM": "radixrt.models.mixtures:Glm4MoeForCausalLM",
     "GptOssForCausalLM": "radixrt.models.mixtures:GptOssForCausalLM",
     "GraniteForCausalLM": "radixrt.models.dense:GraniteForCausalLM",
@@ -42,8 +42,8 @@ ARCHITECTURES = {
     "MistralForSequenceClassification": "radixrt.models.dense:MistralForCausalLM",
     "MistralModel": "radixrt.models.dense:MistralForCausalLM",
     "MixtralForCausalLM": "radixrt.models.mixtures:MixtralForCausalLM",
-    "ModernBertForSequenceClassification": "radixrt.models.encoders.modernbert:ModernBertModel",
-    "ModernBertModel": "radixrt.models.encoders.modernbert:ModernBertModel",
+    "ModernBertForSequenceClassification": "radixrt.models.encoders:ModernBertModel",
+    "ModernBertModel": "radixrt.models.encoders:ModernBertModel",
     "NemotronHForCausalLM": "radixrt.models.hybrids.nemotron_h:NemotronHForCausalLM",
     "Olmo2ForCausalLM": "radixrt.models.dense:Olmo2ForCausalLM",
     "Olmo3ForCausalLM": "radixrt.models.dense:Olmo3ForCausalLM",
@@ -58,28 +58,25 @@ ARCHITECTURES = {
     "Qwen3NextForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5MoeForConditionalGeneration",
-    "RobertaForSequenceClassification": "radixrt.models.encoders.bert:RobertaModel",
-    "RobertaModel": "radixrt.models.encoders.bert:RobertaModel",
+    "Qwen3_5MoeForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForConditionalGeneration",
+    "RobertaForSequenceClassification": "radixrt.models.encoders:RobertaModel",
+    "RobertaModel": "radixrt.models.encoders:RobertaModel",
     "SeedOssForCausalLM": "radixrt.models.dense:SeedOssForCausalLM",
     "SmolLM3ForCausalLM": "radixrt.models.dense:SmolLM3ForCausalLM",
-    "XLMRobertaForSequenceClassification": "radixrt.models.encoders.bert:RobertaModel",
-    "XLMRobertaModel": "radixrt.models.encoders.bert:RobertaModel",
+    "XLMRobertaForSequenceClassification": "radixrt.models.encoders:RobertaModel",
+    "XLMRobertaModel": "radixrt.models.encoders:RobertaModel",
 }
 """Architecture, as config.json spells it, to "module:Class"."""
 
-_ENCODERS = "radixrt.models.encoders."
-"""The package of the models whose tokens see those behind them."""
+_ENCODERS = "radixrt.models.encoders:"
+"""The module of the models whose tokens see those behind them."""
 _HYBRIDS = "radixrt.models.hybrids."
 """The package of the models with recurrent layers."""
 
 
 def check_architecture(config: Mapping[str, Any]) -> str:
     """The architecture of a checkpoint.
-
-    Args:
-        config: the content of its config.json.
 
     Raises:
         ConfigError: it names none, or none that is supported.

@@ -8,6 +8,7 @@ its prompts has begun.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -24,25 +25,20 @@ MAX_IDLE = 512
 """Accepted groups of which no sequence is in the engine. A further one of them may still come."""
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """The sequences of one HTTP request."""
 
-    __slots__ = ("has_begun", "most_output", "name", "num_alive", "num_to_come")
-
-    def __init__(self, most_output: int = 0, name: str = "") -> None:
-        """
-        Args:
-            most_output: tokens of one answer.
-            name: by which its other sequences name it.
-        """
-        self.name = name
-        self.most_output = most_output
-        self.has_begun = False
-        """A prompt of it is planned, or was on another engine."""
-        self.num_alive = 0
-        """Sequences that wait or run."""
-        self.num_to_come = 0
-        """Sequences that were sent at once with the first, and have not arrived."""
+    most_output: int = 0
+    """Tokens of one answer."""
+    name: str = ""
+    """By which its other sequences name it."""
+    has_begun: bool = False
+    """A prompt of it is planned, or was on another engine."""
+    num_alive: int = 0
+    """Sequences that wait or run."""
+    num_to_come: int = 0
+    """Sequences that were sent at once with the first, and have not arrived."""
 
 
 class Groups:
@@ -102,7 +98,6 @@ class Sequence:
 
     Args:
         arrived: time of arrival, in seconds on the scheduler's clock, like the other times.
-        eos_token_ids: of the model.
     """
 
     def __init__(
@@ -135,7 +130,7 @@ class Sequence:
         """Its tokens are drafted."""
         self.drafted_tokens = self.accepted_tokens = 0
         """Draft tokens that were verified, and of these those that were accepted."""
-        self.account = Account(self.options.tenant)
+        self.account = Account()
         """The account of its tenant, once it is queued."""
         self.group = Group()
         """The group of its request, once it is accepted."""

@@ -8,8 +8,7 @@ from radixrt.messages.stats import Counters, TimeHistogram
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.output_history import OutputHistory
-from radixrt.scheduler.queue.queue_order import ORDERS
-from radixrt.scheduler.queue.waiting_queue import WaitingQueue
+from radixrt.scheduler.queue.waiting_queue import ORDERS, WaitingQueue
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable

@@ -148,10 +148,6 @@ class PersistentBatch:
     ) -> None:
         """
         Args:
-            max_slots: sequences in the batch at a time.
-            max_pages: pages of one sequence.
-            page_size: tokens in a page.
-            device: computes the steps.
             spare_page: page that padding writes to; no sequence has it.
             graph_rows: from the rows of a decode step to those that it is padded to, or None where
                 it is not padded; None: no step is padded.

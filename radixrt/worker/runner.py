@@ -285,7 +285,6 @@ class ModelRunner:
         """The rows that are sampled in this step, and the slots of those that are deferred.
 
         Args:
-            logits: of the step's rows.
             alone: the step does nothing but sample.
         """
         slots = inputs.sampling_slots
@@ -426,7 +425,6 @@ class ModelRunner:
         """Give back the positions of drafts that were not drawn.
 
         Args:
-            drafts: of this step.
             slots: [rows] of the tokens that were sampled; a slot that is not among them is
                 deferred.
             kept_states: of this step; those behind accepted drafts are added.

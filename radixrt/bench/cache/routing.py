@@ -26,7 +26,7 @@ from radixrt.messages.replicas import ReplicaLoad
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.router.mirror import BlockHash, CacheMirror
 from radixrt.router.router import RoutedPrompt, Router
-from radixrt.scheduler.load import replica_load
+from radixrt.scheduler.process import replica_load
 
 SEED = 1
 

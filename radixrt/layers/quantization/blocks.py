@@ -18,7 +18,7 @@ from radixrt.layers.matrix import (
     LoadableMatrix,
     Placement,
 )
-from radixrt.layers.quantization.scheme import BLOCK_KINDS, QuantizationScheme
+from radixrt.layers.quantization.scheme import BLOCK_KINDS, BlockKind, QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 from radixrt_kernels import blockwise, linear
 from radixrt_kernels.memory import Slabs
@@ -36,10 +36,6 @@ class BlockStack(LoadableMatrix):
     blocks: Tensor
 
     def __init__(self, rows: int, columns: int, kind: int) -> None:
-        """
-        Args:
-            kind: GGUF's number of the quantization.
-        """
         super().__init__(rows, columns)
         self.kind = kind
         block = BLOCK_KINDS[kind]
@@ -60,26 +56,26 @@ class BlockStack(LoadableMatrix):
                 (outputs, inputs // block.columns * block.num_bytes),
                 self.blocks[placement.rows],
                 placement.dim,
-                self._first(placement, block.num_bytes),
+                _first(placement, self.columns, block, block.num_bytes),
                 weights_an_element=Fraction(block.columns, block.num_bytes),
             ),
         )
 
-    def _first(self, placement: Placement, unit: int) -> int:
-        """The placement's start: a row, or a block of ``unit`` elements.
 
-        Raises:
-            ConfigError: a rank's part begins or ends within a block.
-        """
-        if placement.dim == 0:
-            return placement.start
-        block = BLOCK_KINDS[self.kind]
-        if placement.start % block.columns or self.columns % block.columns:
-            raise ConfigError(
-                f"The {placement.size[1]} input features of {placement.name} cannot be split over --tp ranks between its "
-                f"blocks of {block.columns} ({block.name}); choose a smaller --tp."
-            )
-        return placement.start // block.columns * unit
+def _first(placement: Placement, columns: int, kind: BlockKind, unit: int) -> int:
+    """The start of a placement of ``columns``: a row, or a block of ``unit`` elements.
+
+    Raises:
+        ConfigError: a rank's part begins or ends within a block.
+    """
+    if placement.dim == 0:
+        return placement.start
+    if placement.start % kind.columns or columns % kind.columns:
+        raise ConfigError(
+            f"The {placement.size[1]} input features of {placement.name} cannot be split over --tp ranks between its "
+            f"blocks of {kind.columns} ({kind.name}); choose a smaller --tp."
+        )
+    return placement.start // kind.columns * unit
 
 
 class MixedStack(LoadableMatrix):
@@ -124,7 +120,7 @@ class Mxfp4Stack(BlockStack, DecodableMatrix):
     def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
         outputs, inputs = placement.size
         shape = (outputs, inputs // BLOCK_KINDS[MXFP4].columns)
-        first = self._first(placement, 1)
+        first = _first(placement, self.columns, BLOCK_KINDS[MXFP4], 1)
         blocks = self.blocks.unflatten(1, (self.row_blocks, -1))[placement.rows]
         yield (
             f"{placement.name}.blocks",
@@ -235,13 +231,9 @@ class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
             yield f"{placement.name}.weight", slot
             return
         kind = BLOCK_KINDS[number]
+        start = _first(placement, self.columns, kind, kind.num_bytes)
         if placement.dim == 1:
-            if start % kind.columns or self.columns % kind.columns:
-                raise ConfigError(
-                    f"The {inputs} input features of {placement.name} cannot be split over --tp ranks between its blocks "
-                    f"of {kind.columns} ({kind.name}); choose a smaller --tp."
-                )
-            start, count = (n // kind.columns * kind.num_bytes for n in (start, self.columns))
+            count = self.columns // kind.columns * kind.num_bytes
         slot = WeightSlot(
             (outputs, inputs // kind.columns * kind.num_bytes),
             torch.empty(0, dtype=torch.uint8),

@@ -12,8 +12,7 @@ from radixrt.layers.matrix import DenseMatrix, LoadableMatrix, MatrixFormat
 from radixrt.layers.mlp import Experts
 from radixrt.layers.quantization.blocks import Mxfp4Stack
 from radixrt.layers.quantization.fp8 import RoundedFp8Matrix, StoredFp8Matrix
-from radixrt.layers.quantization.groupwise import AwqMatrix, GptqMatrix
-from radixrt.layers.quantization.rounding import RoundedMatrix
+from radixrt.layers.quantization.groupwise import AwqMatrix, GptqMatrix, RoundedMatrix
 from radixrt.layers.quantization.scheme import DEFAULT_GROUP_SIZE, HEAD_BITS, QuantizationScheme
 
 _FORMATS: dict[str, Callable[..., LoadableMatrix]] = {

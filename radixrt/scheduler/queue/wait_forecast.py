@@ -147,7 +147,6 @@ class QueueTime:
     Args:
         limit_s: most seconds until the first token, without the time for the own prompt; infinity:
             no limit.
-        clock: seconds from any fixed moment.
     """
 
     def __init__(self, limit_s: float, waits: WaitForecast, clock: Callable[[], float]) -> None:

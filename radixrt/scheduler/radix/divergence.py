@@ -53,11 +53,7 @@ class RecentFacts:
 
 
 def cache_facts(tree: RadixTree, sequence: Sequence, match: Match | None) -> CacheFacts:
-    """The facts about a sequence that is admitted now.
-
-    Args:
-        match: the cached prefix that it found.
-    """
+    """The facts about a sequence that is admitted now."""
     most = MAX_COMPARED_IF_ASKED if sequence.options.cache_hints.explain else MAX_COMPARED
     reusable = sequence.cacheable_tokens()
     facts = CacheFacts(reusable_tokens=len(reusable))
@@ -199,7 +195,6 @@ def continuation(tree: RadixTree, match: Match, rest: TokenIds, limit: int) -> T
     Args:
         match: the whole pages of the prefix, and not split or joined since.
         rest: tokens of the prefix behind the match: [n], int32.
-        limit: most tokens.
 
     Returns:
         [at most limit], int32; empty if nothing is known.

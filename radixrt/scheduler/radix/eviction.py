@@ -40,11 +40,7 @@ class EvictionPolicy(Protocol):
     # ------------------------------------------------------------ events of the waiting queue
 
     def expect(self, seq_id: int, arrived: float, node: Node) -> None:
-        """A sequence waits whose cached prefix ends at the end of ``node``.
-
-        Args:
-            arrived: time of its arrival, in seconds.
-        """
+        """A sequence waits whose cached prefix ends at the end of ``node``."""
         return
 
     def forget(self, seq_id: int) -> None:

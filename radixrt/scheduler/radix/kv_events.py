@@ -55,7 +55,6 @@ class EventRecorder:
     while the worker computes its next step.
 
     Args:
-        num_pages: of the KV pool.
         with_token_ids: whether the events contain the blocks' token ids.
     """
 
@@ -201,7 +200,6 @@ class VLLMFormat:
 
     Args:
         topic: the first frame; subscribers filter by its beginning.
-        rank: number of the replica.
     """
 
     max_queued_replies = MAX_BATCHES + 2

@@ -49,8 +49,6 @@ class Leases:
     Args:
         max_pages: most pages under leases at a time.
         pool_pages: all pages, of which tenants have shares.
-        states: of recurrent layers.
-        clock: seconds from any fixed moment.
     """
 
     def __init__(

@@ -229,10 +229,6 @@ class TreeView:
         )
 
     def _shown(self, node: Node, children: list[CacheTreeNode]) -> CacheTreeNode:
-        """
-        Args:
-            children: filled in later.
-        """
         size, now = self._tree.page_size, self._clock()
         hint = None if node.hint is None else node.hint.valid_at(now)
         return CacheTreeNode(

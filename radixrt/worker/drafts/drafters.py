@@ -191,8 +191,6 @@ class CopyExits:
         """Note the token that came where the source has another one, or the same.
 
         Args:
-            expected: the token of the source.
-            token: the token of the answer.
             copies: the tokens before agreed with the source, and not by chance.
         """
         known = self.by_token.get(expected)

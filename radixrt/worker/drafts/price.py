@@ -255,9 +255,6 @@ class DraftPrice:
         """Learn from a step without prompts.
 
         Args:
-            rows: decoding sequences.
-            drafted: draft tokens that were verified.
-            new_tokens: tokens that the answers got.
             seconds: the time of the step; 0 stands for an unknown one.
             draft_s: the part of it that drafting took; 0: nothing was drafted or looked for.
         """
@@ -316,10 +313,6 @@ class DraftPrice:
         While more prompts are to come, there are as many such steps as these need, whatever the
         answers get in them. So an accepted token saves the time of its own row in a later step, and
         no step. Tokens that come when the prompts are computed save both.
-
-        Args:
-            rows: decoding sequences.
-            saving: see ``StepPlan.draft_saving``.
         """
         plain_s, prompt_token_s = self._plain_s(rows), self._prompt_token_s.value(0.0)
         learned = self._magnitude(rows)

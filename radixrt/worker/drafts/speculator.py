@@ -70,7 +70,6 @@ class Speculator:
     """Owns the drafters and the texts of the slots.
 
     Args:
-        eos_token_ids: of the model.
         forced: the tokens that the grammar of a slot forces and that are not jumped over.
         allowed: of a slot's draft, the leading tokens that its grammar allows.
     """
@@ -140,8 +139,6 @@ class Speculator:
         """The draft of a slot for the next step; often none.
 
         Args:
-            slot: whose next tokens are to be sampled.
-            room: most tokens.
             price: of a row, see ``StepPlan.draft_price``.
         """
         one = self._slots.get(slot)

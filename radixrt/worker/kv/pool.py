@@ -111,22 +111,14 @@ def pool_pages(
 
 
 def state_rows(setup: AttentionSetup, mem_fraction: float, one_state: int) -> int:
-    """The number of sequences whose states of recurrent layers take a quarter of the memory.
-
-    Args:
-        one_state: bytes of one.
-    """
+    """The number of sequences whose states of recurrent layers take a quarter of the memory."""
     device = setup.device.torch_device
     available = _available_bytes(device, mem_fraction, asked_for=False)
     return max(MIN_STATE_ROWS, available // 4 // one_state)
 
 
 def kept_states(setup: AttentionSetup, pages: int, one_state: int) -> int:
-    """The number of states of recurrent layers that are kept beside a pool of so many pages.
-
-    Args:
-        one_state: bytes of one.
-    """
+    """The number of states of recurrent layers that are kept beside a pool of so many pages."""
     kv_bytes = pages * setup.page_size * bytes_per_token(setup)
     return min(max(kv_bytes // one_state, MIN_KEPT_STATES), pages)
 

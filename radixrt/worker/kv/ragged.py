@@ -53,7 +53,6 @@ class RaggedStep:
 
         Args:
             block_tables: [max_slots, max_pages] page ids of all slots.
-            page_size: tokens in a page.
             slots: [rows] slot of each row's sequence.
             lengths: [rows] tokens that the step computes of each.
             starts: [rows] position of the first of them.

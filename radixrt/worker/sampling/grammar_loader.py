@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,6 @@ class TagMasks:
 
     Args:
         tokenizer_file: a tokenizer.json, with its tokens saved beside it or not.
-        vocab_size: of the model.
         eos_token_ids: forbidden before the grammar begins.
 
     Raises:
@@ -136,18 +136,16 @@ builds states of the lexer, which all copies of a matcher share and which take s
 256 grammars that are kept for later requests would hold 10 GB."""
 
 
+@dataclass(slots=True, eq=False)
 class LoadedGrammar:
     """A grammar that can be used."""
 
-    __slots__ = ("grammar", "matcher", "num_users", "slow_s")
-
-    def __init__(self, grammar: Grammar, matcher: Matcher) -> None:
-        self.grammar = grammar
-        self.matcher = matcher
-        """The matcher in its initial state; it is forked for each use."""
-        self.num_users = 0
-        self.slow_s = 0.0
-        """CPU time of slow masks since it was loaded, in seconds."""
+    grammar: Grammar
+    matcher: Matcher
+    """The matcher in its initial state; it is forked for each use."""
+    num_users: int = 0
+    slow_s: float = 0.0
+    """CPU time of slow masks since it was loaded, in seconds."""
 
 
 class GrammarLoader:
@@ -163,8 +161,6 @@ class GrammarLoader:
         """
         Args:
             tokenizer_file: a tokenizer.json, read when the first grammar comes.
-            vocab_size: of the model.
-            eos_token_ids: of the model.
             report: is told of each grammar that is ready; called in threads, one at a time.
         """
         self._tokenizer_file = tokenizer_file

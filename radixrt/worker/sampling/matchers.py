@@ -65,9 +65,6 @@ class SlotMatchers:
     ) -> None:
         """
         Args:
-            loader: of the grammars.
-            vocab_size: of the model.
-            eos_token_ids: of the model.
             jump_forward: forced tokens are not sampled.
             decide: from the rows [n] whose masks are ready on this rank to those on which all ranks
                 agree.
@@ -90,7 +87,6 @@ class SlotMatchers:
         """Hold the sequence of a slot to a grammar.
 
         Args:
-            slot: a free one.
             use: which grammar, and from where on.
             output: the tokens generated before a retraction; the matcher takes them again.
             may_jump: forced tokens may be given without being sampled.
@@ -139,11 +135,7 @@ class SlotMatchers:
         self, slots: NDArray[np.int64], drafts: Mapping[int, TokenIds] = NO_DRAFTS
     ) -> list[MaskJob | None]:
         """Begin to fill the masks of ``slots`` [rows] in threads. Returns the job of each; None if
-        it needs none.
-
-        Args:
-            drafts: of slots that verify some.
-        """
+        it needs none."""
         if not self._by_slot:
             return []
         rows = slots.tolist()
@@ -161,7 +153,6 @@ class SlotMatchers:
         """Wait for the masks of ``slots`` [rows], as long as the budget allows.
 
         Args:
-            slots: that are to be sampled.
             alone: the step does nothing else, so it waits longer until some row is ready.
 
         Returns:

@@ -29,7 +29,6 @@ class ForbiddenPaths:
         Args:
             matcher: at the point where the paths begin; forked, not changed.
             paths: token sequences, each allowed by the matcher.
-            num_words: of a row of the bitmask.
         """
         self._banned: dict[Path, set[int]] = {}
         self._longest = 0
@@ -104,7 +103,6 @@ class TokenRestriction:
         Args:
             sampling: with ``allowed_token_ids`` or ``bad_words_token_ids``.
             output: the tokens generated before a retraction.
-            num_words: of a row of the bitmask.
             end_token_ids: allowed beside ``allowed_token_ids``: of a sequence whose grammar rules
                 its end.
         """
@@ -163,7 +161,6 @@ class ReasoningBudget:
         Args:
             sampling: with ``max_reasoning_tokens`` and the tokens around the reasoning.
             output: the tokens generated before a retraction, a takeover or a rollback.
-            symbols_of: of the vocabulary.
         """
         assert sampling.max_reasoning_tokens is not None
         self._most = sampling.max_reasoning_tokens

@@ -122,9 +122,6 @@ class SampledTokens:
         """Token ids [rows] and the log-probabilities asked for, in row order.
 
         A row whose logits hold NaN or are infinite has NO_TOKEN.
-
-        Args:
-            tensors: those of :meth:`tensors`, on the host.
         """
         rows: list[SlotLogprobs] = []
         if self.logprobs is not None and self.asked is not None:
@@ -148,12 +145,10 @@ def sample(
     the device.
 
     Args:
-        state: settings of the slots.
         logits: float32 [rows, vocab]; overwritten.
         slots: slot of each row, without repetition but for drafts.
         positions: int64 [rows], the position in its sequence that each sampled token will have.
         mask: tokens that constrained rows may sample.
-        draw: default: PyTorch's.
         drafted: [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no
             drafts.
     """
@@ -247,9 +242,6 @@ def _draw(logits: Tensor, settings: np.void, position: Tensor) -> Tensor:
     Each keeps the tokens whose value reaches a threshold, and so all that tie with the last one
     kept. The set therefore depends on the logits alone, and not on the order in which a sort left
     equal ones (bfloat16 has many).
-
-    Args:
-        settings: one of ``DRAW_SETTINGS``.
     """
     temperature, top_k, top_p, log_min_p, seed_key = settings.tolist()
     values, token_ids = (logits / temperature).sort(descending=True)
@@ -267,7 +259,6 @@ def _draw(logits: Tensor, settings: np.void, position: Tensor) -> Tensor:
 def draw_in_one_kernel(
     batch: SamplingBatch, logits: Tensor, positions: Tensor, mask: TokenMask | None
 ) -> tuple[Tensor, Tensor]:
-    """See ``radixrt.worker.sampling.sampler.Draw``."""
     from radixrt_kernels.triton.penalties import penalise
     from radixrt_kernels.triton.sampling import draw_tokens
 

@@ -5,6 +5,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,7 +38,6 @@ class GrammarAhead:
         rows: what it allows behind each token of the draft, as far as that could be filled.
         waiting: where it begins, which the draft does not reach, and the masks until then; None: it
             has begun.
-        forbidden: paths that the answer must not take.
     """
 
     def __init__(
@@ -76,40 +76,35 @@ class GrammarAhead:
         return True
 
 
+@dataclass(slots=True)
 class ConstraintsAhead:
     """The constraints of one slot, followed along its draft. Those of the slot stay as they are."""
 
-    def __init__(
-        self,
-        grammar: GrammarAhead | None,
-        restriction: TokenRestriction | None,
-        budget: ReasoningBudget | None,
-    ) -> None:
-        self._grammar = grammar
-        self._restriction = restriction
-        self._budget = budget
+    grammar: GrammarAhead | None
+    restriction: TokenRestriction | None
+    budget: ReasoningBudget | None
 
     def take(self, token: int) -> None:
         """Go on behind a token of the draft."""
-        if self._grammar is not None:
-            self._grammar.take(token)
-        if self._restriction is not None:
-            self._restriction = copy.copy(self._restriction)
-            self._restriction.advance([token])
-        if self._budget is not None:
-            self._budget = self._budget.fork()
-            self._budget.advance([token])
+        if self.grammar is not None:
+            self.grammar.take(token)
+        if self.restriction is not None:
+            self.restriction = copy.copy(self.restriction)
+            self.restriction.advance([token])
+        if self.budget is not None:
+            self.budget = self.budget.fork()
+            self.budget.advance([token])
 
     def fill(self, row: BitmaskRow) -> bool:
         """Restrict a row in which all tokens are allowed. False: no token is left, or the row is
         not known."""
-        if self._budget is not None and self._budget.next_token is not None:
-            allow_only(row, self._budget.next_token)
+        if self.budget is not None and self.budget.next_token is not None:
+            allow_only(row, self.budget.next_token)
             return True
-        if self._grammar is not None and not self._grammar.fill(row):
+        if self.grammar is not None and not self.grammar.fill(row):
             return False
-        if self._restriction is not None:
-            self._restriction.apply(row)
+        if self.restriction is not None:
+            self.restriction.apply(row)
         if row.any():
             return True
         row.fill(ALL_TOKENS)
@@ -140,12 +135,8 @@ class SlotMatcher:
     ) -> None:
         """
         Args:
-            matcher: a new one, in its initial state.
             use: from where on it is used, and what is excluded.
             output: the tokens generated before a retraction; the matcher takes them again.
-            tag_masks: the masks until the grammar begins.
-            eos_token_ids: of the model.
-            num_words: words in a row of the bitmask.
             may_jump: forced tokens may be given without being sampled.
         """
         self.failed = False
