@@ -162,7 +162,8 @@ class SchedulerProcess:
             self._stats,
             lambda: supervisor.tell(ReplicaDrains()),
         )
-        file = config.request_log and request_log_file(config.request_log, channels.replica)
+        log = config.request_log
+        file = None if log is None else request_log_file(log, channels.replica)
         kept = request_log_file(str(channels.run_dir / "request_log"), channels.replica)
         self._log = RequestLog(file, time.monotonic, kept)
         self._kv_events = start_publisher(
