@@ -35,7 +35,7 @@ from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.queue.queue_order import ORDERS
+from radixrt.scheduler.queue.waiting_queue import ORDERS
 from radixrt.scheduler.scheduler import Scheduler
 
 BATCH_SIZES = (1, 16, 64, 256)

@@ -25,8 +25,7 @@ import numpy as np
 
 from bench.local_server import CpuClock, local_server
 from bench.markdown import markdown, mean_and_interval, median_and_range
-from radixrt.kv.block_hash import block_hashes, namespace_hash
-from radixrt.kv.events import BlockStored, EventBatch
+from radixrt.kv.events import BlockStored, EventBatch, block_hashes, namespace_hash
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.router import RoutedPrompt, Router

@@ -15,8 +15,8 @@ from radixrt.cli.config_flags import add_arguments, config_from_arguments
 from radixrt.constrained.grammar import Backend as GrammarBackend
 from radixrt.parsers.reasoning import FORMATS as REASONING_FORMATS
 from radixrt.parsers.tool_calls.registry import FORMATS as TOOL_CALL_FORMATS
-from radixrt.scheduler.queue.queue_order import ORDERS
-from radixrt.scheduler.radix.eviction.registry import POLICIES
+from radixrt.scheduler.queue.waiting_queue import ORDERS
+from radixrt.scheduler.radix.eviction import POLICIES
 from radixrt.supervisor.launch import prepare
 
 

@@ -210,7 +210,7 @@ def _train_gemma4(folder: Path, corpus: Path) -> None:
 
 
 def _train_byte_level(folder: Path, corpus: Path, pre: str) -> None:
-    from radixrt.models.gguf.tokenizer import byte_level_splitter
+    from radixrt.models.gguf.conversion import byte_level_splitter
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = byte_level_splitter(pre)

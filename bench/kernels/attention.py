@@ -7,11 +7,15 @@ import numpy as np
 import torch
 
 from bench.kernels.machine import Case
-from radixrt.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
+from radixrt.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionSetup,
+    AttentionSpec,
+)
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
-from radixrt.attention.setup import AttentionSetup
 from radixrt_kernels.memory import advise_huge_pages
 
 PAGE_SIZE = 16

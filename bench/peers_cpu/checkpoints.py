@@ -13,7 +13,7 @@ from bench.byte_tokenizer import train_tokenizer
 from bench.dummy_checkpoint import write_dummy_checkpoint, write_random_weights
 from bench.padded_demo import make_padded_demo
 from radixrt.base.errors import ConfigError
-from radixrt.layers.moe import split_fused_experts
+from radixrt.layers.mlp import split_fused_experts
 from radixrt.models.checkpoint import read_config
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.weights import read_weights

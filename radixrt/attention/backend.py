@@ -1,14 +1,17 @@
 """The interface between a model's attention layers and the kernels that compute attention."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from radixrt.attention.kv_spec import LayerKV
+from radixrt.attention.kv_spec import KVSpec, LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.states import StateTables
+from radixrt.device.device import CPU, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,14 @@ class AttentionInputs:
     has no value (Xiao et al., 2023; gpt-oss). None: there are none."""
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """Computes attention for all layers of one worker; a worker has one instance."""
 
+    @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> None:
         """Prepare for one step; called once before the layers run. Host work only."""
 
+    @abstractmethod
     def attend(self, step: AttentionInputs) -> Tensor:
         """Write the step's keys and values into the cache, then attend over it.
 
@@ -60,32 +65,10 @@ class AttentionBackend(Protocol):
             [num_tokens, num_heads, v_head_dim]
         """
 
-
-@runtime_checkable
-class CapturableBackend(AttentionBackend, Protocol):
-    """A backend that can be part of a captured graph."""
-
-    def graph_kinds(self, rows: int) -> Sequence[str]:
-        """The kinds of graphs for decode steps of ``rows`` rows; the first serves any step."""
-
-    def reserve_for_graphs(self) -> None:
-        """Allocate what the graphs of all sizes share, which otherwise the first of them would."""
-
-    def graph_kind(self, metadata: AttentionMetadata) -> str:
-        """The kind of graph that computes this step fastest."""
-
-    def for_graph(self, rows: int, kind: str) -> AttentionBackend:
-        """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured:
-        each ``plan`` changes in place the tables that a replay reads."""
-
-
-@runtime_checkable
-class NarrowingBackend(AttentionBackend, Protocol):
-    """A backend that can attend for some rows of a step."""
-
-    def for_rows(self, rows: Tensor) -> AttentionBackend | None:
+    def for_rows(self, rows: Tensor) -> "AttentionBackend | None":
         """A backend that is planned for these rows [n] int64 of the step alone, for layers that
         write nothing into a cache; None: it computes no such selection."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +83,43 @@ class ForwardContext:
     """The states of recurrent layers; None: the model has none."""
 
     def narrowed(self, rows: Tensor) -> "ForwardContext | None":
-        """The context of these rows of the step alone, see ``NarrowingBackend``; None: the backend
-        needs all of them."""
-        if not isinstance(self.backend, NarrowingBackend):
-            return None
+        """The context of these rows of the step alone; None: the backend needs all of them."""
         backend = self.backend.for_rows(rows)
         return None if backend is None else replace(self, backend=backend)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSetup:
+    """The model's layers on this rank, their KV caches, the device, and the largest step."""
+
+    specs: Sequence[AttentionSpec] = ()
+    """Specifications of the layers with attention; many are equal."""
+    dtype: torch.dtype = torch.float32
+    """Dtype of queries, keys and values."""
+    kv_dtype: torch.dtype = torch.float32
+    """Dtype of keys and values in the KV cache."""
+    page_size: int = 16
+    max_rows: int = 256
+    """Sequences in a step."""
+    max_pages: int = 1024
+    """Pages of one sequence."""
+    prefill_kernel: Literal["auto", "fa2", "fa3"] = "auto"
+    """FlashInfer's kernel for prompts; auto: by the step."""
+    device: Device = CPU
+    cascade: bool = True
+    """Prefixes that decoding sequences share may be read once for all of them."""
+    kv_specs: Sequence[KVSpec] = ()
+    """KV of all layers; empty for those without attention."""
+    deterministic: bool = False
+    """FlashInfer never splits the keys of a row, whatever the batch."""
+
+    def why_not_plain(self) -> str | None:
+        """The reason why kernels that read keys and values of one shape in ``kv_dtype`` cannot
+        serve this model; None if they can."""
+        for kept in self.kv_specs:
+            if not kept.is_plain(self.kv_dtype):
+                return (
+                    f"it reads keys and values of one shape, and a layer of this model keeps {kept}; use "
+                    "--attention-backend torch_reference"
+                )
+        return None

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionInputs
+from radixrt.attention.backend import AttentionBackend, AttentionInputs
 from radixrt.attention.metadata import AttentionMetadata
 
 LONGEST_OVER_SHORTEST = 1.25
@@ -26,7 +26,7 @@ class _Group:
     would wait for the device."""
 
 
-class BidirectionalAttention:
+class BidirectionalAttention(AttentionBackend):
     """Dense attention within each prompt of a step.
 
     Two prompts, of one token and of two; the first sees itself alone:
@@ -50,11 +50,7 @@ class BidirectionalAttention:
         raise NotImplementedError("an encoder's prompts have no pages")
 
     def plan_prompts(self, lengths: list[int], device: torch.device) -> None:
-        """Prepare for a step of whole prompts, one behind the other in the flat batch.
-
-        Args:
-            lengths: tokens of each.
-        """
+        """Prepare for a step of whole prompts, one behind the other in the flat batch."""
         starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         groups: list[list[int]] = []

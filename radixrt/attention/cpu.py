@@ -4,9 +4,8 @@ sequences."""
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionInputs
+from radixrt.attention.backend import AttentionBackend, AttentionInputs, AttentionSetup
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from radixrt_kernels import available, missing_because, tape
 from radixrt_kernels.attention import AttentionPlan
@@ -27,7 +26,7 @@ def why_not(setup: AttentionSetup) -> str | None:
     return setup.why_not_plain()
 
 
-class CpuBackend:
+class CpuBackend(AttentionBackend):
     """Hands each step to ``radixrt_kernels``, which cuts it into tasks for all threads."""
 
     def __init__(self, setup: AttentionSetup) -> None:
@@ -42,7 +41,6 @@ class CpuBackend:
         self._plan: AttentionPlan | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        """See ``AttentionBackend.plan``."""
         self._metadata = metadata
         groups = None
         if self._setup.cascade and (shared := metadata.shared_prefixes) is not None:
@@ -58,7 +56,6 @@ class CpuBackend:
         )
 
     def for_rows(self, rows: Tensor) -> "CpuBackend | None":
-        """See ``NarrowingBackend.for_rows``."""
         assert self._metadata is not None, "plan() comes before for_rows()"
         if (metadata := self._metadata.of_rows(rows)) is None:
             return None
@@ -67,7 +64,6 @@ class CpuBackend:
         return narrowed
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        """See ``AttentionBackend.attend``."""
         output, spec = torch.empty(step.query.shape, dtype=step.query.dtype), step.spec
         tape.call(
             self._attend_by_plan,

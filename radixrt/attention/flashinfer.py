@@ -14,29 +14,86 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionBackend, AttentionInputs, AttentionSpec
-from radixrt.attention.flashinfer_append import Append
-from radixrt.attention.flashinfer_rules import (
-    CASCADE_GRAPH_FROM_ROWS,
-    HEAD_DIMS,
-    PrefillKernel,
-    cascade_pays,
-    graph_groups,
-    prefill_kernel,
+from radixrt.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionSetup,
+    AttentionSpec,
 )
 from radixrt.attention.flashinfer_wrappers import (
+    CASCADE_GRAPH_FROM_ROWS,
+    HEAD_DIMS,
     Cascade,
     Decode,
     Prefill,
+    PrefillKernel,
     SharedBuffers,
+    cascade_pays,
+    graph_groups,
+    prefill_kernel,
     run_with_sinks,
 )
-from radixrt.attention.kv_spec import LayerKV
-from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
-from radixrt.attention.page_tables import CascadeTables, PageTable, StepTables
-from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.kv_spec import LayerKV, to_kv_dtype
+from radixrt.attention.metadata import (
+    AttentionMetadata,
+    CascadeTables,
+    PageTable,
+    PrefixGroups,
+    StepTables,
+)
 from radixrt.base.errors import ConfigError
-from radixrt.device.flashinfer_library import load_flashinfer
+from radixrt.device.device import UntracedFunctions, load_flashinfer
+
+
+class Append:
+    """Writes a step's K and V into the cache.
+
+    The kernel finds a token's page in the page table of its sequence. A step's metadata holds the
+    location of each token already, so the kernel gets the page table of one sequence that owns
+    every page in order: a token's position in it is its location. That table never changes.
+    Locations of padding are on the spare page.
+    """
+
+    def __init__(self, shared: SharedBuffers, locations: Tensor | None = None) -> None:
+        """
+        Args:
+            locations: [rows] int32 on the device: where a graph looks for the locations of a step;
+                None: anew for each.
+        """
+        self._functions = UntracedFunctions(shared.library)
+        self._shared = shared
+        self._fixed_locations = locations
+        self._locations = locations
+        self._sequence: Tensor | None = None
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        if self._fixed_locations is None:
+            self._locations = metadata.kv_locations.to(torch.int32)
+        else:
+            self._fixed_locations.copy_(metadata.kv_locations)
+        assert self._locations is not None
+        if self._sequence is None or len(self._sequence) != len(self._locations):
+            self._sequence = torch.zeros_like(self._locations)  # all tokens are of the only one
+
+    def run(self, key: Tensor | None, value: Tensor | None, kv_cache: LayerKV) -> None:
+        """``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim]; None: an earlier layer
+        has written them."""
+        if key is None or value is None:
+            return
+        assert self._locations is not None, "plan() comes before attend()"
+        table = self._shared.whole_cache(kv_cache[0].shape[0])
+        self._functions.append_paged_kv_cache(
+            to_kv_dtype(key, kv_cache[0].dtype),
+            to_kv_dtype(value, kv_cache[1].dtype),
+            self._sequence,
+            self._locations,
+            kv_cache,
+            table.kv_indices,
+            table.kv_indptr,
+            table.last_page_len,
+            kv_layout="NHD",
+        )
+
 
 log = logging.getLogger(__name__)
 
@@ -73,23 +130,16 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class FlashInferBackend:
-    """See ``CapturableBackend``. Instances for graphs come from :meth:`for_graph`."""
+class FlashInferBackend(AttentionBackend):
+    """Instances for captured graphs come from :meth:`for_graph`."""
 
     def __init__(self, setup: AttentionSetup, library: Any) -> None:
-        """
-        Args:
-            setup: facts about the worker.
-            library: the package ``flashinfer``.
-        """
         self._setup = setup
-        self._library = library
-        self._shared = SharedBuffers(setup)
-        self._append = Append(library, self._shared)
+        self._shared = SharedBuffers(setup, library)
+        self._append = Append(self._shared)
         prefill_kernels = PrefillKernels(library, setup)
         self._layers = {
-            spec: _Layers(library, spec, setup, self._shared, prefill_kernels)
-            for spec in set(setup.specs)
+            spec: _Layers(spec, self._shared, prefill_kernels) for spec in set(setup.specs)
         }
 
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -99,23 +149,25 @@ class FlashInferBackend:
             layers.plan(step)
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        """See ``AttentionBackend.attend``."""
         self._append.run(step.key, step.value, step.kv_cache)
         return self._layers[step.spec].run(step.query, step.kv_cache, step.sinks)
 
     # ------------------------------------------------------------ graphs
 
     def graph_kinds(self, rows: int) -> Sequence[str]:
+        """The kinds of graphs for decode steps of ``rows`` rows; the first serves any step."""
         cascades = self._setup.cascade and rows >= CASCADE_GRAPH_FROM_ROWS
         if cascades and any(_may_cascade(spec) for spec in self._layers):
             return ("plain", "cascade")
         return ("plain",)
 
     def reserve_for_graphs(self) -> None:
+        """Allocate what the graphs of all sizes share, which otherwise the first of them would."""
         cascades = "cascade" in self.graph_kinds(self._setup.max_rows)
         self._shared.reserve(["decode", "own", "shared"] if cascades else ["decode"])
 
     def graph_kind(self, metadata: AttentionMetadata) -> str:
+        """The kind of graph that computes this step fastest."""
         rows = len(metadata.last_page_len_cpu)
         if metadata.shared_prefixes is None or "cascade" not in self.graph_kinds(rows):
             return "plain"
@@ -124,7 +176,9 @@ class FlashInferBackend:
         return "cascade" if pays else "plain"
 
     def for_graph(self, rows: int, kind: str) -> AttentionBackend:
-        return _GraphBackend(self._setup, self._library, self._shared, rows, kind)
+        """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured:
+        each ``plan`` changes in place the tables that a replay reads."""
+        return _GraphBackend(self._shared, rows, kind)
 
 
 def _may_cascade(spec: AttentionSpec) -> bool:
@@ -213,19 +267,12 @@ class _Layers:
     """The wrappers of all layers of one kind, made when they are needed first."""
 
     def __init__(
-        self,
-        library: Any,
-        spec: AttentionSpec,
-        setup: AttentionSetup,
-        shared: SharedBuffers,
-        prefill_kernels: PrefillKernels,
+        self, spec: AttentionSpec, shared: SharedBuffers, prefill_kernels: PrefillKernels
     ) -> None:
-        self._library = library
         self._spec = spec
-        self._setup = setup
         self._shared = shared
         self._prefill_kernels = prefill_kernels
-        self._decode = Decode(library, spec, setup, shared)
+        self._decode = Decode(shared, spec)
         self._cascade: Cascade | None = None
         self._prefills: dict[PrefillKernel, Prefill] = {}
         self._decodes_by: Decode | Cascade = self._decode
@@ -243,9 +290,9 @@ class _Layers:
             self._plan_prefills(step.prefills)
 
     def _plan_decodes(self, step: _Step, decodes: PageTable) -> None:
-        if _pays(step.groups, self._spec, self._setup):
+        if _pays(step.groups, self._spec, self._shared.setup):
             if self._cascade is None:
-                self._cascade = Cascade(self._library, self._spec, self._setup, self._shared)
+                self._cascade = Cascade(self._shared, self._spec)
             self._cascade.plan(step.cascade())
             self._decodes_by = self._cascade
         else:
@@ -264,9 +311,7 @@ class _Layers:
 
     def _prefill(self, kernel: PrefillKernel) -> Prefill:
         if kernel not in self._prefills:
-            self._prefills[kernel] = Prefill(
-                self._library, self._spec, self._setup, self._shared, kernel
-            )
+            self._prefills[kernel] = Prefill(self._shared, self._spec, kernel)
         return self._prefills[kernel]
 
     def run(self, query: Tensor, kv_cache: LayerKV, sinks: Tensor | None = None) -> Tensor:
@@ -292,21 +337,18 @@ class _Layers:
             self._run_prefills(query, kv_cache, out, sinks)
 
 
-class _GraphBackend:
+class _GraphBackend(AttentionBackend):
     """Decode steps of a fixed number of rows; all that changes lies in buffers whose places are
     fixed."""
 
-    def __init__(
-        self, setup: AttentionSetup, library: Any, shared: SharedBuffers, rows: int, kind: str
-    ) -> None:
-        self._setup = setup
+    def __init__(self, shared: SharedBuffers, rows: int, kind: str) -> None:
+        self._setup = shared.setup
         self._rows = rows
-        self._append = Append(library, shared, shared.locations(rows))
+        self._append = Append(shared, shared.locations(rows))
         self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
-        for spec in set(setup.specs):
+        for spec in set(shared.setup.specs):
             cascades = kind == "cascade" and _may_cascade(spec)
-            wrapper = Cascade if cascades else Decode
-            self._decodes[spec] = wrapper(library, spec, setup, shared, rows)
+            self._decodes[spec] = (Cascade if cascades else Decode)(shared, spec, rows)
 
     def plan(self, metadata: AttentionMetadata) -> None:
         self._append.plan(metadata)
@@ -320,7 +362,6 @@ class _GraphBackend:
                 decode.plan(step.decodes)
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        """See ``AttentionBackend.attend``."""
         self._append.run(step.key, step.value, step.kv_cache)
         out = torch.empty_like(step.query, memory_format=torch.contiguous_format)
         run_with_sinks(self._decodes[step.spec], step.query, step.kv_cache, out, step.sinks)

@@ -1,27 +1,97 @@
-"""Wraps FlashInfer's decode, prefill and cascade wrappers: their shared memory, planning and runs.
+"""Wraps FlashInfer's decode, prefill and cascade wrappers: their shared memory, planning and runs;
+and the rules that choose among its kernels.
 
 A wrapper is planned on the host for the page tables of a step, and run once per layer. See the
-library's ``flashinfer/decode.py`` and ``flashinfer/prefill.py``.
+library's ``flashinfer/decode.py`` and ``flashinfer/prefill.py``. No number of the rules has been
+measured on a GPU yet: they follow from the design of the kernels, and ``make gpu-check`` measures
+them.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionSpec
-from radixrt.attention.flashinfer_rules import (
-    PrefillKernel,
-    decode_with_tensor_cores,
-    graph_groups,
-)
+from radixrt.attention.backend import AttentionSetup, AttentionSpec
 from radixrt.attention.kv_spec import LayerKV
-from radixrt.attention.page_tables import CascadeTables, PageTable
-from radixrt.attention.setup import AttentionSetup
-from radixrt.device.device import Device, DeviceEvent
+from radixrt.attention.metadata import CascadeTables, PageTable
+from radixrt.device.device import DeviceEvent
+
+HEAD_DIMS = (64, 128, 256)
+"""For which FlashInfer has kernels."""
+
+TENSOR_CORES_FROM_GROUP = 4
+"""Query heads a KV head from which decoding pays for tensor cores: their tile has 16 rows, which
+fewer heads leave empty. FlashInfer's plain decode kernel has no group sizes beyond 8, and not all
+below."""
+
+FA3_TILE_QUERIES = 128
+FA3_FROM_TILES = 264
+"""Tiles of queries times heads from which FA3 computes a prefill: two for each of an H100's or
+H200's 132 multiprocessors. FA3 doesn't split the keys of a tile among multiprocessors, so a short
+extension of a long cached prefix leaves most of them idle; FA2 does."""
+
+MEMORY_BYTES_PER_S = 4.0e12
+ATTENTION_FLOPS_PER_S = 4.0e14
+CASCADE_OVERHEAD_S = 20e-6
+"""Fixed cost of a cascade a layer: two more kernels, and the partial results that they write."""
+
+CASCADE_GRAPH_FROM_ROWS = 4
+"""Smaller decode steps have no graph with a cascade."""
+
+PrefillKernel = Literal["fa2", "fa3"]
+
+
+def decode_with_tensor_cores(spec: AttentionSpec) -> bool:
+    """Decode by the prefill kernel, whose rows are the query heads of one KV head."""
+    return spec.num_heads // spec.num_kv_heads >= TENSOR_CORES_FROM_GROUP
+
+
+def prefill_kernel(query_lengths: NDArray[np.integer], num_heads: int) -> PrefillKernel:
+    """The kernel for prefills of these lengths [rows], where both run."""
+    tiles = -(-query_lengths // FA3_TILE_QUERIES)
+    return "fa3" if int(tiles.sum()) * num_heads >= FA3_FROM_TILES else "fa2"
+
+
+def graph_groups(rows: int) -> int:
+    """Number of groups in a captured cascade of ``rows`` rows.
+
+    A graph's kernels have tiles for the largest possible group, ``rows - groups + 1``: with as many
+    groups as rows they would have the smallest tiles, and read shared pages once for each four or
+    so queries.
+    """
+    return min(rows, max(3, rows // 8))
+
+
+def cascade_pays(
+    group_sizes: NDArray[np.integer],
+    shared_tokens: NDArray[np.integer],
+    spec: AttentionSpec,
+    kv_bytes: int,
+) -> bool:
+    """Reading each shared prefix once saves a layer more time than the cascade costs it.
+
+    Without it every sequence reads the prefix from memory; with it a group reads it once, and
+    computes as a prefill does, where arithmetic may take longer than reading.
+
+    Args:
+        group_sizes: [groups] decoding sequences that share a prefix.
+        shared_tokens: [groups] length of that prefix.
+        kv_bytes: of one number in the cache.
+    """
+    token_bytes = 2 * spec.num_kv_heads * spec.head_dim * kv_bytes
+    token_flops = 4 * spec.num_heads * spec.head_dim  # scores and values, for one query
+    reads_alone_s = token_bytes * (group_sizes * shared_tokens) / MEMORY_BYTES_PER_S
+    reads_once_s = token_bytes * shared_tokens / MEMORY_BYTES_PER_S
+    computes_s = token_flops * (group_sizes * shared_tokens) / ATTENTION_FLOPS_PER_S
+    with_cascade_s = np.maximum(reads_once_s, computes_s).sum() + CASCADE_OVERHEAD_S
+    return bool(reads_alone_s.sum() > with_cascade_s)
+
 
 WORKSPACE_BYTES = 128 << 20
 """For the partial results of rows with split keys; the size that FlashInfer recommends."""
@@ -50,8 +120,9 @@ class SharedBuffers:
     each kind.
     """
 
-    def __init__(self, setup: AttentionSetup) -> None:
-        self._setup = setup
+    def __init__(self, setup: AttentionSetup, library: Any) -> None:
+        self.setup = setup
+        self.library = library
         self._place = setup.device.torch_device
         sizes = [spec.num_heads * (spec.head_dim + 1) for spec in setup.specs]
         partial = PARTIAL_RESULTS * setup.max_rows * max(sizes, default=0) * 4
@@ -77,21 +148,21 @@ class SharedBuffers:
     def reserve(self, places: Sequence[str]) -> None:
         """Make the page tables and plans of these places, and the buffers of the largest step."""
         for place in places:
-            self.tables(place, self._setup.max_rows)
-            for spec in set(self._setup.specs):
+            self.tables(place, self.setup.max_rows)
+            for spec in set(self.setup.specs):
                 self.plan(place, spec)
-        self.locations(self._setup.max_rows)
-        self.sharing(self._setup.max_rows)
+        self.locations(self.setup.max_rows)
+        self.sharing(self.setup.max_rows)
 
     def tables(self, place: str, rows: int) -> TableBuffers:
         """Buffers of page tables, shared by all graphs' wrappers with this place in a layer, for
         all kinds of layers."""
         if place not in self._tables:
-            most = self._setup.max_rows
+            most = self.setup.max_rows
             self._tables[place] = TableBuffers(
                 self._ints(most + 1),
                 self._ints(most + 1),
-                self._ints(most * self._setup.max_pages),
+                self._ints(most * self.setup.max_pages),
                 self._ints(most),
             )
         all_rows = self._tables[place]
@@ -105,19 +176,19 @@ class SharedBuffers:
     def locations(self, rows: int) -> Tensor:
         """[rows] int32: where a graph's tokens go in the cache"""
         if self._locations is None:
-            self._locations = self._ints(self._setup.max_rows)
+            self._locations = self._ints(self.setup.max_rows)
         return self._locations[:rows]
 
     def whole_cache(self, num_pages: int) -> "WholeCache":
         """A buffer for at least this number of pages."""
         if self._whole_cache is None or self._whole_cache.num_pages < num_pages:
-            self._whole_cache = WholeCache(num_pages, self._setup.page_size, self._place)
+            self._whole_cache = WholeCache(num_pages, self.setup.page_size, self._place)
         return self._whole_cache
 
     def sharing(self, rows: int) -> Tensor:
         """[rows] bool: which of a graph's sequences share a prefix"""
         if self._sharing is None:
-            self._sharing = self._ints(self._setup.max_rows).bool()
+            self._sharing = self._ints(self.setup.max_rows).bool()
         return self._sharing[:rows]
 
 
@@ -131,56 +202,59 @@ class WholeCache:
         self.last_page_len = torch.full((1,), page_size, dtype=torch.int32, device=place)
 
 
-class Staged:
-    """A wrapper that waits with a new plan until the device has read the previous plan.
+class Wrapper:
+    """One of the library's wrappers, which attends for the layers of one kind.
 
-    A plan is in a pinned buffer of the wrapper until the device copies it. The host may already
-    plan the next step, and would overwrite the buffer. The wait is short, because the copy precedes
-    the step's kernels.
-    """
+    A plan is in a pinned buffer of the library's wrapper until the device copies it. The host may
+    already plan the next step, and would overwrite the buffer, so a new plan waits until the device
+    has read the one before. The wait is short, because the copy precedes the step's kernels.
 
-    def __init__(self, wrapper: Any, device: Device) -> None:
-        self._wrapper = wrapper
-        self._device = device
-        self._read: DeviceEvent | None = None
-        self._repeated = RepeatedRun(wrapper)
-
-    def plan(self, *arguments: Any, **options: Any) -> None:
-        if self._read is not None:
-            self._read.wait()
-        self._repeated.forget()
-        self._wrapper.plan(*arguments, **options)
-        self._read = self._device.record_event()
-
-    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
-        """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
-        self._repeated.run(query, kv_cache, out)
-
-    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
-        """Attend, and return the base-2 logarithm of each softmax's sum, [tokens, num_heads]
-        float32."""
-        return self._wrapper.run(query, kv_cache, out=out, return_lse=True)[1]
-
-
-class RepeatedRun:
-    """A wrapper's ``run``, layer after layer of one plan.
-
-    The library checks and prepares some forty arguments in each call, which takes the host longer
+    The library checks and prepares some forty arguments in each run, which takes the host longer
     than the launch, twice a layer where a step is launched kernel by kernel. Between the layers of
     a step only query, cache and output differ: so the arguments that the first layer's call hands
     to the compiled module are kept, and later layers put theirs in.
     """
 
-    def __init__(self, wrapper: Any) -> None:
+    def __init__(self, wrapper: Any, shared: SharedBuffers, spec: AttentionSpec) -> None:
         self._wrapper = wrapper
+        self._setup = shared.setup
+        self._spec = spec
+        self._read: DeviceEvent | None = None
         self._kernel: Any = None
+        """The kernel that the first layer of the plan has called; None: it can't be repeated."""
         self._arguments: list[Any] = []
         self._places: list[int] = []
         """Positions of query, keys, values and output among the arguments."""
 
-    def forget(self) -> None:
-        """The wrapper is planned anew."""
+    def _plan(self, *tables: Tensor, **options: Any) -> None:
+        """Plan for page tables; the other arguments are those of every plan. FlashInfer's window
+        does not count the query itself. Its splits of fixed size are not made for CUDA graphs, so
+        deterministic steps have none."""
+        if self._read is not None:
+            self._read.wait()
         self._kernel = None
+        spec, setup = self._spec, self._setup
+        self._wrapper.plan(
+            *tables,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            setup.page_size,
+            window_left=-1 if spec.sliding_window is None else spec.sliding_window - 1,
+            logits_soft_cap=spec.soft_cap,
+            sm_scale=spec.scale,
+            q_data_type=setup.dtype,
+            kv_data_type=setup.kv_dtype,
+            non_blocking=True,
+            disable_split_kv=setup.deterministic,
+            **options,
+        )
+        self._read = setup.device.record_event()
+
+    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
+        """Attend, and return the base-2 logarithm of each softmax's sum, [tokens, num_heads]
+        float32."""
+        return self._wrapper.run(query, kv_cache, out=out, return_lse=True)[1]
 
     def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
         """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
@@ -238,46 +312,28 @@ class _WatchedModule:
         return call
 
 
-def score_options(spec: AttentionSpec, setup: AttentionSetup) -> dict[str, Any]:
-    """Options of every plan: scores, dtypes and splits. FlashInfer's window does not count the
-    query itself. Its splits of fixed size are not made for CUDA graphs, so deterministic steps have
-    none."""
-    return {
-        "window_left": -1 if spec.sliding_window is None else spec.sliding_window - 1,
-        "logits_soft_cap": spec.soft_cap,
-        "sm_scale": spec.scale,
-        "q_data_type": setup.dtype,
-        "kv_data_type": setup.kv_dtype,
-        "non_blocking": True,
-        "disable_split_kv": setup.deterministic,
-    }
+class Decode(Wrapper):
+    """One query a row.
 
-
-class Decode:
-    """One query a row."""
+    Args:
+        graph_rows: number of rows of its graph; None: no graph, for steps with any number of rows.
+        place: in a layer. Wrappers of one place read the same page tables in a step.
+    """
 
     def __init__(
         self,
-        library: Any,
-        spec: AttentionSpec,
-        setup: AttentionSetup,
         shared: SharedBuffers,
+        spec: AttentionSpec,
         graph_rows: int | None = None,
         place: str = "decode",
     ) -> None:
-        """
-        Args:
-            graph_rows: number of rows of its graph; None: no graph, for steps with any number of
-                rows.
-            place: in a layer. Wrappers of one place read the same page tables in a step.
-        """
         buffers = None if graph_rows is None else shared.tables(place, graph_rows)
-        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+        wrapper = shared.library.BatchDecodeWithPagedKVCacheWrapper(
             shared.workspace,
             kv_layout="NHD",
             use_cuda_graph=buffers is not None,
             # The other decode kernel splits keys by the batch.
-            use_tensor_cores=setup.deterministic or decode_with_tensor_cores(spec),
+            use_tensor_cores=shared.setup.deterministic or decode_with_tensor_cores(spec),
             paged_kv_indptr_buffer=buffers and buffers.kv_indptr,
             paged_kv_indices_buffer=buffers and buffers.kv_indices,
             paged_kv_last_page_len_buffer=buffers and buffers.last_page_len,
@@ -285,79 +341,49 @@ class Decode:
         )
         if buffers is not None:
             wrapper.reset_workspace_buffer(shared.workspace, shared.plan(place, spec))
-        self._wrapper = Staged(wrapper, setup.device)
-        self._spec = spec
-        self._setup = setup
+        super().__init__(wrapper, shared, spec)
 
     def plan(self, table: PageTable) -> None:
-        self._wrapper.plan(
-            table.kv_indptr,
-            table.kv_indices,
-            table.last_page_len,
-            self._spec.num_heads,
-            self._spec.num_kv_heads,
-            self._spec.head_dim,
-            self._setup.page_size,
-            **score_options(self._spec, self._setup),
-        )
-
-    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
-        """``query`` and ``out`` are [rows, num_heads, head_dim]."""
-        self._wrapper.run(query, kv_cache, out)
-
-    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
-        """Attend, and return the base-2 logarithm of each softmax's sum, [rows, num_heads]
-        float32."""
-        return self._wrapper.run_with_lse(query, kv_cache, out)
+        self._plan(table.kv_indptr, table.kv_indices, table.last_page_len)
 
 
-class Prefill:
-    """Attention of several queries per row: the last positions of the row, with a causal mask."""
+class Prefill(Wrapper):
+    """Several queries a row: the last positions of the row, with a causal mask.
+
+    Args:
+        causal: False: the queries of a row see all of it, the shared part of a cascade.
+        graph_rows: number of rows of its graph; None: no graph.
+    """
 
     def __init__(
         self,
-        library: Any,
-        spec: AttentionSpec,
-        setup: AttentionSetup,
         shared: SharedBuffers,
-        kernel: PrefillKernel,
+        spec: AttentionSpec,
+        kernel: PrefillKernel = "fa2",
+        *,
+        causal: bool = True,
+        graph_rows: int | None = None,
     ) -> None:
         self.kernel = kernel
-        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(
-            shared.workspace, kv_layout="NHD", backend=kernel
+        self._causal = causal
+        buffers = None if graph_rows is None else shared.tables("shared", graph_rows)
+        wrapper = shared.library.BatchPrefillWithPagedKVCacheWrapper(
+            shared.workspace,
+            kv_layout="NHD",
+            use_cuda_graph=buffers is not None,
+            qo_indptr_buf=buffers and buffers.qo_indptr,
+            paged_kv_indptr_buf=buffers and buffers.kv_indptr,
+            paged_kv_indices_buf=buffers and buffers.kv_indices,
+            paged_kv_last_page_len_buf=buffers and buffers.last_page_len,
+            backend=kernel,
         )
-        self._wrapper = Staged(wrapper, setup.device)
-        self._spec = spec
-        self._setup = setup
+        if buffers is not None:
+            wrapper.reset_workspace_buffer(shared.workspace, shared.plan("shared", spec))
+        super().__init__(wrapper, shared, spec)
 
     def plan(self, table: PageTable) -> None:
-        _plan_queries(self._wrapper, table, self._spec, self._setup, causal=True)
-
-    def run(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> None:
-        """``query`` and ``out`` are [tokens, num_heads, head_dim]."""
-        self._wrapper.run(query, kv_cache, out)
-
-    def run_with_lse(self, query: Tensor, kv_cache: LayerKV, out: Tensor) -> Tensor:
-        """Attend, and return the base-2 logarithm of each softmax's sum, [tokens, num_heads]
-        float32."""
-        return self._wrapper.run_with_lse(query, kv_cache, out)
-
-
-def _plan_queries(
-    wrapper: Staged, table: PageTable, spec: AttentionSpec, setup: AttentionSetup, *, causal: bool
-) -> None:
-    wrapper.plan(
-        table.qo_indptr,
-        table.kv_indptr,
-        table.kv_indices,
-        table.last_page_len,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.head_dim,
-        setup.page_size,
-        causal=causal,
-        **score_options(spec, setup),
-    )
+        tables = table.qo_indptr, table.kv_indptr, table.kv_indices, table.last_page_len
+        self._plan(*tables, causal=self._causal)
 
 
 class Cascade:
@@ -367,50 +393,25 @@ class Cascade:
     A group's queries see the shared pages as one prefill without a causal mask, so these are read
     once for all of them; each row then sees its own pages, and the two results are merged by their
     softmax sums.
+
+    Args:
+        graph_rows: as of :class:`Decode`. There are :func:`graph_groups` groups then, of which some
+            are empty.
     """
 
     def __init__(
-        self,
-        library: Any,
-        spec: AttentionSpec,
-        setup: AttentionSetup,
-        shared: SharedBuffers,
-        graph_rows: int | None = None,
+        self, shared: SharedBuffers, spec: AttentionSpec, graph_rows: int | None = None
     ) -> None:
-        """
-        Args:
-            graph_rows: as of :class:`Decode`. There are :func:`graph_groups` groups then, of which
-                some are empty.
-        """
-        self._library = library
-        self._spec = spec
-        self._setup = setup
-        self._own = Decode(library, spec, setup, shared, graph_rows, place="own")
-        self._shared = Staged(self._shared_wrapper(shared, graph_rows), setup.device)
+        groups = None if graph_rows is None else graph_groups(graph_rows)
+        self._library = shared.library
+        self._own = Decode(shared, spec, graph_rows, place="own")
+        self._shared = Prefill(shared, spec, causal=False, graph_rows=groups)
         self._fixed_sharing = None if graph_rows is None else shared.sharing(graph_rows)
         self._sharing: Tensor | None = self._fixed_sharing
 
-    def _shared_wrapper(self, shared: SharedBuffers, graph_rows: int | None) -> Any:
-        buffers = None
-        if graph_rows is not None:
-            buffers = shared.tables("shared", graph_groups(graph_rows))
-        wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(
-            shared.workspace,
-            kv_layout="NHD",
-            use_cuda_graph=buffers is not None,
-            qo_indptr_buf=buffers and buffers.qo_indptr,
-            paged_kv_indptr_buf=buffers and buffers.kv_indptr,
-            paged_kv_indices_buf=buffers and buffers.kv_indices,
-            paged_kv_last_page_len_buf=buffers and buffers.last_page_len,
-            backend="fa2",
-        )
-        if buffers is not None:
-            wrapper.reset_workspace_buffer(shared.workspace, shared.plan("shared", self._spec))
-        return wrapper
-
     def plan(self, tables: CascadeTables) -> None:
         self._own.plan(tables.own)
-        _plan_queries(self._shared, tables.shared, self._spec, self._setup, causal=False)
+        self._shared.plan(tables.shared)
         if self._fixed_sharing is None:
             self._sharing = tables.sharing
         else:
@@ -432,7 +433,7 @@ class Cascade:
 
 
 def run_with_sinks(
-    wrapper: Decode | Prefill | Cascade,
+    wrapper: Wrapper | Cascade,
     query: Tensor,
     kv_cache: LayerKV,
     out: Tensor,

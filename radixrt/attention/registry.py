@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable
 
 from radixrt.attention import cpu, flashinfer
-from radixrt.attention.backend import AttentionBackend
-from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.backend import AttentionBackend, AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.base.errors import ConfigError
 

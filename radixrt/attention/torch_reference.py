@@ -7,10 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixrt.attention.backend import AttentionInputs, AttentionSpec
+from radixrt.attention.backend import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionSetup,
+    AttentionSpec,
+)
 from radixrt.attention.kv_spec import KVSpec, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 
 QUERY_BLOCK = 128
@@ -44,7 +48,7 @@ class _Span:
     end_key: int
 
 
-class TorchReferenceBackend:
+class TorchReferenceBackend(AttentionBackend):
     """Gathers each sequence's keys and values from its pages, then computes dense masked attention.
 
     Decoding sequences are padded to one another and computed together, those of similar length in
@@ -96,7 +100,6 @@ class TorchReferenceBackend:
         self._blocks = {}
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        """See ``AttentionBackend.attend``."""
         assert self._metadata is not None, "plan() comes before attend()"
         query, spec = step.query, step.spec
         # each [locations, heads, features]

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from radixrt.base.errors import RadixrtError
-from radixrt.kv.cache_stats import CacheStats, PoolParts
-from radixrt.kv.reading import EngineReading, Rates, Reading
+from radixrt.kv.reading import CacheStats, EngineReading, PoolParts, Rates, Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 
 TIMEOUT_S = 5

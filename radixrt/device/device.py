@@ -1,5 +1,5 @@
 """Copies between host and device, marks in the device's queue, and captured graphs: a GPU's, and
-their trivial CPU forms.
+their trivial CPU forms; and the import of FlashInfer.
 
 A GPU takes kernels into a queue and computes them by itself. It becomes idle when the host waits:
 for a copy from memory that isn't pinned, or for a number that the GPU has yet to compute. So
@@ -8,7 +8,9 @@ everything that crosses goes through a :class:`Device`, in which only two operat
 """
 
 import contextlib
+import inspect
 import math
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,30 +21,76 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+TRACING = ("FLASHINFER_LOGLEVEL", "FLASHINFER_TRACE_DUMP")
+"""Environment variables by which a user asks FlashInfer to log or trace calls."""
+
+
+def load_flashinfer() -> Any:
+    """The package ``flashinfer``; the first call takes seconds, and makes a folder.
+
+    Where nvidia-cutlass-dsl is installed, which pip brings along, FlashInfer would compile its
+    norms by it for each shape when they are called. Its CUDA norms are one module, which can be
+    compiled ahead, so they are preferred; ``FLASHINFER_USE_CUDA_NORM=0`` chooses the others.
+    """
+    os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # read when flashinfer is imported
+    import flashinfer
+
+    return flashinfer
+
+
+class UntracedFunctions:
+    """FlashInfer's functions without the decorator that reads the environment at each call, for
+    logs and traces.
+
+    This read takes longer than a launch, and an eager step has about 150 calls. If logs or traces
+    are requested, the decorated functions are used.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._traced = any(os.environ.get(name, "0") not in ("", "0") for name in TRACING)
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        if not self._traced:
+            function = inspect.unwrap(function)
+        setattr(self, name, function)  # found without this method from now on
+        return function
+
+
 Made = TypeVar("Made")
 
 ALIGNMENT = 16
 """Bytes; each array of an upload begins at a multiple, as kernels like it."""
 
 
-class DeviceEvent(Protocol):
-    """A place in the device's queue."""
+class DeviceEvent:
+    """A place in the device's queue. A CPU has passed it when it is made."""
+
+    def __init__(self) -> None:
+        self._time = time.perf_counter()
 
     def wait(self) -> None:
         """Let the host wait until everything queued before the event is done."""
 
-    def seconds_since(self, earlier: "DeviceEvent") -> float:
+    def seconds_since(self, earlier: Any) -> float:
         """Device time in seconds between two events that the device has passed."""
+        return self._time - earlier._time
 
 
-class Download(Protocol):
-    """Tensors on their way to the host."""
+class Download:
+    """Tensors on their way to the host. A CPU's are there."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = [tensor.clone() for tensor in tensors]
 
     def is_ready(self) -> bool:
         """:meth:`wait` would not wait."""
+        return True
 
     def wait(self) -> list[Tensor]:
         """The tensors, in the host's memory."""
+        return self._tensors
 
 
 class Device(Protocol):
@@ -86,29 +134,6 @@ def make_device(torch_device: torch.device) -> "Device":
 # ---------------------------------------------------------------- CPU
 
 
-class CpuEvent:
-    def __init__(self) -> None:
-        self._time = time.perf_counter()
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, earlier: DeviceEvent) -> float:
-        assert isinstance(earlier, CpuEvent)
-        return self._time - earlier._time
-
-
-class CpuDownload:
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = [tensor.clone() for tensor in tensors]
-
-    def is_ready(self) -> bool:
-        return True
-
-    def wait(self) -> list[Tensor]:
-        return self._tensors
-
-
 class CpuDevice:
     """A CPU: every operation is done when it returns.
 
@@ -127,11 +152,11 @@ class CpuDevice:
     def pin(self, *arrays: NDArray) -> list[Tensor]:
         return self.upload(*arrays)
 
-    def download(self, tensors: Sequence[Tensor]) -> CpuDownload:
-        return CpuDownload(tensors)
+    def download(self, tensors: Sequence[Tensor]) -> Download:
+        return Download(tensors)
 
-    def record_event(self) -> CpuEvent:
-        return CpuEvent()
+    def record_event(self) -> DeviceEvent:
+        return DeviceEvent()
 
     def capture(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
         raise NotImplementedError("a CPU has no graphs")
@@ -180,7 +205,7 @@ def _padded_bytes(array: NDArray) -> int:
 # ---------------------------------------------------------------- GPU
 
 
-class CudaEvent:
+class CudaEvent(DeviceEvent):
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=True)
         self._event.record()
@@ -188,12 +213,11 @@ class CudaEvent:
     def wait(self) -> None:
         self._event.synchronize()
 
-    def seconds_since(self, earlier: DeviceEvent) -> float:
-        assert isinstance(earlier, CudaEvent)
+    def seconds_since(self, earlier: Any) -> float:
         return earlier._event.elapsed_time(self._event) / 1000
 
 
-class CudaDownload:
+class CudaDownload(Download):
     """Copies on a stream of its own, so that kernels queued later on the main stream don't wait for
     them."""
 

@@ -45,9 +45,6 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def validate(self, field: str = "cache") -> "CacheHint":
         """Return this hint with each value of its declared type.
 
-        Args:
-            field: its name in errors.
-
         Raises:
             RequestError: a value is of another type, out of its range or without effect; names the
                 field.

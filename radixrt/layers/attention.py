@@ -27,11 +27,7 @@ class AttentionBlock(nn.Module, ABC):
 
     def kv_spec(self, dtype: torch.dtype) -> KVSpec:
         """The layer's KV cache on this rank: keys and values of one width, unless a family keeps
-        something else.
-
-        Args:
-            dtype: that ``--kv-cache-dtype`` sets.
-        """
+        something else."""
         return KVSpec.keys_and_values(self.spec.num_kv_heads, self.spec.head_dim, dtype)
 
     @abstractmethod
@@ -44,10 +40,6 @@ class HeadSinks(nn.Module):
     may attend to nothing."""
 
     def __init__(self, num_heads: int, tp: TensorParallel) -> None:
-        """
-        Args:
-            num_heads: of the whole model.
-        """
         super().__init__()
         self.num_heads = num_heads
         share = tp.share(num_heads, "number of attention heads")
@@ -85,7 +77,6 @@ class SelfAttention(AttentionBlock, KernelLayer):
     ) -> None:
         """
         Args:
-            config: transformers' of the text model.
             scale: of the scores; default: that of the head dimension to the power of -0.5.
             query_norm, key_norm: applied before the rotation, to each head (Qwen3, Gemma 3) or to
                 all together (OLMo 2).

@@ -141,11 +141,6 @@ class MatrixStack(MatrixLayer):
     mixture."""
 
     def __init__(self, count: int, rows: int, columns: int, bias: bool = False) -> None:
-        """
-        Args:
-            rows, columns: of each matrix.
-            bias: each has one.
-        """
         super().__init__(count * rows, columns)
         self.count = count
         self.bias = nn.Parameter(torch.zeros(count, rows), requires_grad=False) if bias else None

@@ -1,11 +1,17 @@
-"""The gated MLP (Shazeer, 2020) of a decoder layer."""
+"""The MLP of a decoder layer: gated (Shazeer, 2020), or a mixture of experts (Shazeer et al.,
+2017), whose router sends each token to a few of many small MLPs."""
 
-from torch import Tensor
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
-from radixrt.layers.kernels.interface import KernelLayer
-from radixrt.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from radixrt.layers.kernels.interface import Choice, KernelLayer
+from radixrt.layers.linear import ColumnParallelLinear, LinearLayer, Projection, RowParallelLinear
+from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel
+from radixrt.layers.weights import WeightSlot
 
 RELU_SQUARED = "relu2"
 """The activation of MLPs without a gate (Nemotron)."""
@@ -71,3 +77,201 @@ class GatedMLP(KernelLayer):
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
         gate_up = self.gate_up_proj.forward(hidden)
         return self.down_proj.forward(self.kernels.gated_activation(self.activation, gate_up))
+
+
+class Router(LinearLayer, KernelLayer):
+    """Scores the experts for each token; the same on every rank. Its weights are plain in every
+    checkpoint."""
+
+    def __init__(
+        self, hidden_size: int, num_experts: int, top_k: int, normalize: bool, bias: bool = False
+    ) -> None:
+        """
+        Args:
+            normalize: scale each token's weights to sum to 1.
+        """
+        super().__init__(num_experts, hidden_size, bias)
+        self.top_k = top_k
+        self.normalize = normalize
+
+    def allocate(self, matrix_format: MatrixFormat) -> None:
+        super().allocate(DenseMatrix)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, num_experts]"""
+        return self.matrix.multiply(hidden, self.bias)
+
+    def choose(self, hidden: Tensor) -> Choice:
+        """The experts of each token."""
+        return self.kernels.choose_experts(
+            self.forward(hidden), self.top_k, normalize=self.normalize
+        )
+
+    def placements(self, path: str) -> Iterator[Placement]:
+        yield Placement(path, (self.rows, self.columns), slice(None), 0, 0)
+
+
+class SigmoidRouter(Router):
+    """Scores each expert by a sigmoid, independent of the others. A learned bias and groups of
+    experts take part in the choice, but not in the weights (DeepSeek V3).
+
+    Its weights are kept in float32, and so are the scores: the choice depends on small differences.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        top_k: int,
+        normalize: bool,
+        *,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        factor: float = 1.0,
+    ) -> None:
+        """
+        Args:
+            num_groups, top_groups: experts are chosen from the ``top_groups`` groups whose two best
+                experts score highest.
+            factor: of the weights, once they are normalized.
+        """
+        super().__init__(hidden_size, num_experts, top_k, normalize)
+        self.num_groups = num_groups
+        self.top_groups = top_groups
+        self.factor = factor
+        bias = torch.zeros(num_experts, dtype=torch.float32)
+        self.e_score_correction_bias = nn.Parameter(bias, requires_grad=False)
+
+    def allocate(self, matrix_format: MatrixFormat) -> None:
+        super().allocate(matrix_format)
+        self.matrix.float()
+
+    def choose(self, hidden: Tensor) -> Choice:
+        scores = self.kernels.sigmoid_gate(self.forward(hidden.float())[:, None])[:, 0]
+        ranked = scores + self.e_score_correction_bias
+        if self.top_groups < self.num_groups:
+            groups = ranked.unflatten(-1, (self.num_groups, -1))
+            best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self.top_groups, dim=-1).indices
+            outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, False)
+            ranked = groups.masked_fill(outside[..., None], -torch.inf).flatten(-2)
+        experts = ranked.topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if self.normalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * self.factor, experts
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        yield from super().weight_slots(path)
+        bias = self.e_score_correction_bias
+        yield f"{path}.e_score_correction_bias", WeightSlot(tuple(bias.shape), bias)
+
+
+class Experts(KernelLayer):
+    """MLPs, gated but for ``relu2``, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``,
+    ..."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        tp: TensorParallel,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.num_experts = num_experts
+        self.intermediate_size = intermediate_size
+        self.activation = gated_activation(activation)
+        self.share = share = tp.share(intermediate_size, "expert size")
+        self.names = ("up_proj",) if activation == RELU_SQUARED else ("gate_proj", "up_proj")
+        rows = len(self.names) * share  # gate's, then up's
+        self.gate_up_proj = MatrixStack(num_experts, rows, hidden_size, bias)
+        self.down_proj = MatrixStack(num_experts, hidden_size, share, bias)
+
+    def forward(self, hidden: Tensor, choice: Choice) -> Tensor:
+        """[num_tokens, hidden_size] -> the same"""
+        stacks = self.gate_up_proj, self.down_proj
+        return self.tp.all_reduce(self.kernels.experts(hidden, choice, stacks, self.activation))
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        hidden_size, start = self.gate_up_proj.columns, self.tp.rank * self.share
+        wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
+        for expert in range(self.num_experts):
+            first = self.gate_up_proj.rows_of(expert).start
+            for half, name in enumerate(self.names):
+                rows = slice(first, first + self.share)
+                first += self.share
+                placement = Placement(f"{path}.{expert}.{name}", wide, rows, 0, start)
+                yield from self.gate_up_proj.loadable.slots(placement)
+                if (bias := self.gate_up_proj.bias) is not None:
+                    own = bias[expert, half * self.share : (half + 1) * self.share]
+                    slot = WeightSlot((self.intermediate_size,), own, 0, start)
+                    yield f"{path}.{expert}.{name}.bias", slot
+            rows = self.down_proj.rows_of(expert)
+            down = Placement(f"{path}.{expert}.down_proj", tall, rows, 1, start)
+            yield from self.down_proj.loadable.slots(down)
+            if (bias := self.down_proj.bias) is not None:  # the sum over ranks has it once
+                store = None if self.tp.rank == 0 else _ignore
+                slot = WeightSlot((hidden_size,), bias[expert], store=store)
+                yield f"{path}.{expert}.down_proj.bias", slot
+
+
+def _ignore(tensor: Tensor) -> None:
+    """Stores nothing."""
+
+
+class SparseMoE(KernelLayer):
+    """Router and experts in the place of a dense MLP."""
+
+    def __init__(
+        self,
+        gate: Router,
+        experts: Experts,
+        shared: GatedMLP | SquaredReluMLP | None = None,
+        shared_gate: Router | None = None,
+    ) -> None:
+        """
+        Args:
+            shared: an expert that each token goes to beside those of its choice.
+            shared_gate: its weight is the sigmoid of this score of one expert; None: 1.
+        """
+        super().__init__()
+        self.gate = gate
+        self.experts = experts
+        self.shared_experts = shared
+        self.shared_expert_gate = shared_gate
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]"""
+        output = self.experts.forward(hidden, self.gate.choose(hidden))
+        if self.shared_experts is None:
+            return output
+        shared = self.shared_experts.forward(hidden)
+        if self.shared_expert_gate is not None:
+            gate = self.shared_expert_gate.forward(hidden)
+            shared = self.kernels.sigmoid_gate(gate[:, None], shared[:, None])[:, 0]
+        return output + shared
+
+
+def split_fused_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Split the experts that a checkpoint keeps in one tensor into those that ``Experts`` loads.
+
+    Args:
+        name: of ``...experts.gate_up_proj`` [experts, 2 * size, hidden_size],
+            ``...experts.gate_proj`` and ``...experts.up_proj`` [experts, size, hidden_size], or
+            ``...experts.down_proj`` [experts, hidden_size, size], perhaps with ``.weight`` behind;
+            any other tensor passes unchanged.
+    """
+    prefix, _, projection = name.removesuffix(".weight").rpartition(".")
+    if not prefix.endswith(".experts"):
+        yield name, tensor
+        return
+    for expert, weight in enumerate(tensor):
+        if projection == "gate_up_proj":
+            gate, up = weight.chunk(2)
+            yield f"{prefix}.{expert}.gate_proj.weight", gate
+            yield f"{prefix}.{expert}.up_proj.weight", up
+        else:
+            yield f"{prefix}.{expert}.{projection}.weight", weight

@@ -91,7 +91,6 @@ class ShortConvolution(RecurrentBlock):
         return StateSpec((self.conv.state(),))
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        """See ``RecurrentBlock.forward``."""
         before, after, inputs = self.in_proj.forward(hidden).chunk(3, dim=-1)
         outputs = torch.empty(inputs.shape, dtype=inputs.dtype)
         conv = self.conv
@@ -159,7 +158,6 @@ class GatedDeltaNet(RecurrentBlock):
         return StateSpec((self.conv1d.state(), CachedTensor(shape, torch.float32)))
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        """See ``RecurrentBlock.forward``."""
         kernels = self.kernels.recurrence
         inputs, gate = self.in_proj_qkvz.forward(hidden).split(self.in_proj_qkvz.sizes, dim=-1)
         gain, decay = self.in_proj_ba.forward(hidden).chunk(2, dim=-1)
@@ -241,7 +239,6 @@ class Mamba2(RecurrentBlock):
         return StateSpec((self.conv1d.state(), CachedTensor(shape, torch.float32)))
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        """See ``RecurrentBlock.forward``."""
         o, kernels = self.options, self.kernels.recurrence
         projected = self.in_proj.forward(hidden)
         if self.factors is not None:

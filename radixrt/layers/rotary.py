@@ -50,8 +50,6 @@ class RotaryEmbedding(KernelLayer):
     ) -> None:
         """
         Args:
-            config: transformers' of the text model.
-            context_length: longest sequence that is served.
             layer_type: ``sliding_attention`` or ``full_attention`` where the two differ (Gemma 3).
             interleaved: the checkpoint's pairs are neighbours (ERNIE 4.5), not features of the two
                 halves of a head.

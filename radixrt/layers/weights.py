@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -45,28 +44,23 @@ class WeightSlot:
         (self.store or self.target.copy_)(tensor.narrow(self.dim, self.start, count))
 
 
-@runtime_checkable
-class HasWeightSlots(Protocol):
-    """A layer that maps the checkpoint's tensors to its parameters, and to those of its parts, by
-    itself."""
-
-    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        """Checkpoint names, given the layer's own path in the model, and their slots."""
-
-
 def parameter(*shape: int) -> nn.Parameter:
     """An uninitialised parameter, of torch's current default dtype and device."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
 def weight_slots(model: nn.Module) -> dict[str, WeightSlot]:
-    """The slot of every tensor that a checkpoint of the model must hold, by name."""
+    """The slot of every tensor that a checkpoint of the model must hold, by name.
+
+    A layer with a method ``weight_slots(path)``, given its own path in the model, maps the
+    checkpoint's tensors to its parameters, and to those of its parts, by itself.
+    """
     return dict(_slots_below(model, ""))
 
 
 def _slots_below(module: nn.Module, path: str) -> Iterator[tuple[str, WeightSlot]]:
-    if isinstance(module, HasWeightSlots):
-        yield from module.weight_slots(path)
+    if (own := getattr(module, "weight_slots", None)) is not None:
+        yield from own(path)
         return
     prefix = f"{path}." if path else ""
     for name, weight in module.named_parameters(recurse=False):
@@ -92,7 +86,6 @@ def load_into(
     """Copy ``tensors`` into their slots, one at a time.
 
     Args:
-        slots: of the whole model.
         tensors: the checkpoint's, under the names the slots have. Rotary tables, which old
             checkpoints store and every implementation recomputes, are passed over.
         ignored: other names that may occur and are passed over.

@@ -86,11 +86,11 @@ class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
     def extend(self, later: "SequenceOutput") -> None:
         """Add the results of a later step."""
         for name in self.__struct_fields__:
-            value = getattr(later, name)
-            if isinstance(value, list):
-                getattr(self, name).extend(value)
-            elif value:
-                setattr(self, name, value)
+            own, value = getattr(self, name), getattr(later, name)
+            if own and isinstance(value, list):
+                own.extend(value)
+            elif value:  # a list of its own: empty ones may be shared
+                setattr(self, name, value.copy() if isinstance(value, list) else value)
 
 
 class TokenBatch(Message, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class TokenBatch(Message, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(output.token_ids) for output in self.outputs.values())
+        return sum([len(output.token_ids) for output in self.outputs.values()])
 
 
 class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):

@@ -14,9 +14,8 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.hub import PREFIX, hub_file, refuse
-from radixrt.models.refusals import damaged, no_checkpoint
+from radixrt.models.refusals import check_rope, damaged, no_checkpoint
 from radixrt.models.registry import check_architecture, is_recurrent
-from radixrt.models.rope_check import check_rope
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from radixrt.attention.backend import AttentionSpec, ForwardContext
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.attention.states import StateSpec
 from radixrt.layers.attention import AttentionBlock, SelfAttention
-from radixrt.layers.embedding import VocabParallelEmbedding
+from radixrt.layers.hf_config import head_dim
 from radixrt.layers.kernels.interface import KernelLayer
+from radixrt.layers.linear import VocabParallelEmbedding
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
@@ -84,12 +85,10 @@ class PostNormDecoderLayer(nn.Module):
     def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See :meth:`DecoderLayer.attend`."""
         residual = residual + hidden
         return self.self_attn.forward(residual, positions, context), residual
 
     def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`DecoderLayer.feed_forward`."""
         residual = residual + self.post_attention_layernorm.forward(hidden)
         return self.post_feedforward_layernorm.forward(self.mlp.forward(residual)), residual
 
@@ -131,11 +130,6 @@ class CausalLM(KernelLayer):
     of the rows that are wanted."""
 
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
-        """
-        Args:
-            config: transformers' of the text model.
-            context_length: longest sequence that is served.
-        """
         super().__init__()
         self.config = config
         self.tp = tp
@@ -173,6 +167,11 @@ class CausalLM(KernelLayer):
         """The final norm, and those of query and key where there are any."""
         return RMSNorm(size, self.config.rms_norm_eps)
 
+    def head_norms(self) -> dict[str, RMSNorm]:
+        """Norms on each head of query and key, as ``SelfAttention`` takes them."""
+        size = head_dim(self.config)
+        return {"query_norm": self.norm(size), "key_norm": self.norm(size)}
+
     def rope_layer_type(self, index: int) -> str | None:
         """The key of layer ``index`` in the config's ``rope_parameters``; None: these are the same
         for all layers."""
@@ -196,11 +195,7 @@ class CausalLM(KernelLayer):
         return type(self).layer_class(self.config, attention, self.mlp(index))
 
     def prepare_positions(self, end: int) -> None:
-        """Call before a step with positions from ``rotary.FIRST_POSITIONS`` on.
-
-        Args:
-            end: greater than all positions of the step.
-        """
+        """Call before a step with positions from ``rotary.FIRST_POSITIONS`` on."""
         for rotary in self._rotaries:
             rotary.compute_up_to(end)
 
@@ -337,3 +332,35 @@ class CausalLM(KernelLayer):
         renamed = (pair for name, tensor in tensors for pair in self.translate(name, tensor))
         ignored = {"lm_head.weight"} if self.lm_head is None else set()
         load_into(weight_slots(self), renamed, ignored)
+
+
+_OTHER_PARTS = (
+    "model.visual.",
+    "vision_tower.",
+    "multi_modal_projector.",
+    "audio_tower.",
+    "vision_embedder.",
+    "embed_vision.",
+    "embed_audio.",
+)
+
+
+def language_model_only(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Drop the tensors of vision and audio; strip the language model's prefix:
+    ``language_model.model.`` or ``model.language_model.``"""
+    if any(part in name for part in _OTHER_PARTS):
+        return
+    name = name.replace("model.language_model.", "model.", 1)
+    yield name.removeprefix("language_model."), tensor
+
+
+class LanguageModelOnly(CausalLM):
+    """Before the class of a language model: that of a checkpoint that also sees images, whose
+    other parts are left out."""
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config.text_config, tp, context_length)
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for inner, part in language_model_only(name, tensor):
+            yield from super().translate(inner, part)

@@ -22,12 +22,6 @@ class LoadingProgress:
         level: int = logging.INFO,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            files: of the checkpoint's weights.
-            level: of the log's lines.
-            clock: a monotonic time in seconds.
-        """
         self._num_files = len(files)
         self._total_bytes = sum(file.stat().st_size for file in files)
         self._loaded_files = 0

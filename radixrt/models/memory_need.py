@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import (
+from radixrt.device.machine import (
     CPU_POOL_LIMIT,
     CPU_POOL_SHARE,
     OTHER_BYTES,
@@ -58,10 +58,6 @@ class MemoryNeed(NamedTuple):
 
 def memory_need(model_dir: Path, *, dtype: str = "auto", quantization: str = "auto") -> MemoryNeed:
     """The memory of a checkpoint that :func:`radixrt.models.checkpoint.check_checkpoint` takes.
-
-    Args:
-        dtype: as ``--dtype``.
-        quantization: as ``--quantization``.
 
     Raises:
         ConfigError: a file cannot be read.

@@ -54,9 +54,6 @@ class Pooling:
 def read_pooling(model_dir: Path, config: Mapping[str, Any]) -> Pooling | None:
     """The pooling of a checkpoint; None: it generates text.
 
-    Args:
-        config: the content of its config.json.
-
     Raises:
         ConfigError: the files are damaged, or ask for something that is not supported.
     """

@@ -31,7 +31,7 @@ from radixrt.client.warming import DEFAULT_PIN_S, Warmed
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.kv.cache_hint import CacheHint, hints_of
-from radixrt.kv.cache_stats import CacheStats
+from radixrt.kv.reading import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.calls import FlushCacheCall, ReleaseCacheCall, StatsCall
 from radixrt.messages.requests import (

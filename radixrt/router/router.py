@@ -36,8 +36,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from radixrt.kv.block_hash import prompt_hashes
-from radixrt.kv.events import EventBatch, ReplayRequest
+from radixrt.kv.events import EventBatch, ReplayRequest, prompt_hashes
 from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes

@@ -43,8 +43,6 @@ class Calls:
     """The calls of one tokenizer process. Each has a handler below, found by the type of the call.
 
     Args:
-        send: takes the replies.
-        stats: returns the counters of the process.
         keep_drained: tells the supervisor not to start this replica again.
     """
 

@@ -2,9 +2,8 @@
 is missing.
 
 The tokenizer process owns the life of a grammar: it sends ``LoadGrammar`` before the first sequence
-that names the key and ``DropGrammar`` when no answer under way does. The registry passes both on,
-so it needs no count of users and no limit of its own. Loading goes on beside the steps; a sequence
-that waits for its grammar is not in the queue, so it delays no other.
+that names the key and ``DropGrammar`` when no answer under way does. A sequence that waits for its
+grammar is not in the queue, so it delays no other.
 
 A key is loaded at most once at a time: a drop that arrives while ranks are still loading is passed
 on when all have answered, and a second ``LoadGrammar`` before that takes the drop back. So every

@@ -34,6 +34,10 @@ def _require(condition: bool, message: str) -> None:
         raise InvariantError(message)
 
 
+def _agree(what: str, counted: int, found: int) -> None:
+    _require(counted == found, f"{what}: {counted} counted, {found} found")
+
+
 def _check_tree(tree: RadixTree) -> None:
     size, pages, locked, count = tree.page_size, 0, 0, 0
     for node in tree.nodes():
@@ -49,12 +53,9 @@ def _check_tree(tree: RadixTree) -> None:
         )
     for root in tree.roots().values():
         check_sums(root)
-    _require(pages == tree.num_pages, f"the tree holds {pages} pages and counts {tree.num_pages}")
-    _require(
-        locked == tree.num_locked_pages,
-        f"{locked} pages are locked, {tree.num_locked_pages} counted",
-    )
-    _require(count == tree.num_nodes, f"the tree has {count} nodes and counts {tree.num_nodes}")
+    _agree("pages of the tree", tree.num_pages, pages)
+    _agree("locked pages", tree.num_locked_pages, locked)
+    _agree("nodes of the tree", tree.num_nodes, count)
 
 
 def check_sums(root: Node) -> None:
@@ -98,23 +99,13 @@ def _check_locks(scheduler: Scheduler) -> None:
             node.lock_count == expected[node],
             f"a node is locked {node.lock_count} times, {expected[node]} running sequences and leases use it",
         )
-        _require(
-            node.lease_count == pinned[node],
-            f"a node counts {node.lease_count} leases, {pinned[node]} hold it",
-        )
-    num_pinned = sum(node.num_pages for node in pinned)
-    _require(
-        num_pinned == tree.num_pinned_pages,
-        f"{num_pinned} pages are pinned, {tree.num_pinned_pages} counted",
-    )
+        _agree("leases of a node", node.lease_count, pinned[node])
+    _agree("pinned pages", tree.num_pinned_pages, sum(node.num_pages for node in pinned))
     pages: Counter[str] = Counter()
     for node in tree.nodes():
         pages[node.namespace] += node.num_pages
     for namespace, share in tree.shares.all().items():
-        _require(
-            share.num_pages == pages[namespace],
-            f"{namespace!r} has {pages[namespace]} pages and counts {share.num_pages}",
-        )
+        _agree(f"pages of {namespace!r}", share.num_pages, pages[namespace])
     for salt, root in tree.roots().items():
         _require(
             bool(root.children) or root.lock_count > 0,
@@ -141,10 +132,7 @@ def _check_slots(scheduler: Scheduler) -> None:
     slots = scheduler.state.slots
     running = Counter(sequence.account for sequence in slots.running())
     for account, count in running.items():
-        _require(
-            account.running == count,
-            f"the account of {account.name!r} counts {account.running} sequences, {count} run",
-        )
+        _agree(f"running sequences of {account.name!r}", account.running, count)
     for slot, sequence in enumerate(slots.sequences):
         _require(
             slots.in_use[slot] == (sequence is not None), f"slot {slot} is used and empty at once"
@@ -169,10 +157,7 @@ def _check_slots(scheduler: Scheduler) -> None:
 def _check_states(scheduler: Scheduler) -> None:
     kv = scheduler.state.kv
     pages = kv.states.pages()
-    _require(
-        len(pages) + kv.states.num_free == kv.states.num_rows,
-        f"{len(pages)} states and {kv.states.num_free} free rows are not {kv.states.num_rows} rows",
-    )
+    _agree("rows of states", kv.states.num_rows, len(pages) + kv.states.num_free)
     free = {*kv.allocator.free_pages().tolist()}
     for row, page in pages.items():
         _require(kv.states.has(page), f"row {row} is not the state of its page")

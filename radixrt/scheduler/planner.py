@@ -30,8 +30,8 @@ from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, KeepState, Prefill, StepPlan
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.scheduler.queue.retraction import choose_victim
-from radixrt.scheduler.radix.match import Match
+from radixrt.scheduler.queue.waiting_queue import choose_victim
+from radixrt.scheduler.radix.node import Match
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.state import SchedulerState

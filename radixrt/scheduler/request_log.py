@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from radixrt.base.errors import ConfigError
-from radixrt.kv.block_hash import block_hashes, namespace_hash
+from radixrt.kv.events import block_hashes, namespace_hash
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 
@@ -45,13 +45,21 @@ class RequestLog:
         ConfigError: the file can't be written.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float], kept: Path | None = None) -> None:
+    def __init__(
+        self, path: Path | None, clock: Callable[[], float], kept: Path | None = None
+    ) -> None:
         """
         Args:
-            clock: a time in seconds that all processes share.
+            path: None: nothing is logged.
             kept: private file of this server, with which the scheduler of a later engine goes on
                 with the log of the one before.
         """
+        self._open: dict[int, LoggedRequest] = {}
+        self.dropped = 0
+        """Lines that could not be written."""
+        self._is_on = path is not None
+        if path is None:
+            return
         goes_on = kept is not None and kept.exists()
         try:
             # every line whole, even if the process dies
@@ -63,11 +71,10 @@ class RequestLog:
             self._begin, self._key = msgspec.json.decode(kept.read_bytes(), type=tuple[float, str])
         elif kept is not None:
             kept.write_bytes(msgspec.json.encode((self._begin, self._key)))
-        self._open: dict[int, LoggedRequest] = {}
-        self.dropped = 0
-        """Lines that could not be written."""
 
     def arrived(self, request: SequenceRequest) -> None:
+        if not self._is_on:
+            return
         tokens = unpack_ids(request.token_ids)
         milliseconds = int(1e3 * (self._clock() - self._begin))
         hash_ids = self._hash_ids(tokens, request.options.cache_salt)
@@ -82,6 +89,8 @@ class RequestLog:
 
     def answered(self, batch: TokenBatch) -> None:
         """Count a step's tokens; log the requests that ended."""
+        if not self._open:
+            return
         for seq_id, output in batch.outputs.items():
             if seq_id in self._open:
                 self._open[seq_id].output_length += len(output.token_ids)

@@ -39,14 +39,11 @@ from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.scheduler.queue.groups import Groups
-from radixrt.scheduler.queue.queue_time import QueueTime
-from radixrt.scheduler.queue.wait_forecast import WaitForecast
+from radixrt.scheduler.queue.wait_forecast import QueueTime, WaitForecast
 from radixrt.scheduler.radix.divergence import RecentFacts
 from radixrt.scheduler.radix.page_allocator import Pages
-from radixrt.scheduler.sequence import NO_SLOT, Sequence
-from radixrt.scheduler.state import SchedulerState
-from radixrt.scheduler.steps_in_flight import StepInFlight
+from radixrt.scheduler.sequence import NO_SLOT, Groups, Sequence
+from radixrt.scheduler.state import SchedulerState, StepInFlight
 
 _FAILURES = {
     NO_TOKEN: (
@@ -62,6 +59,10 @@ _FAILURES = {
     ),
 }
 """HTTP status and reason, by the mark that stands in place of a token."""
+
+
+_NO_LOGPROBS: list[PositionLogprobs] = []
+"""Shared by the outputs of rows without log-probabilities; nothing is ever added to it."""
 
 
 class Scheduler:
@@ -321,7 +322,10 @@ class Scheduler:
         if token in _FAILURES:
             batch.refused.append(self._fail(sequence, *_FAILURES[token]))
             return False
-        output = batch.output_of(sequence.seq_id)
+        output = batch.outputs.get(sequence.seq_id)
+        if output is None:  # not output_of(): three lists a row take a fifth of an absorbed step
+            output = SequenceOutput([], None, None, None, _NO_LOGPROBS, _NO_LOGPROBS)
+            batch.outputs[sequence.seq_id] = output
         if sequence.first_token is None:
             report = output.started = sequence.start(self.state.clock())
             self._learn_wait(sequence, report)
@@ -332,10 +336,9 @@ class Scheduler:
             end: FinishReason = "length" if sequence.options.pool is None else "stop"
             output.finished = self._finish(sequence, end, token)
             return False
-        sequence.append(token)
         sequence.account.output_tokens += 1
         output.token_ids.append(token)
-        reason = sequence.finish_reason(token)
+        reason = sequence.append(token)
         if reason is None:
             return True
         output.finished = self._finish(sequence, reason, token)

@@ -1,4 +1,14 @@
-"""A sequence: a prompt and the answer generated from it so far."""
+"""A sequence: a prompt and the answer generated from it so far; and the groups of sequences that
+are accepted or refused as a whole, the answers of one HTTP request.
+
+The sequences of a batch come one after the other, and of a long batch the next comes when one has
+ended. The first decides for all of them, so that no batch fails in its middle because its last
+prompts would wait too long. A group whose wait was forecast wrongly is refused as long as none of
+its prompts has begun.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -9,8 +19,76 @@ from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
-from radixrt.scheduler.queue.groups import Group
 from radixrt.scheduler.radix.node import Node
+
+MAX_IDLE = 512
+"""Accepted groups of which no sequence is in the engine. A further one of them may still come."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The sequences of one HTTP request."""
+
+    most_output: int = 0
+    """Tokens of one answer."""
+    name: str = ""
+    """By which its other sequences name it."""
+    has_begun: bool = False
+    """A prompt of it is planned, or was on another engine."""
+    num_alive: int = 0
+    """Sequences that wait or run."""
+    num_to_come: int = 0
+    """Sequences that were sent at once with the first, and have not arrived."""
+
+
+class Groups:
+    """The groups that were accepted."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Group] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self.num_to_come = 0
+        """Sequences of all groups."""
+        self.output_to_come = 0
+        """Most tokens of their answers."""
+
+    def knows(self, request: SequenceRequest) -> bool:
+        """Whether a sequence of its group was accepted before."""
+        return request.group in self._by_name
+
+    def join(self, request: SequenceRequest) -> Group:
+        """The group of a sequence that is accepted."""
+        group = self._by_name.get(request.group)
+        if group is None:
+            group = Group(request.sampling.max_tokens or 0, request.group)
+            if request.group_size > 1:
+                self._by_name[request.group] = group
+                self._expect(group, request.group_size - 1)
+        else:
+            self._idle.pop(request.group, None)
+            self._expect(group, -min(group.num_to_come, 1))
+        group.num_alive += 1
+        group.has_begun |= request.has_begun
+        return group
+
+    def leave(self, group: Group) -> None:
+        """A sequence has ended. If none is left, those to come may have been dropped before they
+        were sent."""
+        group.num_alive -= 1
+        if group.num_alive:
+            return
+        self._expect(group, -group.num_to_come)
+        if group.name in self._by_name:
+            self._idle[group.name] = None
+            if len(self._idle) > MAX_IDLE:
+                oldest, _ = self._idle.popitem(last=False)
+                del self._by_name[oldest]
+
+    def _expect(self, group: Group, change: int) -> None:
+        group.num_to_come += change
+        self.num_to_come += change
+        self.output_to_come += change * group.most_output
+
 
 NO_SLOT = -1
 
@@ -20,7 +98,6 @@ class Sequence:
 
     Args:
         arrived: time of arrival, in seconds on the scheduler's clock, like the other times.
-        eos_token_ids: of the model.
     """
 
     def __init__(
@@ -53,7 +130,7 @@ class Sequence:
         """Its tokens are drafted."""
         self.drafted_tokens = self.accepted_tokens = 0
         """Draft tokens that were verified, and of these those that were accepted."""
-        self.account = Account(self.options.tenant)
+        self.account = Account()
         """The account of its tenant, once it is queued."""
         self.group = Group()
         """The group of its request, once it is accepted."""
@@ -140,13 +217,24 @@ class Sequence:
     def known_tokens(self) -> TokenIds:
         return self.tokens[: self.num_tokens]
 
-    def append(self, token: int) -> None:
+    def append(self, token: int) -> FinishReason | None:
+        """Append a token; returns the reason if it is the last one.
+
+        A grammar allows an end token only where the answer may end, and nothing after it, so
+        min_tokens does not count.
+        """
         if self.num_tokens == len(self.tokens):
             grown = np.empty(2 * self.num_tokens + 16, dtype=np.int32)
             grown[: self.num_tokens] = self.tokens
             self.tokens = grown
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+        num_output = self.num_tokens - self.num_prompt
+        if token in self.stop_tokens and (
+            self.grammar is not None or num_output > self.sampling.min_tokens
+        ):
+            return "stop"
+        return "length" if num_output >= self.max_output else None
 
     def begin_prompt_again(self) -> None:
         """After a retraction: the worker will compute the prompt and send its log-probabilities
@@ -160,19 +248,6 @@ class Sequence:
             return False
         self.prompt_logprobs_sent += 1
         return True
-
-    def finish_reason(self, token: int) -> FinishReason | None:
-        """The reason if ``token``, just appended, is the last one; otherwise None.
-
-        A grammar allows an end token only where the answer may end, and nothing after it, so
-        min_tokens does not count.
-        """
-        num_output = self.num_tokens - self.num_prompt
-        if token in self.stop_tokens and (
-            self.grammar is not None or num_output > self.sampling.min_tokens
-        ):
-            return "stop"
-        return "length" if num_output >= self.max_output else None
 
     def start(self, now: float) -> AnswerReport:
         """The first token is out at ``now``; returns the report to send with it."""

@@ -6,24 +6,17 @@ to. The five costs are learned from the times that the worker reports (``StepRes
 is the time on the device where steps overlap, and excludes waits for plans), by least squares with
 exponential forgetting:
 
-- Errors count relative to the longer one of the time and its forecast. A pause of the machine,
-  twenty times a step, then weighs as much as an error of a twentieth; a lasting change is learned
-  within some hundred steps.
+- Errors count relative to the longer one of the time and its forecast, so that a pause of the
+  machine weighs little; a lasting change is learned within some hundred steps.
 - Costs are never negative (coordinate descent on the normal equations), so more work is never
   forecast to take less time.
-- A step makes the learner forget only the costs that it has a part in. So many decode steps leave
-  the costs of prompts as they are.
+- A step makes the learner forget only the costs that it has a part in.
 
-The bound of a step is a multiple of the step of one answer. The costs do not tell this time well:
-where all steps are as long as their bound, a smaller constant and dearer tokens fit as well, and
-the bound would follow. So it has a record of its own (:class:`ShortestStep`).
-
-Until the first times are known, a step computes at most twice the prompt tokens of the largest step
-before it.
-
-Sarathi-Serve (Agrawal et al., OSDI 2024) bounds the tokens of a step, so that running answers do
-not stall, and profiles the bound offline. Here it is a time, because the cost of a token depends on
-the device, the model and the context before it.
+The bound of a step is a multiple of the step of one answer, of which there is a record of its own
+(:class:`ShortestStep`): where all steps are as long as their bound, a smaller constant and dearer
+tokens fit as well, and the bound would follow. Sarathi-Serve (Agrawal et al., OSDI 2024) bounds the
+tokens of a step, and profiles the bound offline; the cost of a token depends on the device, the
+model and the context before it.
 """
 
 import math

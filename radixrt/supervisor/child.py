@@ -20,7 +20,7 @@ from radixrt.base.errors import EngineDiedError
 from radixrt.base.liveness.heartbeat import Activity, Heartbeat
 from radixrt.base.liveness.link import Link, ServerStatus, ToSupervisor
 from radixrt.base.liveness.supervision import start_thread
-from radixrt.device.host_memory import available_memory
+from radixrt.device.machine import available_memory
 from radixrt.models.memory_need import loads_weights, memory_sentence
 from radixrt.supervisor.watch import Clock, Watch
 

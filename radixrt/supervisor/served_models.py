@@ -9,7 +9,7 @@ from pathlib import Path
 from radixrt.base.child import ServedModel
 from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import available_memory
+from radixrt.device.machine import available_memory
 from radixrt.models.checkpoint import read_config, served_context_length
 from radixrt.models.gguf.hub import gguf_models
 from radixrt.models.memory_need import engine_bytes, loads_into_memory

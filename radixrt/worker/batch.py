@@ -19,8 +19,7 @@ from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 from radixrt.messages.requests import PoolingRequest
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
-from radixrt.worker.kv.ragged import RaggedStep
-from radixrt.worker.kv.shared_prefixes import PrefixFinder
+from radixrt.worker.kv.ragged import PrefixFinder, RaggedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +148,6 @@ class PersistentBatch:
     ) -> None:
         """
         Args:
-            max_slots: sequences in the batch at a time.
-            max_pages: pages of one sequence.
-            page_size: tokens in a page.
-            device: computes the steps.
             spare_page: page that padding writes to; no sequence has it.
             graph_rows: from the rows of a decode step to those that it is padded to, or None where
                 it is not padded; None: no step is padded.

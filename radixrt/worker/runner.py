@@ -34,20 +34,17 @@ from radixrt.worker.batch import (
     Runs,
     StepInputs,
 )
-from radixrt.worker.decode_graphs import DecodeGraphs
 from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.states import SlotStates
-from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors
+from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors, step_order
+from radixrt.worker.replays import DecodeGraphs, StepTapes
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.deferred_rows import DeferredRows, SamplingRows
-from radixrt.worker.sampling.logprobs import raw_logprobs
 from radixrt.worker.sampling.matchers import SlotMatchers
-from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, sample
+from radixrt.worker.sampling.sampler import SampledTokens, fastest_draw, raw_logprobs, sample
 from radixrt.worker.sampling.state import SamplingState
-from radixrt.worker.step_order import step_order
-from radixrt.worker.step_tapes import StepTapes
 
 PROMPT_LOGITS_ROWS = 256
 """Prompt positions whose logits are in memory at once: 256 rows of a 128k vocabulary are 128
@@ -288,7 +285,6 @@ class ModelRunner:
         """The rows that are sampled in this step, and the slots of those that are deferred.
 
         Args:
-            logits: of the step's rows.
             alone: the step does nothing but sample.
         """
         slots = inputs.sampling_slots
@@ -429,7 +425,6 @@ class ModelRunner:
         """Give back the positions of drafts that were not drawn.
 
         Args:
-            drafts: of this step.
             slots: [rows] of the tokens that were sampled; a slot that is not among them is
                 deferred.
             kept_states: of this step; those behind accepted drafts are added.

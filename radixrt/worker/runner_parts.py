@@ -5,14 +5,14 @@ import logging
 import time
 from dataclasses import dataclass
 
-from radixrt.attention.backend import AttentionBackend, CapturableBackend
-from radixrt.attention.setup import AttentionSetup
+from radixrt.attention.backend import AttentionBackend, AttentionSetup
+from radixrt.attention.flashinfer import FlashInferBackend
 from radixrt.base.config import ServerConfig
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import CausalLM
-from radixrt.worker.decode_graphs import LARGEST, DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.pooling import Pooler
+from radixrt.worker.replays import LARGEST, DecodeGraphs, ladder
 from radixrt.worker.sampling.grammar_loader import GrammarLoader
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ class RunnerParts:
     """The pooler of a checkpoint that gives numbers in place of text."""
 
     @property
-    def _capturable(self) -> CapturableBackend | None:
+    def _capturable(self) -> FlashInferBackend | None:
         """The backend, if its decode steps are to be captured."""
         if self.config.debug_disable_cuda_graph or not self.setup.device.has_graphs:
             return None
-        return self.backend if isinstance(self.backend, CapturableBackend) else None
+        return self.backend if isinstance(self.backend, FlashInferBackend) else None
 
     def reserve_for_graphs(self) -> None:
         """Allocate the buffers that captured steps read, before the KV pool takes the memory."""

@@ -13,8 +13,7 @@ from rich.console import Console
 from radixrt.base.api_keys import new_key
 from radixrt.cli.main import main
 from radixrt.cli.top import ServerAwayError, ServerWatch, frame
-from radixrt.kv.cache_stats import PoolUse
-from radixrt.kv.reading import Reading
+from radixrt.kv.reading import PoolUse, Reading
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from tests.api.conftest import RunningServer, StartServer
 

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from radixrt.attention.backend import AttentionInputs, AttentionSpec
+from radixrt.attention.backend import AttentionInputs, AttentionSetup, AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.attention.registry import make_backend
-from radixrt.attention.setup import AttentionSetup
 
 
 @dataclass

@@ -14,15 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixrt.attention import flashinfer, flashinfer_rules
-from radixrt.attention.backend import AttentionInputs, AttentionSpec
+from radixrt.attention import flashinfer, flashinfer_wrappers
+from radixrt.attention.backend import AttentionInputs, AttentionSetup, AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, lacks_kernels, why_not
 from radixrt.attention.kv_spec import to_kv_dtype
 from radixrt.attention.metadata import PrefixGroups
-from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.base.errors import ConfigError
-from radixrt.device.flashinfer_library import load_flashinfer
+from radixrt.device.device import load_flashinfer
 from tests.attention.fake_flashinfer import BatchPrefill, FakeFlashInfer
 from tests.attention.steps import Step, make_step, share, written_out
 from tests.fake_device import FakeDevice
@@ -288,7 +287,7 @@ LLAMA_8B = AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128, scale=128**
 def test_long_prefixes_of_many_pay_and_short_ones_of_few_do_not(
     sizes: list[int], tokens: list[int], pays: bool
 ) -> None:
-    assert flashinfer_rules.cascade_pays(np.array(sizes), np.array(tokens), LLAMA_8B, 2) == pays
+    assert flashinfer_wrappers.cascade_pays(np.array(sizes), np.array(tokens), LLAMA_8B, 2) == pays
 
 
 # ---------------------------------------------------------------- graphs
@@ -369,16 +368,16 @@ def test_fp8_keys_and_values_are_rounded_and_never_overflow() -> None:
 
 
 def test_fa3_takes_long_fresh_prompts_and_fa2_short_extensions() -> None:
-    assert flashinfer_rules.prefill_kernel(np.array([8192]), 32) == "fa3"
-    assert flashinfer_rules.prefill_kernel(np.array([2048] * 4), 32) == "fa3"
-    assert flashinfer_rules.prefill_kernel(np.array([256]), 32) == "fa2"
-    assert flashinfer_rules.prefill_kernel(np.array([1, 17]), 32) == "fa2"
+    assert flashinfer_wrappers.prefill_kernel(np.array([8192]), 32) == "fa3"
+    assert flashinfer_wrappers.prefill_kernel(np.array([2048] * 4), 32) == "fa3"
+    assert flashinfer_wrappers.prefill_kernel(np.array([256]), 32) == "fa2"
+    assert flashinfer_wrappers.prefill_kernel(np.array([1, 17]), 32) == "fa2"
 
 
 @pytest.fixture
 def fa3_step(monkeypatch: pytest.MonkeyPatch) -> Step:
     """One that FA3 computes, if it can; its rule has a test of its own."""
-    monkeypatch.setattr(flashinfer_rules, "FA3_FROM_TILES", 4)
+    monkeypatch.setattr(flashinfer_wrappers, "FA3_FROM_TILES", 4)
     return make_step([(1, 9), (7, 11)], 4, PLAIN, torch.float32)
 
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 import radixrt_kernels
 from radixrt.attention import torch_reference
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionSetup, AttentionSpec
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.registry import make_backend
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
 from tests.attention.steps import Step, indptr, make_step, step_lengths, written_out
 

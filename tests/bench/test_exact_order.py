@@ -9,8 +9,7 @@ from radixrt.base.settings.setting import SchedulePolicyName
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest, read_trace
 from radixrt.scheduler.queue import waiting_queue
-from radixrt.scheduler.radix.eviction.by_key import least_recently_used
-from radixrt.scheduler.radix.eviction.registry import POLICIES
+from radixrt.scheduler.radix.eviction import POLICIES, least_recently_used
 from tests.bench.test_bench_cache import SYMBOL, TRACES, conversations, touch
 
 PER_PAGE = BLOCK_TOKENS // SYMBOL

@@ -20,9 +20,7 @@ NO_PATHS = {"llama.cpp", "structured_outputs.json"}
 IN_CHECKPOINTS = {
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 }  # fmt: skip
-NOT_THERE = (
-    WRITTEN_BY_COMMANDS | NO_PATHS | IN_CHECKPOINTS | {"radixrt/models/families/ministral.py"}
-)
+NOT_THERE = WRITTEN_BY_COMMANDS | NO_PATHS | IN_CHECKPOINTS | {"radixrt/models/ministral.py"}
 """The last is written by the reader of docs/internals/add_a_model.md."""
 
 

@@ -23,7 +23,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import PositionLogprobs
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.threads import use_threads
+from radixrt.worker.build import use_threads
 from radixrt_kernels import attention
 from tests.checkpoints import CONFIGS, make_checkpoint
 from tests.engine.in_process import InProcessEngine

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 import torch
 
-from radixrt.attention.backend import AttentionSpec
+from radixrt.attention.backend import AttentionSetup, AttentionSpec
 from radixrt.attention.kv_spec import CachedTensor, KVSpec
 from radixrt.attention.registry import make_backend
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import CpuDevice

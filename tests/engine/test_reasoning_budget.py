@@ -16,7 +16,7 @@ from radixrt.constrained.backends import llguidance
 from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.device.device import CPU, CpuDevice, Device
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
+from radixrt.worker.sampling.restrictions import ReasoningBudget
 from tests.engine.in_process import InProcessEngine
 from tests.engine.test_against_transformers import make_prompts
 from tests.engine.test_grammars import text_of

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from radixrt.attention import flashinfer
-from radixrt.attention.backend import AttentionInputs, AttentionSpec
+from radixrt.attention.backend import AttentionInputs, AttentionSetup, AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, make_flashinfer
 from radixrt.attention.kv_spec import to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
-from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.device.device import CudaDevice
 from tests.attention.steps import Step, make_step, share

@@ -12,7 +12,7 @@ from radixrt_kernels import tape
 from tests.expert_stacks import dense_stack
 
 WEIGHT, COS_SIN = torch.randn(8), torch.randn(10, 8)
-EXPERTS = [dense_stack(torch.randn(4, rows, columns)) for rows, columns in ((12, 16), (16, 6))]
+EXPERTS = tuple(dense_stack(torch.randn(4, rows, columns)) for rows, columns in ((12, 16), (16, 6)))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,9 +51,9 @@ def gated(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def mixed(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Each token goes to two of four experts, and not all to the same ones."""
     kernels = NativeKernels()
-    weights, experts = kernels.choose_experts(states[:, :4].contiguous(), 2, normalize=True)
+    choice = kernels.choose_experts(states[:, :4].contiguous(), 2, normalize=True)
     hidden = states[:, 8:].contiguous()
-    return kernels.experts(hidden, weights, experts, *EXPERTS, "silu")
+    return kernels.experts(hidden, choice, EXPERTS, "silu")
 
 
 @pytest.mark.parametrize("compute", [rotated, normed, added, activated, gated, mixed])

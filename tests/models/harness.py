@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from radixrt.attention.backend import AttentionBackend, ForwardContext
+from radixrt.attention.backend import AttentionBackend, AttentionSetup, ForwardContext
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.registry import make_backend
-from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.states import StateStep, StateTables
 from radixrt.models.decoder import CausalLM
 

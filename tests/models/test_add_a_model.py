@@ -23,7 +23,7 @@ def test_the_model_of_the_document_equals_transformers(
     code, entry, config, *_ = re.findall(r"```(?:python)?\n(.*?)```", DOCUMENT.read_text(), re.S)
     ((name, place),) = eval("{" + entry + "}").items()
     ((architecture, settings),) = eval("{" + config + "}").items()
-    module = types.ModuleType("radixrt.models.families.ministral")
+    module = types.ModuleType("radixrt.models.ministral")
     exec(code, module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(registry.ARCHITECTURES, name, place)

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.registry import make_backend
-from radixrt.attention.setup import AttentionSetup
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from tests.checkpoints import CONFIGS, HYBRIDS, VOCAB_SIZE

@@ -11,9 +11,8 @@ import torch
 from transformers import AutoConfig
 
 from radixrt.base.errors import ConfigError
-from radixrt.models import config_cache
-from radixrt.models.config_cache import KeptConfig, transformers_config
-from radixrt.models.loader import load_model
+from radixrt.models import loader
+from radixrt.models.loader import KeptConfig, load_model, transformers_config
 from tests.checkpoints import CONFIGS, _config
 
 
@@ -40,7 +39,7 @@ def test_a_kept_config_of_each_architecture_has_transformers_attributes(tmp_path
             continue
         original = AutoConfig.from_pretrained(tmp_path / architecture)
         assert config.get_text_config() is config
-        for name in {*dir(original), *original.attribute_map} - config_cache._NOT_READ:
+        for name in {*dir(original), *original.attribute_map} - loader._NOT_READ:
             if name.startswith("_") or callable(value := getattr(original, name)):
                 continue
             assert getattr(config, name) == value, (architecture, name)
@@ -86,9 +85,9 @@ def test_a_changed_or_damaged_config_is_read_again(tmp_path: Path, cache: Path) 
 def test_a_config_with_a_value_that_is_no_json_is_not_kept(tmp_path: Path) -> None:
     _config("qwen2", {}).save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
-    assert config_cache._attributes(config) is not None
+    assert loader._attributes(config) is not None
     config.sizes = [(1, 2)]
-    assert config_cache._attributes(config) is None
+    assert loader._attributes(config) is None
 
 
 @pytest.mark.parametrize("odd", [10**30, "\ud800"])

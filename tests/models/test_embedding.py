@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import radixrt_kernels
-from radixrt.layers.embedding import VocabParallelEmbedding
 from radixrt.layers.kernels.native import PackedMatrix
+from radixrt.layers.linear import VocabParallelEmbedding
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix
 from radixrt.layers.parallel import TensorParallel
 

@@ -42,9 +42,9 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf import weights
+from radixrt.models.gguf.conversion import byte_level_splitter
 from radixrt.models.gguf.file import read_header
 from radixrt.models.gguf.folder import gguf_tensors
-from radixrt.models.gguf.tokenizer import byte_level_splitter
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import Pooling, read_pooling
 from radixrt.offline.llm import LLM
@@ -601,8 +601,8 @@ def test_each_pre_tokenizer_cuts_in_its_own_way(pre: str, pieces: list[str]) -> 
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece_tokenizer(tmp_path: Path, prefix: bool) -> None:
+    from radixrt.models.gguf.conversion import write_tokenizer
     from radixrt.models.gguf.file import read_header
-    from radixrt.models.gguf.tokenizer import write_tokenizer
     from tests.models.gguf_files import write_sentencepiece
 
     folder = save_byte_fallback(tmp_path)

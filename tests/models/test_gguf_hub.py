@@ -11,7 +11,7 @@ import pytest
 
 from radixrt.base.errors import ConfigError, NotCachedError
 from radixrt.cli.chat.local_server import _is_the_same
-from radixrt.device.host_memory import OTHER_BYTES
+from radixrt.device.machine import OTHER_BYTES
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.gguf import hub as hub_module
 from radixrt.models.gguf.folder import gguf_tensors

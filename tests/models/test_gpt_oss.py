@@ -13,7 +13,7 @@ import radixrt_kernels
 from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.native import BlockExperts, NativeKernels
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.quantization.block_stack import Mxfp4Stack
+from radixrt.layers.quantization.blocks import Mxfp4Stack
 from radixrt.layers.weights import weight_bytes
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.decoder import CausalLM

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import OTHER_BYTES, available_memory
+from radixrt.device.machine import OTHER_BYTES, available_memory
 from radixrt.models import memory_need as needs
 from radixrt.models.loader import load_model
 from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need

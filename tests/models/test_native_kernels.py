@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks
 from radixrt.layers.kernels.native import GroupwiseExperts, NativeGroupwiseMatrix, NativeKernels
 from radixrt.layers.matrix import Matrix, MatrixStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix
@@ -79,15 +79,10 @@ class RoundingKernels(LayerKernels):
         return GroupwiseExperts(matrix, count) if isinstance(matrix, GroupwiseMatrix) else matrix
 
     def experts(
-        self,
-        hidden: torch.Tensor,
-        weights: torch.Tensor,
-        experts: torch.Tensor,
-        gate_up: MatrixStack,
-        down: MatrixStack,
-        activation: str,
+        self, hidden: torch.Tensor, choice: Choice, stacks: Stacks, activation: str
     ) -> torch.Tensor:
         """Token by token and expert by expert."""
+        (weights, experts), (gate_up, down) = choice, stacks
 
         def product(stack: MatrixStack, expert: int, row: torch.Tensor) -> torch.Tensor:
             assert isinstance(stack.matrix, GroupwiseExperts)

@@ -14,8 +14,12 @@ from safetensors.torch import load_file, save_file
 from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.parallel import TensorParallel
-from radixrt.layers.quantization.groupwise import GroupwiseMatrix, pack_halves, unpack_halves
-from radixrt.layers.quantization.rounding import quantize
+from radixrt.layers.quantization.groupwise import (
+    GroupwiseMatrix,
+    pack_halves,
+    quantize,
+    unpack_halves,
+)
 from radixrt.layers.weights import weight_bytes
 from radixrt.models.checkpoint import check_checkpoint
 from radixrt.models.loader import load_model

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import radixrt_kernels
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.setup import AttentionSetup
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.loader import load_model
 from tests.checkpoints import CONFIGS

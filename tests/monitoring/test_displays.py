@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from deploy.monitoring.dashboard import PANELS
-from radixrt.kv.cache_stats import PoolParts
+from radixrt.kv.reading import PoolParts
 
 STATIC = Path(__file__).parents[2] / "radixrt" / "api" / "page" / "static"
 

@@ -11,8 +11,7 @@ from hypothesis.stateful import rule
 from radixrt.kv.events import AllBlocks, BlockStored, EventBatch
 from radixrt.router.mirror import CacheMirror, unpack_hashes
 from radixrt.router.router import Router
-from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
-from radixrt.scheduler.radix.kv_events.stream import EventStream
+from radixrt.scheduler.radix.kv_events import EventRecorder, EventStream
 from tests.scheduler.engine_model import EngineModel, limits
 from tests.scheduler.test_kv_events import LossyEvents, MirrorMachine, Replays
 

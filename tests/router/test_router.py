@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from radixrt.kv import block_hash
-from radixrt.kv.block_hash import block_hashes, namespace_hash, prompt_hashes
-from radixrt.kv.events import BlockStored, EventBatch
+from radixrt.kv import events
+from radixrt.kv.events import BlockStored, EventBatch, block_hashes, namespace_hash, prompt_hashes
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.router import EXPECTED_S, RoutedPrompt, Router
@@ -119,13 +118,13 @@ def test_the_next_turn_hashes_little_more_than_its_new_part(
         hashed.append(len(packed) // 4)
         return block_hashes(before, packed, page_size)
 
-    monkeypatch.setattr(block_hash, "_stride_hashes", lru_cache(64)(counted))
+    monkeypatch.setattr(events, "_stride_hashes", lru_cache(64)(counted))
     random = np.random.default_rng(0)
     turns = random.integers(0, 1000, 20_000)
     for end in range(10_000, 20_001, 500):
         prompt_hashes("", pack_ids(turns[:end]), 16)
     assert max(hashed) == 1024 and sum(hashed) <= 20_000, "each stride once"
-    assert block_hash._stride_hashes.cache_info().maxsize, "bounded"
+    assert events._stride_hashes.cache_info().maxsize, "bounded"
 
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=24)

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 
 from radixrt.scheduler.queue.output_history import HISTORY, PRIOR_WEIGHT, OutputHistory
-from radixrt.scheduler.radix.match import Match
+from radixrt.scheduler.radix.node import Match
 from radixrt.scheduler.sequence import Sequence
 from tests.scheduler.engine_model import EngineModel, limits
 

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from radixrt.scheduler.radix.continuation import continuation
+from radixrt.scheduler.radix.divergence import continuation
 from radixrt.scheduler.radix.node import SequenceEnd
 from radixrt.scheduler.radix.tree import RadixTree
 

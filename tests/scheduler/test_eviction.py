@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.messages.requests import NO_HINTS, CacheHints, Retention
-from radixrt.scheduler.radix.eviction.registry import make_policy
-from radixrt.scheduler.radix.hint import DEFAULT, HIGH, LEVELS, NONE
+from radixrt.scheduler.radix.eviction import make_policy
+from radixrt.scheduler.radix.node import DEFAULT, HIGH, LEVELS, NONE
 from radixrt.scheduler.radix.request_hints import apply_hints
 from radixrt.scheduler.radix.tree import RadixTree
 

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.base.settings.setting import EvictionPolicyName
-from radixrt.scheduler.radix.eviction.awaited import Awaited
-from radixrt.scheduler.radix.eviction.by_key import least_recently_used
-from radixrt.scheduler.radix.eviction.hinted import Hinted
-from radixrt.scheduler.radix.hint import HIGH, Hint
-from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.eviction import Awaited, Hinted, least_recently_used
+from radixrt.scheduler.radix.node import HIGH, Hint, Node
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 
 from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.messages.requests import CacheHints, Retention
-from radixrt.scheduler.radix.eviction.by_key import (
+from radixrt.scheduler.radix.eviction import (
     ByKey,
     first_in_first_out,
     least_recently_used,
     least_urgent,
+    make_policy,
 )
-from radixrt.scheduler.radix.eviction.registry import make_policy
 from radixrt.scheduler.radix.node import Node
-from radixrt.scheduler.radix.request_hints import apply_hints
-from radixrt.scheduler.radix.sessions import ENDS_PER_SESSION, Sessions
+from radixrt.scheduler.radix.request_hints import ENDS_PER_SESSION, Sessions, apply_hints
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 

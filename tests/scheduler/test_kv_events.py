@@ -24,11 +24,13 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.kv.events import EventBatch, ReplayRequest
 from radixrt.messages.ids import unpack_ids
-from radixrt.scheduler.radix.kv_events import publisher as publisher_module
-from radixrt.scheduler.radix.kv_events import stream as stream_module
-from radixrt.scheduler.radix.kv_events.publisher import EventPublisher, start_publisher
-from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
-from radixrt.scheduler.radix.kv_events.stream import EventStream
+from radixrt.scheduler.radix import kv_events
+from radixrt.scheduler.radix.kv_events import (
+    EventPublisher,
+    EventRecorder,
+    EventStream,
+    start_publisher,
+)
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.engine_model import EngineModel, limits
 
@@ -271,7 +273,7 @@ def test_what_is_not_kept_any_more_is_replaced_by_a_snapshot(
 ) -> None:
     publishing.insert([1, 2])
     (first,) = ask(publishing, "", 0)
-    monkeypatch.setattr(stream_module, "MAX_BUFFER_BYTES", 100)
+    monkeypatch.setattr(kv_events, "MAX_BUFFER_BYTES", 100)
     publishing.insert([3, 4, 5, 6, 7, 8])
     (snapshot,) = ask(publishing, first.stream, 2)
     (event,) = snapshot.events
@@ -312,7 +314,7 @@ def test_an_emptied_cache_is_told_in_a_word(publishing: Publishing) -> None:
 def test_a_subscriber_that_does_not_read_is_left_behind_and_catches_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher_module, "MAX_QUEUED_BATCHES", 2)
+    monkeypatch.setattr(kv_events, "MAX_QUEUED_BATCHES", 2)
     publishing = Publishing(folder)
     stream, random = publishing.publisher.stream, np.random.default_rng(0)
     stream.max_batches = 3

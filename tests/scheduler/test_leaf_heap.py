@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from radixrt.scheduler.radix.eviction.leaf_heap import LeafHeap
+from radixrt.scheduler.radix.eviction import LeafHeap
 from radixrt.scheduler.radix.node import Node
 
 operations = st.lists(

@@ -176,7 +176,7 @@ def test_a_lock_that_no_lease_accounts_for_is_noticed() -> None:
     engine = Pinned()
     engine.run(DOCUMENT)
     engine.tree.pin(engine.pin(DOCUMENT).node)
-    with pytest.raises(InvariantError, match="counts 2 leases"):
+    with pytest.raises(InvariantError, match="leases of a node: 2 counted"):
         check_invariants(engine.scheduler)
 
 

@@ -6,10 +6,8 @@ import pytest
 
 from radixrt.kv.events import EventBatch
 from radixrt.messages.replicas import ReplicaReport
-from radixrt.scheduler.load import REPORT_S, LoadReports
-from radixrt.scheduler.radix.kv_events.publisher import EventPublisher
-from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
-from radixrt.scheduler.radix.kv_events.stream import EventStream
+from radixrt.scheduler.process import REPORT_S, LoadReports
+from radixrt.scheduler.radix.kv_events import EventPublisher, EventRecorder, EventStream
 from radixrt.scheduler.scheduler import Scheduler
 from tests.scheduler.engine_model import EngineModel, limits
 

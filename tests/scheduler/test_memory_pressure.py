@@ -92,7 +92,7 @@ def test_hundreds_of_requests_in_a_pool_for_hardly_more_than_one_are_answered_as
 def test_who_was_retracted_goes_before_everybody_of_its_rank_who_was_never_picked(
     policy: SchedulePolicyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Work would not go on for sure otherwise; see radixrt/scheduler/queue/retraction.py."""
+    """Work would not go on for sure otherwise; see radixrt/scheduler/queue/waiting_queue.py."""
     engine, rng = small_engine(policy, reckless=True), random.Random(3)
     waiting = engine.scheduler.state.waiting
     rank, pop, contested = waiting.order.rank, waiting.pop, 0

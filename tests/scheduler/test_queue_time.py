@@ -7,8 +7,8 @@ import pytest
 
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
-from radixrt.scheduler.queue.groups import MAX_IDLE, Groups
 from radixrt.scheduler.queue.wait_forecast import MIN_ANSWERS
+from radixrt.scheduler.sequence import MAX_IDLE, Groups
 from radixrt.scheduler.step_times import StepShape
 from tests.scheduler.engine_model import EngineModel, limits
 from tests.scheduler.timed_engine import Request, TimedEngine, percentile

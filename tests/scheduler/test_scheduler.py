@@ -14,8 +14,7 @@ from radixrt.messages.requests import DEFAULT_POOLING, PoolingInfo, RequestOptio
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.messages.steps import MAX_DRAFTED, NO_TOKEN
 from radixrt.scheduler.invariants import InvariantError, check_invariants
-from radixrt.scheduler.queue.queue_order import QueueOrder
-from radixrt.scheduler.queue.retraction import choose_victim
+from radixrt.scheduler.queue.waiting_queue import QueueOrder, choose_victim
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import DRAFT_HEADROOM, SlotTable

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from radixrt.messages.steps import StepPlan, StepResult
-from radixrt.scheduler.load import replica_load
+from radixrt.scheduler.process import replica_load
 from radixrt.scheduler.step_times import (
     MAX_MS,
     MIN_MS,

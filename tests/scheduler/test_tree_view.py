@@ -12,8 +12,7 @@ from radixrt.messages.calls import CacheTreeCall, CallReply
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.invariants import InvariantError, check_sums
 from radixrt.scheduler.radix import view as tree_view
-from radixrt.scheduler.radix.hint import HIGH, Hint
-from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.node import HIGH, Hint, Node
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.radix.view import FEWEST_CHILDREN, KnownNodes, TreeView
 from tests.scheduler.engine_model import EngineModel, limits

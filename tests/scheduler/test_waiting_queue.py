@@ -13,8 +13,7 @@ from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.lazy_heap import LazyHeap
-from radixrt.scheduler.queue.queue_order import ORDERS
-from radixrt.scheduler.queue.waiting_queue import LOOKUPS_PER_STEP, WaitingQueue
+from radixrt.scheduler.queue.waiting_queue import LOOKUPS_PER_STEP, ORDERS, WaitingQueue
 from radixrt.scheduler.radix.kv_cache import KVCache
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.slot_table import SlotTable

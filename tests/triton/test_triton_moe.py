@@ -65,7 +65,7 @@ def test_experts(
     experts = choose(tokens, top_k, num_experts)
     ours = experts_mlp(hidden, weights, experts, gate_up, down, activation)
     stacks = dense_stack(gate_up.float()), dense_stack(down.float())
-    exact = LayerKernels().experts(hidden.float(), weights, experts, *stacks, activation)
+    exact = LayerKernels().experts(hidden.float(), (weights, experts), stacks, activation)
     error = 2e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(ours.float(), exact, rtol=error, atol=error)
 
@@ -78,9 +78,9 @@ def test_every_tiling_computes_the_same(
     monkeypatch.setattr(moe.Tiling, "of", staticmethod(lambda pairs, num_experts: tiling))
     hidden, weights = draw(9, 96, dtype=torch.float32), torch.ones(9, 2, device=DEVICE)
     gate_up, down = (draw(4, *shape, dtype=torch.float32) / 8 for shape in ((80, 96), (96, 40)))
-    tokens = (hidden, weights, choose(9, 2, 4))
-    result = experts_mlp(*tokens, gate_up, down, "silu")
-    expected = LayerKernels().experts(*tokens, dense_stack(gate_up), dense_stack(down), "silu")
+    choice, stacks = (weights, choose(9, 2, 4)), (dense_stack(gate_up), dense_stack(down))
+    result = experts_mlp(hidden, *choice, gate_up, down, "silu")
+    expected = LayerKernels().experts(hidden, choice, stacks, "silu")
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -16,9 +16,8 @@ from radixrt.device.device import CPU, Device, make_device
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.sampling import noise
-from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
 from radixrt.worker.sampling.matchers import TokenMask
-from radixrt.worker.sampling.sampler import SampledTokens, draw_by_torch, sample
+from radixrt.worker.sampling.sampler import SampledTokens, draw_by_torch, draw_in_one_kernel, sample
 from radixrt.worker.sampling.state import SamplingState
 from radixrt_kernels.triton import sampling
 from radixrt_kernels.triton.noise import gumbel_noise

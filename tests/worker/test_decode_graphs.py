@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.kv_spec import KVSpec
-from radixrt.attention.setup import AttentionSetup
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.base.errors import ConfigError
-from radixrt.worker.decode_graphs import DecodeGraphs, ladder
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.ragged import RaggedStep
+from radixrt.worker.replays import DecodeGraphs, ladder
 from tests.fake_device import FakeDevice
 
 EIGHT_FEATURES = KVSpec.keys_and_values(1, 8, torch.float32)

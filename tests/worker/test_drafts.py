@@ -9,14 +9,16 @@ import pytest
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, DraftSources
-from radixrt.worker.drafts import ngram
-from radixrt.worker.drafts import pool as pools
-from radixrt.worker.drafts.chances import Chance, Chances
-from radixrt.worker.drafts.copy_exits import MAX_TOKENS, CopyExits
-from radixrt.worker.drafts.drafter import Draft
-from radixrt.worker.drafts.ngram import NgramDrafter
-from radixrt.worker.drafts.pool import PoolDrafter
-from radixrt.worker.drafts.reference import ReferenceDrafter
+from radixrt.worker.drafts import drafters
+from radixrt.worker.drafts.drafters import (
+    MAX_EXITS,
+    CopyExits,
+    Draft,
+    NgramDrafter,
+    PoolDrafter,
+    ReferenceDrafter,
+)
+from radixrt.worker.drafts.price import Chance, Chances
 from radixrt.worker.drafts.speculator import REST_AFTER_DEFERRAL, Speculator
 from radixrt.worker.drafts.suffix_index import (
     AGAIN,
@@ -146,13 +148,13 @@ def test_exits_are_forgotten_when_they_do_not_come_and_are_bounded() -> None:
     assert come(5, 9) is None and not exits.by_token
     exits.observe(5, 6, copies=False)
     assert not exits.by_token
-    for token in range(2 * MAX_TOKENS):
+    for token in range(2 * MAX_EXITS):
         exits.observe(token, token + 1, copies=True)
-    assert list(exits.by_token) == list(range(MAX_TOKENS, 2 * MAX_TOKENS))
+    assert list(exits.by_token) == list(range(MAX_EXITS, 2 * MAX_EXITS))
 
 
 def test_of_a_very_long_prompt_the_end_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "MAX_INDEXED", 8)
+    monkeypatch.setattr(drafters, "MAX_INDEXED", 8)
     drafter = NgramDrafter()
     drafter.admit(0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8], 12, NOTHING)
     drafter.admit(1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2], 12, NOTHING)
@@ -187,8 +189,8 @@ def test_a_prediction_begins_with_the_answer_also_if_that_goes_on_elsewhere() ->
 
 
 def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "MAX_TOKENS", 40)
-    monkeypatch.setattr(pools, "MAX_SALTS", 2)
+    monkeypatch.setattr(drafters, "MAX_POOL_TOKENS", 40)
+    monkeypatch.setattr(drafters, "MAX_SALTS", 2)
     drafter = PoolDrafter()
 
     def answer(salt: str | None, tokens: list[int]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from radixrt.base.config import ServerConfig
-from radixrt.device import topology
-from radixrt.device.topology import (
+from radixrt.device import machine
+from radixrt.device.machine import (
     busy_ticks,
     cpu_quota,
     huge_pages,
@@ -90,7 +90,7 @@ def test_workers_share_all_processors_and_none_twice(root: Path, count: int) -> 
 
 SHOW_POLICY = """
 import ctypes, os
-from radixrt.device.topology import Place, bind, usable_cpus
+from radixrt.device.machine import Place, bind, usable_cpus
 cpu = min(usable_cpus())
 bind(Place(frozenset({cpu}), (0,)))
 mode = ctypes.c_int(-1)
@@ -102,7 +102,7 @@ print(os.sched_getaffinity(0) == {cpu}, mode.value)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="get_mempolicy has another number")
 def test_a_bound_process_prefers_the_memory_of_its_node() -> None:
     done = subprocess.run([sys.executable, "-c", SHOW_POLICY], capture_output=True, text=True)
-    assert done.stdout.split() == ["True", str(topology._PREFERRED)], done.stderr
+    assert done.stdout.split() == ["True", str(machine._PREFERRED)], done.stderr
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")

@@ -22,8 +22,7 @@ from transformers import (
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
-from radixrt.worker.sampling.logprobs import prompt_logprob_rows, raw_logprobs
-from radixrt.worker.sampling.sampler import SampledTokens, sample
+from radixrt.worker.sampling.sampler import SampledTokens, prompt_logprob_rows, raw_logprobs, sample
 from radixrt.worker.sampling.state import SamplingState
 
 VOCAB = 50

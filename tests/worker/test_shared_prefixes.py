@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.worker.kv.shared_prefixes import GroupedSlots, PrefixFinder, find_groups
+from radixrt.worker.kv.ragged import GroupedSlots, PrefixFinder, find_groups
 
 # Every prefix has pages of its own, as in a radix tree: a page id stands for all the tokens up to
 # it.

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 import radixrt_kernels
-from radixrt.attention.backend import ForwardContext
+from radixrt.attention.backend import AttentionSetup, ForwardContext
 from radixrt.attention.cpu import CpuBackend
-from radixrt.attention.setup import AttentionSetup
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
-from radixrt.worker.step_tapes import StepTapes
+from radixrt.worker.replays import StepTapes
 from radixrt_kernels import tape
 from tests.checkpoints import CONFIGS, make_checkpoint
 from tests.models.harness import Harness, Sequence, with_forward

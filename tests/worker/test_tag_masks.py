@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from radixrt.base.tags import GrammarStart, Symbols, TagFinder
 from radixrt.base.token_bytes import SavedTokens, TokenBytesTable
 from radixrt.constrained.bitmask import allows
-from radixrt.worker.sampling.tag_masks import TagMasks
+from radixrt.worker.sampling.grammar_loader import TagMasks
 
 EOS, CONTROL, NO_TOKEN = 0, 1, 2
 TOKENS = st.lists(st.text("<ab> ", min_size=1, max_size=6), min_size=1, max_size=30, unique=True)

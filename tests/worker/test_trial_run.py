@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from radixrt.attention import flashinfer_rules
+from radixrt.attention import flashinfer_wrappers
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.bidirectional import BidirectionalAttention
 from radixrt.attention.flashinfer import FlashInferBackend
 from radixrt.attention.flashinfer_wrappers import SharedBuffers
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.constrained.bitmask import bitmask_words
 from radixrt.device.device import CPU
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.ids import num_ids
-from radixrt.worker import build, trial_run
+from radixrt.worker import build
+from radixrt.worker.build import largest_step, num_pages
 from radixrt.worker.runner import ModelRunner
 from radixrt.worker.sampling.matchers import TokenMask
 from radixrt.worker.sampling.state import SamplingBatch
-from radixrt.worker.trial_run import largest_step, num_pages
 from tests.attention.fake_flashinfer import BatchPrefill, FakeFlashInfer
 from tests.checkpoints import make_pooled
 from tests.fake_device import FakeDevice
@@ -89,7 +89,7 @@ def test_the_trial_needs_both_prefill_kernels_of_every_kind_of_layer(
     library = FakeFlashInfer(hopper=True)
     monkeypatch.setattr(build, "resolve_backend", lambda *arguments: "flashinfer")
     monkeypatch.setattr(build, "make_backend", lambda name, setup: FlashInferBackend(setup, library))  # fmt: skip
-    monkeypatch.setattr(flashinfer_rules, "FA3_FROM_TILES", 12)  # 3 prompts of 4 heads
+    monkeypatch.setattr(flashinfer_wrappers, "FA3_FROM_TILES", 12)  # 3 prompts of 4 heads
     runner = runner_after_trial(checkpoint("gemma3"), monkeypatch)
     kinds = set(runner._model.attention_specs())
     assert len(kinds) == 2, "with a window, and without"
@@ -121,8 +121,8 @@ def test_the_page_tables_of_graphs_are_there_before_the_pool_is_sized(
     make, size = SharedBuffers.__init__, build.pool_pages
     before: list[int] = []
 
-    def watched(buffers: SharedBuffers, setup: AttentionSetup) -> None:
-        make(buffers, setup)
+    def watched(buffers: SharedBuffers, setup: AttentionSetup, library: Any) -> None:
+        make(buffers, setup, library)
         made.append(buffers)
 
     def sized(*arguments: Any, **options: Any) -> int:
@@ -195,13 +195,13 @@ def test_the_trial_calls_every_kernel_that_a_request_may_ask_for(
     """Triton compiles a kernel at its first call, which is not to happen while requests are
     served."""
     drawn: list[tuple[SamplingBatch, TokenMask | None]] = []
-    draw = trial_run.fastest_draw(CPU.torch_device)
+    draw = build.fastest_draw(CPU.torch_device)
 
-    def watched(batch: SamplingBatch, counts, logits, positions, mask, device):
+    def watched(batch: SamplingBatch, logits, positions, mask):
         drawn.append((batch, mask))
-        return draw(batch, counts, logits, positions, mask, device)
+        return draw(batch, logits, positions, mask)
 
-    monkeypatch.setattr(trial_run, "fastest_draw", lambda device: watched)
+    monkeypatch.setattr(build, "fastest_draw", lambda device: watched)
     runner = runner_after_trial(checkpoint("llama"), monkeypatch)
     ((batch, mask),) = drawn
     assert batch.penalised is not None and batch.biases is not None and batch.logprobs is not None

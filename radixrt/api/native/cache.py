@@ -18,7 +18,7 @@ from radixrt.client.warming import DEFAULT_PIN_S, Pinned
 from radixrt.client.warming import pin as pin_prompt
 from radixrt.client.warming import warm as warm_prompt
 from radixrt.kv.cache_hint import LONGEST_SESSION, check_session
-from radixrt.kv.cache_stats import CacheStats
+from radixrt.kv.reading import CacheStats
 from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.calls import (
     CacheNodeCall,

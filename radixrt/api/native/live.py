@@ -14,8 +14,7 @@ from radixrt.api.http.keys import Caller, caller_of
 from radixrt.api.native.cache import MAX_NODE_ID, MAX_TREE_CHILDREN, MAX_TREE_LEVELS, tree_for
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.kv.cache_stats import CacheStats
-from radixrt.kv.reading import EngineReading
+from radixrt.kv.reading import CacheStats, EngineReading
 from radixrt.messages.calls import StatsCall, TenantStatsCall
 
 MAX_STREAMS = 16

@@ -14,8 +14,7 @@ from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.radix.kv_events.recorder import EventRecorder
-from radixrt.scheduler.radix.kv_events.stream import EventStream
+from radixrt.scheduler.radix.kv_events import EventRecorder, EventStream
 from radixrt.scheduler.scheduler import Scheduler
 
 END_OF_ANSWER = 2**31 - 1

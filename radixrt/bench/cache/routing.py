@@ -9,7 +9,7 @@ from radixrt.bench.arguments import RouterName
 from radixrt.bench.cache.engine import SimulatedEngine
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.router.router import RoutedPrompt, Router
-from radixrt.scheduler.load import replica_load
+from radixrt.scheduler.process import replica_load
 
 SEED = 1
 

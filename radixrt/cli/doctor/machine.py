@@ -20,7 +20,7 @@ from radixrt import __version__
 from radixrt.base.channels import Channels
 from radixrt.base.errors import ConfigError
 from radixrt.base.server_url import local_url
-from radixrt.device.host_memory import available_memory
+from radixrt.device.machine import available_memory
 from radixrt.supervisor.launch import bind
 
 _GIB = 1 << 30
@@ -140,7 +140,7 @@ def gpu() -> Iterator[Finding]:
     free, total = torch.cuda.mem_get_info()
     fact = f"{names}; {free / _GIB:.1f} of {total / _GIB:.1f} GiB free; torch {torch.__version__}"
     try:
-        from radixrt.device.flashinfer_library import load_flashinfer
+        from radixrt.device.device import load_flashinfer
 
         version = load_flashinfer().__version__
     except Exception as error:  # whatever its import does on this machine

@@ -11,7 +11,7 @@ from rich.text import Text
 from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError, NotCachedError
 from radixrt.cli.doctor.machine import Finding
-from radixrt.device.host_memory import available_memory
+from radixrt.device.machine import available_memory
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
 from radixrt.models.local import demo, local_models, other_folders
 from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.doctor.machine import Finding, verdict
-from radixrt.device.host_memory import available_memory
-from radixrt.device.topology import (
+from radixrt.device.machine import (
+    available_memory,
     busy_ticks,
     cpu_quota,
     huge_pages,

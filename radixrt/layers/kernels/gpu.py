@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixrt.base.errors import ConfigError
-from radixrt.device.flashinfer_library import UntracedFunctions, load_flashinfer
-from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.device.device import UntracedFunctions, load_flashinfer
+from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks
 from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack, Weights
-from radixrt.layers.quantization.block_stack import Mxfp4Stack
+from radixrt.layers.quantization.blocks import Mxfp4Stack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 
@@ -162,25 +162,10 @@ class GpuKernels(LayerKernels):
             return getattr(ours.flashinfer, _ACTIVATIONS[name])(gate_up)
         return self._activation.gated_activation(name, gate_up)
 
-    def experts(
-        self,
-        hidden: Tensor,
-        weights: Tensor,
-        experts: Tensor,
-        gate_up: MatrixStack,
-        down: MatrixStack,
-        activation: str,
-    ) -> Tensor:
-        gate_up_weights, down_weights = _weights_of(gate_up), _weights_of(down)
-        return self._moe.experts_mlp(
-            hidden,
-            weights,
-            experts,
-            gate_up_weights,
-            down_weights,
-            activation,
-            (gate_up.bias, down.bias),
-        )
+    def experts(self, hidden: Tensor, choice: Choice, stacks: Stacks, activation: str) -> Tensor:
+        gate_up, down = stacks
+        weights, biases = (_weights_of(gate_up), _weights_of(down)), (gate_up.bias, down.bias)
+        return self._moe.experts_mlp(hidden, *choice, *weights, activation, biases)
 
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, GroupwiseMatrix) and TritonGroupwiseMatrix.takes(matrix):

@@ -30,6 +30,14 @@ GATED_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Functions of the two halves of a merged projection, by name; ``clamped_swiglu`` is gpt-oss's."""
 
 
+Choice = tuple[Tensor, Tensor]
+"""Experts of each token: weights float32 and expert ids int64, both [num_tokens, top_k]."""
+
+Stacks = tuple[MatrixStack, MatrixStack]
+"""Gate and up of each expert, [2 * size, hidden_size], gate first; and down, [hidden_size, size].
+Both may have biases."""
+
+
 class LayerKernels:
     """The operations between a model's attention calls. These run on any device, and are the
     reference of the subclasses."""
@@ -94,17 +102,12 @@ class LayerKernels:
         input."""
         return cap * torch.tanh(logits / cap)
 
-    def choose_experts(
-        self, logits: Tensor, top_k: int, *, normalize: bool
-    ) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, logits: Tensor, top_k: int, *, normalize: bool) -> Choice:
         """The ``top_k`` experts of the largest logits.
 
         Args:
             logits: [num_tokens, num_experts]
             normalize: the chosen experts' weights sum to 1; else those of all experts do.
-
-        Returns:
-            weights float32 and expert ids int64, both [num_tokens, top_k]
         """
         probabilities = logits.float().softmax(dim=-1)
         weights, experts = probabilities.topk(top_k, dim=-1)
@@ -112,25 +115,14 @@ class LayerKernels:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, experts
 
-    def experts(
-        self,
-        hidden: Tensor,
-        weights: Tensor,
-        experts: Tensor,
-        gate_up: MatrixStack,
-        down: MatrixStack,
-        activation: str,
-    ) -> Tensor:
+    def experts(self, hidden: Tensor, choice: Choice, stacks: Stacks, activation: str) -> Tensor:
         """The weighted sum of the chosen experts' gated MLPs. Each expert that got any tokens
         computes all of them at once.
 
         Args:
             hidden: [num_tokens, hidden_size]
-            weights: [num_tokens, top_k] float32
-            experts: [num_tokens, top_k] int64
-            gate_up: each [2 * size, hidden_size], gate first
-            down: each [hidden_size, size]; both may have biases
         """
+        (weights, experts), (gate_up, down) = choice, stacks
         order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
         tokens = order // experts.shape[1]
         pair_weights = weights.flatten()[order].unsqueeze(-1)

@@ -1,13 +1,14 @@
 """The layers' operations on a CPU, by the native kernels of ``radixrt_kernels``."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.kernels.interface import LayerKernels
-from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, MatrixStack, Weights
-from radixrt.layers.quantization.block_stack import BlockStack, MixedStack
+from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks
+from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, Weights
+from radixrt.layers.quantization.blocks import BlockStack, MixedStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import (
     activation,
@@ -53,28 +54,20 @@ class NativeKernels(LayerKernels):
     def soft_cap(self, logits: Tensor, cap: float) -> Tensor:
         return activation.soft_cap_(logits, cap)
 
-    def choose_experts(
-        self, logits: Tensor, top_k: int, *, normalize: bool
-    ) -> tuple[Tensor, Tensor]:
+    def choose_experts(self, logits: Tensor, top_k: int, *, normalize: bool) -> Choice:
         return mixture.choose_experts(logits, top_k, normalize)
 
-    def experts(
-        self,
-        hidden: Tensor,
-        weights: Tensor,
-        experts: Tensor,
-        gate_up: MatrixStack,
-        down: MatrixStack,
-        activation: str,
-    ) -> Tensor:
+    def experts(self, hidden: Tensor, choice: Choice, stacks: Stacks, activation: str) -> Tensor:
+        (weights, experts), (gate_up, down) = choice, stacks
         if not isinstance(gate_up.matrix, NativeExperts) or not isinstance(
             down.matrix, NativeExperts
         ):
-            return super().experts(hidden, weights, experts, gate_up, down, activation)
+            return super().experts(hidden, choice, stacks, activation)
         groups = mixture.group_by_expert(experts, gate_up.count)
-        merged = gate_up.matrix.multiply_groups(hidden, groups.tokens, groups.starts, gate_up.bias)
+        rows = Rows(hidden, groups.tokens, groups.starts)
+        merged = gate_up.matrix.multiply_groups(rows, gate_up.bias)
         activated = self.gated_activation(activation, merged)
-        outputs = down.matrix.multiply_groups(activated, None, groups.starts, down.bias)
+        outputs = down.matrix.multiply_groups(Rows(activated, None, groups.starts), down.bias)
         return mixture.weighted_sum(outputs, groups.places, weights)
 
     def pack(self, matrix: Matrix) -> Matrix:
@@ -129,26 +122,29 @@ class NativeGroupwiseMatrix(PackedGroupwiseMatrix):
         return groupwise.look_up(self.packed, rows, self.dtype)
 
 
+class Rows(NamedTuple):
+    """The rows that are multiplied, grouped by the matrix that each belongs to."""
+
+    hidden: Tensor  # [num_tokens, columns]
+    tokens: (
+        Tensor | None
+    )  # int32 [rows], which token each is; None: the rows are those of ``hidden``
+    starts: Tensor  # int32 [matrices + 1], where the rows of each matrix begin
+
+
+Bias = Tensor | None
+
+
 class NativeExperts(Weights, ABC):
     """The matrices of a mixture's experts, packed so that the kernels multiply by all of them in
     one call."""
 
     @abstractmethod
-    def multiply_groups(
-        self,
-        hidden: Tensor,
-        tokens: Tensor | None,
-        starts: Tensor,
-        bias: Tensor | None,
-        output: Tensor | None = None,
-    ) -> Tensor:
+    def multiply_groups(self, rows: Rows, bias: Bias, output: Tensor | None = None) -> Tensor:
         """Each row times the matrix that its group belongs to: [rows, output features of one
         matrix].
 
         Args:
-            hidden: [num_tokens, columns]
-            tokens: int32 [rows], which token each row is; None: the rows are those of ``hidden``.
-            starts: int32 [matrices + 1], where the rows of each matrix begin.
             bias: [matrices, output features of one], or None.
             output: the result is written there; None: it is allocated.
         """
@@ -163,17 +159,8 @@ class PackedExperts(NativeExperts):
         packed = linear.pack_stack(dense.weight.unflatten(0, (count, -1)))
         self.weight = nn.Parameter(packed, requires_grad=False)
 
-    def multiply_groups(
-        self,
-        hidden: Tensor,
-        tokens: Tensor | None,
-        starts: Tensor,
-        bias: Tensor | None,
-        output: Tensor | None = None,
-    ) -> Tensor:
-        return linear.grouped_linear(
-            hidden, tokens, starts, self.weight, self.rows_each, bias, output
-        )
+    def multiply_groups(self, rows: Rows, bias: Bias, output: Tensor | None = None) -> Tensor:
+        return linear.grouped_linear(*rows, self.weight, self.rows_each, bias, output)
 
 
 class GroupwiseExperts(NativeExperts):
@@ -193,15 +180,8 @@ class GroupwiseExperts(NativeExperts):
         self.register_buffer("scales", self.packed.scales)
         self.register_buffer("zeros", self.packed.zeros)
 
-    def multiply_groups(
-        self,
-        hidden: Tensor,
-        tokens: Tensor | None,
-        starts: Tensor,
-        bias: Tensor | None,
-        output: Tensor | None = None,
-    ) -> Tensor:
-        return groupwise.grouped_linear(hidden, tokens, starts, self.packed, bias, output)
+    def multiply_groups(self, rows: Rows, bias: Bias, output: Tensor | None = None) -> Tensor:
+        return groupwise.grouped_linear(*rows, self.packed, bias, output)
 
 
 class BlockExperts(NativeExperts):
@@ -213,15 +193,8 @@ class BlockExperts(NativeExperts):
         self.packed = blockwise.pack_stack(blocks, matrix.kind, matrix.columns)
         self.register_buffer("codes", self.packed.packed)
 
-    def multiply_groups(
-        self,
-        hidden: Tensor,
-        tokens: Tensor | None,
-        starts: Tensor,
-        bias: Tensor | None,
-        output: Tensor | None = None,
-    ) -> Tensor:
-        return blockwise.grouped_linear(hidden, tokens, starts, self.packed, bias, output)
+    def multiply_groups(self, rows: Rows, bias: Bias, output: Tensor | None = None) -> Tensor:
+        return blockwise.grouped_linear(*rows, self.packed, bias, output)
 
 
 class MixedExperts(NativeExperts):
@@ -237,19 +210,13 @@ class MixedExperts(NativeExperts):
             self.parts.append(packed)
             self.add_module(f"part{index}", packed)
 
-    def multiply_groups(
-        self,
-        hidden: Tensor,
-        tokens: Tensor | None,
-        starts: Tensor,
-        bias: Tensor | None,
-        output: Tensor | None = None,
-    ) -> Tensor:
-        rows, size = len(hidden if tokens is None else tokens), self.rows_each // len(self.parts)
+    def multiply_groups(self, rows: Rows, bias: Bias, output: Tensor | None = None) -> Tensor:
+        size = self.rows_each // len(self.parts)
         if output is None:
-            output = hidden.new_empty(rows, self.rows_each)
+            count = len(rows.hidden if rows.tokens is None else rows.tokens)
+            output = rows.hidden.new_empty(count, self.rows_each)
         for index, part in enumerate(self.parts):
             columns = slice(index * size, (index + 1) * size)
             own = None if bias is None else bias[:, columns].contiguous()
-            part.multiply_groups(hidden, tokens, starts, own, output[:, columns])
+            part.multiply_groups(rows, own, output[:, columns])
         return output

@@ -1,7 +1,8 @@
-"""Matrices in the quantized blocks of GGUF files, packed for the native CPU kernels while they are
-loaded."""
+"""Matrices in quantized blocks, those of GGUF files and MXFP4 of safetensors: packed for the native
+CPU kernels while they are loaded, or stacks of them, which the experts of a mixture have."""
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import NamedTuple
@@ -10,11 +11,152 @@ import torch
 from torch import Tensor
 
 from radixrt.base.errors import ConfigError
-from radixrt.layers.matrix import EmbeddingMatrix, LoadableMatrix, Placement
-from radixrt.layers.quantization.scheme import BLOCK_KINDS
+from radixrt.layers.matrix import (
+    DecodableMatrix,
+    DenseMatrix,
+    EmbeddingMatrix,
+    LoadableMatrix,
+    Placement,
+)
+from radixrt.layers.quantization.scheme import BLOCK_KINDS, BlockKind, QuantizationScheme
 from radixrt.layers.weights import WeightSlot
 from radixrt_kernels import blockwise, linear
 from radixrt_kernels.memory import Slabs
+
+MXFP4 = 39
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BIAS = 127
+"""Bias of the exponents."""
+
+
+class BlockStack(LoadableMatrix):
+    """In the checkpoint: each projection's rows of blocks, uint8 [output features, bytes of a row].
+    They are packed later, all matrices of the stack together."""
+
+    blocks: Tensor
+
+    def __init__(self, rows: int, columns: int, kind: int) -> None:
+        super().__init__(rows, columns)
+        self.kind = kind
+        block = BLOCK_KINDS[kind]
+        self.row_blocks = columns // block.columns
+        self.register_buffer(
+            "blocks", torch.empty(rows, self.row_blocks * block.num_bytes, dtype=torch.uint8)
+        )
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError("a stack is multiplied by matrix, once it is packed")
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        block = BLOCK_KINDS[self.kind]
+        outputs, inputs = placement.size
+        yield (
+            f"{placement.name}.weight",
+            WeightSlot(
+                (outputs, inputs // block.columns * block.num_bytes),
+                self.blocks[placement.rows],
+                placement.dim,
+                _first(placement, self.columns, block, block.num_bytes),
+                weights_an_element=Fraction(block.columns, block.num_bytes),
+            ),
+        )
+
+
+def _first(placement: Placement, columns: int, kind: BlockKind, unit: int) -> int:
+    """The start of a placement of ``columns``: a row, or a block of ``unit`` elements.
+
+    Raises:
+        ConfigError: a rank's part begins or ends within a block.
+    """
+    if placement.dim == 0:
+        return placement.start
+    if placement.start % kind.columns or columns % kind.columns:
+        raise ConfigError(
+            f"The {placement.size[1]} input features of {placement.name} cannot be split over --tp ranks between its "
+            f"blocks of {kind.columns} ({kind.name}); choose a smaller --tp."
+        )
+    return placement.start // kind.columns * unit
+
+
+class MixedStack(LoadableMatrix):
+    """A stack whose matrices consist of equal parts, each of a kind of its own: an expert's gate
+    and up."""
+
+    def __init__(self, rows: int, columns: int, kinds: Sequence[int | None]) -> None:
+        """
+        Args:
+            kinds: GGUF's numbers of the quantization; None: a part with plain weights.
+        """
+        super().__init__(rows, columns)
+        each = rows // len(kinds)
+        self.parts = [
+            DenseMatrix(each, columns) if kind is None else BlockStack(each, columns, kind)
+            for kind in kinds
+        ]
+
+    def multiply(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError("a stack is multiplied by matrix, once it is packed")
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        size = placement.rows.stop - placement.rows.start
+        matrix, index = divmod(placement.rows.start // size, len(self.parts))
+        rows = slice(matrix * size, (matrix + 1) * size)
+        yield from self.parts[index].slots(dataclasses.replace(placement, rows=rows))
+
+
+class Mxfp4Stack(BlockStack, DecodableMatrix):
+    """In the checkpoint, with G blocks of 32 input features (gpt-oss; OCP Microscaling Formats,
+    2023):
+
+    ``blocks`` uint8 [output features, G, 16], two neighbouring 4-bit floats a byte, the first in
+    the low half; ``scales`` uint8 [output features, G], exponents. GGUF's blocks have the exponent
+    in front, and features 16 apart in a byte.
+    """
+
+    def __init__(self, rows: int, columns: int, scheme: QuantizationScheme) -> None:
+        super().__init__(rows, columns, MXFP4)
+        self.dtype = torch.get_default_dtype()
+
+    def slots(self, placement: Placement) -> Iterator[tuple[str, WeightSlot]]:
+        outputs, inputs = placement.size
+        shape = (outputs, inputs // BLOCK_KINDS[MXFP4].columns)
+        first = _first(placement, self.columns, BLOCK_KINDS[MXFP4], 1)
+        blocks = self.blocks.unflatten(1, (self.row_blocks, -1))[placement.rows]
+        yield (
+            f"{placement.name}.blocks",
+            WeightSlot(
+                (*shape, 16),
+                blocks[:, :, 1:],
+                placement.dim,
+                first,
+                convert=_as_in_gguf,
+                weights_an_element=2,
+            ),
+        )
+        scales = WeightSlot(shape, blocks[:, :, 0], placement.dim, first, weights_an_element=0)
+        yield f"{placement.name}.scales", scales
+
+    def plain(self, rows: slice) -> Tensor:
+        blocks = self.blocks[rows].unflatten(1, (self.row_blocks, -1))
+        codes = torch.cat([blocks[:, :, 1:] & 15, blocks[:, :, 1:] >> 4], dim=-1)
+        values = torch.tensor([*_VALUES, *(-value for value in _VALUES)], device=blocks.device)
+        exponents = blocks[:, :, :1].int() - _BIAS
+        return torch.ldexp(values[codes.int()], exponents).flatten(1).to(self.dtype)
+
+    def dequantized(self) -> DenseMatrix:
+        """The stack as plain weights, for devices without a product of blocks."""
+        dense = DenseMatrix(0, self.columns)
+        dense.rows = self.rows
+        dense.weight.data = self.plain(slice(None))
+        return dense
+
+
+def _as_in_gguf(blocks: Tensor) -> Tensor:
+    """Bytes with neighbouring features -> bytes with feature ``i`` in the low half and ``i + 16``
+    in the high half."""
+    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
+    first, second = codes.chunk(2, dim=-1)
+    return first | second << 4
 
 
 def block_matrices() -> Callable[..., "BlockMatrix"]:
@@ -89,13 +231,9 @@ class BlockMatrix(EmbeddingMatrix, LoadableMatrix):
             yield f"{placement.name}.weight", slot
             return
         kind = BLOCK_KINDS[number]
+        start = _first(placement, self.columns, kind, kind.num_bytes)
         if placement.dim == 1:
-            if start % kind.columns or self.columns % kind.columns:
-                raise ConfigError(
-                    f"The {inputs} input features of {placement.name} cannot be split over --tp ranks between its blocks "
-                    f"of {kind.columns} ({kind.name}); choose a smaller --tp."
-                )
-            start, count = (n // kind.columns * kind.num_bytes for n in (start, self.columns))
+            count = self.columns // kind.columns * kind.num_bytes
         slot = WeightSlot(
             (outputs, inputs // kind.columns * kind.num_bytes),
             torch.empty(0, dtype=torch.uint8),

@@ -9,12 +9,10 @@ from torch import nn
 from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.matrix import DenseMatrix, LoadableMatrix, MatrixFormat
-from radixrt.layers.moe import Experts
-from radixrt.layers.quantization.awq import AwqMatrix
-from radixrt.layers.quantization.block_stack import Mxfp4Stack
+from radixrt.layers.mlp import Experts
+from radixrt.layers.quantization.blocks import Mxfp4Stack
 from radixrt.layers.quantization.fp8 import RoundedFp8Matrix, StoredFp8Matrix
-from radixrt.layers.quantization.gptq import GptqMatrix
-from radixrt.layers.quantization.rounding import RoundedMatrix
+from radixrt.layers.quantization.groupwise import AwqMatrix, GptqMatrix, RoundedMatrix
 from radixrt.layers.quantization.scheme import DEFAULT_GROUP_SIZE, HEAD_BITS, QuantizationScheme
 
 _FORMATS: dict[str, Callable[..., LoadableMatrix]] = {

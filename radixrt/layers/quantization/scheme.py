@@ -126,7 +126,6 @@ def quantization_scheme(
     """The scheme of a checkpoint, or the one it is to be brought into; None: plain weights.
 
     Args:
-        config: the content of its config.json.
         quantization: ``auto`` for the checkpoint's own, or a name of ``ROUNDINGS``.
 
     Raises:

@@ -6,8 +6,7 @@ from typing import Any
 
 from radixrt.base.errors import ConfigError
 from radixrt.models.gguf import hybrids
-from radixrt.models.gguf.file import GGUFFile
-from radixrt.models.gguf.metadata import Metadata
+from radixrt.models.gguf.file import GGUFFile, Metadata
 from radixrt.models.refusals import not_yet
 
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<turn|>", "<|tool_response>"}  # fmt: skip

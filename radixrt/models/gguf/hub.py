@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from radixrt.base.errors import ConfigError, NotCachedError
-from radixrt.device.host_memory import OTHER_BYTES, available_memory
+from radixrt.device.machine import OTHER_BYTES, available_memory
 from radixrt.models.gguf.form import PART, import_gguf
 from radixrt.models.refusals import not_yet
 
@@ -170,9 +170,6 @@ def _check_room(
 ) -> None:
     """Check that a model fits the memory before it is downloaded.
 
-    Args:
-        sizes: of the files, in bytes.
-
     Raises:
         ConfigError: it does not; the message names the largest model of the repository that does.
     """
@@ -235,9 +232,6 @@ def _cached(repository: str, wanted: str | None) -> Path | None:
 
 def refuse(repository: str, error: Exception, failure: str) -> NoReturn:
     """Say why a repository cannot be downloaded, and what to do.
-
-    Args:
-        failure: the setting and its value.
 
     Raises:
         ConfigError: always.

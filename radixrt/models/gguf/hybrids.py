@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from radixrt.models.gguf.metadata import Metadata
+from radixrt.models.gguf.file import Metadata
 
 
 def _largest(value: Any) -> int:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
-from radixrt.layers.quantization.block_stack import BlockStack, MixedStack
-from radixrt.layers.quantization.blocks import block_matrices
+from radixrt.layers.quantization.blocks import BlockStack, MixedStack, block_matrices
 from radixrt.layers.quantization.scheme import BLOCK_KINDS
 from radixrt.models.gguf.form import PLAIN_KINDS, TensorEntry
 from radixrt.models.loading_progress import LoadingProgress
@@ -161,11 +160,6 @@ class BlockFormats:
         config: dict[str, Any],
         translate: Callable[[str, Tensor], Iterator[tuple[str, Tensor]]],
     ) -> None:
-        """
-        Args:
-            config: the content of config.json.
-            translate: of the model.
-        """
         self._matrix = block_matrices()
         self._kinds: dict[str, int] = {}
         self._tensors: dict[str, str] = {}
@@ -216,7 +210,6 @@ def read_weights(
     experts are one, whose name has no number. The file is mapped.
 
     Args:
-        config: the content of config.json.
         dtype: of dequantized matrices; other tensors keep theirs.
         kept: names in the file of tensors that stay in blocks: uint8 [..., rows, bytes of a row].
         progress_level: of the lines of the log that tell the progress.

@@ -37,14 +37,12 @@ class HybridDecoderLayer(nn.Module):
     def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.attend``."""
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
         mixer: Any = getattr(self, self.mixer_name)
         hidden = mixer.forward(hidden, positions, context)
         return hidden if self.factor == 1.0 else hidden * self.factor, residual
 
     def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.feed_forward``."""
         hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
         hidden = self.mlp.forward(hidden)
         return hidden if self.factor == 1.0 else hidden * self.factor, residual
@@ -62,14 +60,12 @@ class SingleBlockLayer(nn.Module):
     def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.attend``."""
         if not self.mixes:
             return hidden, residual
         hidden, residual = self.norm.add_and_norm(hidden, residual)
         return self.mixer.forward(hidden, positions, context), residual
 
     def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.feed_forward``."""
         if self.mixes:
             return hidden, residual
         hidden, residual = self.norm.add_and_norm(hidden, residual)

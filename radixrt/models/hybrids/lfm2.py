@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.hf_config import head_dim
-from radixrt.layers.mlp import GatedMLP
-from radixrt.layers.moe import Experts, SigmoidRouter, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import Experts, GatedMLP, SigmoidRouter, SparseMoE, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import ShortConvolution
 from radixrt.models.hybrids.hybrid import HybridCausalLM
@@ -39,7 +37,7 @@ class Lfm2ForCausalLM(HybridCausalLM):
         return RMSNorm(size, self.config.norm_eps)
 
     def attention_options(self, index: int) -> dict[str, Any]:
-        return {name: self.norm(head_dim(self.config)) for name in ("query_norm", "key_norm")}
+        return self.head_norms()
 
     def mlp(self, index: int) -> nn.Module:
         config = self.config

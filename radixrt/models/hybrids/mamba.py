@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import head_dim
-from radixrt.layers.mlp import GatedMLP
-from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.recurrent import Mamba2
 from radixrt.layers.rotary import NoRotary, RotaryEmbedding
@@ -97,7 +96,6 @@ class ScaledMLP(GatedMLP):
     factors = (1.0, 1.0)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """See ``GatedMLP.forward``."""
         gate_up = self.gate_up_proj.forward(hidden)
         if self.factors[0] != 1.0:
             gate_up[:, : gate_up.shape[1] // 2] *= self.factors[0]
@@ -124,7 +122,6 @@ class ParallelLayer(DecoderLayer):
     def attend(
         self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.attend``."""
         hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
         attention_in, attention_out, mamba_in, mamba_out = self.config_factors
         mixed = self.mamba.forward(hidden * mamba_in, positions, context) * mamba_out

@@ -5,8 +5,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from radixrt.layers.mlp import RELU_SQUARED, SquaredReluMLP
-from radixrt.layers.moe import Experts, SigmoidRouter, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import (
+    RELU_SQUARED,
+    Experts,
+    SigmoidRouter,
+    SparseMoE,
+    SquaredReluMLP,
+    split_fused_experts,
+)
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import Mamba2, Mamba2Options
 from radixrt.layers.rotary import NoRotary, RotaryEmbedding

@@ -7,14 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.hf_config import head_dim
-from radixrt.layers.mlp import GatedMLP
-from radixrt.layers.moe import Experts, Router, SparseMoE, split_fused_experts
+from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
 from radixrt.layers.norm import RMSNorm
-from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.recurrent import GatedDeltaNet
+from radixrt.models.decoder import LanguageModelOnly
 from radixrt.models.hybrids.hybrid import HybridCausalLM
-from radixrt.models.vision import language_model_only
 
 
 class Qwen3_5ForCausalLM(HybridCausalLM):
@@ -27,9 +24,8 @@ class Qwen3_5ForCausalLM(HybridCausalLM):
         return RMSNorm(size, self.config.rms_norm_eps, unit_offset=True)
 
     def attention_options(self, index: int) -> dict[str, Any]:
-        bias, size = self.config.attention_bias, head_dim(self.config)
-        norms = {name: self.norm(size) for name in ("query_norm", "key_norm")}
-        return {"qkv_bias": bias, "output_bias": bias, "gated": True, **norms}
+        bias = self.config.attention_bias
+        return {"qkv_bias": bias, "output_bias": bias, "gated": True, **self.head_norms()}
 
     def mlp(self, index: int) -> nn.Module:
         config, count = self.config, getattr(self.config, "num_experts", 0)
@@ -85,20 +81,5 @@ class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
         yield from super().translate(name, tensor)
 
 
-class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):
-    """The language model of a checkpoint that also sees images; its vision part is left out."""
-
-    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
-        super().__init__(config.text_config, tp, context_length)
-
-    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        for inner, part in language_model_only(name, tensor):
-            yield from super().translate(inner, part)
-
-
-class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
-    """Experts in every layer."""
-
-
-class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForConditionalGeneration):
-    """Experts in every layer."""
+class Qwen3_5ForConditionalGeneration(LanguageModelOnly, Qwen3_5ForCausalLM):
+    """The language model of a checkpoint that also sees images."""

@@ -6,39 +6,37 @@ over the tenant's weight. A tenant that begins to wait is lifted to the smallest
 that wait, so that idle time earns nothing.
 """
 
-from radixrt.messages.requests import NO_TENANT, Tenant
+from dataclasses import dataclass
+
+from radixrt.messages.requests import Tenant
 
 INPUT_COST, OUTPUT_COST = 1, 2
 """Costs of a token, as in the paper. Prompt tokens from the cache cost nothing: nobody waits for
 them."""
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """One tenant: the tokens that it has got, and its sequences.
 
-    >>> account = Account(Tenant(weight=2.0))
+    >>> account = Account("", 2.0)
     >>> account.prompt_tokens, account.cached_tokens, account.output_tokens = 32, 22, 3
     >>> account.counter
     8.0
     """
 
-    __slots__ = (
-        "_offset", "cache_write_tokens", "cached_tokens", "name", "output_tokens", "prompt_tokens", "running", "weight",
-    )  # fmt: skip
-
-    def __init__(self, tenant: Tenant = NO_TENANT) -> None:
-        self.name = tenant.name
-        self.weight = tenant.weight
-        self.prompt_tokens = 0
-        """Prompt tokens of admitted sequences."""
-        self.cached_tokens = 0
-        """Prompt tokens that were found in the tree."""
-        self.cache_write_tokens = 0
-        """Prompt tokens that were computed and put into the tree."""
-        self.output_tokens = 0
-        self.running = 0
-        """Sequences in slots."""
-        self._offset = 0.0
+    name: str = ""
+    weight: float = 1.0
+    prompt_tokens: int = 0
+    """Prompt tokens of admitted sequences."""
+    cached_tokens: int = 0
+    """Prompt tokens that were found in the tree."""
+    cache_write_tokens: int = 0
+    """Prompt tokens that were computed and put into the tree."""
+    output_tokens: int = 0
+    running: int = 0
+    """Sequences in slots."""
+    _offset: float = 0.0
 
     @property
     def counter(self) -> float:
@@ -66,7 +64,7 @@ class Accounts:
     def for_tenant(self, tenant: Tenant) -> Account:
         account = self._by_name.get(tenant.name)
         if account is None:
-            account = self._by_name[tenant.name] = Account(tenant)
+            account = self._by_name[tenant.name] = Account(tenant.name, tenant.weight)
         elif account.weight != tenant.weight:
             account.set_weight(tenant.weight)
         return account

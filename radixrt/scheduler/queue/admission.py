@@ -10,7 +10,7 @@ leave much memory unused.
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.scheduler.radix.match import Match
+from radixrt.scheduler.radix.node import Match
 from radixrt.scheduler.sequence import Sequence
 from radixrt.scheduler.state import SchedulerState
 

@@ -1,7 +1,11 @@
-"""Notes where prompts leave the radix tree, for explanations of cache misses.
+"""Finds how cached prompts went on behind a prefix: for explanations of cache misses, and for
+drafts.
 
-The facts are noted when a sequence is admitted, because the tree changes later. For sequences whose
-client has not asked, the search is short, so that it costs some microseconds.
+The facts for an explanation are noted when a sequence is admitted, because the tree changes later.
+For sequences whose client has not asked, the search is short, so that it costs some microseconds.
+
+The radix tree holds prompts with their answers, so nothing else needs to be stored for drafts. A
+root has one cache salt, so no text of another is found.
 """
 
 from collections import OrderedDict
@@ -10,10 +14,10 @@ from itertools import islice
 import numpy as np
 
 from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheFacts, Eviction
+from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.ghosts import Before
-from radixrt.scheduler.radix.match import Match
-from radixrt.scheduler.radix.node import ID_BYTES, Node, SequenceEnd, common_length
+from radixrt.scheduler.radix.node import ID_BYTES, Match, Node, Packed, SequenceEnd, common_length
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
 
@@ -49,11 +53,7 @@ class RecentFacts:
 
 
 def cache_facts(tree: RadixTree, sequence: Sequence, match: Match | None) -> CacheFacts:
-    """The facts about a sequence that is admitted now.
-
-    Args:
-        match: the cached prefix that it found.
-    """
+    """The facts about a sequence that is admitted now."""
     most = MAX_COMPARED_IF_ASKED if sequence.options.cache_hints.explain else MAX_COMPARED
     reusable = sequence.cacheable_tokens()
     facts = CacheFacts(reusable_tokens=len(reusable))
@@ -172,3 +172,72 @@ def _under_other_salt(tree: RadixTree, sequence: Sequence, start: int, most: int
         if matched == MAX_MATCHED_SALTS:
             break
     return longest if longest > start else 0
+
+
+MAX_CHILDREN = 64
+"""Children of a node that are looked at: the newest."""
+
+_LONGEST_PATH = 256
+"""Nodes along a continuation."""
+
+
+def continuation(tree: RadixTree, match: Match, rest: TokenIds, limit: int) -> TokenIds:
+    """The tokens behind a prefix, along the branches used last.
+
+    >>> import numpy as np
+    >>> tree = RadixTree(page_size=2)
+    >>> root = tree.lock_root()
+    >>> leaf, _ = tree.insert(root, np.arange(8, dtype=np.int32), np.arange(4, dtype=np.int32))
+    >>> prompt = np.array([0, 1, 2], np.int32)
+    >>> continuation(tree, tree.match(prompt), prompt[2:], 4).tolist()
+    [3, 4, 5, 6]
+
+    Args:
+        match: the whole pages of the prefix, and not split or joined since.
+        rest: tokens of the prefix behind the match: [n], int32.
+
+    Returns:
+        [at most limit], int32; empty if nothing is known.
+    """
+    known = rest.tobytes()
+    most = len(known) + limit * ID_BYTES
+    for followed in _followed(tree, match, known, most):
+        if len(followed) > len(known) and followed.startswith(known):
+            return unpack_ids(followed[len(known) : most])
+    return unpack_ids(b"")
+
+
+def _followed(tree: RadixTree, match: Match, known: bytes, most: int) -> list[bytes]:
+    """What has followed a match: at most one branch, and the tokens of the last request that ended
+    there."""
+    node, page_bytes = match.node, tree.page_size * ID_BYTES
+    start = match.pages_in_edge * page_bytes
+    if start < len(node.edge):
+        return [_along(node, node.edge[start:], most)]
+    child = _last_used(node, known[:page_bytes])
+    branches = [] if child is None else [_along(child, child.edge, most)]
+    return branches if node.end is None else [*branches, node.end.tail]
+
+
+def _along(node: Node, edge: Packed, most: int) -> bytes:
+    """The packed tokens of an edge and of those below ``node``, at its end."""
+    parts, length = [edge], len(edge)
+    for _ in range(_LONGEST_PATH):
+        if length >= most:
+            break
+        child = _last_used(node, b"")
+        if child is None:
+            tail = b"" if node.end is None else node.end.tail
+            parts.append(tail)
+            break
+        parts.append(child.edge)
+        length += len(child.edge)
+        node = child
+    return b"".join(parts)
+
+
+def _last_used(node: Node, beginning: bytes) -> Node | None:
+    """The child used last, of the newest ones whose first page begins with these bytes."""
+    keys = islice(node.newest_keys(), MAX_CHILDREN)
+    children = [node.children[key] for key in keys if key.startswith(beginning)]
+    return max(children, key=lambda child: child.last_used, default=None)

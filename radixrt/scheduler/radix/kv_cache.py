@@ -14,18 +14,14 @@ from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.steps import SAME_STATE, DraftSources, KeepState
 from radixrt.scheduler.limits import SchedulerLimits
-from radixrt.scheduler.radix.continuation import continuation
-from radixrt.scheduler.radix.divergence import cache_facts
-from radixrt.scheduler.radix.eviction.registry import make_policy
+from radixrt.scheduler.radix.divergence import cache_facts, continuation
+from radixrt.scheduler.radix.eviction import make_policy
 from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
-from radixrt.scheduler.radix.hint import HIGH, NONE
 from radixrt.scheduler.radix.leases import Leases
-from radixrt.scheduler.radix.match import Match
-from radixrt.scheduler.radix.node import Node, SequenceEnd
+from radixrt.scheduler.radix.node import HIGH, NONE, Match, Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
-from radixrt.scheduler.radix.request_hints import apply_hints
-from radixrt.scheduler.radix.sessions import Sessions
+from radixrt.scheduler.radix.request_hints import Sessions, apply_hints
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence

@@ -17,8 +17,7 @@ from radixrt.kv.cache_hint import check_pin_seconds
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
 from radixrt.scheduler.lazy_heap import LazyHeap
-from radixrt.scheduler.radix.match import Match
-from radixrt.scheduler.radix.node import Node
+from radixrt.scheduler.radix.node import Match, Node
 from radixrt.scheduler.radix.states import NO_ROW, KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 
@@ -50,8 +49,6 @@ class Leases:
     Args:
         max_pages: most pages under leases at a time.
         pool_pages: all pages, of which tenants have shares.
-        states: of recurrent layers.
-        clock: seconds from any fixed moment.
     """
 
     def __init__(

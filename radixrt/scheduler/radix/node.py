@@ -1,23 +1,82 @@
-"""A node of the radix tree, with its ids packed into bytes.
+"""A node of the radix tree, with its cache hints, and its ids packed into bytes; and the result of
+a lookup.
 
 A tree can have a million nodes, most of them short, so the memory of one node matters. Ids are
 packed (int32, as on the wire) into ``bytes``, which take half the memory of numpy arrays; an edge
 is compared by one ``memcmp`` (``bytes.startswith``); an edge of one page is its own key in its
-parent's dictionary. The garbage collector does not track nodes (``gc=False``): a full collection
-over a million of them would stop the scheduler for a tenth of a second. So the tree itself breaks
-the cycles of parents and children when it removes a node.
+parent's dictionary. Most nodes have no :class:`Hint`. The garbage collector does not track nodes
+(``gc=False``): a full collection over a million of them would stop the scheduler for a tenth of a
+second. So the tree itself breaks the cycles of parents and children when it removes a node.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from radixrt.messages.ids import TokenIds
-from radixrt.scheduler.radix.hint import Hint
+from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.radix.page_allocator import Pages
+
+NONE, DEFAULT, HIGH = 0, 1, 2
+"""Retention levels; the lower ones are evicted first."""
+
+LEVELS: dict[RetentionLevel, int] = {"none": NONE, "default": DEFAULT, "high": HIGH}
+
+
+class Hint(msgspec.Struct, frozen=True, gc=False):
+    """Hints for one node. Times are in seconds on the tree's clock."""
+
+    level: int = DEFAULT
+    expires: float | None = None
+    """Time at which ``level`` becomes DEFAULT again; None: never."""
+    next_use: float | None = None
+    """Time at which a client expects to continue from the end of this node."""
+    priority: int = 0
+    """The priority of the request that used the node last, for policies that order by it; the
+    smallest is the most urgent."""
+
+    @property
+    def says_something(self) -> bool:
+        return self != NO_HINT
+
+    def valid_at(self, now: float) -> "Hint | None":
+        """The part that still holds at ``now``: not an expired level, not a next use that is
+        due."""
+        hint = self
+        if hint.expires is not None and hint.expires <= now:
+            hint = Hint(DEFAULT, None, hint.next_use, hint.priority)
+        if hint.next_use is not None and hint.next_use <= now:
+            hint = hint.with_next_use(None)
+        return hint if hint.says_something else None
+
+    def next_change(self) -> float | None:
+        """Time at which :meth:`valid_at` changes; None: never."""
+        return min((t for t in (self.expires, self.next_use) if t is not None), default=None)
+
+    def with_next_use(self, next_use: float | None) -> "Hint":
+        return Hint(self.level, self.expires, next_use, self.priority)
+
+
+NO_HINT = Hint()
+
+
+def is_kept_alike(one: Hint | None, other: Hint | None) -> bool:
+    """Whether two hints agree in all but the next use."""
+    if one is other:
+        return True
+    a, b = one or NO_HINT, other or NO_HINT
+    return (a.level, a.expires, a.priority) == (b.level, b.expires, b.priority)
+
+
+def earliest_next_use(one: Hint | None, other: Hint | None, now: float) -> float | None:
+    """The earlier of two next uses that is not due yet."""
+    uses = [hint.next_use for hint in (one, other) if hint is not None]
+    return min((use for use in uses if use is not None and use > now), default=None)
+
 
 ID_BYTES = 4
 """Bytes of a token id, and of a page id."""
@@ -196,3 +255,37 @@ def common_length(edge: Packed, packed: bytes, start: int) -> int:
         done += count * ID_BYTES
         piece *= 4
     return length
+
+
+class Match(NamedTuple):
+    """The longest prefix found: it ends inside (or at the end of) the edge above ``node``."""
+
+    node: Node
+    num_pages: int
+    """Pages of the whole prefix."""
+    pages_in_edge: int
+    """How many pages of ``node``'s own edge belong to the prefix."""
+
+    @property
+    def pages(self) -> Pages:
+        """Page ids of the prefix, from its start: [num_pages], read-only."""
+        edges = [node.page_ids for node in self.node.path()]
+        edges[0] = edges[0][: self.pages_in_edge * ID_BYTES]
+        return unpack_ids(b"".join(edges[::-1]))
+
+    @property
+    def num_unpinned_pages(self) -> int:
+        """Pages that are under no lease yet."""
+        return self._num_pages(lambda node: node.lease_count == 0)
+
+    @property
+    def num_unlocked_pages(self) -> int:
+        """Pages that are evictable until the prefix is locked."""
+        return self._num_pages(lambda node: node.lock_count == 0)
+
+    def _num_pages(self, counts: Callable[[Node], bool]) -> int:
+        """Pages on the nodes that count, which are the last ones: a lock or lease holds all nodes
+        above its own."""
+        counted = list(takewhile(counts, self.node.path()))
+        beyond = self.node.num_pages - self.pages_in_edge if counted else 0
+        return sum(node.num_pages for node in counted) - beyond

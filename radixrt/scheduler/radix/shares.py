@@ -8,22 +8,23 @@ is back at its share. Hints and waiting requests do not protect them.
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from radixrt.scheduler.lazy_heap import LazyHeap
-from radixrt.scheduler.radix.eviction.leaf_heap import LeafHeap
+from radixrt.scheduler.radix.eviction import LeafHeap
 from radixrt.scheduler.radix.node import Node
 
 
+@dataclass(slots=True, eq=False)
 class Share:
     """The pages of one namespace."""
 
-    def __init__(self) -> None:
-        self.num_pages = 0
-        """Pages in the tree, locked ones included."""
-        self.max_pages: int | None = None
-        """None: no bound."""
-        self.leaves: LeafHeap | None = None
-        """The leaves that may be evicted; None if there never was a bound."""
+    num_pages: int = 0
+    """Pages in the tree, locked ones included."""
+    max_pages: int | None = None
+    """None: no bound."""
+    leaves: LeafHeap | None = None
+    """The leaves that may be evicted; None if there never was a bound."""
 
     @property
     def num_excess(self) -> int:

@@ -56,7 +56,6 @@ class KeptStates:
 
     Args:
         num_rows: states that the worker keeps; 0: the model has none, or no prefix is shared.
-        num_pages: pages in the KV pool.
     """
 
     def __init__(self, num_rows: int, num_pages: int) -> None:
@@ -128,7 +127,6 @@ class KeptStates:
         """A row for the state behind a page, which the plan in the making writes.
 
         Args:
-            saves: tokens since the next state before it.
             is_certain: False: the worker may pass the position unseen; it says when the state is
                 there (:meth:`confirm`).
 

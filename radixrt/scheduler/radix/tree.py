@@ -1,12 +1,10 @@
 """The radix tree over token ids that holds the KV cache.
 
-An edge carries token ids and the ids of the pages that hold their K and V. Both are aligned to
-whole pages, so two prompts share a prefix up to the last full page they have in common. The idea is
-RadixAttention's (Zheng et al., "SGLang", 2024, section 3). Three things differ: tokens enter the
+An edge carries token ids and the ids of the pages that hold their K and V, in whole pages. The idea
+is RadixAttention's (Zheng et al., "SGLang", 2024, section 3). Three things differ: tokens enter the
 tree when the step that computes them is *planned*, eviction trims leaves page by page from a
-priority queue, and chains of nodes without branches are joined again.
-
-Each cache salt has its own root, so different salts never share a page.
+priority queue, and chains of nodes without branches are joined again. Each cache salt has its own
+root, so different salts never share a page.
 
 Costs in pages: lookup O(prefix found) and one copy of the prompt's ids, lock O(depth of the node),
 insertion O(pages inserted), eviction O(pages evicted + log leaves); amortised, because edges are
@@ -19,12 +17,18 @@ from typing import Protocol
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.requests import split_salt
-from radixrt.scheduler.radix.eviction.by_key import least_recently_used
-from radixrt.scheduler.radix.eviction.policy import EvictionPolicy
+from radixrt.scheduler.radix.eviction import EvictionPolicy, least_recently_used
 from radixrt.scheduler.radix.ghosts import MAX_GHOSTS, Before, Ghost, GhostList
-from radixrt.scheduler.radix.hint import Hint, earliest_next_use, is_kept_alike
-from radixrt.scheduler.radix.match import Match
-from radixrt.scheduler.radix.node import ID_BYTES, Node, Packed, common_length
+from radixrt.scheduler.radix.node import (
+    ID_BYTES,
+    Hint,
+    Match,
+    Node,
+    Packed,
+    common_length,
+    earliest_next_use,
+    is_kept_alike,
+)
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, Pages
 from radixrt.scheduler.radix.shares import Shares
 
@@ -35,28 +39,20 @@ often."""
 
 
 class TreeObserver(Protocol):
-    """Set as ``RadixTree.observer``. It is called during changes, so it must be fast and must not
-    change the tree. It may keep the arrays, which never change.
+    """Hears of every page that enters or leaves the tree, during the change: it must be fast and
+    must not change the tree. It may keep the arrays, which never change.
 
-    A page is in the tree at most once, so its id identifies the whole prefix that ends with it. An
-    observer that keeps a block hash for each page needs only these two calls. Splits and joins
-    change no prefix and are not reported.
+    A page is in the tree at most once, so its id identifies the whole prefix that ends with it.
     """
 
     def stored(
         self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
     ) -> None:
-        """Pages have entered the tree.
-
-        Args:
-            salt: the cache salt, if the pages are the first after a root; else None.
-            previous_page: the page before them; None if they are the first after a root.
-            tokens: their token ids: [len(pages) * page_size], int32, read-only.
-            pages: page ids, in order of position: [num_pages], int32.
-        """
+        """Pages have entered the tree, in order of position, behind a page, or behind the root of
+        a cache salt."""
 
     def removed(self, pages: Pages) -> None:
-        """Pages have left the tree: evicted, dropped or flushed. Read-only, in arbitrary order."""
+        """Pages have left the tree, in arbitrary order."""
 
 
 class RadixTree:

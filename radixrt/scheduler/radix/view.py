@@ -17,8 +17,7 @@ from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RetentionLevel, split_salt
-from radixrt.scheduler.radix.hint import LEVELS
-from radixrt.scheduler.radix.node import ID_BYTES, Node
+from radixrt.scheduler.radix.node import ID_BYTES, LEVELS, Node
 from radixrt.scheduler.radix.tree import RadixTree
 
 SLICE_S = 0.002
@@ -230,10 +229,6 @@ class TreeView:
         )
 
     def _shown(self, node: Node, children: list[CacheTreeNode]) -> CacheTreeNode:
-        """
-        Args:
-            children: filled in later.
-        """
         size, now = self._tree.page_size, self._clock()
         hint = None if node.hint is None else node.hint.valid_at(now)
         return CacheTreeNode(

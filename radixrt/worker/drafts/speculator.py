@@ -1,8 +1,8 @@
 """Drafts tokens for the slots of a step: asks the drafters, and compares chances with the price.
 
-A further drafter is a class with :meth:`radixrt.worker.drafts.drafter.Drafter.propose`, an entry of
-:meth:`Speculator.__init__` and a name in ``DRAFTERS``. One with a model of its own keeps its KV as
-one more layer of the same pages. The time that it takes counts
+A further drafter is a class with :meth:`radixrt.worker.drafts.drafters.Drafter.propose`, an entry
+of :meth:`Speculator.__init__` and a name in ``DRAFTERS``. One with a model of its own keeps its KV
+as one more layer of the same pages. The time that it takes counts
 (:mod:`radixrt.worker.drafts.price`).
 """
 
@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, VerifiedDraft
-from radixrt.worker.drafts.chances import Chance, Chances, Source
-from radixrt.worker.drafts.drafter import Drafter, GrammarDrafter
-from radixrt.worker.drafts.ngram import NgramDrafter
-from radixrt.worker.drafts.pool import PoolDrafter
-from radixrt.worker.drafts.reference import ReferenceDrafter
+from radixrt.worker.drafts.drafters import (
+    Drafter,
+    GrammarDrafter,
+    NgramDrafter,
+    PoolDrafter,
+    ReferenceDrafter,
+)
+from radixrt.worker.drafts.price import Chance, Chances, Source
 
 EXPECTED = ("grammar", "tree", "prediction")
 """Drafters whose texts the answers are expected to follow."""
@@ -67,7 +70,6 @@ class Speculator:
     """Owns the drafters and the texts of the slots.
 
     Args:
-        eos_token_ids: of the model.
         forced: the tokens that the grammar of a slot forces and that are not jumped over.
         allowed: of a slot's draft, the leading tokens that its grammar allows.
     """
@@ -137,8 +139,6 @@ class Speculator:
         """The draft of a slot for the next step; often none.
 
         Args:
-            slot: whose next tokens are to be sampled.
-            room: most tokens.
             price: of a row, see ``StepPlan.draft_price``.
         """
         one = self._slots.get(slot)

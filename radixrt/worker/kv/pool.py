@@ -2,11 +2,11 @@
 
 import torch
 
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.cpu import CPU_CACHE_DTYPES
 from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
-from radixrt.attention.setup import AttentionSetup
 from radixrt.base.errors import ConfigError
-from radixrt.device.host_memory import CPU_POOL_LIMIT, CPU_POOL_SHARE, available_memory
+from radixrt.device.machine import CPU_POOL_LIMIT, CPU_POOL_SHARE, available_memory
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
@@ -111,22 +111,14 @@ def pool_pages(
 
 
 def state_rows(setup: AttentionSetup, mem_fraction: float, one_state: int) -> int:
-    """The number of sequences whose states of recurrent layers take a quarter of the memory.
-
-    Args:
-        one_state: bytes of one.
-    """
+    """The number of sequences whose states of recurrent layers take a quarter of the memory."""
     device = setup.device.torch_device
     available = _available_bytes(device, mem_fraction, asked_for=False)
     return max(MIN_STATE_ROWS, available // 4 // one_state)
 
 
 def kept_states(setup: AttentionSetup, pages: int, one_state: int) -> int:
-    """The number of states of recurrent layers that are kept beside a pool of so many pages.
-
-    Args:
-        one_state: bytes of one.
-    """
+    """The number of states of recurrent layers that are kept beside a pool of so many pages."""
     kv_bytes = pages * setup.page_size * bytes_per_token(setup)
     return min(max(kv_bytes // one_state, MIN_KEPT_STATES), pages)
 

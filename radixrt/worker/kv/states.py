@@ -39,8 +39,6 @@ class SlotStates:
     are the kept states, and the copies of steps with drafts.
 
     Args:
-        specs: one for each layer.
-        num_slots: sequences in the batch at a time.
         num_kept: states that the scheduler may keep.
     """
 

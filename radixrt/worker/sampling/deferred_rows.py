@@ -92,7 +92,6 @@ class DeferredRows:
         those that are sampled now.
 
         Args:
-            rows: as :meth:`join` returned them.
             ready: [rows]; None: all are.
         """
         if ready is None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -34,40 +35,28 @@ _IDLE_S = 10.0
 """A thread without a row for this time ends."""
 
 
+@dataclass(slots=True, eq=False)
 class MaskJob:
     """One row to be filled, and one behind each token of a draft. Neither the matcher nor the rows
-    may be used until it is done.
+    may be used until it is done."""
 
-    Args:
-        draft: tokens that may follow.
-        catch_up: lets the matcher take what it has not taken yet, and returns whether that is
-            allowed; None: it has taken all.
-    """
-
-    __slots__ = ("catch_up", "cpu_s", "draft", "draft_rows", "expected_slow", "failed", "forced", "is_done", "matcher", "row")  # fmt: skip
-
-    def __init__(
-        self,
-        matcher: Matcher,
-        row: BitmaskRow,
-        *,
-        expected_slow: bool,
-        draft: Sequence[int] = (),
-        catch_up: Callable[[], bool] | None = None,
-    ) -> None:
-        self.matcher = matcher
-        self.row = row
-        self.draft = draft
-        self.catch_up = catch_up
-        self.forced: list[int] = []
-        """The tokens that must come next; only found if there was something to catch up."""
-        self.draft_rows: list[BitmaskRow] = []
-        """The rows behind the draft that could be filled, from its first token on."""
-        self.expected_slow = expected_slow
-        self.is_done = False
-        self.failed = False
-        """The matcher can't go on; the row is not filled."""
-        self.cpu_s = 0.0
+    matcher: Matcher
+    row: BitmaskRow
+    _: KW_ONLY
+    expected_slow: bool
+    draft: Sequence[int] = ()
+    """Tokens that may follow."""
+    catch_up: Callable[[], bool] | None = None
+    """Lets the matcher take what it has not taken yet, and returns whether that is allowed; None:
+    it has taken all."""
+    forced: list[int] = field(default_factory=list)
+    """The tokens that must come next; only found if there was something to catch up."""
+    draft_rows: list[BitmaskRow] = field(default_factory=list)
+    """The rows behind the draft that could be filled, from its first token on."""
+    is_done: bool = False
+    failed: bool = False
+    """The matcher can't go on; the row is not filled."""
+    cpu_s: float = 0.0
 
     def run(self) -> None:
         begin = time.thread_time()
@@ -134,7 +123,6 @@ class MaskFiller:
         """Wait until jobs are done, at most some seconds.
 
         Args:
-            jobs: that were begun.
             seconds: None: as long as it takes.
             count: of the jobs, how many must be done; 0: all.
         """

@@ -19,13 +19,15 @@ from radixrt.constrained.bitmask import BitmaskRow, bitmask_words
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import TokenIds
 from radixrt.worker.drafts.verification import NO_DRAFT
-from radixrt.worker.sampling.constraints_ahead import ConstraintsAhead
-from radixrt.worker.sampling.forbidden_paths import ALL_TOKENS, allow_only
 from radixrt.worker.sampling.grammar_loader import GrammarLoader, LoadedGrammar
 from radixrt.worker.sampling.mask_filling import MaskFiller, MaskJob
-from radixrt.worker.sampling.reasoning_budget import ReasoningBudget
-from radixrt.worker.sampling.restrictions import TokenRestriction
-from radixrt.worker.sampling.slot_matcher import SlotMatcher
+from radixrt.worker.sampling.restrictions import (
+    ALL_TOKENS,
+    ReasoningBudget,
+    TokenRestriction,
+    allow_only,
+)
+from radixrt.worker.sampling.slot_matcher import ConstraintsAhead, SlotMatcher
 
 MASK_BUDGET_S = 0.002
 """Time that a step's other rows wait for the masks of rows that are usually quick."""
@@ -63,9 +65,6 @@ class SlotMatchers:
     ) -> None:
         """
         Args:
-            loader: of the grammars.
-            vocab_size: of the model.
-            eos_token_ids: of the model.
             jump_forward: forced tokens are not sampled.
             decide: from the rows [n] whose masks are ready on this rank to those on which all ranks
                 agree.
@@ -88,7 +87,6 @@ class SlotMatchers:
         """Hold the sequence of a slot to a grammar.
 
         Args:
-            slot: a free one.
             use: which grammar, and from where on.
             output: the tokens generated before a retraction; the matcher takes them again.
             may_jump: forced tokens may be given without being sampled.
@@ -137,11 +135,7 @@ class SlotMatchers:
         self, slots: NDArray[np.int64], drafts: Mapping[int, TokenIds] = NO_DRAFTS
     ) -> list[MaskJob | None]:
         """Begin to fill the masks of ``slots`` [rows] in threads. Returns the job of each; None if
-        it needs none.
-
-        Args:
-            drafts: of slots that verify some.
-        """
+        it needs none."""
         if not self._by_slot:
             return []
         rows = slots.tolist()
@@ -159,7 +153,6 @@ class SlotMatchers:
         """Wait for the masks of ``slots`` [rows], as long as the budget allows.
 
         Args:
-            slots: that are to be sampled.
             alone: the step does nothing else, so it waits longer until some row is ready.
 
         Returns:

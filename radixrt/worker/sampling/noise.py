@@ -1,13 +1,10 @@
 """Computes the random noise of sampling as a hash of (seed, position, token id).
 
 So there is no generator state to keep, to restore after a retraction, or to keep apart between the
-sequences of a batch: the same three numbers give the same noise in any slot, at any batch size, for
-any subset of the vocabulary.
-
-The noise has the Gumbel distribution, because the argmax of log-probabilities plus Gumbel noise is
-a sample from them (the Gumbel-max trick, Maddison et al. 2014). Against inverting the cumulative
-distribution with one uniform number per token, this costs a hash per candidate, and is worth it: a
-rounding error somewhere in the logits moves the choice only between tokens that were nearly tied.
+sequences of a batch. The argmax of log-probabilities plus Gumbel noise is a sample from them (the
+Gumbel-max trick, Maddison et al. 2014). Against inverting the cumulative distribution, this costs a
+hash per candidate, and is worth it: a rounding error somewhere in the logits moves the choice only
+between tokens that were nearly tied.
 """
 
 import torch

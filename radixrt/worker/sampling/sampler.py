@@ -3,7 +3,8 @@
 The order is the field's: penalties, then biases, then the grammars' mask, then temperature, then
 top-k, top-p and min-p, then one draw by the Gumbel-max trick with the noise of
 :mod:`radixrt.worker.sampling.noise`. The PyTorch form here works row by row; it is the reference of
-the CPU's and the GPU's kernels, and serves where they are missing.
+the CPU's and the GPU's kernels, and serves where they are missing. Log-probabilities are those
+under the model itself, before any sampling setting.
 """
 
 import math
@@ -16,13 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from radixrt.device.device import Device
-from radixrt.messages.ids import TokenIds
+from radixrt.messages.ids import TokenIds, pack_ids
 from radixrt.messages.steps import NO_TOKEN, SlotLogprobs
 from radixrt.worker.drafts.verification import rows_to_keep
-from radixrt.worker.sampling.gpu_sampler import draw_in_one_kernel
-from radixrt.worker.sampling.logprobs import logprob_rows, raw_logprobs
 from radixrt.worker.sampling.matchers import NO_ROWS, TokenMask
 from radixrt.worker.sampling.noise import gumbel_noise
+from radixrt.worker.sampling.restrictions import ALL_TOKENS
 from radixrt.worker.sampling.state import (
     DRAW_SETTINGS,
     LogprobRows,
@@ -33,12 +33,62 @@ from radixrt.worker.sampling.state import (
 )
 from radixrt_kernels import available
 
-Draw = Callable[
-    [SamplingBatch, TokenCounts, Tensor, Tensor, TokenMask | None, Device], tuple[Tensor, Tensor]
-]
-"""Of a batch's settings, token counts, logits [rows, vocab] float32 (which may be overwritten),
-positions [rows] int64, mask and device: token ids [rows] int64, and each row's largest logit as the
-model gave it [rows] float32, NaN or infinite where some logit is."""
+
+def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of given tokens and of the likeliest ones.
+
+    Args:
+        logits: float32 [n, vocab].
+        token_ids: int64 [n], the given token of each position.
+        num_top: number of the likeliest tokens to add.
+
+    Returns:
+        Token ids, int64 [n, 1 + num_top], and their log-probabilities, float32 alike: first the
+        given token, then the likeliest in descending order (the given one again, if it is among
+        them).
+    """
+    num_top = min(num_top, logits.shape[-1])
+    top = logits.topk(num_top, dim=-1)
+    chosen = token_ids.unsqueeze(-1)
+    ids = torch.cat([chosen, top.indices], dim=-1)
+    values = torch.cat([logits.gather(-1, chosen), top.values], dim=-1)
+    return ids, values - _log_sum_exp(logits).unsqueeze(-1)
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """[n, vocab] -> [n]; on a CPU by a kernel whose rows do not depend on one another."""
+    if logits.is_cpu and available():
+        from radixrt_kernels.sampler import log_sum_exp
+
+        return log_sum_exp(logits)
+    return logits.logsumexp(-1)
+
+
+def logprob_rows(
+    token_ids: Tensor, logprobs: Tensor, slots: Sequence[int], num_top: Sequence[int]
+) -> list[SlotLogprobs]:
+    """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked
+    for."""
+    columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), strict=True)
+    return [
+        SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
+        for slot, top, ids, values in columns
+    ]
+
+
+def prompt_logprob_rows(
+    token_ids: Tensor, logprobs: Tensor, slot: int, num_top: int
+) -> list[SlotLogprobs]:
+    """The result of :func:`raw_logprobs` for consecutive positions of one sequence's prompt, one
+    message each."""
+    count = len(token_ids)
+    return logprob_rows(token_ids, logprobs, [slot] * count, [num_top] * count)
+
+
+Draw = Callable[[SamplingBatch, Tensor, Tensor, TokenMask | None], tuple[Tensor, Tensor]]
+"""Of a batch's settings, logits [rows, vocab] float32 (which may be overwritten), positions [rows]
+int64 and mask: token ids [rows] int64, and each row's largest logit as the model gave it [rows]
+float32, NaN or infinite where some logit is."""
 
 
 def fastest_draw(device: torch.device) -> Draw:
@@ -72,9 +122,6 @@ class SampledTokens:
         """Token ids [rows] and the log-probabilities asked for, in row order.
 
         A row whose logits hold NaN or are infinite has NO_TOKEN.
-
-        Args:
-            tensors: those of :meth:`tensors`, on the host.
         """
         rows: list[SlotLogprobs] = []
         if self.logprobs is not None and self.asked is not None:
@@ -98,12 +145,10 @@ def sample(
     the device.
 
     Args:
-        state: settings of the slots.
         logits: float32 [rows, vocab]; overwritten.
         slots: slot of each row, without repetition but for drafts.
         positions: int64 [rows], the position in its sequence that each sampled token will have.
         mask: tokens that constrained rows may sample.
-        draw: default: PyTorch's.
         drafted: [rows] draft token behind each row, NO_DRAFT behind the last of a slot; None: no
             drafts.
     """
@@ -113,7 +158,7 @@ def sample(
     asked, kept = batch.logprobs, None
     raw = None if asked is None else logits[asked.rows]
     draw = draw or draw_by_torch
-    token_ids, peaks = draw(batch, state.counts, logits, positions, mask, state.device)
+    token_ids, peaks = draw(batch, logits, positions, mask)
     if drafted is not None:
         unfilled = NO_ROWS if mask is None else mask.unfilled
         kept = rows_to_keep(token_ids.numpy(), drafted, unfilled)
@@ -130,17 +175,12 @@ def sample(
 
 
 def draw_by_native_kernel(
-    batch: SamplingBatch,
-    counts: TokenCounts,
-    logits: Tensor,
-    positions: Tensor,
-    mask: TokenMask | None,
-    device: Device,
+    batch: SamplingBatch, logits: Tensor, positions: Tensor, mask: TokenMask | None
 ) -> tuple[Tensor, Tensor]:
     """On a CPU, without a sort; see ``Draw``."""
     from radixrt_kernels.sampler import draw_tokens
 
-    _adjust(logits, batch, counts, positions)
+    _adjust(logits, batch, positions)
     masked = None
     if mask is not None:
         masked = (torch.from_numpy(mask.rows), torch.from_numpy(mask.bits))
@@ -148,18 +188,13 @@ def draw_by_native_kernel(
 
 
 def draw_by_torch(
-    batch: SamplingBatch,
-    counts: TokenCounts,
-    logits: Tensor,
-    positions: Tensor,
-    mask: TokenMask | None,
-    device: Device,
+    batch: SamplingBatch, logits: Tensor, positions: Tensor, mask: TokenMask | None
 ) -> tuple[Tensor, Tensor]:
     """On any device; see ``Draw``."""
     peaks = logits.amax(dim=-1)
-    _adjust(logits, batch, counts, positions)
+    _adjust(logits, batch, positions)
     if mask is not None:
-        _keep_allowed(logits, mask, device)
+        _keep_allowed(logits, mask, batch.counts.device)
     token_ids = logits.argmax(dim=-1)
     for row, settings in enumerate(batch.packed.cpu().numpy().view(DRAW_SETTINGS)[:, 0]):
         if settings["temperature"] > 0:
@@ -167,10 +202,10 @@ def draw_by_torch(
     return token_ids, peaks
 
 
-def _adjust(logits: Tensor, batch: SamplingBatch, counts: TokenCounts, positions: Tensor) -> None:
+def _adjust(logits: Tensor, batch: SamplingBatch, positions: Tensor) -> None:
     """Apply penalties and biases in place."""
     if batch.penalised is not None:
-        _penalise(logits, batch.penalised, counts)
+        _penalise(logits, batch.penalised, batch.counts)
     if batch.biases is not None:
         batch.biases.add_to(logits, positions)
 
@@ -207,9 +242,6 @@ def _draw(logits: Tensor, settings: np.void, position: Tensor) -> Tensor:
     Each keeps the tokens whose value reaches a threshold, and so all that tie with the last one
     kept. The set therefore depends on the logits alone, and not on the order in which a sort left
     equal ones (bfloat16 has many).
-
-    Args:
-        settings: one of ``DRAW_SETTINGS``.
     """
     temperature, top_k, top_p, log_min_p, seed_key = settings.tolist()
     values, token_ids = (logits / temperature).sort(descending=True)
@@ -222,3 +254,44 @@ def _draw(logits: Tensor, settings: np.void, position: Tensor) -> Tensor:
     threshold = torch.stack((kth, nucleus, values[0] + log_min_p)).max()
     noise = gumbel_noise(token_ids.new_tensor([seed_key]), position.view(1), token_ids)[0]
     return token_ids[(values + noise).masked_fill_(values < threshold, -math.inf).argmax()]
+
+
+def draw_in_one_kernel(
+    batch: SamplingBatch, logits: Tensor, positions: Tensor, mask: TokenMask | None
+) -> tuple[Tensor, Tensor]:
+    from radixrt_kernels.triton.penalties import penalise
+    from radixrt_kernels.triton.sampling import draw_tokens
+
+    penalised = batch.penalised
+    if penalised is not None:
+        penalise(
+            logits,
+            penalised.rows,
+            penalised.counts_rows,
+            penalised.repetition,
+            penalised.presence,
+            penalised.frequency,
+            batch.counts.in_prompt,
+            batch.counts.in_output,
+        )
+    if batch.biases is not None:
+        batch.biases.add_to(logits, positions)
+    if mask is None:
+        return draw_tokens(logits, batch.packed, positions)
+    mask_rows, mask_bits = batch.counts.device.upload(*_with_a_free_row(mask, len(logits)))
+    return draw_tokens(logits, batch.packed, positions, mask_rows, mask_bits)
+
+
+def _with_a_free_row(mask: TokenMask, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Convert a mask to the kernel's form.
+
+    Returns:
+        ``mask_rows`` [rows]: index of each row's bits, -1 without a mask. ``bits`` [1 + n, words]:
+        row 0 allows all tokens, and the rows of the mask follow.
+    """
+    mask_rows = np.full(rows, -1, dtype=np.int32)
+    mask_rows[mask.rows] = np.arange(len(mask.rows), dtype=np.int32)
+    bits = np.empty((1 + len(mask.rows), mask.bits.shape[1]), dtype=np.int32)
+    bits[0] = ALL_TOKENS
+    bits[1:] = mask.bits
+    return mask_rows, bits

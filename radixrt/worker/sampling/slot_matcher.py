@@ -1,9 +1,11 @@
 """Follows the grammar of one sequence: where it begins, what its matcher has taken, and what it
 allows next."""
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,15 +15,100 @@ from radixrt.constrained.errors import GrammarExhausted
 from radixrt.constrained.matcher import Matcher
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds, TokenIds, unpack_ids
-from radixrt.worker.sampling.constraints_ahead import GrammarAhead
-from radixrt.worker.sampling.forbidden_paths import ALL_TOKENS, ForbiddenPaths, allow_only
+from radixrt.worker.sampling.grammar_loader import TagMasks
 from radixrt.worker.sampling.mask_filling import SLOW_S, MaskJob
-from radixrt.worker.sampling.tag_masks import TagMasks
+from radixrt.worker.sampling.restrictions import (
+    ALL_TOKENS,
+    ForbiddenPaths,
+    ReasoningBudget,
+    TokenRestriction,
+    allow_only,
+)
 
 log = logging.getLogger(__name__)
 
 _SLOW_MEMORY = 16
 """Masks that are expected to be slow after one that was."""
+
+
+class GrammarAhead:
+    """The grammar of one slot, followed along its draft.
+
+    Args:
+        rows: what it allows behind each token of the draft, as far as that could be filled.
+        waiting: where it begins, which the draft does not reach, and the masks until then; None: it
+            has begun.
+    """
+
+    def __init__(
+        self,
+        rows: list[BitmaskRow],
+        waiting: tuple[GrammarStart, TagMasks] | None,
+        forbidden: ForbiddenPaths | None,
+    ) -> None:
+        self._rows = iter(rows)
+        self._row: BitmaskRow | None = None
+        self._waiting = waiting
+        self._forbidden = forbidden
+
+    def take(self, token: int) -> None:
+        """Go on behind a token of the draft."""
+        self._row = next(self._rows, None)
+        if self._waiting is not None:
+            start, masks = self._waiting
+            self._waiting = start.fork(), masks
+            self._waiting[0].push(masks.symbols_of(token))
+        if self._forbidden is not None:
+            self._forbidden = self._forbidden.fork()
+            self._forbidden.advance([token])
+
+    def fill(self, row: BitmaskRow) -> bool:
+        """Restrict a row in which all tokens are allowed; False if what is allowed is not known."""
+        if self._waiting is not None:
+            start, masks = self._waiting
+            row &= masks.waiting(start)
+        elif self._row is None:
+            return False
+        else:
+            row[:] = self._row
+            if self._forbidden is not None:
+                self._forbidden.forbid(row)
+        return True
+
+
+@dataclass(slots=True)
+class ConstraintsAhead:
+    """The constraints of one slot, followed along its draft. Those of the slot stay as they are."""
+
+    grammar: GrammarAhead | None
+    restriction: TokenRestriction | None
+    budget: ReasoningBudget | None
+
+    def take(self, token: int) -> None:
+        """Go on behind a token of the draft."""
+        if self.grammar is not None:
+            self.grammar.take(token)
+        if self.restriction is not None:
+            self.restriction = copy.copy(self.restriction)
+            self.restriction.advance([token])
+        if self.budget is not None:
+            self.budget = self.budget.fork()
+            self.budget.advance([token])
+
+    def fill(self, row: BitmaskRow) -> bool:
+        """Restrict a row in which all tokens are allowed. False: no token is left, or the row is
+        not known."""
+        if self.budget is not None and self.budget.next_token is not None:
+            allow_only(row, self.budget.next_token)
+            return True
+        if self.grammar is not None and not self.grammar.fill(row):
+            return False
+        if self.restriction is not None:
+            self.restriction.apply(row)
+        if row.any():
+            return True
+        row.fill(ALL_TOKENS)
+        return False
 
 
 class SlotMatcher:
@@ -48,12 +135,8 @@ class SlotMatcher:
     ) -> None:
         """
         Args:
-            matcher: a new one, in its initial state.
             use: from where on it is used, and what is excluded.
             output: the tokens generated before a retraction; the matcher takes them again.
-            tag_masks: the masks until the grammar begins.
-            eos_token_ids: of the model.
-            num_words: words in a row of the bitmask.
             may_jump: forced tokens may be given without being sampled.
         """
         self.failed = False

@@ -110,6 +110,7 @@ class SamplingBatch:
     """The slots of a step and their settings; None: no row has such a setting."""
 
     slots: NDArray[np.int64]
+    counts: "TokenCounts"
     packed: Tensor  # [rows, 6] int32, the words of DRAW_SETTINGS
     penalised: PenalisedRows | None
     biases: TokenBiases | None
@@ -123,7 +124,7 @@ class TokenCounts:
     """
 
     def __init__(self, vocab_size: int, device: Device) -> None:
-        self._device = device
+        self.device = device
         place = device.torch_device
         self.in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=place)
         self.in_output = torch.zeros((0, vocab_size), dtype=torch.int32, device=place)
@@ -134,7 +135,7 @@ class TokenCounts:
         if not self._free:
             self._grow()
         row = self._free.pop()
-        prompt_ids, output_ids = self._device.upload(
+        prompt_ids, output_ids = self.device.upload(
             prompt.astype(np.int64), output.astype(np.int64)
         )
         self.in_prompt[row].zero_().index_fill_(0, prompt_ids, True)
@@ -279,6 +280,7 @@ class SamplingState:
         settings = self._settings[slots]
         return SamplingBatch(
             slots=slots,
+            counts=self.counts,
             packed=self._tensor(self._draws[slots].view(np.int32).reshape(len(slots), -1)),
             penalised=self._penalised_rows(settings),
             biases=self._token_biases(slots),

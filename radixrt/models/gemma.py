@@ -1,41 +1,30 @@
-"""The common part of Gemma 2 and Gemma 3: norms on both sides of each block, a GELU MLP, scaled
-scores and embeddings."""
+"""Gemma 2 and 3: norms on both sides of each block, a GELU MLP, scaled scores and embeddings."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from radixrt.attention.backend import ForwardContext
+from radixrt.base.errors import ConfigError
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.decoder import CausalLM
+from radixrt.models.decoder import CausalLM, DecoderLayer, LanguageModelOnly
 
 
-class GemmaDecoderLayer(nn.Module):
+class GemmaDecoderLayer(DecoderLayer):
     """A block's output is normed once more before it joins the residual stream."""
 
     def __init__(self, config: Any, self_attn: AttentionBlock, mlp: nn.Module) -> None:
-        super().__init__()
-        self.self_attn = self_attn
-        self.mlp = mlp
+        super().__init__(config, self_attn, mlp)
         self.input_layernorm = gemma_norm(config, config.hidden_size)
         self.post_attention_layernorm = gemma_norm(config, config.hidden_size)
         self.pre_feedforward_layernorm = gemma_norm(config, config.hidden_size)
         self.post_feedforward_layernorm = gemma_norm(config, config.hidden_size)
 
-    def attend(
-        self, hidden: Tensor, residual: Tensor, positions: Tensor, context: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.attend``."""
-        hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        return self.self_attn.forward(hidden, positions, context), residual
-
     def feed_forward(self, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``DecoderLayer.feed_forward``."""
         attended = self.post_attention_layernorm.forward(hidden)
         hidden, residual = self.pre_feedforward_layernorm.add_and_norm(attended, residual)
         return self.post_feedforward_layernorm.forward(self.mlp.forward(hidden)), residual
@@ -77,3 +66,39 @@ class GemmaForCausalLM(CausalLM):
 
     def norm(self, size: int) -> RMSNorm:
         return gemma_norm(self.config, size)
+
+
+class Gemma2ForCausalLM(GemmaForCausalLM):
+    """Scores are capped before the mask, logits at the end."""
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config, tp, context_length)
+        self.logit_soft_cap = config.final_logit_softcapping
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        return {**super().attention_options(index), "soft_cap": self.config.attn_logit_softcapping}
+
+
+class Gemma3ForCausalLM(GemmaForCausalLM):
+    """Five layers with a sliding window to one without; only the latter's rotary base is
+    stretched."""
+
+    is_causal = True
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        if getattr(config, "use_bidirectional_attention", False) is self.is_causal:
+            raise ConfigError(
+                "The checkpoint's architecture and its field 'use_bidirectional_attention' contradict each other: that of a "
+                "model with attention in both directions is Gemma3TextModel."
+            )
+        super().__init__(config, tp, context_length)
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        return {**super().attention_options(index), **self.head_norms()}
+
+    def rope_layer_type(self, index: int) -> str | None:
+        return self.config.layer_types[index]
+
+
+class Gemma3ForConditionalGeneration(LanguageModelOnly, Gemma3ForCausalLM):
+    """The language model of a checkpoint that also sees images."""

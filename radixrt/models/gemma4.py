@@ -7,22 +7,95 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixrt.attention.backend import ForwardContext
+from radixrt.attention.backend import AttentionInputs, AttentionSpec, ForwardContext
+from radixrt.attention.kv_spec import KVSpec
 from radixrt.base.errors import ConfigError
 from radixrt.layers.attention import AttentionBlock
-from radixrt.layers.embedding import LookUpTable
+from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.kernels.interface import KernelLayer
-from radixrt.layers.linear import ColumnParallelLinear, Projection
-from radixrt.layers.mlp import GatedMLP, gated_activation
-from radixrt.layers.moe import Experts, Router, split_fused_experts
+from radixrt.layers.linear import (
+    ColumnParallelLinear,
+    Heads,
+    LookUpTable,
+    Projection,
+    RowParallelLinear,
+)
+from radixrt.layers.mlp import Experts, GatedMLP, Router, gated_activation, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.layers.weights import parameter
-from radixrt.models.decoder import CausalLM, DecoderModel
-from radixrt.models.gemma.gemma import rounded
-from radixrt.models.gemma.gemma4_attention import Gemma4Attention, kv_layer
-from radixrt.models.vision import language_model_only
+from radixrt.models.decoder import CausalLM, DecoderModel, language_model_only
+from radixrt.models.gemma import rounded
+
+
+def kv_layer(config: Any, index: int) -> int:
+    """The layer whose KV cache layer ``index`` reads: its own, or that of the last layer of its
+    type that has one."""
+    first_sharing = config.num_hidden_layers - config.num_kv_shared_layers
+    kinds = config.layer_types
+    of_kind = (i for i in range(first_sharing) if kinds[i] == kinds[index])
+    return index if index < first_sharing else max(of_kind)
+
+
+class Gemma4Attention(AttentionBlock):
+    """Scores have no factor: the norms of query and key keep them in range. Values are normed too,
+    without a weight.
+
+    Where values are keys (``attention_k_eq_v``, in layers without a window), one projection gives
+    both. They differ by their norms and the rotation, so both are cached.
+    """
+
+    def __init__(
+        self, config: Any, index: int, rotary: RotaryEmbedding, tp: TensorParallel
+    ) -> None:
+        """
+        Args:
+            config: transformers' of the text model, with the sizes of each layer.
+        """
+        super().__init__()
+        self.rotary = rotary
+        self.kv_layer = kv_layer(config, index)
+        self.owns_kv = self.kv_layer == index
+        own = config.per_layer_config[index]
+        size, eps = own.head_dim, config.rms_norm_eps
+        heads = Heads.for_rank(own.num_attention_heads, own.num_key_value_heads, size, tp)
+        window = sliding_window(config, index)
+        self.spec = AttentionSpec(heads.query, heads.kv, size, scale=1.0, sliding_window=window)
+        query, key, value = heads.projections(own.num_attention_heads, own.num_key_value_heads, tp)
+        values_are_keys = config.attention_k_eq_v and window is None
+        kept = [key] if values_are_keys else [key, value]
+        bias = config.attention_bias
+        self.qkv_proj = ColumnParallelLinear(
+            config.hidden_size, [query, *(kept if self.owns_kv else ())], bias
+        )
+        self.q_norm = RMSNorm(size, eps)
+        if self.owns_kv:
+            self.k_norm = RMSNorm(size, eps)
+            self.v_norm = RMSNorm(size, eps, learned=False)
+        self.o_proj = RowParallelLinear(
+            own.num_attention_heads * size, config.hidden_size, bias, tp
+        )
+
+    def kv_spec(self, dtype: torch.dtype) -> KVSpec:
+        return super().kv_spec(dtype) if self.owns_kv else KVSpec(())
+
+    def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        merged = self.qkv_proj.forward(hidden)
+        heads = merged.view(merged.shape[0], -1, self.spec.head_dim)
+        query = self.q_norm.forward(heads[:, : self.spec.num_heads])
+        key = value = None
+        if self.owns_kv:
+            kept = heads[:, self.spec.num_heads :]
+            key = self.k_norm.forward(kept[:, : self.spec.num_kv_heads])
+            value = self.v_norm.forward(kept[:, -self.spec.num_kv_heads :])
+            query, key = self.rotary.forward(positions, query, key)
+        else:
+            query, _ = self.rotary.forward(positions, query, query[:, :0])
+        kv_cache = context.kv_caches[self.kv_layer]
+        attended = context.backend.attend(AttentionInputs(query, key, value, kv_cache, self.spec))
+        return self.o_proj.forward(attended.flatten(1))
+
 
 _OF_KV = (".k_proj.", ".v_proj.", ".k_norm.", ".v_norm.")
 
@@ -40,7 +113,6 @@ class Gemma4Router(nn.Module):
         self.per_expert_scale = parameter(count)
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``Router.choose``."""
         weights, experts = self.proj.choose(self.norm.forward(hidden) * self.factor)
         return weights * self.per_expert_scale[experts], experts
 
@@ -105,9 +177,8 @@ class Gemma4DecoderLayer(KernelLayer):
         )
         output = self.mlp.forward(normed)
         if self.experts is not None:
-            weights, chosen = self.router.choose(hidden)
             normed = self.pre_feedforward_layernorm_2.forward(hidden)
-            beside = self.experts.forward(normed, weights, chosen)
+            beside = self.experts.forward(normed, self.router.choose(hidden))
             output = self.post_feedforward_layernorm_1.forward(output)
             output = output + self.post_feedforward_layernorm_2.forward(beside)
         hidden = hidden + self.post_feedforward_layernorm.forward(output)
@@ -236,15 +307,3 @@ class Gemma4ForCausalLM(CausalLM):
             if kv_layer(self.config, index) == index or not any(kind in ours for kind in _OF_KV):
                 ours = ours.replace(".router.scale", ".router.norm.weight")
                 yield from split_fused_experts(ours, part)
-
-
-class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """The text model of a checkpoint with encoders of images and sound."""
-
-
-class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
-    """The text model of a checkpoint without encoders (12B)."""
-
-
-class Gemma4UnifiedForConditionalGeneration(Gemma4ForCausalLM):
-    """The text model of a checkpoint that embeds images and sound without encoders."""

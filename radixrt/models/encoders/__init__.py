@@ -1,2 +1,0 @@
-"""Encoders: models whose tokens see those behind them. They give vectors and classes, and keep no
-KV."""

@@ -1,1 +1,0 @@
-"""The dense architectures, one file a family."""

@@ -1,1 +1,0 @@
-"""The Gemma models, one file a generation."""

@@ -1,0 +1,156 @@
+"""The architectures with a mixture of experts in the place of the MLPs."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from radixrt.base.errors import ConfigError
+from radixrt.layers.hf_config import sliding_window
+from radixrt.layers.kernels.interface import SWIGLU_ALPHA, SWIGLU_LIMIT
+from radixrt.layers.mlp import (
+    Experts,
+    GatedMLP,
+    Router,
+    SigmoidRouter,
+    SparseMoE,
+    split_fused_experts,
+)
+from radixrt.models.decoder import CausalLM
+from radixrt.models.dense import MistralForCausalLM, Qwen3ForCausalLM, all_heads_norms
+
+_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+class MixtralForCausalLM(MistralForCausalLM):
+    """Each token goes to two experts, whose weights are scaled to sum to one."""
+
+    def mlp(self, index: int) -> SparseMoE:
+        config = self.config
+        hidden, size, count = config.hidden_size, config.intermediate_size, config.num_local_experts
+        router = Router(hidden, count, config.num_experts_per_tok, normalize=True)
+        return SparseMoE(router, Experts(count, hidden, size, config.hidden_act, self.tp))
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """``block_sparse_moe.experts.0.w1`` is ``mlp.experts.0.gate_proj`` here, as in other
+        models."""
+        name = name.replace(".block_sparse_moe.", ".mlp.")
+        name = re.sub(r"\.(w[123])\.", lambda w: f".{_PROJECTIONS[w[1]]}.", name)
+        yield from split_fused_experts(name, tensor)
+
+
+_BIAS = ".e_score_correction_bias"
+
+
+class MiniMaxM2ForCausalLM(MixtralForCausalLM):
+    """Its checkpoints name the experts as Mixtral's do."""
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        return all_heads_norms(self.config, self.tp)
+
+    def mlp(self, index: int) -> SparseMoE:
+        config = self.config
+        hidden, size, count = config.hidden_size, config.intermediate_size, config.num_local_experts
+        router = SigmoidRouter(hidden, count, config.num_experts_per_tok, normalize=True)
+        return SparseMoE(router, Experts(count, hidden, size, config.hidden_act, self.tp))
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The bias of the choice is the router's here."""
+        if name.endswith(_BIAS):
+            name = f"{name.removesuffix(_BIAS).removesuffix('.gate')}.gate{_BIAS}"
+        yield from super().translate(name, tensor)
+
+
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+    """Which layers have experts is the config's choice: ``mlp_only_layers``,
+    ``decoder_sparse_step``."""
+
+    def mlp(self, index: int) -> nn.Module:
+        config = self.config
+        hidden, count = config.hidden_size, config.num_experts
+        is_sparse = count > 0 and (index + 1) % config.decoder_sparse_step == 0
+        if not is_sparse or index in (config.mlp_only_layers or []):
+            return super().mlp(index)
+        router = Router(hidden, count, config.num_experts_per_tok, normalize=config.norm_topk_prob)
+        size, act = config.moe_intermediate_size, config.hidden_act
+        return SparseMoE(router, Experts(count, hidden, size, act, self.tp))
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        yield from split_fused_experts(name, tensor)
+
+
+class Glm4MoeForCausalLM(CausalLM):
+    """The first layers have a dense MLP. The layers behind the last, which predict further tokens,
+    are left out."""
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        norms = self.head_norms() if self.config.use_qk_norm else {}
+        return {"qkv_bias": self.config.attention_bias, **norms}
+
+    def mlp(self, index: int) -> nn.Module:
+        config = self.config
+        if index < config.first_k_dense_replace:
+            return super().mlp(index)
+        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
+        router = SigmoidRouter(
+            hidden,
+            config.n_routed_experts,
+            config.num_experts_per_tok,
+            config.norm_topk_prob,
+            num_groups=config.n_group,
+            top_groups=config.topk_group,
+            factor=config.routed_scaling_factor,
+        )
+        experts = Experts(config.n_routed_experts, hidden, size, act, self.tp)
+        shared = GatedMLP(hidden, size * config.n_shared_experts, self.tp, activation=act)
+        return SparseMoE(router, experts, shared)
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        _, is_layer, rest = name.partition("model.layers.")
+        if is_layer and int(rest.partition(".")[0]) >= self.config.num_hidden_layers:
+            return
+        yield from split_fused_experts(name, tensor)
+
+
+_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(\w+_proj)(?:[._](weight|bias|blocks|scales))?")
+
+
+class GptOssForCausalLM(CausalLM):
+    """The experts are plain, or in MXFP4."""
+
+    def attention_options(self, index: int) -> dict[str, Any]:
+        bias = self.config.attention_bias
+        window = sliding_window(self.config, index)
+        return {
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "sliding_window": window,
+            "has_sinks": True,
+        }
+
+    def mlp(self, index: int) -> SparseMoE:
+        config = self.config
+        if (config.swiglu_alpha, config.swiglu_limit) != (SWIGLU_ALPHA, SWIGLU_LIMIT):
+            raise ConfigError(
+                f"The checkpoint's config.json has swiglu_alpha {config.swiglu_alpha} and swiglu_limit {config.swiglu_limit}; "
+                f"{SWIGLU_ALPHA} and {SWIGLU_LIMIT} are supported."
+            )
+        hidden, size, count = config.hidden_size, config.intermediate_size, config.num_local_experts
+        router = Router(hidden, count, config.num_experts_per_tok, normalize=True, bias=True)
+        return SparseMoE(router, Experts(count, hidden, size, "clamped_swiglu", self.tp, bias=True))
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The checkpoint has all experts in one tensor, plain ones with input features first. Rows
+        of gate and up alternate."""
+        name = name.replace(".mlp.router.", ".mlp.gate.")
+        if (found := _EXPERTS.fullmatch(name)) is None:
+            yield name, tensor
+            return
+        path, projection, kind = found.groups()
+        if kind is None:
+            tensor = tensor.transpose(1, 2)
+        names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+        for expert, part in enumerate(tensor):
+            for first, each in enumerate(names):
+                yield f"{path}.{expert}.{each}.{kind or 'weight'}", part[first :: len(names)]

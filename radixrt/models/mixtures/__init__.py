@@ -1,1 +1,0 @@
-"""The architectures with a mixture of experts, one file a family."""

@@ -1,1 +1,0 @@
-"""Tells routers outside which blocks of KV this engine holds: docs/kv_events.md."""
