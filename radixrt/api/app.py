@@ -9,22 +9,18 @@ from radixrt.api.about import about_routes
 from radixrt.api.anthropic.messages import ERRORS as ANTHROPIC_ERRORS
 from radixrt.api.anthropic.messages import message_routes
 from radixrt.api.conversations.continuation import conversation_routes
-from radixrt.api.embeddings.embeddings import embedding_routes
-from radixrt.api.embeddings.rerank import rerank_routes
-from radixrt.api.embeddings.score import score_routes
+from radixrt.api.embeddings import embedding_routes, rerank_routes, score_routes
 from radixrt.api.http.browsers import CheckBrowsers, accepted_names, cors
 from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
 from radixrt.api.http.keys import Authenticate, Keys
 from radixrt.api.http.middleware import AnswerHead, LimitBody, RefuseWhileDraining, SetRequestId
-from radixrt.api.native.cache import cache_routes
-from radixrt.api.native.cache_match import match_routes
+from radixrt.api.native.cache import cache_routes, match_routes
 from radixrt.api.native.generate import native_routes
 from radixrt.api.native.infill import infill_routes
 from radixrt.api.native.live import live_routes
+from radixrt.api.native.prompt_calls import scoring_routes, tokenizer_routes
 from radixrt.api.native.replicas import replica_routes
-from radixrt.api.native.scoring import scoring_routes
-from radixrt.api.native.tokenize import tokenizer_routes
 from radixrt.api.ollama.routes import ERRORS as OLLAMA_ERRORS
 from radixrt.api.ollama.routes import ollama_routes
 from radixrt.api.openai.chat import chat_routes
@@ -53,7 +49,7 @@ def build_app(
     """The application of a model.
 
     Args:
-        is_one_of_several: the application in front of it (:mod:`radixrt.api.models.routes`) checks
+        is_one_of_several: the application in front of it (:mod:`radixrt.api.models.front`) checks
             and limits its requests.
     """
     # The interactive pages load scripts from elsewhere, so only the description itself is served.

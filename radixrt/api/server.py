@@ -22,12 +22,16 @@ from starlette.types import ASGIApp
 
 from radixrt.api.app import ERROR_SHAPES, build_app
 from radixrt.api.banner import banner
-from radixrt.api.http.acceptor import Acceptor, accepting
-from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
+from radixrt.api.http.connection import (
+    IDLE_TIMEOUT_S,
+    SEND_BUFFER_BYTES,
+    Acceptor,
+    Connection,
+    accepting,
+)
 from radixrt.api.http.gate import Gate, Throttles, loading_app
 from radixrt.api.http.keys import Keys
-from radixrt.api.models.routes import front_app
-from radixrt.api.models.start import start_models
+from radixrt.api.models.front import front_app, start_models
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource

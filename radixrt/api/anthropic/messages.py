@@ -1,19 +1,21 @@
-"""``/v1/messages`` and ``/v1/messages/count_tokens``, and the form of their errors."""
+"""``/v1/messages`` and ``/v1/messages/count_tokens``: their events, messages and errors."""
 
-from collections.abc import Iterator
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from radixrt.api.answering import Formatter, respond
-from radixrt.api.anthropic.events import Event, MessageEvents, whole_message
-from radixrt.api.anthropic.protocol import (
+from radixrt.api.anthropic.translation import (
     REFUSED,
     CountTokensRequest,
     MessagesRequest,
+    to_chat,
 )
-from radixrt.api.anthropic.translation import to_chat
 from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import ErrorShape
@@ -24,10 +26,200 @@ from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import refuse_fields
 from radixrt.api.requests.tools import call_delta
+from radixrt.api.responses import explanation_extras, structured_extras, times_extras
 from radixrt.api.state import ServerState
 from radixrt.base.errors import RequestError
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import TokenizeCall
+
+Event = dict[str, Any]
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+
+
+class MessageEvents:
+    """The events of one message.
+
+    At most one content block is open at a time: ``thinking``, ``text`` or ``tool_use``, in the
+    order in which the model writes them.
+    """
+
+    def __init__(
+        self, message_id: str, model: str, shows_thinking: bool = True, returns_times: bool = False
+    ) -> None:
+        self._message_id = message_id
+        self._model = model
+        self._shows_thinking = shows_thinking
+        self._returns_times = returns_times
+        self._begun = False
+        self._kind: str | None = None
+        """Type of the open block."""
+        self._index = -1
+        """Index of the open block, or of the last one."""
+        self._space = ""
+        """White space at the end of the text so far, which is dropped if a call follows it."""
+        self._thinking = hashlib.sha256()
+        self._has_called = False
+
+    def from_chunk(
+        self,
+        chunk: AnswerChunk,
+        calls: list[dict[str, Any]],
+        logprobs: list[orjson.Fragment],
+        extras: dict[str, Any],
+    ) -> Iterator[Event]:
+        """The events that a chunk adds.
+
+        Args:
+            calls: the chunk's calls of tools as a chat would stream them.
+            logprobs: JSON of each of its tokens, if the request asks for it.
+            extras: fields beyond Anthropic's of the ``message_delta`` event.
+        """
+        report = chunk.report
+        if not self._begun:
+            self._begun = True
+            yield self._message_start(report)
+            yield {"type": "ping"}
+        events = [*self._pieces(chunk, calls)]
+        if logprobs and events:
+            events[-1]["logprobs"] = {"content": logprobs, "refusal": None}
+        yield from events
+        if report.finish_reason in (None, "abort"):
+            return
+        if self._kind == "text" and self._space:
+            yield self._delta({"type": "text_delta", "text": self._space})
+        yield from self._close()
+        times = times_extras(report) if self._returns_times else {}
+        extras = structured_extras(report) | explanation_extras(report) | times | extras
+        yield self._message_delta(report) | extras
+        yield {"type": "message_stop"}
+
+    def _pieces(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:
+        if chunk.reasoning and self._shows_thinking:
+            yield from self._thought(chunk.reasoning)
+        text = self._space + chunk.text
+        written = text.rstrip()
+        self._space = text[len(written) :]
+        if written:
+            yield from self._open({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": written})
+        for call in calls:
+            yield from self._call(call)
+
+    def _thought(self, text: str) -> Iterator[Event]:
+        yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
+        self._thinking.update(text.encode("utf-8", "surrogatepass"))
+        yield self._delta({"type": "thinking_delta", "thinking": text})
+
+    def _call(self, call: dict[str, Any]) -> Iterator[Event]:
+        function = call["function"]
+        if "id" in call:
+            self._space = ""
+            self._has_called = True
+            yield from self._close()
+            yield from self._open(
+                {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
+            )
+        if function["arguments"]:
+            yield self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
+
+    def _open(self, block: dict[str, Any]) -> Iterator[Event]:
+        if self._kind == block["type"]:
+            return
+        yield from self._close()
+        self._kind = block["type"]
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> Iterator[Event]:
+        if self._kind is None:
+            return
+        if self._kind == "thinking":
+            signature = base64.b64encode(self._thinking.digest()).decode()
+            yield self._delta({"type": "signature_delta", "signature": signature})
+        yield {"type": "content_block_stop", "index": self._index}
+        self._kind = None
+
+    def _message_start(self, report: AnswerReport) -> Event:
+        message: dict[str, Any] = {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage_json(report),
+        }
+        return {"type": "message_start", "message": message}
+
+    def _message_delta(self, report: AnswerReport) -> Event:
+        stop_reason = _STOP_REASONS[report.finish_reason or "stop"]
+        stop_sequence = None
+        if report.finish_reason == "stop" and isinstance(report.stop_reason, str):
+            stop_reason, stop_sequence = "stop_sequence", report.stop_reason
+        elif report.finish_reason == "stop" and self._has_called:
+            stop_reason = "tool_use"
+        return {
+            "type": "message_delta",
+            "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
+            "usage": usage_json(report),
+        }
+
+
+def usage_json(report: AnswerReport) -> dict[str, Any]:
+    """Anthropic's ``usage``: the tokens of the prompt are the sum of its three counts of input
+    tokens."""
+    known = report.cached_tokens + report.cache_write_tokens
+    return {
+        "input_tokens": report.prompt_tokens - known,
+        "cache_creation_input_tokens": report.cache_write_tokens,
+        "cache_read_input_tokens": report.cached_tokens,
+        "output_tokens": report.output_tokens,
+    }
+
+
+def whole_message(events: Iterable[Event]) -> dict[str, Any]:
+    """The message that a client makes of these events."""
+    message: dict[str, Any] = {}
+    logprobs: list[orjson.Fragment] = []
+    arguments = ""
+    for one in events:
+        logprobs += (one.get("logprobs") or {}).get("content", ())
+        match one:
+            case {"type": "message_start"}:
+                message = one["message"]
+            case {"type": "content_block_start", "content_block": block}:
+                message["content"].append(block)
+                arguments = ""
+            case {"type": "content_block_delta", "delta": delta}:
+                block = message["content"][-1]
+                arguments += delta.get("partial_json", "")
+                for name in ("text", "thinking", "signature"):
+                    if name in delta:
+                        block[name] += delta[name]
+            case {"type": "content_block_stop"} if message["content"][-1]["type"] == "tool_use":
+                message["content"][-1]["input"] = _arguments(arguments)
+            case {"type": "message_delta"}:
+                message |= one["delta"]
+                message |= {k: v for k, v in one.items() if k not in ("type", "delta")}
+    if logprobs:
+        message["logprobs"] = {"content": logprobs, "refusal": None}
+    return message
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; none if ``max_tokens`` has cut it off, which the stop reason
+    says."""
+    try:
+        arguments: dict[str, Any] = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return arguments
+
 
 _ERROR_TYPES = {
     401: "authentication_error",

@@ -1,4 +1,4 @@
-"""``/v1/cache/…``: warms, pins, releases and shows KV in the cache."""
+"""``/v1/cache/…``: warms, pins, releases, matches and shows KV in the cache."""
 
 import asyncio
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.endpoints import Endpoints, to_struct
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import Caller, caller_of
 from radixrt.api.requests.options import request_id, request_options
@@ -25,13 +25,21 @@ from radixrt.messages.calls import (
     CacheTreeCall,
     ExplainCacheCall,
     ExplainSessionCall,
+    MatchCall,
     PinCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
 )
 from radixrt.messages.ids import num_ids
-from radixrt.messages.requests import Prompt, RequestOptions, Tenant, TokenPrompt
+from radixrt.messages.requests import (
+    Prompt,
+    RequestOptions,
+    Tenant,
+    TextPrompt,
+    TokenPrompt,
+    split_salt,
+)
 
 MAX_TREE_LEVELS = 16
 MAX_TREE_CHILDREN = 100
@@ -265,3 +273,91 @@ def _check_release(fields: ReleaseRequest) -> None:
         )
     for index, session in enumerate(sessions):
         check_session(session, f"sessions[{index}]")
+
+
+MAX_MATCHES = 256
+"""Prompts or orders of one request."""
+
+
+class MatchRequest(RequestBody, kw_only=True):
+    """Prompts, or parts of a text and orders in which they may stand."""
+
+    model: str | None = None
+    prompts: list[str | list[Any] | dict[str, Any]] | None = None
+    """Each a text, token ids, or an object with messages, as the body of ``/v1/cache/warm``."""
+    parts: list[str] | None = None
+    orders: list[list[int]] | None = None
+    """Each the indices of the parts of one text."""
+    add_special_tokens: bool | None = None
+    """Whether texts get special tokens."""
+
+
+def match_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/v1/cache/match", MatchRequest)
+    async def match(request: Request, fields: MatchRequest) -> Response:
+        salt, tenant = fields.cache_salt or "", caller_of(request).tenant
+        if state.keys.count > 1 and not split_salt(salt)[1]:
+            raise RequestError(
+                "With several API keys on the server, a request needs a cache_salt here: without one it could tell what others "
+                "have asked.",
+                status=403,
+                param="cache_salt",
+            )
+        prompts = _prompts(fields, state, request)
+        call = MatchCall(prompts=prompts, cache_salt=salt, tenant=tenant)
+        matches = await while_connected(request, state.client.call(call))
+        return json_response(
+            {"matches": msgspec.to_builtins(matches), "page_size": state.info.page_size}
+        )
+
+    return router
+
+
+def _prompts(fields: MatchRequest, state: ServerState, request: Request) -> list[Prompt]:
+    """Raises:
+    RequestError: neither prompts nor parts with orders are given, or too many; or one is not well
+        formed.
+    """
+    if (fields.prompts is None) == (fields.parts is None) or (fields.parts is None) != (
+        fields.orders is None
+    ):
+        raise RequestError("Give prompts, or parts and orders.", param="prompts")
+    given = fields.prompts if fields.orders is None else fields.orders
+    name = "prompts" if fields.orders is None else "orders"
+    if not given or len(given) > MAX_MATCHES:
+        raise RequestError(
+            f"{name} must have from 1 to {MAX_MATCHES} entries, not {len(given or ())}.",
+            param=name,
+        )
+    special = fields.add_special_tokens is not False
+    if fields.parts is not None and fields.orders is not None:
+        return [
+            TextPrompt(_ordered(fields.parts, order, f"orders[{i}]"), special)
+            for i, order in enumerate(fields.orders)
+        ]
+    return [
+        _prompt(one, f"prompts[{i}]", special, state, request)
+        for i, one in enumerate(fields.prompts or ())
+    ]
+
+
+def _prompt(
+    given: str | list[Any] | dict[str, Any],
+    where: str,
+    special: bool,
+    state: ServerState,
+    request: Request,
+) -> Prompt:
+    if isinstance(given, str):
+        return TextPrompt(given, special)
+    if isinstance(given, list):
+        return token_prompt(given, state.info.vocab_size, where)
+    return warm_target(to_struct(given, WarmRequest), state, request)
+
+
+def _ordered(parts: list[str], order: list[int], where: str) -> str:
+    if not all(0 <= index < len(parts) for index in order):
+        raise RequestError(f"{where} must hold indices from 0 to {len(parts) - 1}.", param=where)
+    return "".join(parts[index] for index in order)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from radixrt.api.answering import PreparedRequest, respond
+from radixrt.api.answering import ChoiceDelta, OpenAIFormatter, PreparedRequest, respond
 from radixrt.api.conversations.continuation import (
     Continuation,
     ConversationRecorder,
@@ -15,7 +15,6 @@ from radixrt.api.conversations.continuation import (
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import CompletionLogprobs
-from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options, reports_progress, request_id
 from radixrt.api.requests.prompts import parse_prompts

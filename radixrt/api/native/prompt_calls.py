@@ -1,5 +1,5 @@
-"""``/tokenize``, ``/detokenize`` and ``/v1/grammar/compile``: calls to the tokenizer process
-alone."""
+"""Endpoints about prompts, texts and constraints that give no answer: tokens, scores of choices,
+compiled grammars, kept conversations."""
 
 from typing import Any
 
@@ -10,12 +10,17 @@ from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import error_body
 from radixrt.api.http.events import json_response, while_connected
 from radixrt.api.http.keys import caller_of
+from radixrt.api.logprobs import json_logprob
 from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.options import check_answer_count, request_id, request_options
 from radixrt.api.requests.prompts import one_prompt, token_prompt
 from radixrt.api.requests.protocol import ConstraintFields, PromptRequest, RequestBody
+from radixrt.api.responses import usage_json
 from radixrt.api.state import ServerState, constraint_errors_name
 from radixrt.base.errors import RequestError
+from radixrt.client.choice_scoring import ChoiceQuestion, ChoiceScores, score_choices
 from radixrt.messages.calls import CompileCall, DetokenizeCall, TokenizeCall
+from radixrt.messages.requests import RequestOptions
 
 
 class TokenizeRequest(PromptRequest, kw_only=True):
@@ -80,3 +85,53 @@ def tokenizer_routes(state: ServerState) -> APIRouter:
         return json_response(verdict, error.status)
 
     return router
+
+
+class ScoreRequest(PromptRequest, kw_only=True):
+    choices: list[str]
+    """The texts; after messages, each is the assistant's message."""
+    unconditional: bool | None = None
+    """Also score the choices without the prompt."""
+
+
+def scoring_routes(state: ServerState) -> APIRouter:
+    router = Endpoints(state)
+
+    @router.takes("/score_choices", ScoreRequest)
+    async def score(request: Request, fields: ScoreRequest) -> Response:
+        prompt = one_prompt(fields, state, request)
+        question = ChoiceQuestion(prompt, fields.choices, bool(fields.unconditional))
+        name = request_id("score", fields.rid)
+        request.state.request_id = name
+        options = request_options(fields, state.config, caller_of(request))
+        scores = await while_connected(request, _scores(name, question, options, state))
+        return json_response(_as_json(name, scores))
+
+    return router
+
+
+async def _scores(
+    name: str, question: ChoiceQuestion, options: RequestOptions, state: ServerState
+) -> ChoiceScores:
+    check_answer_count(state.config, len(question.choices) * (2 if question.unconditional else 1))
+    return await score_choices(state.client, state.run, name, question, options)
+
+
+def _as_json(name: str, scores: ChoiceScores) -> dict[str, Any]:
+    def numbers(logprobs: list[float] | None) -> list[float | None] | None:
+        return None if logprobs is None else [json_logprob(value) for value in logprobs]
+
+    return {
+        "id": name,
+        "object": "choice_scores",
+        "scores": [
+            {
+                "logprobs": numbers(score.logprobs),
+                "unconditional_logprobs": numbers(score.unconditional_logprobs),
+            }
+            for score in scores.scores
+        ],
+        "usage": usage_json(
+            scores.prompt_tokens, scores.choice_tokens, {"cached_tokens": scores.cached_tokens}
+        ),
+    }
