@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import orjson
-from fastapi import Request, Response
+from fastapi import Response
 
 from radixrt.api.conversations.continuation import ConversationRecorder
-from radixrt.api.http.events import DONE, EventStream, event, while_connected
+from radixrt.api.http.events import DONE, EventStream, event
 from radixrt.api.requests.protocol import GenerationFields
 from radixrt.api.responses import Usage, progress_extras, times_extras
-from radixrt.api.state import ServerState
+from radixrt.api.state import Context, ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.requests import GenerateRequest
@@ -80,6 +80,7 @@ class Formatter(ABC):
     last = b""
 
     def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
         self._streams = prepared.streams
         self._parts: list[Any] = []
         """The parts of a response that is not streamed."""
@@ -89,9 +90,9 @@ class Formatter(ABC):
         """The events of a stream, or parts of a body, that a chunk adds. A part is encoded before
         the next one is taken."""
 
-    @abstractmethod
     def whole(self, parts: list[Any]) -> Any:
         """The body that consists of these parts."""
+        return parts[0]
 
     def encoded(self, part: Any) -> bytes:
         """An event of a stream."""
@@ -109,8 +110,8 @@ class Formatter(ABC):
         """
         raise error
 
-    def response(self, events: AsyncGenerator[bytes, None]) -> Response:
-        """A stream."""
+    def stream(self, events: AsyncGenerator[bytes, None]) -> Response:
+        """The response that streams these events."""
         return EventStream(events)
 
     async def add(self, prompt_index: int, chunk: AnswerChunk) -> bytes:
@@ -122,21 +123,17 @@ class Formatter(ABC):
         return b""
 
 
-async def respond(
-    formatter: Formatter, prepared: Prepared, request: Request, state: ServerState
-) -> Response:
-    request.state.request_id = prepared.id
-    answering = _answer(formatter, prepared, state)
-    if prepared.streams:
-        return formatter.response(answering)
-    return Response(
-        await while_connected(request, _joined(answering)), media_type="application/json"
-    )
+async def respond(formatter: Formatter, context: Context) -> Response:
+    """Run the prompts of a request, and let the formatter write their answers."""
+    context.name(formatter.prepared.id)
+    pieces = _pieces(formatter, context.state)
+    if formatter.prepared.streams:
+        return formatter.stream(pieces)
+    return Response(await context.wait(_joined(pieces)), media_type="application/json")
 
 
-async def _answer(
-    formatter: Formatter, prepared: Prepared, state: ServerState
-) -> AsyncGenerator[bytes, None]:
+async def _pieces(formatter: Formatter, state: ServerState) -> AsyncGenerator[bytes, None]:
+    prepared = formatter.prepared
     try:
         with state.answers(prepared.requests, prepared.constraint_field) as answers:
             async for prompt_index, chunk in answers:
@@ -173,7 +170,7 @@ class OpenAIFormatter(Formatter, Generic[Fields]):
 
     def __init__(self, prepared: PreparedRequest[Fields], state: ServerState) -> None:
         super().__init__(prepared)
-        self.prepared = prepared
+        self._recorded = prepared
         self.fields = prepared.fields
         self._usage = Usage(self.hides_output)
         options = self.fields.stream_options
@@ -226,4 +223,4 @@ class OpenAIFormatter(Formatter, Generic[Fields]):
         """Record (a piece of) the first answer; returns the fields of the response beside its
         choices."""
         times = times_extras(chunk.report) if self.fields.return_times else {}
-        return times | self.prepared.record(chunk, text, calls)
+        return times | self._recorded.record(chunk, text, calls)

@@ -12,7 +12,7 @@ import enum
 import errno
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from radixrt.api.http.errors import ErrorShape, shape_of
+from radixrt.api.http.errors import shape_of
 from radixrt.api.http.events import json_response
 from radixrt.api.http.gate import Throttles
 from radixrt.base.errors import RequestError
@@ -81,18 +81,15 @@ class Connection(HttpToolsProtocol):
         *args: Any,
         throttles: Throttles,
         slow_readers: Counter,
-        shapes: Sequence[ErrorShape],
         **kwargs: Any,
     ) -> None:
         """
         Args:
             slow_readers: counts the connections that are cut off.
-            shapes: of the paths whose errors are not in OpenAI's form.
         """
         super().__init__(*args, **kwargs)
         self._throttles = throttles
         self._slow_readers = slow_readers
-        self._shapes = shapes
         self._unread: asyncio.TimerHandle | None = None
         """Runs while the client does not read."""
         self._reading = _Reading.NOTHING
@@ -243,7 +240,7 @@ class Connection(HttpToolsProtocol):
 
     def _refusal(self, error: RequestError) -> Response:
         """The response in the form of the path, as far as it is known."""
-        body = shape_of(unquote(self.url.decode("latin-1")), self._shapes).body(error)
+        body = shape_of(unquote(self.url.decode("latin-1"))).body(error)
         response = json_response(body, error.status)
         response.headers["connection"] = "close"
         return response

@@ -15,7 +15,6 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from radixrt.api.http.json_bounds import JsonBounds
-from radixrt.api.http.keys import caller_of
 from radixrt.api.requests.protocol import (
     UNSUPPORTED,
     GenerationFields,
@@ -24,7 +23,7 @@ from radixrt.api.requests.protocol import (
     check_lengths,
     refuse_unsupported,
 )
-from radixrt.api.state import ServerState
+from radixrt.api.state import Context, context_of
 from radixrt.base.convert import MAX_DEPTH
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.settings.peers import FIELDS
@@ -37,17 +36,19 @@ EXPLAIN_HEADER = "x-radixrt-explain-cache"
 
 Body = TypeVar("Body", bound=RequestBody)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
-Endpoint = Callable[[Request, Body], Awaitable[Response]]
+Endpoint = Callable[[Body, Context], Awaitable[Response]]
 
 
 class Endpoints(APIRouter):
-    """A router whose endpoints have typed bodies."""
+    """A router whose endpoints have typed bodies.
 
-    def __init__(self, state: ServerState) -> None:
+    Attributes:
+        bodies: the struct of each path's body.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
         self.bodies: dict[str, type[RequestBody]] = {}
-        """The struct of each path's body."""
-        self._state = state
 
     def takes(
         self,
@@ -73,17 +74,18 @@ class Endpoints(APIRouter):
         def declare(answer: Endpoint[Body]) -> Endpoint[Body]:
             @self.post(path, name=answer.__name__)
             async def endpoint(request: Request) -> Response:
-                body = await read_json(request, self._state.json_bounds)
+                context = await context_of(request)
+                state, caller = context.state, context.caller
+                body = await read_json(request, state.json_bounds)
                 refuse(body)
                 fields = to_struct(body, struct)
                 # No endpoint ever sees a salt outside of its caller's namespace.
-                caller = caller_of(request)
                 fields.cache_salt = caller.tenant.salt(fields.cache_salt)
                 if isinstance(fields, QueueFields | GenerationFields):
                     fields.cache = _with_headers(fields.cache, request.headers)
-                self._state.check_model(getattr(fields, "model", None))
-                caller.check_model(self._state.config.model_names)
-                return await answer(request, fields)
+                state.check_model(getattr(fields, "model", None))
+                caller.check_model(state.config.model_names)
+                return await answer(fields, context)
 
             return answer
 

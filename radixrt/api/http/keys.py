@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from radixrt.api.http.browsers import asks_for_page
-from radixrt.api.http.errors import error_response
 from radixrt.base.api_keys import ApiKey, KeyLimits, KeySource, digest_of
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.requests import NO_TENANT, Tenant
@@ -189,12 +187,6 @@ class Caller:
             )
 
 
-def caller_of(request: Request) -> Caller:
-    """The caller, as :class:`Authenticate` has found it."""
-    caller: Caller = request.state.caller
-    return caller
-
-
 class Keys:
     """The keys in force, and the use that each has made of its limits.
 
@@ -243,6 +235,40 @@ class Keys:
         """The use that a key has made of its limits."""
         return self._use.get(tenant.name) or KeyUse()
 
+    def caller(self, scope: Scope) -> Caller:
+        """The caller of a request.
+
+        Raises:
+            RequestError: it has no key (401), or that of a user on a path of admins (403).
+        """
+        path, headers = scope["path"], dict(scope["headers"])
+        if path in OPEN_PATHS or asks_for_page(scope):
+            return Caller(NO_TENANT, is_admin=False)
+        if self.are_declared:
+            caller = self.find(_key_in(headers))
+            if caller is None:
+                raise RequestError(
+                    "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                    status=401,
+                    code="invalid_api_key",
+                )
+        else:
+            authorization = headers.get(b"authorization", b"")
+            caller = Caller(NO_TENANT, is_admin=_is_local(scope), access=authorization)
+        if path in ADMIN_PATHS or (self.are_declared and path in ADMIN_PATHS_OF_KEYS):
+            caller.check_admin(path)
+        return caller
+
+    def begin(self, scope: Scope, caller: Caller) -> KeyUse | None:
+        """Hold the caller to its limits while its request runs, until :meth:`KeyUse.end`; None: the
+        request is not limited."""
+        generates = scope["method"] == "POST" and scope["path"] not in FREE_PATHS
+        if not generates and scope["path"] != "/health_generate":
+            return None
+        use = self.use_of(caller.tenant)
+        use.begin(caller.limits)
+        return use
+
     def _set(self, keys: list[ApiKey]) -> None:
         admin = Caller(NO_TENANT, is_admin=True)
         callers = [(digest_of(key), admin) for key in self._source.plain]
@@ -266,64 +292,6 @@ def _caller(key: ApiKey) -> Caller:
         max_cached_fraction=limits.max_cached_fraction,
     )
     return Caller(tenant, key.role == "admin", limits)
-
-
-class Authenticate:
-    """Answers 401 to requests without a key, and 403 to those of users on paths of admins; sets
-    ``request.state.caller``."""
-
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self.app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        try:
-            caller = scope["state"]["caller"] = self._caller(scope)
-            use = self._begin(scope, caller)
-        except RequestError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            if use is not None:
-                use.end()
-
-    def _caller(self, scope: Scope) -> Caller:
-        path, headers = scope["path"], dict(scope["headers"])
-        needs_key = self._keys.are_declared
-        if path in OPEN_PATHS or asks_for_page(scope):
-            return Caller(NO_TENANT, is_admin=False)
-        if needs_key:
-            caller = self._keys.find(_key_in(headers))
-            if caller is None:
-                raise _no_key()
-        else:
-            authorization = headers.get(b"authorization", b"")
-            caller = Caller(NO_TENANT, is_admin=_is_local(scope), access=authorization)
-        if path in ADMIN_PATHS or (needs_key and path in ADMIN_PATHS_OF_KEYS):
-            caller.check_admin(path)
-        return caller
-
-    def _begin(self, scope: Scope, caller: Caller) -> KeyUse | None:
-        """Hold the caller to its limits while its request runs."""
-        generates = scope["method"] == "POST" and scope["path"] not in FREE_PATHS
-        if not generates and scope["path"] != "/health_generate":
-            return None
-        use = self._keys.use_of(caller.tenant)
-        use.begin(caller.limits)
-        return use
-
-
-def _no_key() -> RequestError:
-    return RequestError(
-        "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
-        status=401,
-        code="invalid_api_key",
-    )
 
 
 def _key_in(headers: dict[bytes, bytes]) -> bytes:

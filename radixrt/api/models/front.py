@@ -2,7 +2,6 @@
 request to its model."""
 
 import asyncio
-import itertools
 import math
 import sys
 import time
@@ -18,20 +17,19 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.core import Metric as Family
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from radixrt.api.about import model_entry
-from radixrt.api.app import ERROR_SHAPES, build_app, check_requests
+from radixrt.api import about
+from radixrt.api.app import build_app, check_requests
 from radixrt.api.conversations.store import ConversationStore
 from radixrt.api.http.endpoints import SMALL_BODY_BYTES, read_json
 from radixrt.api.http.errors import install_error_handlers
 from radixrt.api.http.events import LineStream, json_line, json_response, while_receiving
 from radixrt.api.http.gate import CONTROL_PATHS
 from radixrt.api.http.json_bounds import JsonBounds
-from radixrt.api.http.keys import Keys, caller_of
+from radixrt.api.http.keys import Keys
 from radixrt.api.models.models import RETRY_AFTER_S, LoadableModel, Models
 from radixrt.api.ollama.routes import NEVER, ollama_model
 from radixrt.api.ollama.translation import TAG, seconds_of
@@ -53,53 +51,38 @@ def front_app(config: ServerConfig, models: Models, keys: Keys, run_dir: Path) -
         run_dir: has the settings of the server.
     """
     app = FastAPI(title="radixrt", docs_url=None, redoc_url=None, openapi_url=None)
-    install_error_handlers(app, ERROR_SHAPES)
+    install_error_handlers(app)
     check_requests(app, config, keys, lambda: models.is_draining)
     app.router.redirect_slashes = False
     app.router.default = Dispatcher(models)
+    for path in ("/ping", "/health"):
+        app.get(path)(about.health)
+    app.post("/ping")(about.health)
     registry = CollectorRegistry()
     registry.register(_AllMetrics(models))
 
     @app.get("/v1/models")
     async def list_models() -> Response:
-        return json_response(
-            {
-                "object": "list",
-                "data": [
-                    _entry(one, name) for one in models.all for name in one.config.model_names
-                ],
-            }
-        )
+        each = [_entry(one, name) for one in models.all for name in one.config.model_names]
+        return json_response({"object": "list", "data": each})
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         return json_response(_entry(models.find(name), name))
 
-    @app.post("/ping")
-    @app.get("/ping")
-    @app.get("/health")
-    async def health() -> Response:
-        return json_response({"status": "ok"})
-
     @app.get("/ready")
     async def ready() -> Response:
-        if models.is_draining:
-            raise RequestError("The server is shutting down.", status=503)
-        if models.loaded and not any(model.is_ready for model in models.loaded):
-            raise RequestError("The engines are being restarted, or hang.", status=503)
-        return json_response({"status": "ready"})
+        is_well = not models.loaded or any(model.is_ready for model in models.loaded)
+        return about.readiness(models.is_draining, is_well)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         for model in models.all:
-            if model.state is None:
-                continue
-            if model.is_ready:
+            if model.state is not None and model.is_ready:
                 await model.state.metrics.refresh(model.client)
-            else:
+            elif model.state is not None:
                 model.state.metrics.engine.stats = None
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), media_type=media_type)
+        return about.exposition(request, registry)
 
     @app.get("/load")
     async def load() -> Response:
@@ -114,15 +97,59 @@ def front_app(config: ServerConfig, models: Models, keys: Keys, run_dir: Path) -
         return json_response({"models": [_running(model) for model in models.loaded]})
 
     @app.post("/api/pull")
-    async def pull_model(request: Request) -> Response:
-        return await pull(request, models, run_dir)
+    async def pull(request: Request) -> Response:
+        body = await read_json(request, JsonBounds())
+        name = body.get("model") or body.get("name")
+        if not isinstance(name, str):
+            raise RequestError("model must name a model of the hub, as USER/NAME.", param="model")
+        lines = _pulled(name.removesuffix(TAG), models, run_dir)
+        if body.get("stream") is not False:
+            return LineStream(lines, lambda: {"status": f"pulling {name}"})
+        async with aclosing(lines):
+            *_, last = [line async for line in lines]
+        return Response(last, media_type="application/json")
 
     return app
 
 
+async def _pulled(name: str, models: Models, run_dir: Path) -> AsyncGenerator[bytes, None]:
+    """Download a model of the hub, which the server then serves, too. The process that downloads
+    ends with its client's request.
+
+    Raises:
+        RequestError: it cannot be downloaded, or not be served.
+    """
+    yield json_line({"status": "pulling manifest"})
+    if not models.has(name):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "radixrt.supervisor.pull", str(run_dir), name),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 20,  # of a line: the last one has all settings
+        )
+        assert process.stdout is not None
+        try:
+            async for line in process.stdout:
+                message: dict[str, Any] = orjson.loads(line)
+                if "error" in message:
+                    raise RequestError(message["error"])
+                if "total" in message:
+                    yield json_line({"status": f"pulling {name}", "digest": name, **message})
+                else:
+                    models.add(msgspec.convert(message, ServedModel))
+            if await process.wait():
+                reason = "The download has failed; the server's log has the reason."
+                raise RequestError(reason, status=500)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    yield json_line({"status": "success"})
+
+
 def _entry(model: LoadableModel, name: str) -> dict[str, Any]:
     info = None if model.state is None else model.state.info
-    entry = model_entry(model.config, info, model.created_at, name)
+    entry = about.model_entry(model.config, info, model.created_at, name)
     return entry | {"state": model.place}
 
 
@@ -155,24 +182,24 @@ class _AllMetrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         families: dict[str, Family] = {}
-        states = [model.state for model in self._models.all if model.state is not None]
-        for family in itertools.chain.from_iterable(
-            one.metrics.exported.collect() for one in states
-        ):
-            families.setdefault(family.name, family)
-            if families[family.name] is not family:
-                families[family.name].samples += family.samples
-        yield from families.values()
-        loaded = GaugeMetricFamily(
-            "radixrt_model_loaded", "Whether a model is loaded.", labels=["model_name"]
-        )
-        loads = GaugeMetricFamily(
-            "radixrt_model_loads", "Times that a model was loaded.", labels=["model_name"]
-        )
         for model in self._models.all:
-            loaded.add_metric([model.name], float(model.is_loaded))
-            loads.add_metric([model.name], model.loads)
-        yield from (loaded, loads)
+            for family in model.state.metrics.exported.collect() if model.state else ():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from families.values()
+        for name, text, value in _OF_MODELS:
+            gauge = GaugeMetricFamily(f"radixrt_{name}", text, labels=["model_name"])
+            for model in self._models.all:
+                gauge.add_metric([model.name], value(model))
+            yield gauge
+
+
+_OF_MODELS: tuple[tuple[str, str, Callable[[LoadableModel], float]], ...] = (
+    ("model_loaded", "Whether a model is loaded.", lambda model: float(model.is_loaded)),
+    ("model_loads", "Times that a model was loaded.", lambda model: model.loads),
+)
+"""Names, texts and values of further metrics."""
 
 
 async def start_models(
@@ -216,71 +243,6 @@ async def start_models(
     await models.all[0].load(is_first=True)
     models.start()
     return models
-
-
-_LIMIT = 1 << 20
-"""Longest line, in bytes: the last one has all settings."""
-
-
-async def pull(request: Request, models: Models, run_dir: Path) -> Response:
-    """
-    Args:
-        run_dir: has the settings of the server.
-    """
-    body = await read_json(request, JsonBounds())
-    name = body.get("model") or body.get("name")
-    if not isinstance(name, str):
-        raise RequestError("model must name a model of the hub, as USER/NAME.", param="model")
-    objects = _objects(name.removesuffix(TAG), models, run_dir)
-    if body.get("stream") is False:
-        async with aclosing(objects):
-            *_, last = [one async for one in objects]
-        return json_response(last)
-    return LineStream(
-        (json_line(one) async for one in objects), lambda: {"status": f"pulling {name}"}
-    )
-
-
-async def _objects(
-    name: str, models: Models, run_dir: Path
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Raises:
-    RequestError: it cannot be downloaded, or not be served.
-    """
-    yield {"status": "pulling manifest"}
-    if not models.has(name):
-        async with aclosing(_messages(name, run_dir)) as messages:
-            async for message in messages:
-                if "total" in message:
-                    yield {"status": f"pulling {name}", "digest": name, **message}
-                else:
-                    models.add(msgspec.convert(message, ServedModel))
-    yield {"status": "success"}
-
-
-async def _messages(name: str, run_dir: Path) -> AsyncGenerator[dict[str, Any], None]:
-    """What the process says that downloads, until it ends; it ends with its client's request."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "radixrt.supervisor.pull", str(run_dir), name),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_LIMIT,
-    )
-    assert process.stdout is not None
-    try:
-        async for line in process.stdout:
-            message: dict[str, Any] = orjson.loads(line)
-            if "error" in message:
-                raise RequestError(message["error"])
-            yield message
-        if await process.wait():
-            raise RequestError(
-                "The download has failed; the server's log has the reason.", status=500
-            )
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 ABORT_PATH = "/abort_request"
@@ -340,7 +302,7 @@ class Dispatcher:
             await self._abort(scope, body, receive, send)
             return
         model = self._models.find(name)
-        caller_of(request).check_model(model.config.model_names)
+        request.state.caller.check_model(model.config.model_names)
         keep_alive_s = None
         if is_ollama and named.keep_alive is not None:
             keep_alive_s = seconds_of(named.keep_alive)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Response
 
 from radixrt.api.answering import Formatter, Prepared, respond
 from radixrt.api.http.endpoints import Endpoints, read_json, to_struct
 from radixrt.api.http.events import DONE, json_response
-from radixrt.api.http.keys import Caller, caller_of
 from radixrt.api.http.middleware import new_id
 from radixrt.api.logprobs import JsonList, in_slices, json_logprob
 from radixrt.api.requests.constraint import asked_constraint
@@ -32,8 +31,8 @@ from radixrt.api.requests.protocol import (
     RequestBody,
     refuse_unsupported,
 )
-from radixrt.api.responses import explanation_extras, structured_extras
-from radixrt.api.state import ServerState
+from radixrt.api.responses import report_extras
+from radixrt.api.state import Context, Here, ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
@@ -42,161 +41,6 @@ from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.logprobs import TokenLogprob, TokenLogprobs
 from radixrt.messages.requests import GenerateRequest, Prompt, Tenant, TextPrompt
-
-
-def native_routes(state: ServerState) -> APIRouter:
-    router = Endpoints(state)
-
-    @router.takes("/generate", NativeRequest, refuse)
-    async def generate(request: Request, fields: NativeRequest) -> Response:
-        prepared = PreparedGenerate.read(fields, state, caller_of(request))
-        formatter = _Results(prepared, bool(fields.return_text_in_logprobs))
-        return await respond(formatter, prepared, request, state)
-
-    @router.post("/abort_request")
-    async def abort_request(request: Request) -> Response:
-        body = await read_json(request, state.json_bounds)
-        caller = caller_of(request)
-        if body.get("abort_all") is True:
-            caller.check_admin("abort_all")
-            state.abort_all()
-            return json_response({"success": True})
-        rid = body.get("rid")
-        if not isinstance(rid, str):
-            raise RequestError("rid must be the string that names a request.", param="rid")
-        state.abort(rid, caller)
-        return json_response({"success": True})
-
-    return router
-
-
-class _Results(Formatter):
-    """Each answer so far, after each chunk: the events of this endpoint repeat the whole answer."""
-
-    last = DONE
-
-    def __init__(self, prepared: PreparedGenerate, with_text: bool) -> None:
-        """
-        Args:
-            with_text: of each token beside its log-probability.
-        """
-        super().__init__(prepared)
-        self._is_list = prepared.is_list
-        counts = [request.sampling.n for request in prepared.requests]
-        self._first_index = list(itertools.accumulate(counts[:-1], initial=0))
-        started_at = time.monotonic()
-        self._answers = [
-            _NativeAnswer(prepared, number, with_text, started_at)
-            for number, count in enumerate(counts)
-            for _ in range(count)
-        ]
-
-    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[dict[str, Any]]:
-        index = self._first_index[prompt_index] + chunk.index
-        result = await self._answers[index].after(chunk)
-        return [result | {"index": index} if self._is_list else result]
-
-    def whole(self, parts: list[dict[str, Any]]) -> Any:
-        if not self._is_list:
-            return parts[0]
-        parts.sort(key=lambda result: result.pop("index"))
-        return parts
-
-    def failed(self, error: RequestError | EngineDiedError) -> bytes:
-        with native_names():
-            raise error
-
-
-class _NativeAnswer:
-    """One answer, put together from chunks."""
-
-    def __init__(
-        self, prepared: PreparedGenerate, number: int, with_text: bool, started_at: float
-    ) -> None:
-        """
-        Args:
-            number: of the prompt.
-        """
-        self._request = prepared.requests[number]
-        self._is_hidden = prepared.prompt_only[number]
-        self._with_text = with_text
-        self._started_at = started_at
-        self._text = ""
-        self._token_ids: list[int] = []
-        self._lists: dict[str, JsonList] = defaultdict(JsonList)
-        """The lists of log-probabilities so far, by their names."""
-
-    async def after(self, chunk: AnswerChunk) -> dict[str, Any]:
-        """The result with this chunk."""
-        if not self._is_hidden:
-            self._text += chunk.text
-            self._token_ids += unpack_ids(chunk.token_ids).tolist()
-            await self._add("output", chunk.logprobs)
-        if chunk.prompt is not None:
-            await self._add("input", chunk.prompt.logprobs)
-        meta = self._meta(chunk) | self._token_logprobs()
-        return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}
-
-    def _meta(self, chunk: AnswerChunk) -> dict[str, Any]:
-        report = chunk.report
-        meta: dict[str, Any] = {
-            "id": self._request.request_id,
-            "finish_reason": _finish_reason(chunk, self._is_hidden),
-            "prompt_tokens": report.prompt_tokens,
-            "completion_tokens": 0 if self._is_hidden else report.output_tokens,
-            "cached_tokens": report.cached_tokens,
-            "cache_write_tokens": report.cache_write_tokens,
-        }
-        meta |= structured_extras(report) | explanation_extras(report)
-        if report.retries:
-            meta["structured_output_retries"] = report.retries
-        if report.finish_reason is not None:
-            meta["queue_time"] = report.queued_s
-            meta["prefill_time"] = report.prefill_s
-            meta["e2e_latency"] = time.monotonic() - self._started_at
-        return meta
-
-    async def _add(self, which: str, tokens: TokenLogprobs | None) -> None:
-        """Write the log-probabilities of new tokens, of which each event repeats the text."""
-        if tokens is None:
-            return
-        async for rows in in_slices(tokens):
-            self._lists[f"{which}_token_logprobs"].extend([self._entry(row) for row in rows])
-            self._lists[f"{which}_top_logprobs"].extend(
-                [[self._entry(other) for other in row.top] for row in rows]
-            )
-
-    def _token_logprobs(self) -> dict[str, Any]:
-        """The log-probabilities, as ``meta_info`` has them."""
-        sampling = self._request.sampling
-        asked = {"output": sampling.logprobs, "input": sampling.prompt_logprobs}
-        names = [
-            f"{which}_{kind}_logprobs"
-            for which, number in asked.items()
-            if number is not None
-            for kind in ("token", "top")
-        ]
-        return {name: self._lists[name].json() for name in names}
-
-    def _entry(self, token: TokenLogprob) -> list[Any]:
-        """[log-probability, token id, text or null]."""
-        text = token.token if self._with_text else None
-        return [json_logprob(token.logprob), token.token_id, text]
-
-
-def _finish_reason(chunk: AnswerChunk, prompt_only: bool) -> dict[str, Any] | None:
-    if chunk.finish_reason is None:
-        return None
-    if prompt_only and chunk.finish_reason != "abort":
-        return {"type": "length", "length": 0}
-    reason: dict[str, Any] = {"type": chunk.finish_reason}
-    if chunk.finish_reason == "length":
-        reason["length"] = chunk.report.output_tokens
-    if chunk.finish_reason == "stop":
-        matched = chunk.report.stop_reason
-        reason["matched"] = unpack_ids(chunk.token_ids).tolist()[-1] if matched is None else matched
-    return reason
-
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's."""
@@ -265,10 +109,11 @@ class PreparedGenerate(Prepared):
     """The response is a list: for a batch, or for n > 1."""
 
     @staticmethod
-    def read(fields: NativeRequest, state: ServerState, caller: Caller) -> "PreparedGenerate":
+    def read(fields: NativeRequest, context: Context) -> "PreparedGenerate":
         """Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
         """
+        state = context.state
         prompts, is_batch = _prompts(fields, state)
         count = len(prompts)
         call_id, names = _request_ids(fields.rid, count)
@@ -285,13 +130,13 @@ class PreparedGenerate(Prepared):
                 (top or 0) if wants else None,
                 -1 if start is None else start,
                 state,
-                caller.tenant,
+                context.tenant,
             )
             for one, (wants, top, start) in zip(given, settings, strict=True)
         ]
         structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
         check_answer_count(state.config, count, max(params.n for params in sampling))
-        options = request_options(fields, state.config, caller)
+        options = request_options(fields, context)
         requests = [
             GenerateRequest(
                 request_id=name,
@@ -471,3 +316,154 @@ def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str
         return (names[0] if count == 1 else new_id("gen")), names
     name = request_id("gen", rid)
     return name, [name] if count == 1 else [f"{name}_{number}" for number in range(count)]
+
+
+routes = Endpoints()
+
+
+@routes.takes("/generate", NativeRequest, refuse)
+async def generate(fields: NativeRequest, context: Context) -> Response:
+    prepared = PreparedGenerate.read(fields, context)
+    return await respond(_Results(prepared, bool(fields.return_text_in_logprobs)), context)
+
+
+@routes.post("/abort_request")
+async def abort_request(context: Here) -> Response:
+    body = await read_json(context.request, context.state.json_bounds)
+    if body.get("abort_all") is True:
+        context.caller.check_admin("abort_all")
+        context.state.abort_all()
+        return json_response({"success": True})
+    rid = body.get("rid")
+    if not isinstance(rid, str):
+        raise RequestError("rid must be the string that names a request.", param="rid")
+    context.state.abort(rid, context.caller)
+    return json_response({"success": True})
+
+
+class _Results(Formatter):
+    """Each answer so far, after each chunk: the events of this endpoint repeat the whole answer."""
+
+    last = DONE
+
+    def __init__(self, prepared: PreparedGenerate, with_text: bool) -> None:
+        """
+        Args:
+            with_text: of each token beside its log-probability.
+        """
+        super().__init__(prepared)
+        self._is_list = prepared.is_list
+        counts = [request.sampling.n for request in prepared.requests]
+        self._first_index = list(itertools.accumulate(counts[:-1], initial=0))
+        started_at = time.monotonic()
+        self._answers = [
+            _NativeAnswer(prepared, number, with_text, started_at)
+            for number, count in enumerate(counts)
+            for _ in range(count)
+        ]
+
+    async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[dict[str, Any]]:
+        index = self._first_index[prompt_index] + chunk.index
+        result = await self._answers[index].after(chunk)
+        return [result | {"index": index} if self._is_list else result]
+
+    def whole(self, parts: list[dict[str, Any]]) -> Any:
+        if not self._is_list:
+            return parts[0]
+        parts.sort(key=lambda result: result.pop("index"))
+        return parts
+
+    def failed(self, error: RequestError | EngineDiedError) -> bytes:
+        with native_names():
+            raise error
+
+
+class _NativeAnswer:
+    """One answer, put together from chunks."""
+
+    def __init__(
+        self, prepared: PreparedGenerate, number: int, with_text: bool, started_at: float
+    ) -> None:
+        """
+        Args:
+            number: of the prompt.
+        """
+        self._request = prepared.requests[number]
+        self._is_hidden = prepared.prompt_only[number]
+        self._with_text = with_text
+        self._started_at = started_at
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._lists: dict[str, JsonList] = defaultdict(JsonList)
+        """The lists of log-probabilities so far, by their names."""
+
+    async def after(self, chunk: AnswerChunk) -> dict[str, Any]:
+        """The result with this chunk."""
+        if not self._is_hidden:
+            self._text += chunk.text
+            self._token_ids += unpack_ids(chunk.token_ids).tolist()
+            await self._add("output", chunk.logprobs)
+        if chunk.prompt is not None:
+            await self._add("input", chunk.prompt.logprobs)
+        meta = self._meta(chunk) | self._token_logprobs()
+        return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}
+
+    def _meta(self, chunk: AnswerChunk) -> dict[str, Any]:
+        report = chunk.report
+        meta: dict[str, Any] = {
+            "id": self._request.request_id,
+            "finish_reason": _finish_reason(chunk, self._is_hidden),
+            "prompt_tokens": report.prompt_tokens,
+            "completion_tokens": 0 if self._is_hidden else report.output_tokens,
+            "cached_tokens": report.cached_tokens,
+            "cache_write_tokens": report.cache_write_tokens,
+        }
+        meta |= report_extras(report)
+        if report.retries:
+            meta["structured_output_retries"] = report.retries
+        if report.finish_reason is not None:
+            meta["queue_time"] = report.queued_s
+            meta["prefill_time"] = report.prefill_s
+            meta["e2e_latency"] = time.monotonic() - self._started_at
+        return meta
+
+    async def _add(self, which: str, tokens: TokenLogprobs | None) -> None:
+        """Write the log-probabilities of new tokens, of which each event repeats the text."""
+        if tokens is None:
+            return
+        async for rows in in_slices(tokens):
+            self._lists[f"{which}_token_logprobs"].extend([self._entry(row) for row in rows])
+            self._lists[f"{which}_top_logprobs"].extend(
+                [[self._entry(other) for other in row.top] for row in rows]
+            )
+
+    def _token_logprobs(self) -> dict[str, Any]:
+        """The log-probabilities, as ``meta_info`` has them."""
+        sampling = self._request.sampling
+        asked = {"output": sampling.logprobs, "input": sampling.prompt_logprobs}
+        names = [
+            f"{which}_{kind}_logprobs"
+            for which, number in asked.items()
+            if number is not None
+            for kind in ("token", "top")
+        ]
+        return {name: self._lists[name].json() for name in names}
+
+    def _entry(self, token: TokenLogprob) -> list[Any]:
+        """[log-probability, token id, text or null]."""
+        text = token.token if self._with_text else None
+        return [json_logprob(token.logprob), token.token_id, text]
+
+
+def _finish_reason(chunk: AnswerChunk, prompt_only: bool) -> dict[str, Any] | None:
+    if chunk.finish_reason is None:
+        return None
+    if prompt_only and chunk.finish_reason != "abort":
+        return {"type": "length", "length": 0}
+    reason: dict[str, Any] = {"type": chunk.finish_reason}
+    if chunk.finish_reason == "length":
+        reason["length"] = chunk.report.output_tokens
+    if chunk.finish_reason == "stop":
+        matched = chunk.report.stop_reason
+        reason["matched"] = unpack_ids(chunk.token_ids).tolist()[-1] if matched is None else matched
+    return reason
