@@ -26,7 +26,7 @@ OF_OTHERS = {"group", "self", "BACKGROUND"}
 to its caller."""
 
 SHORT_LIVED = {
-    ("api/http/acceptor.py", "_accept"): (1, "opens one connection"),
+    ("api/http/connection.py", "_accept"): (1, "opens one connection"),
     ("api/http/events.py", "while_receiving"): (2, "awaited here"),
     ("api/http/events.py", "_send_all"): (1, "fills the pauses of one answer"),
     ("api/models/model.py", "load"): (2, "awaited here"),

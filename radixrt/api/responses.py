@@ -112,6 +112,12 @@ def times_extras(report: AnswerReport) -> dict[str, Any]:
     return {} if report.finish_reason is None else {"times": report.times}
 
 
+def report_extras(report: AnswerReport, *, times: bool = False) -> dict[str, Any]:
+    """All that a complete answer has beyond its text and its usage."""
+    found = structured_extras(report) | explanation_extras(report)
+    return found | times_extras(report) if times else found
+
+
 async def prompt_extras(chunk: AnswerChunk, wants_ids: bool) -> dict[str, Any]:
     """Fields beyond OpenAI's about the prompt, where they were asked for."""
     extras: dict[str, Any] = {}

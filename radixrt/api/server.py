@@ -20,14 +20,18 @@ import uvloop
 from prometheus_client import Counter
 from starlette.types import ASGIApp
 
-from radixrt.api.app import ERROR_SHAPES, build_app
+from radixrt.api.app import build_app
 from radixrt.api.banner import banner
-from radixrt.api.http.acceptor import Acceptor, accepting
-from radixrt.api.http.connection import IDLE_TIMEOUT_S, SEND_BUFFER_BYTES, Connection
+from radixrt.api.http.connection import (
+    IDLE_TIMEOUT_S,
+    SEND_BUFFER_BYTES,
+    Acceptor,
+    Connection,
+    accepting,
+)
 from radixrt.api.http.gate import Gate, Throttles, loading_app
 from radixrt.api.http.keys import Keys
-from radixrt.api.models.routes import front_app
-from radixrt.api.models.start import start_models
+from radixrt.api.models.front import front_app, start_models
 from radixrt.api.state import ServerState
 from radixrt.api.tracing import Tracing
 from radixrt.base.api_keys import KeySource
@@ -108,9 +112,7 @@ async def serve(
     try:
         keys = _keys(config)
         throttles = Throttles()
-        loading = _http_config(
-            config, loading_app(ERROR_SHAPES), throttles, Counter("unread", "", registry=None)
-        )
+        loading = _http_config(config, loading_app, throttles, Counter("unread", "", registry=None))
         with accepting(listen_socket, loading):
             if served:
                 models = await start_models(served, keys, supervisor, connect, trace)
@@ -125,7 +127,7 @@ async def serve(
         most = state.info.max_running_requests + config.max_queued_requests
         for other in served[1:]:
             most += MAX_RUNNING_REQUESTS + other.config.max_queued_requests
-        gate = Gate(app, most, throttles.starts, state.metrics.refused, ERROR_SHAPES)
+        gate = Gate(app, most, throttles.starts, state.metrics.refused)
         server = _Server(
             models or state,
             config.shutdown_grace,
@@ -160,9 +162,7 @@ def _http_config(
     logging.getLogger("uvicorn").setLevel(logging.INFO if debugging else logging.WARNING)
     return uvicorn.Config(
         app,
-        http=partial(
-            Connection, throttles=throttles, slow_readers=slow_readers, shapes=ERROR_SHAPES
-        ),  # type: ignore[arg-type]
+        http=partial(Connection, throttles=throttles, slow_readers=slow_readers),  # type: ignore[arg-type]
         lifespan="off",
         ws="none",
         log_config=None,

@@ -4,14 +4,17 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from fastapi import Depends, Request
 
 from radixrt import __version__
 from radixrt.api.conversations.store import ConversationStore
+from radixrt.api.http.events import while_connected
 from radixrt.api.http.json_bounds import JsonBounds
 from radixrt.api.http.keys import Caller, Keys
 from radixrt.api.http.middleware import new_id
@@ -22,7 +25,10 @@ from radixrt.client.answers import Answers
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.open_requests import id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.calls import Call, Reply
 from radixrt.messages.requests import GenerateRequest, Tenant
+
+Result = TypeVar("Result")
 
 KEPT_CONVERSATIONS_TTL_S = 3600.0
 
@@ -58,6 +64,8 @@ class ServerState:
         """The answers of the HTTP requests in flight, by the name of their key and their ids."""
         self.json_bounds = JsonBounds()
         self.started_at = int(time.time())
+        self.live_streams = {True: 0, False: 0}
+        """Open streams of ``/v1/live``, of admins and of others."""
         self.is_draining = False
         """A signal to stop has come: open requests are answered, new ones refused."""
         self.fingerprint = _fingerprint(config, info)
@@ -119,7 +127,7 @@ class ServerState:
         name = requests[0].group_id or requests[0].request_id
         try:
             with (
-                constraint_errors_name(constraint_field),
+                errors_name(constraint_field, "structured"),
                 self._registered(tenant, name, answers),
                 answers,
             ):
@@ -195,12 +203,55 @@ def _fingerprint(config: ServerConfig, info: EngineInfo) -> str:
     return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()}"
 
 
+@dataclass(frozen=True)
+class Context:
+    """An HTTP request that is being answered, and the state of its server."""
+
+    request: Request
+    state: ServerState
+
+    @property
+    def caller(self) -> Caller:
+        """The caller, as :meth:`Keys.caller` has found it."""
+        caller: Caller = self.request.state.caller
+        return caller
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.caller.tenant
+
+    def name(self, request_id: str) -> str:
+        """Give the response an id, which its ``X-Request-Id`` has; returns it."""
+        self.request.state.request_id = request_id
+        return request_id
+
+    async def call(self, call: Call[Reply]) -> Reply:
+        """The engine's reply to a call."""
+        return await self.state.client.call(call)
+
+    async def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """:func:`radixrt.api.http.events.while_connected`."""
+        return await while_connected(self.request, work)
+
+
+async def context_of(request: Request) -> Context:
+    return Context(request, request.app.state.server)
+
+
+Here = Annotated[Context, Depends(context_of)]
+"""The context, as a parameter of an endpoint without a body."""
+
+
 @contextmanager
-def constraint_errors_name(field: str) -> Iterator[None]:
-    """Let errors about a constraint name the field of the request."""
+def errors_name(field: str, internal: str) -> Iterator[None]:
+    """Let errors about an internal field name the field of the request.
+
+    Args:
+        internal: "structured", a constraint; or "prompt".
+    """
     try:
         yield
     except RequestError as error:
-        if error.param == "structured" and field:
+        if error.param == internal and field:
             error.param = field
         raise

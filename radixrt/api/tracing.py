@@ -164,7 +164,7 @@ class TraceRequests:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in _OPERATIONS:
+        if scope["method"] != "POST" or scope["path"] not in _OPERATIONS:
             await self.app(scope, receive, send)
             return
         status = 499  # as nginx names a client that left

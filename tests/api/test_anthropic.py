@@ -8,9 +8,8 @@ import msgspec
 import orjson
 import pytest
 
-from radixrt.api.anthropic.protocol import MessagesRequest
-from radixrt.api.anthropic.translation import BILLING_HEADER, to_chat
-from radixrt.api.http.body import to_struct
+from radixrt.api.anthropic.translation import BILLING_HEADER, MessagesRequest, to_chat
+from radixrt.api.http.endpoints import to_struct
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_chat import CALL

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from radixrt.api import app as app_module
-from radixrt.api.http import body
+from radixrt.api.http import endpoints
 from tests.api.conftest import RunningServer, StartServer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -174,7 +174,7 @@ def test_a_refused_field_whose_value_asks_for_nothing_is_fine(
         "bad_words": [],
         "use_beam_search": False,
     }
-    with caplog.at_level(logging.WARNING, "radixrt.api.http.body"):
+    with caplog.at_level(logging.WARNING, "radixrt.api.http.endpoints"):
         assert post(server, "/v1/chat/completions", CHAT | fields)[0] == 200
     assert caplog.records == []
 
@@ -294,7 +294,7 @@ def test_a_large_body_is_refused(
 def test_unknown_fields_are_accepted_and_warned_of_once(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "radixrt.api.http.body"):
+    with caplog.at_level(logging.WARNING, "radixrt.api.http.endpoints"):
         for _ in range(3):
             status, _ = post(
                 server, "/v1/completions", COMPLETION | {"sparkle": 1, "n_predict": 1, "user": "me"}
@@ -310,13 +310,13 @@ def test_many_unknown_fields_cost_one_line_and_little_memory(
     server: RunningServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     fields = {f"{number}-{'x' * 5000}": 1 for number in range(3000)}
-    with caplog.at_level(logging.WARNING, "radixrt.api.http.body"):
+    with caplog.at_level(logging.WARNING, "radixrt.api.http.endpoints"):
         for _ in range(2):
             assert post(server, "/v1/completions", COMPLETION | fields)[0] == 200
     (record,) = caplog.records
     assert len(record.getMessage()) < 2000
-    assert sum(map(len, body._warned)) <= 100_000
-    body._warned.clear()
+    assert sum(map(len, endpoints._warned)) <= 100_000
+    endpoints._warned.clear()
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_what_was_not_asked_for_or_was_cut_off_is_not_kept(server: RunningServer
 def test_an_answer_that_was_dropped_is_not_kept() -> None:
     store = ConversationStore(1 << 20, ttl_s=10)
     for finish_reason, is_kept in (("abort", False), ("length", True)):
-        recorder = ConversationRecorder(store, finish_reason, Continuation(b"", None, 0), "a text")
+        recorder = ConversationRecorder(Continuation(store, b""), finish_reason, "a text")
         recorder.add("and an ans")
         assert recorder.end(finish_reason) is is_kept and len(store) == is_kept
 

@@ -6,9 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from radixrt.api.http.body import to_struct
-from radixrt.api.openai_responses.protocol import ResponsesRequest
-from radixrt.api.openai_responses.translation import to_chat
+from radixrt.api.http.endpoints import to_struct
+from radixrt.api.openai_responses.translation import ResponsesRequest, to_chat
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import CustomTool

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.api.anthropic.protocol import CountTokensRequest, MessagesRequest
-from radixrt.api.ollama.protocol import ChatRequest, GenerateRequest, ShowRequest
-from radixrt.api.openai_responses.protocol import ResponsesRequest
+from radixrt.api.anthropic.translation import CountTokensRequest, MessagesRequest
+from radixrt.api.ollama.translation import ChatRequest, GenerateRequest, ShowRequest
+from radixrt.api.openai_responses.translation import ResponsesRequest
 from tests.api.conftest import RunningServer
 from tests.api.test_fuzz import bodies, many_bodies, messages, scalars, send, values
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from radixrt.api.native.generate_request import NativeRequest, NativeSampling
-from radixrt.api.native.tokenize import Detokenize, TokenizeRequest
+from radixrt.api.native.generate import NativeRequest, NativeSampling
+from radixrt.api.native.prompt_calls import Detokenize, TokenizeRequest
 from radixrt.api.requests.protocol import (
     UNSUPPORTED,
     ChatCompletionRequest,

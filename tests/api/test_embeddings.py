@@ -18,10 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt.api.embeddings.embeddings import EmbeddingRequest
-from radixrt.api.embeddings.rerank import RerankRequest
-from radixrt.api.embeddings.score import ClassifyRequest, ScorePairsRequest
-from radixrt.api.ollama.protocol import EmbedRequest, OldEmbedRequest
+from radixrt.api.embeddings import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScorePairsRequest,
+)
+from radixrt.api.ollama.translation import EmbedRequest, OldEmbedRequest
 from radixrt.client.choice_scoring import shared_tokens
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.requests import PairPrompt, PoolingInfo, PoolingRequest

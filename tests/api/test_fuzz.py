@@ -9,10 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from radixrt.api.native.cache import PinRequest, ReleaseRequest, WarmRequest
-from radixrt.api.native.generate_request import NativeRequest, NativeSampling
+from radixrt.api.native.generate import NativeRequest, NativeSampling
 from radixrt.api.native.infill import InfillRequest
-from radixrt.api.native.scoring import ScoreRequest
-from radixrt.api.native.tokenize import CompileRequest, Detokenize, TokenizeRequest
+from radixrt.api.native.prompt_calls import (
+    CompileRequest,
+    Detokenize,
+    ScoreRequest,
+    TokenizeRequest,
+)
 from radixrt.api.requests.protocol import ChatCompletionRequest, CompletionRequest, KeepRequest
 from tests.api.conftest import RunningServer
 

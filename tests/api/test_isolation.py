@@ -9,8 +9,6 @@ import pytest
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.requests.protocol import RequestBody
-from radixrt.api.state import ServerState
-from radixrt.base.config import ServerConfig
 from radixrt.messages.calls import PinCall
 from radixrt.messages.requests import PoolingInfo, split_salt
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
@@ -133,7 +131,7 @@ def test_a_body_without_a_salt_is_no_body_of_a_route() -> None:
     class Salted(RequestBody):
         prompt: str
 
-    router = Endpoints(ServerState(ServerConfig(), None, engine_info()))  # type: ignore[arg-type]
+    router = Endpoints()
     with pytest.raises(TypeError, match="RequestBody"):
         router.takes("/new", Prompts)  # type: ignore[type-var]
     router.takes("/new", Salted)

@@ -18,8 +18,7 @@ import pytest
 
 from radixrt.api.app import build_app
 from radixrt.api.http.browsers import PAGE_FILES
-from radixrt.api.http.key_use import KeyUse
-from radixrt.api.http.keys import ADMIN_PATHS, OPEN_PATHS, Keys
+from radixrt.api.http.keys import ADMIN_PATHS, OPEN_PATHS, Keys, KeyUse
 from radixrt.api.state import ServerState
 from radixrt.base.api_keys import KeyLimits, KeySource, digest_of, new_key
 from radixrt.base.config import ServerConfig

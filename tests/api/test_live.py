@@ -12,9 +12,9 @@ import httpx
 import msgspec
 import pytest
 
-from radixrt.api import recent
+from radixrt.api import metrics
+from radixrt.api.metrics import RecentCounters
 from radixrt.api.native.live import MAX_STREAMS
-from radixrt.api.recent import RecentCounters
 from radixrt.base.api_keys import new_key
 from radixrt.kv.reading import Rates, Reading
 from radixrt.messages.calls import CacheTreeCall, PinCall, ReleaseCacheCall
@@ -78,7 +78,7 @@ def test_rates_are_differences_over_time(
         reading = msgspec.json.decode(http.get("/v1/live").content, type=Reading)
     assert reading.engine is not None
     first, requests, now = reading.engine.stats, RequestStats(), 100.0
-    monkeypatch.setattr(recent, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now))
     counters = RecentCounters(requests)
     counters.take(first)
     assert counters.rates() == Rates()

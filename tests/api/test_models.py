@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from radixrt.api.models import models as module
-from radixrt.api.models.model import LoadableModel
-from radixrt.api.models.models import Models
+from radixrt.api.models.models import LoadableModel, Models
 from radixrt.base.child import ServedModel
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError

@@ -8,9 +8,8 @@ import orjson
 import pytest
 
 from radixrt.api.http import events
-from radixrt.api.http.body import to_struct
-from radixrt.api.ollama.protocol import ChatRequest
-from radixrt.api.ollama.translation import chat_of
+from radixrt.api.http.endpoints import to_struct
+from radixrt.api.ollama.translation import ChatRequest, chat_of
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_chat import CALL, TOOLS

@@ -12,9 +12,8 @@ import pydantic
 import pytest
 from openai.resources.responses import Responses
 
-from radixrt.api.http.body import to_struct
-from radixrt.api.openai_responses.protocol import ResponsesRequest
-from radixrt.api.openai_responses.translation import sealed, to_chat
+from radixrt.api.http.endpoints import to_struct
+from radixrt.api.openai_responses.translation import ResponsesRequest, sealed, to_chat
 from radixrt.base.errors import RequestError
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_chat import CALL

@@ -1,117 +1,93 @@
-"""``/v1/messages`` and ``/v1/messages/count_tokens``, and the form of their errors."""
+"""``/v1/messages`` and ``/v1/messages/count_tokens``: events, and whole messages made of them."""
 
-from collections.abc import Iterator
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+import orjson
+from fastapi import Response
 
 from radixrt.api.answering import Formatter, respond
-from radixrt.api.anthropic.events import Event, MessageEvents, whole_message
-from radixrt.api.anthropic.protocol import (
+from radixrt.api.anthropic.translation import (
     REFUSED,
     CountTokensRequest,
     MessagesRequest,
+    to_chat,
 )
-from radixrt.api.anthropic.translation import to_chat
 from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.errors import ErrorShape
 from radixrt.api.http.events import event, json_response
-from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import refuse_fields
 from radixrt.api.requests.tools import call_delta
-from radixrt.api.state import ServerState
+from radixrt.api.responses import report_extras
+from radixrt.api.state import Context
 from radixrt.base.errors import RequestError
-from radixrt.messages.answers import AnswerChunk
+from radixrt.messages.answers import AnswerChunk, AnswerReport
 from radixrt.messages.calls import TokenizeCall
 
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    529: "overloaded_error",
-}
+Event = dict[str, Any]
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+
+routes = Endpoints()
+_refuse = partial(refuse_fields, names=REFUSED)
 
 
-_FIELDS = {"max_reasoning_tokens": "thinking.budget_tokens", "stop": "stop_sequences"}
-"""Names of fields, by those of chat."""
+@routes.takes("/v1/messages", MessagesRequest, _refuse)
+async def messages(fields: MessagesRequest, context: Context) -> Response:
+    if fields.max_tokens is None:
+        raise RequestError("max_tokens is missing.", param="max_tokens")
+    config, chat = context.state.config, to_chat(fields)
+    if config.reasoning_parser == "none" or chat.continue_final_message:
+        chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound
+    prepared = prepare_chat(chat, context, "msg")
+    prepared.check_one_answer()
+    return await respond(_Message(prepared, config.model_name), context)
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    """Anthropic's error object. ``param`` and ``code`` are ours."""
-    param = error.param
-    fallback = "api_error" if error.status >= 500 else "invalid_request_error"
-    message = error.message
-    if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # the words that clients look for
-    if param in _FIELDS:
-        message = message.replace(param, _FIELDS[param], 1)
-        param = _FIELDS[param]
-    kind = _ERROR_TYPES.get(error.status, fallback)
-    inner = {"type": kind, "message": message, "param": param, "code": error.code}
-    return {"type": "error", "error": inner}
-
-
-ERRORS = ErrorShape("/v1/messages", error_body, "error")
-
-
-def message_routes(state: ServerState) -> APIRouter:
-    router, refuse = Endpoints(state), partial(refuse_fields, names=REFUSED)
-
-    @router.takes("/v1/messages", MessagesRequest, refuse)
-    async def messages(request: Request, fields: MessagesRequest) -> Response:
-        if fields.max_tokens is None:
-            raise RequestError("max_tokens is missing.", param="max_tokens")
-        chat = to_chat(fields)
-        if state.config.reasoning_parser == "none" or chat.continue_final_message:
-            chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound
-        prepared = prepare_chat(chat, state, request, "msg")
-        prepared.check_one_answer()
-        return await respond(_Message(prepared, state), prepared, request, state)
-
-    @router.takes("/v1/messages/count_tokens", CountTokensRequest, refuse)
-    async def count_tokens(request: Request, fields: CountTokensRequest) -> Response:
-        chat = to_chat(fields)
-        continuation = Continuation.find(chat, "messages", state.conversations, request)
-        prompt = chat_prompt(chat, chat.messages, continuation.messages)
-        call = TokenizeCall(prompt, caller_of(request).tenant, fields.cache_salt or "")
-        tokenized = await state.client.call(call)
-        return json_response({"input_tokens": len(tokenized.token_ids)})
-
-    return router
+@routes.takes("/v1/messages/count_tokens", CountTokensRequest, _refuse)
+async def count_tokens(fields: CountTokensRequest, context: Context) -> Response:
+    chat = to_chat(fields)
+    continuation = Continuation.find(chat, "messages", context)
+    prompt = chat_prompt(chat, chat.messages, continuation.messages)
+    tokenized = await context.call(TokenizeCall(prompt, context.tenant, fields.cache_salt or ""))
+    return json_response({"input_tokens": len(tokenized.token_ids)})
 
 
 class _Message(Formatter):
-    def __init__(self, prepared: PreparedChat, state: ServerState) -> None:
+    """The events of one message.
+
+    At most one content block is open at a time: ``thinking``, ``text`` or ``tool_use``, in the
+    order in which the model writes them.
+    """
+
+    def __init__(self, prepared: PreparedChat, model: str) -> None:
         super().__init__(prepared)
-        self._prepared = prepared
-        fields = prepared.fields
-        self._events = MessageEvents(
-            prepared.id,
-            state.config.model_name,
-            fields.include_reasoning is not False,
-            bool(fields.return_times),
-        )
-        self._is_aborted = False
+        self._chat = prepared
+        self._model = model
+        self._shows_thinking = prepared.fields.include_reasoning is not False
+        self._begun = self._has_called = self._is_aborted = False
+        self._kind: str | None = None
+        """Type of the open block."""
+        self._index = -1
+        """Index of the open block, or of the last one."""
+        self._space = ""
+        """White space at the end of the text so far, which is dropped if a call follows it."""
+        self._thinking = hashlib.sha256()
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Event]:
         self._is_aborted = chunk.finish_reason == "abort"
         calls = [call_delta(call, "toolu") for call in chunk.tool_calls]
-        kept = self._prepared.record(chunk, chunk.text, calls)
-        return self._events.from_chunk(chunk, calls, await chat_entries(chunk.logprobs), kept)
+        kept = self._chat.record(chunk, chunk.text, calls)
+        return self._events(chunk, calls, await chat_entries(chunk.logprobs), kept)
 
     def encoded(self, part: Event) -> bytes:
         return event(part, part["type"])
-
-    def whole(self, parts: list[Event]) -> dict[str, Any]:
-        return whole_message(parts)
 
     def end(self) -> bytes:
         """Raises:
@@ -120,3 +96,153 @@ class _Message(Formatter):
         if self._is_aborted:
             raise RequestError("The request was aborted.", status=499, code="request_aborted")
         return super().end()
+
+    def whole(self, parts: list[Event]) -> dict[str, Any]:
+        return _whole_message(parts)
+
+    def _events(
+        self,
+        chunk: AnswerChunk,
+        calls: list[dict[str, Any]],
+        logprobs: list[orjson.Fragment],
+        kept: dict[str, Any],
+    ) -> Iterator[Event]:
+        """The events that a chunk adds.
+
+        Args:
+            calls: the chunk's calls of tools as a chat would stream them.
+            logprobs: JSON of each of its tokens, if the request asks for it.
+            kept: fields beyond Anthropic's of the ``message_delta`` event.
+        """
+        report = chunk.report
+        if not self._begun:
+            self._begun = True
+            yield self._message_start(report)
+            yield {"type": "ping"}
+        events = [*self._pieces(chunk, calls)]
+        if logprobs and events:
+            events[-1]["logprobs"] = {"content": logprobs, "refusal": None}
+        yield from events
+        if report.finish_reason in (None, "abort"):
+            return
+        if self._kind == "text" and self._space:
+            yield self._delta(type="text_delta", text=self._space)
+        yield from self._close()
+        extras = report_extras(report, times=bool(self._chat.fields.return_times))
+        yield self._message_delta(report) | extras | kept
+        yield {"type": "message_stop"}
+
+    def _pieces(self, chunk: AnswerChunk, calls: list[dict[str, Any]]) -> Iterator[Event]:
+        if chunk.reasoning and self._shows_thinking:
+            yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
+            self._thinking.update(chunk.reasoning.encode("utf-8", "surrogatepass"))
+            yield self._delta(type="thinking_delta", thinking=chunk.reasoning)
+        text = self._space + chunk.text
+        written = text.rstrip()
+        self._space = text[len(written) :]
+        if written:
+            yield from self._open({"type": "text", "text": ""})
+            yield self._delta(type="text_delta", text=written)
+        for call in calls:
+            function = call["function"]
+            if "id" in call:
+                self._space, self._has_called = "", True
+                yield from self._close()
+                block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+                yield from self._open(block | {"input": {}})
+            if function["arguments"]:
+                yield self._delta(type="input_json_delta", partial_json=function["arguments"])
+
+    def _open(self, block: dict[str, Any]) -> Iterator[Event]:
+        if self._kind == block["type"]:
+            return
+        yield from self._close()
+        self._kind = block["type"]
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _delta(self, **delta: str) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> Iterator[Event]:
+        if self._kind is None:
+            return
+        if self._kind == "thinking":
+            signature = base64.b64encode(self._thinking.digest()).decode()
+            yield self._delta(type="signature_delta", signature=signature)
+        yield {"type": "content_block_stop", "index": self._index}
+        self._kind = None
+
+    def _message_start(self, report: AnswerReport) -> Event:
+        message: dict[str, Any] = {
+            "id": self.prepared.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(report),
+        }
+        return {"type": "message_start", "message": message}
+
+    def _message_delta(self, report: AnswerReport) -> Event:
+        stop_reason = _STOP_REASONS[report.finish_reason or "stop"]
+        stop_sequence = None
+        if report.finish_reason == "stop" and isinstance(report.stop_reason, str):
+            stop_reason, stop_sequence = "stop_sequence", report.stop_reason
+        elif report.finish_reason == "stop" and self._has_called:
+            stop_reason = "tool_use"
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
+        return {"type": "message_delta", "delta": delta, "usage": _usage(report)}
+
+
+def _usage(report: AnswerReport) -> dict[str, Any]:
+    """Anthropic's ``usage``: the tokens of the prompt are the sum of its three counts of input
+    tokens."""
+    known = report.cached_tokens + report.cache_write_tokens
+    return {
+        "input_tokens": report.prompt_tokens - known,
+        "cache_creation_input_tokens": report.cache_write_tokens,
+        "cache_read_input_tokens": report.cached_tokens,
+        "output_tokens": report.output_tokens,
+    }
+
+
+def _whole_message(events: Iterable[Event]) -> dict[str, Any]:
+    """The message that a client makes of these events."""
+    message: dict[str, Any] = {}
+    logprobs: list[orjson.Fragment] = []
+    arguments = ""
+    for one in events:
+        logprobs += (one.get("logprobs") or {}).get("content", ())
+        match one:
+            case {"type": "message_start"}:
+                message = one["message"]
+            case {"type": "content_block_start", "content_block": block}:
+                message["content"].append(block)
+                arguments = ""
+            case {"type": "content_block_delta", "delta": delta}:
+                block = message["content"][-1]
+                arguments += delta.get("partial_json", "")
+                for name in ("text", "thinking", "signature"):
+                    if name in delta:
+                        block[name] += delta[name]
+            case {"type": "content_block_stop"} if message["content"][-1]["type"] == "tool_use":
+                message["content"][-1]["input"] = _arguments(arguments)
+            case {"type": "message_delta"}:
+                message |= one["delta"]
+                message |= {k: v for k, v in one.items() if k not in ("type", "delta")}
+    if logprobs:
+        message["logprobs"] = {"content": logprobs, "refusal": None}
+    return message
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; none if ``max_tokens`` has cut it off, which the stop reason
+    says."""
+    try:
+        arguments: dict[str, Any] = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return arguments

@@ -23,9 +23,8 @@ from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
-from radixrt.api.http.errors import error_response
 from radixrt.base.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -68,31 +67,21 @@ def cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
     )
 
 
-class CheckBrowsers:
-    """Answers 421 to unknown host names, 403 to pages of other origins, and 415 to a page's body
-    that is not JSON."""
+class BrowserRules:
+    """Refuses unknown host names with 421, pages of other origins with 403, and a page's body that
+    is not JSON with 415.
 
-    def __init__(self, app: ASGIApp, names: Collection[str], origins: Collection[str]) -> None:
-        """
-        Args:
-            names: of :func:`accepted_names`.
-            origins: whose pages may use the server, besides its own.
-        """
-        self.app = app
+    Args:
+        names: of :func:`accepted_names`.
+        origins: whose pages may use the server, besides its own.
+    """
+
+    def __init__(self, names: Collection[str], origins: Collection[str]) -> None:
         self._names = frozenset(names)
         self._origins = frozenset(origins)
         self._logged: set[str] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._check(scope["method"], Headers(scope=scope))
-            except RequestError as error:
-                await error_response(error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-    def _check(self, method: str, headers: Headers) -> None:
+    def check(self, method: str, headers: Headers) -> None:
         """Raises:
         RequestError: the request is refused.
         """

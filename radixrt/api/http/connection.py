@@ -9,19 +9,27 @@ authentication, and a connection that sends nothing stays open for ever. nginx's
 
 import asyncio
 import enum
-from collections.abc import Sequence
+import errno
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+import uvicorn
 from prometheus_client import Counter
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
-from radixrt.api.http.errors import ErrorShape, shape_of
+from radixrt.api.http.errors import shape_of
 from radixrt.api.http.events import json_response
 from radixrt.api.http.gate import Throttles
 from radixrt.base.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
 """Request line and headers together; more get 431."""
@@ -73,18 +81,15 @@ class Connection(HttpToolsProtocol):
         *args: Any,
         throttles: Throttles,
         slow_readers: Counter,
-        shapes: Sequence[ErrorShape],
         **kwargs: Any,
     ) -> None:
         """
         Args:
             slow_readers: counts the connections that are cut off.
-            shapes: of the paths whose errors are not in OpenAI's form.
         """
         super().__init__(*args, **kwargs)
         self._throttles = throttles
         self._slow_readers = slow_readers
-        self._shapes = shapes
         self._unread: asyncio.TimerHandle | None = None
         """Runs while the client does not read."""
         self._reading = _Reading.NOTHING
@@ -235,7 +240,7 @@ class Connection(HttpToolsProtocol):
 
     def _refusal(self, error: RequestError) -> Response:
         """The response in the form of the path, as far as it is known."""
-        body = shape_of(unquote(self.url.decode("latin-1")), self._shapes).body(error)
+        body = shape_of(unquote(self.url.decode("latin-1"))).body(error)
         response = json_response(body, error.status)
         response.headers["connection"] = "close"
         return response
@@ -256,3 +261,88 @@ def _headers_too_large() -> RequestError:
     return RequestError(
         f"The request line and headers are larger than {MAX_HEADER_BYTES} bytes.", status=431
     )
+
+
+ACCEPTS_PER_TURN = 64
+"""Connections in one turn, some 0.1 ms of work each."""
+
+HANDSHAKE_TIMEOUT_S = 20.0
+"""Longest TLS handshake."""
+
+PAUSE_S = 0.5
+"""Pause after an error that time may mend, such as too many open files."""
+
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Acceptor:
+    """Accepts from a listening socket until closed."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        config: uvicorn.Config,
+        state: ServerState | None = None,
+    ) -> None:
+        """
+        Args:
+            config: has been loaded.
+            state: of uvicorn's server, which is to know the connections; None: there is none.
+        """
+        self._listener = listener
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        self._make_protocol = partial(
+            make, config=config, server_state=state or ServerState(), app_state={}
+        )
+        self._tls = config.ssl
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._start()
+
+    def close(self) -> None:
+        """Accept no more; accepted connections stay."""
+        self._loop.remove_reader(self._listener)
+        if self._pause is not None:
+            self._pause.cancel()
+
+    def _start(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise
+                log.warning("Cannot accept a connection: %s.", error)
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(PAUSE_S, self._start)
+                return
+            opening = self._loop.create_task(self._open(connection))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket) -> None:
+        timeout_s = None if self._tls is None else HANDSHAKE_TIMEOUT_S
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
+        except OSError:  # the client has left, or does not speak TLS
+            connection.close()
+
+
+@contextmanager
+def accepting(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
+    """Accept connections for the application of ``config`` until the block ends."""
+    config.load()
+    acceptor = Acceptor(listener, config)
+    try:
+        yield
+    finally:
+        acceptor.close()

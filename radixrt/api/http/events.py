@@ -10,7 +10,7 @@ import orjson
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from radixrt.api.http.errors import as_request_error, error_response, error_shape
+from radixrt.api.http.errors import ErrorResponse, as_request_error, shape_of
 from radixrt.base.errors import RequestError
 
 Result = TypeVar("Result")
@@ -101,7 +101,7 @@ class EventStream(Response):
         try:
             first = await anext(self._events)
         except Exception as error:
-            await error_response(as_request_error(error))(scope, receive, send)
+            await ErrorResponse(as_request_error(error))(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if scope.get(HEADERS_ALONE):
@@ -114,7 +114,7 @@ class EventStream(Response):
                 self._sent_at = time.monotonic()
                 await self._send_body(send, data)
         except Exception as error:
-            shape = error_shape(scope)
+            shape = shape_of(scope["path"])
             encoded = self._encoded(shape.body(as_request_error(error)), shape.event)
             await self._send_body(send, encoded)
         finally:

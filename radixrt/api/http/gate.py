@@ -8,12 +8,12 @@ loop serves sockets in between. Probes do not wait.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from radixrt.api.http.errors import ErrorShape, error_response
+from radixrt.api.http.errors import ErrorResponse
 from radixrt.api.http.middleware import OPEN_PATHS, new_id
 from radixrt.base.errors import RequestError
 
@@ -82,21 +82,18 @@ class Gate:
         max_open: int,
         starts: Throttle,
         refused: Counter,
-        shapes: Sequence[ErrorShape] = (),
     ) -> None:
         """
         Args:
             max_open: most POST requests at a time.
             starts: limits how many requests begin in a turn of the event loop.
             refused: counts the refused ones.
-            shapes: of the paths whose errors are not in OpenAI's form.
         """
         self.app = app
         self._refused = refused
         self._max_open = max_open
         self._open = 0
         self._starts = starts
-        self._shapes = shapes
         self._full = RequestError(
             f"The server has {max_open} open requests and takes no more (--max-queued-requests).",
             status=503,
@@ -104,13 +101,13 @@ class Gate:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
         counts = scope["method"] == "POST" and scope["path"] not in CONTROL_PATHS
         if counts and self._open >= self._max_open:
             self._refused.inc()
-            response = error_response(self._full, self._shapes)
+            response = ErrorResponse(self._full)
             response.headers["x-request-id"] = new_id("req")
             await response(scope, receive, send)
             return
@@ -132,16 +129,11 @@ class Gate:
         await turn
 
 
-def loading_app(shapes: Sequence[ErrorShape]) -> ASGIApp:
-    """The application of a server that loads its model: 503 with the reason, in the form of the
-    path."""
-    loading = RequestError(
-        "The server is loading its model.", status=503, retry_after_s=RETRY_AFTER_S
-    )
+_LOADING = RequestError("The server is loading its model.", status=503, retry_after_s=RETRY_AFTER_S)
 
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        response = error_response(loading, shapes)
-        response.headers["connection"] = "close"  # the next request is for the whole application
-        await response(scope, receive, send)
 
-    return refuse
+async def loading_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a server that loads its model."""
+    response = ErrorResponse(_LOADING)
+    response.headers["connection"] = "close"  # the next request is for the whole application
+    await response(scope, receive, send)

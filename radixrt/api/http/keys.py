@@ -7,19 +7,103 @@ forwarded.
 import hmac
 import ipaddress
 import logging
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from radixrt.api.http.browsers import asks_for_page
-from radixrt.api.http.errors import error_response
-from radixrt.api.http.key_use import KeyUse
 from radixrt.base.api_keys import ApiKey, KeyLimits, KeySource, digest_of
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.requests import NO_TENANT, Tenant
 
 log = logging.getLogger(__name__)
+
+BURST_S = 60.0
+"""A key that was idle for this long may use its whole rate of a minute at once."""
+
+BUSY_RETRY_S = 1
+"""Retry-After of a key whose requests are all in flight."""
+
+
+class _Bucket:
+    """A token bucket: refilled at a rate up to the amount of a minute. It may be overdrawn, since
+    the number of tokens is known only when they are there; the debt is paid back first."""
+
+    def __init__(self) -> None:
+        self._used = 0.0
+        """Not yet refilled."""
+        self._at = 0.0
+
+    def take(self, amount: float, per_minute: int | None, now: float) -> None:
+        if per_minute is not None:
+            self._refill(per_minute, now)
+            self._used += amount
+
+    def wait_s(self, amount: float, per_minute: int, now: float) -> float:
+        """Seconds until ``amount`` is there; 0: it is there now."""
+        self._refill(per_minute, now)
+        return max(0.0, (self._used + amount - per_minute) * BURST_S / per_minute)
+
+    def _refill(self, per_minute: int, now: float) -> None:
+        self._used = max(0.0, self._used - (now - self._at) * per_minute / BURST_S)
+        self._at = now
+
+
+class KeyUse:
+    """The use of one key.
+
+    Args:
+        clock: seconds from any fixed moment.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.limits = KeyLimits()
+        """The limits that the last request came with."""
+        self.in_flight = 0
+        """Requests."""
+        self._requests, self._tokens = _Bucket(), _Bucket()
+
+    def begin(self, limits: KeyLimits) -> None:
+        """A request has come.
+
+        Raises:
+            RequestError: it is over a limit.
+        """
+        self.limits, now = limits, self._clock()
+        if (limit := limits.max_parallel_requests) is not None and self.in_flight >= limit:
+            raise _over("max_parallel_requests", limit, BUSY_RETRY_S)
+        if (rate := limits.requests_per_minute) is not None:
+            self._check(self._requests, "requests_per_minute", rate, now)
+        if (rate := limits.tokens_per_minute) is not None:
+            self._check(self._tokens, "tokens_per_minute", rate, now)
+        self._requests.take(1, limits.requests_per_minute, now)
+        self.in_flight += 1
+
+    def end(self) -> None:
+        """A request that :meth:`begin` has let through is over."""
+        self.in_flight -= 1
+
+    def count_tokens(self, tokens: int) -> None:
+        """Tokens of a prompt or an answer."""
+        self._tokens.take(tokens, self.limits.tokens_per_minute, self._clock())
+
+    def _check(self, bucket: _Bucket, limit: str, rate: int, now: float) -> None:
+        if wait_s := bucket.wait_s(1, rate, now):
+            raise _over(limit, rate, math.ceil(wait_s))
+
+
+def _over(limit: str, value: int, retry_after_s: int) -> RequestError:
+    return RequestError(
+        f"This API key is over its limit of {value} ({limit}); retry after {retry_after_s} s.",
+        status=429,
+        code="rate_limit_exceeded",
+        retry_after_s=retry_after_s,
+    )
+
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 """Need no key."""
@@ -103,12 +187,6 @@ class Caller:
             )
 
 
-def caller_of(request: Request) -> Caller:
-    """The caller, as :class:`Authenticate` has found it."""
-    caller: Caller = request.state.caller
-    return caller
-
-
 class Keys:
     """The keys in force, and the use that each has made of its limits.
 
@@ -157,6 +235,40 @@ class Keys:
         """The use that a key has made of its limits."""
         return self._use.get(tenant.name) or KeyUse()
 
+    def caller(self, scope: Scope) -> Caller:
+        """The caller of a request.
+
+        Raises:
+            RequestError: it has no key (401), or that of a user on a path of admins (403).
+        """
+        path, headers = scope["path"], dict(scope["headers"])
+        if path in OPEN_PATHS or asks_for_page(scope):
+            return Caller(NO_TENANT, is_admin=False)
+        if self.are_declared:
+            caller = self.find(_key_in(headers))
+            if caller is None:
+                raise RequestError(
+                    "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                    status=401,
+                    code="invalid_api_key",
+                )
+        else:
+            authorization = headers.get(b"authorization", b"")
+            caller = Caller(NO_TENANT, is_admin=_is_local(scope), access=authorization)
+        if path in ADMIN_PATHS or (self.are_declared and path in ADMIN_PATHS_OF_KEYS):
+            caller.check_admin(path)
+        return caller
+
+    def begin(self, scope: Scope, caller: Caller) -> KeyUse | None:
+        """Hold the caller to its limits while its request runs, until :meth:`KeyUse.end`; None: the
+        request is not limited."""
+        generates = scope["method"] == "POST" and scope["path"] not in FREE_PATHS
+        if not generates and scope["path"] != "/health_generate":
+            return None
+        use = self.use_of(caller.tenant)
+        use.begin(caller.limits)
+        return use
+
     def _set(self, keys: list[ApiKey]) -> None:
         admin = Caller(NO_TENANT, is_admin=True)
         callers = [(digest_of(key), admin) for key in self._source.plain]
@@ -180,64 +292,6 @@ def _caller(key: ApiKey) -> Caller:
         max_cached_fraction=limits.max_cached_fraction,
     )
     return Caller(tenant, key.role == "admin", limits)
-
-
-class Authenticate:
-    """Answers 401 to requests without a key, and 403 to those of users on paths of admins; sets
-    ``request.state.caller``."""
-
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self.app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        try:
-            caller = scope["state"]["caller"] = self._caller(scope)
-            use = self._begin(scope, caller)
-        except RequestError as error:
-            await error_response(error)(scope, receive, send)
-            return
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            if use is not None:
-                use.end()
-
-    def _caller(self, scope: Scope) -> Caller:
-        path, headers = scope["path"], dict(scope["headers"])
-        needs_key = self._keys.are_declared
-        if path in OPEN_PATHS or asks_for_page(scope):
-            return Caller(NO_TENANT, is_admin=False)
-        if needs_key:
-            caller = self._keys.find(_key_in(headers))
-            if caller is None:
-                raise _no_key()
-        else:
-            authorization = headers.get(b"authorization", b"")
-            caller = Caller(NO_TENANT, is_admin=_is_local(scope), access=authorization)
-        if path in ADMIN_PATHS or (needs_key and path in ADMIN_PATHS_OF_KEYS):
-            caller.check_admin(path)
-        return caller
-
-    def _begin(self, scope: Scope, caller: Caller) -> KeyUse | None:
-        """Hold the caller to its limits while its request runs."""
-        generates = scope["method"] == "POST" and scope["path"] not in FREE_PATHS
-        if not generates and scope["path"] != "/health_generate":
-            return None
-        use = self._keys.use_of(caller.tenant)
-        use.begin(caller.limits)
-        return use
-
-
-def _no_key() -> RequestError:
-    return RequestError(
-        "The API key is missing or wrong; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
-        status=401,
-        code="invalid_api_key",
-    )
 
 
 def _key_in(headers: dict[bytes, bytes]) -> bytes:

@@ -1,55 +1,343 @@
 """``/generate``: the native endpoint, in the form that SGLang's users know."""
 
 import itertools
+import re
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+import msgspec
+from fastapi import Response
 
-from radixrt.api.answering import Formatter, respond
-from radixrt.api.http.body import read_json
-from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.answering import Formatter, Prepared, respond
+from radixrt.api.http.endpoints import Endpoints, read_json, to_struct
 from radixrt.api.http.events import DONE, json_response
-from radixrt.api.http.keys import caller_of
+from radixrt.api.http.middleware import new_id
 from radixrt.api.logprobs import JsonList, in_slices, json_logprob
-from radixrt.api.native.generate_request import (
-    NativeRequest,
-    PreparedGenerate,
-    native_names,
-    refuse,
+from radixrt.api.requests.constraint import asked_constraint
+from radixrt.api.requests.options import (
+    check_answer_count,
+    request_id,
+    request_options,
+    sampling_of,
 )
-from radixrt.api.responses import explanation_extras, structured_extras
-from radixrt.api.state import ServerState
+from radixrt.api.requests.prompts import token_prompt
+from radixrt.api.requests.protocol import (
+    ConstraintFields,
+    QueueFields,
+    RequestBody,
+    refuse_unsupported,
+)
+from radixrt.api.responses import report_extras
+from radixrt.api.state import Context, Here, ServerState
 from radixrt.base.errors import EngineDiedError, RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.constraint import Constraint
+from radixrt.constrained.requests import check_sampling
 from radixrt.messages.answers import AnswerChunk, TokenLogprob, TokenLogprobs
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.requests import GenerateRequest, Prompt, Tenant, TextPrompt
+
+DEFAULT_MAX_NEW_TOKENS = 128
+"""SGLang's."""
 
 
-def native_routes(state: ServerState) -> APIRouter:
-    router = Endpoints(state)
+class NativeSampling(msgspec.Struct, kw_only=True):
+    n: int | None = None
+    max_tokens: int | None = None
+    """The same as max_new_tokens, which wins."""
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    property_order: str | None = None
 
-    @router.takes("/generate", NativeRequest, refuse)
-    async def generate(request: Request, fields: NativeRequest) -> Response:
-        prepared = PreparedGenerate.read(fields, state, caller_of(request))
-        formatter = _Results(prepared, bool(fields.return_text_in_logprobs))
-        return await respond(formatter, prepared, request, state)
 
-    @router.post("/abort_request")
-    async def abort_request(request: Request) -> Response:
-        body = await read_json(request, state.json_bounds)
-        caller = caller_of(request)
-        if body.get("abort_all") is True:
-            caller.check_admin("abort_all")
-            state.abort_all()
-            return json_response({"success": True})
-        rid = body.get("rid")
-        if not isinstance(rid, str):
-            raise RequestError("rid must be the string that names a request.", param="rid")
-        state.abort(rid, caller)
+_CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
+_RENAMED = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+
+
+class NativeRequest(QueueFields, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    stream: bool | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    """The first prompt token whose log-probability is returned; -1: none of the prompt."""
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedGenerate(Prepared):
+    """One HTTP request, ready to run."""
+
+    prompt_only: list[bool]
+    """Whether max_new_tokens of each prompt was 0, so that one token is generated and thrown
+    away."""
+    is_list: bool
+    """The response is a list: for a batch, or for n > 1."""
+
+    @staticmethod
+    def read(fields: NativeRequest, context: Context) -> "PreparedGenerate":
+        """Raises:
+        RequestError: a field is out of its range, or does not fit the others; names it.
+        """
+        state = context.state
+        prompts, is_batch = _prompts(fields, state)
+        count = len(prompts)
+        call_id, names = _request_ids(fields.rid, count)
+        given = _given_sampling(fields.sampling_params, count)
+        settings = zip(
+            _one_each("return_logprob", fields.return_logprob, count),
+            _one_each("top_logprobs_num", fields.top_logprobs_num, count),
+            _one_each("logprob_start_len", fields.logprob_start_len, count),
+            strict=True,
+        )
+        sampling = [
+            _sampling(
+                one,
+                (top or 0) if wants else None,
+                -1 if start is None else start,
+                state,
+                context.tenant,
+            )
+            for one, (wants, top, start) in zip(given, settings, strict=True)
+        ]
+        structured = [_constraint(*both, state) for both in zip(given, sampling, strict=True)]
+        check_answer_count(state.config, count, max(params.n for params in sampling))
+        options = request_options(fields, context)
+        requests = [
+            GenerateRequest(
+                request_id=name,
+                group_id=call_id,
+                prompt=prompt,
+                options=msgspec.structs.replace(options, sampling=params),
+                stream=bool(fields.stream),
+                constraint=constraint,
+            )
+            for name, prompt, params, constraint in zip(
+                names, prompts, sampling, structured, strict=True
+            )
+        ]
+        return PreparedGenerate(
+            id=call_id,
+            requests=requests,
+            constraint_field="sampling_params",
+            prompt_only=[_max_new_tokens(one) == 0 for one in given],
+            is_list=is_batch or sampling[0].n > 1,
+        )
+
+
+def _prompts(fields: NativeRequest, state: ServerState) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether they came as a batch."""
+    if (fields.text is None) == (fields.input_ids is None):
+        raise RequestError("Give either text or input_ids.", param="text")
+    if isinstance(fields.text, str):
+        return [TextPrompt(fields.text)], False
+    if fields.text is not None:
+        if not fields.text:
+            raise RequestError("text is an empty list; give at least one prompt.", param="text")
+        check_answer_count(state.config, len(fields.text))
+        return [TextPrompt(text) for text in fields.text], True
+    ids, vocab_size = fields.input_ids or [], state.info.vocab_size
+    if ids and isinstance(ids[0], list) and all(isinstance(item, list) for item in ids):
+        check_answer_count(state.config, len(ids))
+        return [token_prompt(item, vocab_size, "input_ids") for item in ids], True
+    return [token_prompt(ids, vocab_size, "input_ids")], False
+
+
+def _one_each(field: str, value: Any, count: int) -> list[Any]:
+    """A value a prompt, where one may have come for all of them.
+
+    Raises:
+        RequestError: it is a list of another length.
+    """
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(
+            f"{field} has {len(value)} entries for {count} prompts; give one, or one a prompt.",
+            param=field,
+        )
+    return value
+
+
+def _given_sampling(
+    params: dict[str, Any] | list[dict[str, Any]] | None, count: int
+) -> list[NativeSampling]:
+    """Raises:
+    RequestError: a value is of the wrong type, or can't be honoured; names the field.
+    """
+
+    def check(one: dict[str, Any]) -> NativeSampling:
+        with native_names():
+            refuse(one, "sampling_params.", (*_CONSTRAINTS, "property_order"))
+            return to_struct(one, NativeSampling)
+
+    if isinstance(params, list):
+        return [check(one) for one in _one_each("sampling_params", params, count)]
+    return [check(params or {})] * count
+
+
+def _max_new_tokens(given: NativeSampling) -> int | None:
+    return given.max_tokens if given.max_new_tokens is None else given.max_new_tokens
+
+
+def _sampling(
+    given: NativeSampling,
+    logprobs: int | None,
+    prompt_start: int,
+    state: ServerState,
+    tenant: Tenant,
+) -> SamplingParams:
+    """
+    Args:
+        logprobs: alternatives of each token; None: no log-probabilities.
+        prompt_start: from which prompt token on there are log-probabilities; -1: of none.
+
+    Raises:
+        RequestError: a value is out of its range; names the field.
+    """
+    settings: dict[str, Any] = {}
+    for name in NativeSampling.__struct_fields__:
+        if (
+            name not in (*_CONSTRAINTS, "property_order")
+            and (value := getattr(given, name)) is not None
+        ):
+            settings[_RENAMED.get(name, name)] = value
+    if _max_new_tokens(given) is None:
+        settings["max_tokens"] = max(
+            tenant.at_most(DEFAULT_MAX_NEW_TOKENS), given.min_new_tokens or 0
+        )
+    elif _max_new_tokens(given) == 0:
+        settings["max_tokens"] = 1
+    settings["logprobs"] = logprobs
+    if logprobs is not None and prompt_start >= 0:
+        settings |= {"prompt_logprobs": logprobs, "prompt_logprobs_start": prompt_start}
+    with native_names():
+        return sampling_of(settings, state)
+
+
+def _constraint(
+    given: NativeSampling, sampling: SamplingParams, state: ServerState
+) -> Constraint | None:
+    """Raises:
+    RequestError: there are several, or one is not well formed, or there will be no answer.
+    """
+    structured = asked_constraint(given, state.config, "sampling_params.").constraint
+    with native_names():
+        check_sampling(structured, sampling)
+    if structured is not None and _max_new_tokens(given) == 0:
+        raise RequestError(
+            "max_new_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
+            param="sampling_params.max_new_tokens",
+        )
+    return structured
+
+
+def refuse(body: dict[str, Any], prefix: str = "", allowed: tuple[str, ...] = ()) -> None:
+    """Raises:
+    RequestError: a constraint is in a field where this endpoint has none, or a field is not
+        supported.
+    """
+    refuse_unsupported(body, also=("max_reasoning_tokens",))
+    for name in set(ConstraintFields.__struct_fields__).difference(RequestBody.__struct_fields__):
+        if name not in allowed and body.get(name) is not None:
+            raise RequestError(
+                f"Unknown field {prefix + name!r} of /generate; its constraints are {', '.join(_CONSTRAINTS)} in "
+                "sampling_params.",
+                param=prefix + name,
+            )
+
+
+_NATIVE_NAMES = (
+    {name: f"sampling_params.{name}" for name in NativeSampling.__struct_fields__}
+    | {ours: f"sampling_params.{native}" for native, ours in _RENAMED.items()}
+    | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
+    | {"prompt_logprobs_start": "logprob_start_len"}
+)
+"""The names of sampling settings in requests to this endpoint."""
+
+
+@contextmanager
+def native_names() -> Iterator[None]:
+    """Let errors about sampling settings name the fields of the request."""
+    try:
+        yield
+    except RequestError as error:
+        ours = re.match(r"\w*", error.param or "").group()  # type: ignore[union-attr]
+        native = _NATIVE_NAMES.get(ours)
+        if native is None or error.param is None:
+            raise
+        error.message = re.sub(rf"\b{ours}\b", native, error.message)
+        error.param = native + error.param.removeprefix(ours)
+        raise
+
+
+def _request_ids(rid: str | list[str] | None, count: int) -> tuple[str, list[str]]:
+    """The name of the whole request, and one for each prompt."""
+    if isinstance(rid, list):
+        if len(rid) != count or len(set(rid)) != count:
+            raise RequestError(
+                f"rid must hold one different name for each of the {count} prompts.", param="rid"
+            )
+        names = [request_id("gen", name) for name in rid]
+        return (names[0] if count == 1 else new_id("gen")), names
+    name = request_id("gen", rid)
+    return name, [name] if count == 1 else [f"{name}_{number}" for number in range(count)]
+
+
+routes = Endpoints()
+
+
+@routes.takes("/generate", NativeRequest, refuse)
+async def generate(fields: NativeRequest, context: Context) -> Response:
+    prepared = PreparedGenerate.read(fields, context)
+    return await respond(_Results(prepared, bool(fields.return_text_in_logprobs)), context)
+
+
+@routes.post("/abort_request")
+async def abort_request(context: Here) -> Response:
+    body = await read_json(context.request, context.state.json_bounds)
+    if body.get("abort_all") is True:
+        context.caller.check_admin("abort_all")
+        context.state.abort_all()
         return json_response({"success": True})
-
-    return router
+    rid = body.get("rid")
+    if not isinstance(rid, str):
+        raise RequestError("rid must be the string that names a request.", param="rid")
+    context.state.abort(rid, context.caller)
+    return json_response({"success": True})
 
 
 class _Results(Formatter):
@@ -129,7 +417,7 @@ class _NativeAnswer:
             "cached_tokens": report.cached_tokens,
             "cache_write_tokens": report.cache_write_tokens,
         }
-        meta |= structured_extras(report) | explanation_extras(report)
+        meta |= report_extras(report)
         if report.retries:
             meta["structured_output_retries"] = report.retries
         if report.finish_reason is not None:

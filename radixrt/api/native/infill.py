@@ -3,13 +3,13 @@
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Response
 
-from radixrt.api.answering import Formatter, Prepared, PreparedRequest, respond
+from radixrt.api.answering import Formatter, Prepared, respond
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.openai.completions import prepare_completion
 from radixrt.api.requests.protocol import CompletionRequest, GenerationFields
-from radixrt.api.state import ServerState
+from radixrt.api.state import Context
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.requests import FimPrompt
@@ -37,20 +37,11 @@ class InfillRequest(GenerationFields, kw_only=True):
     """``repetition_penalty``."""
 
 
-def infill_routes(state: ServerState) -> APIRouter:
-    router = Endpoints(state)
-
-    @router.takes("/infill", InfillRequest)
-    async def infill(request: Request, fields: InfillRequest) -> Response:
-        prepared = _prepare(fields, state, request)
-        return await respond(_Infill(prepared, state.config.model_name), prepared, request, state)
-
-    return router
+routes = Endpoints()
 
 
-def _prepare(
-    fields: InfillRequest, state: ServerState, request: Request
-) -> PreparedRequest[CompletionRequest]:
+@routes.takes("/infill", InfillRequest)
+async def infill(fields: InfillRequest, context: Context) -> Response:
     for name in ("keep", "continue_from"):
         if getattr(fields, name):
             raise RequestError(f"Unknown field {name!r} of /infill; leave it out.", param=name)
@@ -62,9 +53,9 @@ def _prepare(
     files = [(extra.filename, extra.text) for extra in fields.input_extra or ()]
     prompt = FimPrompt(fields.input_prefix, fields.input_suffix, fields.prompt or "", files)
     completion = fields.translated(CompletionRequest, **shared, prompt="")
-    prepared = prepare_completion(completion, state, request, prompt, default_max_tokens=None)
+    prepared = prepare_completion(completion, context, prompt, default_max_tokens=None)
     prepared.check_one_answer()
-    return prepared
+    return await respond(_Infill(prepared, context.state.config.model_name), context)
 
 
 class _Infill(Formatter):
@@ -74,9 +65,6 @@ class _Infill(Formatter):
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> list[dict[str, Any]]:
         return [_object(chunk, self._model)]
-
-    def whole(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return parts[0]
 
 
 def _object(chunk: AnswerChunk, model: str) -> dict[str, Any]:

@@ -3,21 +3,16 @@
 from collections import defaultdict
 from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Response
 
-from radixrt.api.answering import PreparedRequest, respond
+from radixrt.api.answering import ChoiceDelta, OpenAIFormatter, PreparedRequest, respond
 from radixrt.api.conversations.continuation import (
     Continuation,
-    ConversationRecorder,
-    keeps_conversation,
 )
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import chat_logprobs
-from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options, reports_progress, request_id
+from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest
 from radixrt.api.requests.tools import (
@@ -28,7 +23,7 @@ from radixrt.api.requests.tools import (
     tool_constraint,
 )
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
-from radixrt.api.state import ServerState
+from radixrt.api.state import Context, ServerState
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import MAX_LOGPROBS
 from radixrt.constrained.constraint import Constraint
@@ -37,16 +32,13 @@ from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import GenerateRequest
 from radixrt.parsers.tool_calls.registry import FORMATS
 
+routes = Endpoints()
 
-def chat_routes(state: ServerState) -> APIRouter:
-    router = Endpoints(state)
 
-    @router.takes("/v1/chat/completions", ChatCompletionRequest)
-    async def chat_completions(request: Request, fields: ChatCompletionRequest) -> Response:
-        prepared = prepare_chat(fields, state, request)
-        return await respond(_Chat(prepared, state), prepared, request, state)
-
-    return router
+@routes.takes("/v1/chat/completions", ChatCompletionRequest)
+async def chat_completions(fields: ChatCompletionRequest, context: Context) -> Response:
+    prepared = prepare_chat(fields, context)
+    return await respond(_Chat(prepared, context.state), context)
 
 
 PreparedChat = PreparedRequest[ChatCompletionRequest]
@@ -54,8 +46,7 @@ PreparedChat = PreparedRequest[ChatCompletionRequest]
 
 def prepare_chat(
     fields: ChatCompletionRequest,
-    state: ServerState,
-    request: Request,
+    context: Context,
     id_prefix: str = "chatcmpl",
     instructions: str = "",
 ) -> PreparedChat:
@@ -67,42 +58,32 @@ def prepare_chat(
     Raises:
         RequestError: a field is out of its range, or does not fit the others; names it.
     """
-    continuation = Continuation.find(fields, "messages", state.conversations, request)
+    config = context.state.config
+    continuation = Continuation.find(fields, "messages", context)
     prompt = chat_prompt(fields, fields.messages, continuation.messages, instructions=instructions)
-    call_parser = state.config.tool_call_parser
-    asked = asked_constraint(fields, state.config)
-    constraint, field = tool_constraint(fields, FORMATS.get(call_parser), asked)
+    asked = asked_constraint(fields, config)
+    constraint, field = tool_constraint(fields, FORMATS.get(config.tool_call_parser), asked)
     max_tokens = fields.max_completion_tokens
     overrides: dict[str, Any] = {
         "logprobs": _logprobs(fields),
         "max_tokens": fields.max_tokens if max_tokens is None else max_tokens,
     }
-    reasoning_parser = _reasoning_parser(fields, state, constraint)
     generate = GenerateRequest(
         request_id=request_id(id_prefix, fields.rid, fields.request_id),
         prompt=prompt,
-        options=msgspec.structs.replace(
-            generation_options(fields, state, caller_of(request), constraint, **overrides),
-            progress=reports_progress(fields),
-        ),
+        options=generation_options(fields, context, constraint, **overrides),
         stream=bool(fields.stream),
         return_prompt_token_ids=bool(fields.return_token_ids),
-        parse_tool_calls=call_parser if calls_tools(fields) else "",
+        parse_tool_calls=config.tool_call_parser if calls_tools(fields) else "",
         constraint=constraint,
-        parse_reasoning=reasoning_parser,
+        parse_reasoning=_reasoning_parser(fields, config.reasoning_parser, constraint),
         stream_values=streams_values(fields, constraint),
         prediction="" if fields.prediction is None else fields.prediction.text(),
     )
-    recorder = None
-    if keeps_conversation(fields):
-        new = prompt.messages[bool(instructions) + continuation.taken :]
-        recorder = ConversationRecorder(
-            state.conversations,
-            generate.request_id,
-            continuation,
-            new,
-            prompt.continue_final_message,
-        )
+    new = prompt.messages[bool(instructions) + continuation.taken :]
+    recorder = continuation.recorder(
+        fields, generate.request_id, new, prompt.continue_final_message
+    )
     return PreparedRequest(generate.request_id, [generate], field, fields, recorder)
 
 
@@ -196,14 +177,14 @@ def _logprobs(fields: ChatCompletionRequest) -> int | None:
 
 
 def _reasoning_parser(
-    fields: ChatCompletionRequest, state: ServerState, structured: Constraint | None
+    fields: ChatCompletionRequest, parser: str, structured: Constraint | None
 ) -> str:
     """The parser that takes the reasoning out of the answer; "": the reasoning stays in its
     text."""
-    if state.config.reasoning_parser == "none" or fields.continue_final_message:
+    if parser == "none" or fields.continue_final_message:
         return ""
     if fields.separate_reasoning is not False:
-        return state.config.reasoning_parser
+        return parser
     if structured is not None:
         raise RequestError(
             "separate_reasoning must not be false with structured output or tools, since the constraint begins "

@@ -4,24 +4,20 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Response
 
-from radixrt.api.answering import PreparedRequest, respond
+from radixrt.api.answering import ChoiceDelta, OpenAIFormatter, PreparedRequest, respond
 from radixrt.api.conversations.continuation import (
     Continuation,
-    ConversationRecorder,
-    keeps_conversation,
 )
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.http.keys import caller_of
 from radixrt.api.logprobs import CompletionLogprobs
-from radixrt.api.openai.formatter import ChoiceDelta, OpenAIFormatter
 from radixrt.api.requests.constraint import asked_constraint, streams_values
-from radixrt.api.requests.options import generation_options, reports_progress, request_id
+from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest, refuse_unsupported
 from radixrt.api.responses import prompt_extras, structured_extras, value_events
-from radixrt.api.state import ServerState
+from radixrt.api.state import Context, ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
 from radixrt.messages.ids import unpack_ids
@@ -29,17 +25,6 @@ from radixrt.messages.requests import FimPrompt, GenerateRequest, Prompt, Tenant
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
-
-
-def completion_routes(state: ServerState) -> APIRouter:
-    router = Endpoints(state)
-
-    @router.takes("/v1/completions", CompletionRequest, _refuse_unsupported_fields)
-    async def completions(request: Request, fields: CompletionRequest) -> Response:
-        prepared = prepare_completion(fields, state, request)
-        return await respond(_Completion(prepared, state), prepared, request, state)
-
-    return router
 
 
 def _refuse_unsupported_fields(body: dict[str, Any]) -> None:
@@ -55,10 +40,18 @@ def _refuse_unsupported_fields(body: dict[str, Any]) -> None:
     refuse_unsupported(body)
 
 
+routes = Endpoints()
+
+
+@routes.takes("/v1/completions", CompletionRequest, _refuse_unsupported_fields)
+async def completions(fields: CompletionRequest, context: Context) -> Response:
+    prepared = prepare_completion(fields, context)
+    return await respond(_Completion(prepared, context.state), context)
+
+
 def prepare_completion(
     fields: CompletionRequest,
-    state: ServerState,
-    request: Request,
+    context: Context,
     fim: FimPrompt | None = None,
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS,
 ) -> PreparedRequest[CompletionRequest]:
@@ -69,38 +62,27 @@ def prepare_completion(
         default_max_tokens: None: as many as fit.
 
     Raises:
-    RequestError: a field is out of its range, or does not fit the others; names it.
+        RequestError: a field is out of its range, or does not fit the others; names it.
     """
-    continuation = Continuation.find(fields, "text", state.conversations, request)
+    continuation = Continuation.find(fields, "text", context)
     prompts: list[Prompt] = [] if fim is None else [fim]
     if fim is None:
-        prompts = parse_prompts(
-            _whole_prompt(fields, continuation),
-            state,
-            fields.add_special_tokens is not False,
-            fields.n or 1,
-        )
+        given, special = _whole_prompt(fields, continuation), fields.add_special_tokens is not False
+        prompts = parse_prompts(given, context.state, special, fields.n or 1)
     if fields.suffix:
         prompts = _with_suffix(prompts, fields.suffix, fields)
-    constraint = asked_constraint(fields, state.config)
-    overrides = _overrides(fields, caller_of(request).tenant, default_max_tokens)
-    options = generation_options(
-        fields, state, caller_of(request), constraint.constraint, len(prompts), **overrides
-    )
-    options = msgspec.structs.replace(options, progress=reports_progress(fields))
+    constraint, field = asked_constraint(fields, context.state.config)
+    overrides = _overrides(fields, context.tenant, default_max_tokens)
+    options = generation_options(fields, context, constraint, len(prompts), **overrides)
     if fields.best_of not in (None, options.sampling.n):
         raise RequestError("best_of must equal n, or be left out.", param="best_of")
-    if constraint.constraint is not None and fields.max_tokens == 0:
+    if constraint is not None and fields.max_tokens == 0:
         raise RequestError(
             "max_tokens is 0, so there is no answer to hold to a constraint; leave one of them out.",
             param="max_tokens",
         )
     response_id = request_id("cmpl", fields.rid, fields.request_id)
-    recorder = None
-    if keeps_conversation(fields):
-        recorder = ConversationRecorder(
-            state.conversations, response_id, continuation, str(fields.prompt)
-        )
+    recorder = continuation.recorder(fields, response_id, str(fields.prompt))
     requests = [
         GenerateRequest(
             request_id=f"{response_id}-{number}",
@@ -109,12 +91,12 @@ def prepare_completion(
             options=options,
             stream=bool(fields.stream),
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
-            constraint=constraint.constraint,
-            stream_values=streams_values(fields, constraint.constraint),
+            constraint=constraint,
+            stream_values=streams_values(fields, constraint),
         )
         for number, prompt in enumerate(prompts)
     ]
-    return PreparedRequest(response_id, requests, constraint.field, fields, recorder)
+    return PreparedRequest(response_id, requests, field, fields, recorder)
 
 
 def _whole_prompt(fields: CompletionRequest, continuation: Continuation) -> str | list[Any]:

@@ -55,39 +55,35 @@ class _File(NamedTuple):
     media_type: str
     etag: str
 
+    @staticmethod
+    def read(file: Path) -> "_File":
+        content = file.read_bytes()
+        etag = f'"{hashlib.blake2b(content, digest_size=8).hexdigest()}"'
+        return _File(content, MEDIA_TYPES[file.suffix], etag)
 
-class PageFiles:
-    """The files, read once."""
 
-    def __init__(self) -> None:
-        self._files = {file.name: _read(file) for file in FOLDER.iterdir()}
+_FILES = {file.name: _File.read(file) for file in FOLDER.iterdir()}
 
-    def response(self, request: Request, name: str) -> Response:
-        """Raises:
+routes = APIRouter()
+
+
+@routes.get(PAGE_FILES + "{name}", include_in_schema=False)
+async def page_file(request: Request, name: str) -> Response:
+    return response(request, name)
+
+
+def response(request: Request, name: str) -> Response:
+    """A file, or that the browser's copy is current.
+
+    Raises:
         RequestError: there is no such file.
-        """
-        file = self._files.get(name)
-        if file is None:
-            raise RequestError("There is no such file of the page.", status=404)
-        headers = HEADERS | {"etag": file.etag}
-        if name == "index.html":
-            headers["vary"] = "accept"
-        if request.headers.get("if-none-match") == file.etag:
-            return Response(status_code=304, headers=headers)
-        return Response(file.content, headers=headers, media_type=file.media_type)
-
-
-def page_routes(files: PageFiles) -> APIRouter:
-    router = APIRouter()
-
-    @router.get(PAGE_FILES + "{name}", include_in_schema=False)
-    async def page_file(request: Request, name: str) -> Response:
-        return files.response(request, name)
-
-    return router
-
-
-def _read(file: Path) -> _File:
-    content = file.read_bytes()
-    etag = f'"{hashlib.blake2b(content, digest_size=8).hexdigest()}"'
-    return _File(content, MEDIA_TYPES[file.suffix], etag)
+    """
+    file = _FILES.get(name)
+    if file is None:
+        raise RequestError("There is no such file of the page.", status=404)
+    headers = HEADERS | {"etag": file.etag}
+    if name == "index.html":
+        headers["vary"] = "accept"
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.media_type)

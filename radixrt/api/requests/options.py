@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from radixrt.api.http.keys import Caller
 from radixrt.api.http.middleware import new_id
 from radixrt.api.requests.protocol import (
     TTL_S,
@@ -16,7 +15,7 @@ from radixrt.api.requests.protocol import (
     GenerationFields,
     QueueFields,
 )
-from radixrt.api.state import ServerState
+from radixrt.api.state import Context, ServerState
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import SamplingParams
@@ -73,9 +72,8 @@ def check_answer_count(config: ServerConfig, num_prompts: int, n: int = 1) -> No
 
 
 def generation_options(
-    fields: GenerationFields,
-    state: ServerState,
-    caller: Caller,
+    fields: CompletionRequest | ChatCompletionRequest,
+    context: Context,
     constraint: Constraint | None,
     num_prompts: int = 1,
     **overrides: Any,
@@ -89,24 +87,17 @@ def generation_options(
     Raises:
         RequestError: a value is out of its range, or does not fit the constraint; names the field.
     """
-    sampling = sampling_of({name: getattr(fields, name) for name in _SAME_NAME} | overrides, state)
-    check_answer_count(state.config, num_prompts, sampling.n)
+    given = {name: getattr(fields, name) for name in _SAME_NAME} | overrides
+    sampling = sampling_of(given, context.state)
+    check_answer_count(context.state.config, num_prompts, sampling.n)
     check_sampling(constraint, sampling)
-    return request_options(fields, state.config, caller, sampling)
-
-
-def reports_progress(fields: CompletionRequest | ChatCompletionRequest) -> bool:
-    """Whether the stream is to report how much of the prompt is computed.
-
-    Raises:
-        RequestError: there is no stream.
-    """
     if fields.return_progress and not fields.stream:
         raise RequestError(
             "return_progress is for streams: set stream to true, or leave return_progress out.",
             param="return_progress",
         )
-    return bool(fields.return_progress)
+    options = request_options(fields, context, sampling)
+    return replace(options, progress=bool(fields.return_progress))
 
 
 def sampling_of(given: dict[str, Any], state: ServerState) -> SamplingParams:
@@ -146,21 +137,18 @@ waited_s: ContextVar[float] = ContextVar("waited_s", default=0.0)
 
 def request_options(
     fields: QueueFields | GenerationFields,
-    config: ServerConfig,
-    caller: Caller,
-    sampling: SamplingParams | None = None,
+    context: Context,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008  # immutable
 ) -> RequestOptions:
     """The options of a request.
-
-    Args:
-        sampling: None: the request brings no sampling settings.
 
     Raises:
         RequestError: a value is out of its range; names the field.
     """
+    caller, config = context.caller, context.state.config
     hints = _with_prompt_cache(hints_of(fields.cache), fields)
     return RequestOptions(
-        sampling=sampling or SamplingParams(),
+        sampling=sampling,
         tenant=caller.tenant,
         cache_salt=fields.cache_salt or "",
         cache_hints=replace(

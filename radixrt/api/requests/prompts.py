@@ -4,7 +4,6 @@ from array import array
 from typing import Any
 
 import numpy as np
-from fastapi import Request
 
 from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.requests.messages import (
@@ -15,7 +14,7 @@ from radixrt.api.requests.messages import (
 from radixrt.api.requests.options import check_answer_count
 from radixrt.api.requests.protocol import ChatCompletionRequest, ChatMessage, PromptRequest
 from radixrt.api.requests.tools import offered_tools
-from radixrt.api.state import ServerState
+from radixrt.api.state import Context, ServerState
 from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError, shown
 from radixrt.messages.ids import pack_ids
@@ -23,14 +22,14 @@ from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPromp
 
 
 def one_prompt(
-    fields: PromptRequest, state: ServerState, request: Request, opens_turn: bool = True
+    fields: PromptRequest, context: Context, opens_turn: bool = True
 ) -> TextPrompt | ChatPrompt:
     """The prompt of a request that has one, as messages or as a text.
 
     Raises:
         RequestError: there is not exactly one prompt, or it is not well formed.
     """
-    continuation = Continuation.find_one_prompt(fields, state.conversations, request)
+    continuation = Continuation.find_one_prompt(fields, context)
     if fields.messages is not None:
         return chat_prompt(fields, fields.messages, continuation.messages, opens_turn)
     if fields.tools is not None:

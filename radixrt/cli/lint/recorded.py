@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from radixrt.api.anthropic.protocol import MessagesRequest
+from radixrt.api.anthropic.translation import MessagesRequest
 from radixrt.api.anthropic.translation import to_chat as chat_of_message
-from radixrt.api.http.body import to_struct
-from radixrt.api.openai_responses.protocol import ResponsesRequest
+from radixrt.api.http.endpoints import to_struct
+from radixrt.api.openai_responses.translation import ResponsesRequest
 from radixrt.api.openai_responses.translation import to_chat as chat_of_response
 from radixrt.api.requests.prompts import chat_prompt, token_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest, CompletionRequest
