@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.interface import LayerKernels
-from radixrt.layers.matrix import Matrix, MatrixFormat, MatrixLayer, MatrixStack, Placement
+from radixrt.layers.matrix import Matrix, MatrixFormat, MatrixLayer, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
 
@@ -166,9 +166,5 @@ def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.loadable.finish()
-            if not module.packs:
-                continue
-            if isinstance(module, MatrixStack):
-                module.matrix = kernels.pack_stack(module.loadable, module.count)
-            else:
-                module.matrix = kernels.pack(module.loadable)
+            if module.packs:
+                module.pack(kernels)

@@ -20,13 +20,14 @@ class Glm4MoeForCausalLM(CausalLM):
         norms = {name: self.norm(head_dim(self.config)) for name in names}
         return {"qkv_bias": self.config.attention_bias, **norms}
 
-    def mlp(self, index: int) -> nn.Module:
+    def is_dense(self, index: int) -> bool:
+        """Whether a layer has no experts."""
+        return bool(index < self.config.first_k_dense_replace)
+
+    def router(self) -> SigmoidRouter:
         config = self.config
-        if index < config.first_k_dense_replace:
-            return super().mlp(index)
-        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
-        router = SigmoidRouter(
-            hidden,
+        return SigmoidRouter(
+            config.hidden_size,
             config.n_routed_experts,
             config.num_experts_per_tok,
             config.norm_topk_prob,
@@ -34,9 +35,17 @@ class Glm4MoeForCausalLM(CausalLM):
             top_groups=config.topk_group,
             factor=config.routed_scaling_factor,
         )
+
+    def mlp(self, index: int) -> nn.Module:
+        if self.is_dense(index):
+            return super().mlp(index)
+        config = self.config
+        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
         experts = Experts(config.n_routed_experts, hidden, size, act, self.tp)
-        shared = GatedMLP(hidden, size * config.n_shared_experts, self.tp, activation=act)
-        return SparseMoE(router, experts, shared)
+        shared = None
+        if config.n_shared_experts:
+            shared = GatedMLP(hidden, size * config.n_shared_experts, self.tp, activation=act)
+        return SparseMoE(self.router(), experts, shared)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         _, is_layer, rest = name.partition("model.layers.")
