@@ -98,7 +98,11 @@ class LatentAttention(AttentionBlock, KernelLayer):
         absorbed[..., self.latent :] = rotated
         attended = context.backend.attend(
             AttentionInputs(
-                absorbed, key, key[..., : self.latent], context.kv_caches[self.layer_index], self.spec
+                absorbed,
+                key,
+                key[..., : self.latent],
+                context.kv_caches[self.layer_index],
+                self.spec,
             )
         )
         values = attended.new_empty(*attended.shape[:2], self.kv_b_proj.value_dim)
