@@ -94,36 +94,41 @@ class AttentionPlan:
         key: torch.Tensor | None,
         value: torch.Tensor | None,
         key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
+        value_cache: torch.Tensor | None,
         scale: float,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: torch.Tensor | None = None,
+        value_dim: int | None = None,
     ) -> torch.Tensor:
         """Write the new keys and values into the cache, then compute causal attention over it.
+
+        A cache of latents is one tensor: the first ``value_dim`` features of a key are its value.
 
         Args:
             query: [num_tokens, num_heads, head_dim], float32, bfloat16 or float16; head_dim must be
                 even
-            key, value: [num_tokens, num_kv_heads, head_dim] of the same dtype; all three may be
-                views of one projection. Both None: they are in the cache already, which an earlier
-                layer shares with this one
-            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim] of the same
-                dtype, or coded heads: int8 [num_pages, page_size, num_kv_heads, head_dim +
-                SCALE_BYTES]
+            key, value: [num_tokens, num_kv_heads, head_dim or value_dim] of the same dtype; all
+                three may be views of one projection. Both None: they are in the cache already,
+                which an earlier layer shares with this one. Of latents, value is None
+            key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim or value_dim] of
+                the same dtype, or coded heads: int8 with SCALE_BYTES behind the features. None as
+                value_cache: latents, and in int8 the value has a scale behind it, and so have the
+                other features
             scale: factor of the scores, usually ``head_dim ** -0.5``
             sliding_window: number of visible positions, including the query's own; None: all
             soft_cap: replace scores by ``soft_cap * tanh(scores / soft_cap)``; None: no cap
             sinks: float32 [num_heads], a score of each head that takes part in every softmax and
                 has no value; None: none
+            value_dim: features of a value; None: as many as a key has
 
         Returns:
-            [num_tokens, num_heads, head_dim] of the query's dtype
+            [num_tokens, num_heads, value_dim] of the query's dtype
 
         Raises:
             ValueError: a tensor does not fit the plan or the others.
         """
-        output = torch.empty(query.shape, dtype=query.dtype)
+        output = query.new_empty((*query.shape[:2], value_dim or query.shape[2]))
         self.attend_into(
             query,
             key,

@@ -16,6 +16,7 @@ PANEL = 16
 
 if native is not None:
     _linear, _grouped_linear, _look_up = native.linear, native.grouped_linear, native.look_up
+    _linear_by_head = native.linear_by_head
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -120,6 +121,32 @@ def grouped_linear(
     if output is None:
         output = hidden.new_empty((len(hidden) if tokens is None else len(tokens), rows))
     tape.call(_grouped_linear, hidden, tokens, starts, weights, rows, output, bias)
+    return output
+
+
+def linear_by_head(
+    hidden: torch.Tensor, weights: torch.Tensor, rows: int, output: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply each head of each token by the head's own matrix of a packed stack.
+
+    Args:
+        hidden: [num_tokens, heads, columns] of the weights' dtype; may be a view
+        weights: a stack packed by :func:`pack_stack`
+        rows: number of rows of each unpacked matrix
+        output: [num_tokens, heads, rows] of the same dtype, perhaps a view; None: a new tensor
+
+    Returns:
+        [num_tokens, heads, rows] of the same dtype
+
+    Example:
+        >>> import torch
+        >>> stack = pack_stack(torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]))  # two matrices [1, 2]
+        >>> linear_by_head(torch.ones(1, 2, 2), stack, rows=1).tolist()
+        [[[3.0], [7.0]]]
+    """
+    if output is None:
+        output = hidden.new_empty((*hidden.shape[:2], rows))
+    tape.call(_linear_by_head, hidden, weights, rows, output)
     return output
 
 

@@ -9,7 +9,11 @@ if native is not None:
 
 
 def rotate_(
-    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos_sin: torch.Tensor,
+    interleaved: bool = False,
 ) -> None:
     """Rotate features ``i`` and ``i + rotary_dim / 2`` of each head by the ``i``-th angle of the
     token's position, in place.
@@ -19,6 +23,7 @@ def rotate_(
         query, key: [num_tokens, heads, head_dim] of one dtype (float32, bfloat16 or float16); they
             may be views of one projection. Features from ``rotary_dim`` on are not changed.
         cos_sin: [context_length, rotary_dim] float32, cosines then sines
+        interleaved: rotate features ``2 * i`` and ``2 * i + 1``
 
     Raises:
         ValueError: a position has no row in ``cos_sin``, or the shapes do not fit.
@@ -31,4 +36,4 @@ def rotate_(
         >>> query.tolist()
         [[[1.0, 2.0]], [[-2.0, 1.0]]]
     """
-    tape.call(_rotate, positions, query, key, cos_sin)
+    tape.call(_rotate, positions, query, key, cos_sin, interleaved)

@@ -45,6 +45,33 @@ _LONGROPE = {
 }
 _EXPERTS = {"num_experts_per_tok": 2}
 
+_LATENT: dict[str, Any] = {
+    **_EXPERTS,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 48,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_YARN_OF_LATENTS = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "original_max_position_embeddings": 64,
+}
+
 _GEMMA3: dict[str, Any] = {
     "num_hidden_layers": 4,
     "head_dim": 24,
@@ -212,6 +239,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 2,
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "topk_method": "greedy",
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 24,
+            "rope_parameters": _YARN_OF_LATENTS,
+        },
+    ),
+    "deepseek_v3": ("DeepseekV3Config", {**_LATENT, "rope_parameters": _YARN_OF_LATENTS}),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT, "n_group": 1, "topk_group": 1}),
     "minimax_m2": (
         "MiniMaxM2Config",
         {**_EXPERTS, "num_local_experts": 6, "head_dim": 32, "rotary_dim": 16},

@@ -113,11 +113,15 @@ class AttentionSetup:
     deterministic: bool = False
     """FlashInfer never splits the keys of a row, whatever the batch."""
 
-    def why_not_plain(self) -> str | None:
+    def why_not_plain(self, *, latents: bool = False) -> str | None:
         """The reason why kernels that read keys and values of one shape in ``kv_dtype`` cannot
-        serve this model; None if they can."""
+        serve this model; None if they can.
+
+        Args:
+            latents: they also read latents.
+        """
         for kept in self.kv_specs:
-            if not kept.is_plain(self.kv_dtype):
+            if not (kept.is_plain(self.kv_dtype) or (latents and kept.is_latent)):
                 return (
                     f"it reads keys and values of one shape, and a layer of this model keeps {kept}; use "
                     "--attention-backend torch_reference"

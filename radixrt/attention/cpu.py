@@ -23,7 +23,7 @@ def why_not(setup: AttentionSetup) -> str | None:
         return f"it reads no KV cache of {setup.kv_dtype}; use --kv-cache-dtype auto"
     if not available():
         return f"it needs the native kernels, and {missing_because}; torch_reference works without them"
-    return setup.why_not_plain()
+    return setup.why_not_plain(latents=True)
 
 
 class CpuBackend(AttentionBackend):
@@ -64,13 +64,18 @@ class CpuBackend(AttentionBackend):
         return narrowed
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        output, spec = torch.empty(step.query.shape, dtype=step.query.dtype), step.spec
+        query, spec, value = step.query, step.spec, step.value
+        width = query.shape[-1] if value is None else value.shape[-1]
+        output = query.new_empty((*query.shape[:-1], width))
+        key_cache, *value_caches = step.kv_cache
+        value_cache = value_caches[0] if value_caches else None
         tape.call(
             self._attend_by_plan,
-            step.query,
+            query,
             step.key,
-            step.value,
-            *step.kv_cache,
+            None if value_cache is None else value,
+            key_cache,
+            value_cache,
             output,
             spec.scale,
             spec.sliding_window or 0,

@@ -37,7 +37,7 @@ class KVSpec:
 
     >>> KVSpec.keys_and_values(8, 128, torch.bfloat16).bytes_per_token
     4096
-    >>> KVSpec((CachedTensor((1, 512 + 64), torch.bfloat16),)).bytes_per_token
+    >>> KVSpec.latents(512, 64, torch.bfloat16).bytes_per_token
     1152
     """
 
@@ -66,6 +66,18 @@ class KVSpec:
             (num_kv_heads, (v_head_dim or head_dim) + scale),
         )
         return KVSpec(tuple(CachedTensor(shape, dtype) for shape in shapes))
+
+    @staticmethod
+    def latents(latent_dim: int, rope_dim: int, dtype: torch.dtype) -> "KVSpec":
+        """One tensor: a latent, and a rotated key of ``rope_dim`` features that all heads share. In
+        int8 each of the two has a scale."""
+        scales = 2 * SCALE_BYTES if dtype == torch.int8 else 0
+        return KVSpec((CachedTensor((1, latent_dim + rope_dim + scales), dtype),))
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is one tensor, whose first features are the values."""
+        return len(self.tensors) == 1
 
     def is_plain(self, dtype: torch.dtype) -> bool:
         """Whether it is keys and values of one shape in ``dtype`` or nothing, as most kernels

@@ -15,7 +15,6 @@ from radixrt.layers.matrix import (
     Matrix,
     MatrixFormat,
     MatrixLayer,
-    MatrixStack,
     Placement,
 )
 from radixrt.layers.parallel import TensorParallel
@@ -174,12 +173,8 @@ def pack_matrices(model: nn.Module, kernels: LayerKernels) -> None:
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.loadable.finish()
-            if not module.packs:
-                continue
-            if isinstance(module, MatrixStack):
-                module.matrix = kernels.pack_stack(module.loadable, module.count)
-            else:
-                module.matrix = kernels.pack(module.loadable)
+            if module.packs:
+                module.pack(kernels)
 
 
 class VocabParallelEmbedding(MatrixLayer):

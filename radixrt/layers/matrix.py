@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -129,11 +130,33 @@ class MatrixLayer(nn.Module):
         """Make the matrix, on torch's current default device."""
         self.matrix = matrix_format(self.rows, self.columns)
 
+    def pack(self, kernels: Any) -> None:
+        """Bring the loaded matrix into the form that ``kernels``, a ``LayerKernels``, multiply by
+        fastest."""
+        self.matrix = kernels.pack(self.loadable)
+
     @property
     def loadable(self) -> LoadableMatrix:
         """The matrix, which must not be packed yet."""
         assert isinstance(self.matrix, LoadableMatrix), "nothing is loaded into a packed matrix"
         return self.matrix
+
+
+class HeadMatrices(Weights):
+    """A matrix for each attention head, by which the head's own inputs are multiplied."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """
+        Args:
+            weight: [heads, rows, columns]
+        """
+        super().__init__(weight.shape[1], weight.shape[2])
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def multiply(self, hidden: Tensor, output: Tensor) -> None:
+        """[num_tokens, heads, columns] -> [num_tokens, heads, rows], written to ``output``; both
+        may be views."""
+        output.copy_((hidden.transpose(0, 1) @ self.weight.transpose(1, 2)).transpose(0, 1))
 
 
 class MatrixStack(MatrixLayer):
@@ -144,6 +167,9 @@ class MatrixStack(MatrixLayer):
         super().__init__(count * rows, columns)
         self.count = count
         self.bias = nn.Parameter(torch.zeros(count, rows), requires_grad=False) if bias else None
+
+    def pack(self, kernels: Any) -> None:
+        self.matrix = kernels.pack_stack(self.loadable, self.count)
 
     def rows_of(self, index: int) -> slice:
         """The rows of one of the matrices."""

@@ -147,11 +147,11 @@ class SigmoidRouter(Router):
         self.matrix.float()
 
     def choose(self, hidden: Tensor) -> Choice:
-        scores = self.kernels.sigmoid_gate(self.forward(hidden.float())[:, None])[:, 0]
-        ranked = scores + self.e_score_correction_bias
+        scores = self.scores(self.forward(hidden.float()))
+        ranked = self.ranks(scores)
         if self.top_groups < self.num_groups:
             groups = ranked.unflatten(-1, (self.num_groups, -1))
-            best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self.top_groups, dim=-1).indices
+            best = self.group_ranks(groups).topk(self.top_groups, dim=-1).indices
             outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, False)
             ranked = groups.masked_fill(outside[..., None], -torch.inf).flatten(-2)
         experts = ranked.topk(self.top_k, dim=-1).indices
@@ -160,10 +160,40 @@ class SigmoidRouter(Router):
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return weights * self.factor, experts
 
+    def scores(self, logits: Tensor) -> Tensor:
+        """The weights of all experts: [num_tokens, num_experts] -> the same"""
+        return self.kernels.sigmoid_gate(logits[:, None])[:, 0]
+
+    def ranks(self, scores: Tensor) -> Tensor:
+        """What experts are chosen by: [num_tokens, num_experts] -> the same"""
+        return scores + self.e_score_correction_bias
+
+    def group_ranks(self, ranks: Tensor) -> Tensor:
+        """What groups are chosen by: [num_tokens, groups, experts of each] -> [num_tokens,
+        groups]"""
+        return ranks.topk(2, dim=-1).values.sum(dim=-1)
+
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         yield from super().weight_slots(path)
         bias = self.e_score_correction_bias
         yield f"{path}.e_score_correction_bias", WeightSlot(tuple(bias.shape), bias)
+
+
+class SoftmaxGroupRouter(SigmoidRouter):
+    """Scores experts by a softmax over all of them, without a bias; a group counts as its best
+    expert (DeepSeek V2)."""
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1)
+
+    def ranks(self, scores: Tensor) -> Tensor:
+        return scores
+
+    def group_ranks(self, ranks: Tensor) -> Tensor:
+        return ranks.amax(dim=-1)
+
+    def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
+        yield from Router.weight_slots(self, path)
 
 
 class Experts(KernelLayer):

@@ -85,12 +85,10 @@ class RotaryEmbedding(KernelLayer):
         """positions [num_tokens]; query and key [num_tokens, heads, head_dim], returned rotated.
         Both may be overwritten. The key may have no heads.
 
-        Interleaved heads are returned in the order of halves: scores do not depend on an order that
-        queries and keys share.
+        Interleaved heads may be returned in the order of halves: scores do not depend on an order
+        that queries and keys share.
         """
-        if self.interleaved:
-            query, key = _in_halves(query), _in_halves(key)
-        return self.kernels.rotate(positions, query, key, self.cos_sin)
+        return self.kernels.rotate(positions, query, key, self.cos_sin, self.interleaved)
 
 
 class NoRotary(RotaryEmbedding):
@@ -101,11 +99,6 @@ class NoRotary(RotaryEmbedding):
 
     def compute_up_to(self, end: int) -> None:
         """There is nothing to compute."""
-
-
-def _in_halves(heads: Tensor) -> Tensor:
-    """[..., head_dim] -> the same: the features with even indices, then the others."""
-    return torch.cat([heads[..., 0::2], heads[..., 1::2]], dim=-1)
 
 
 def _frequencies(config: Any, context_length: int, layer_type: str | None) -> tuple[Tensor, float]:

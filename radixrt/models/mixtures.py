@@ -7,16 +7,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
+from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.kernels.interface import SWIGLU_ALPHA, SWIGLU_LIMIT
+from radixrt.layers.latent_attention import LatentAttention
 from radixrt.layers.mlp import (
     Experts,
     GatedMLP,
     Router,
     SigmoidRouter,
+    SoftmaxGroupRouter,
     SparseMoE,
     split_fused_experts,
 )
+from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.models.decoder import CausalLM
 from radixrt.models.dense import MistralForCausalLM, Qwen3ForCausalLM, all_heads_norms
 
@@ -88,13 +92,14 @@ class Glm4MoeForCausalLM(CausalLM):
         norms = self.head_norms() if self.config.use_qk_norm else {}
         return {"qkv_bias": self.config.attention_bias, **norms}
 
-    def mlp(self, index: int) -> nn.Module:
+    def is_dense(self, index: int) -> bool:
+        """Whether a layer has no experts."""
+        return bool(index < self.config.first_k_dense_replace)
+
+    def router(self) -> SigmoidRouter:
         config = self.config
-        if index < config.first_k_dense_replace:
-            return super().mlp(index)
-        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
-        router = SigmoidRouter(
-            hidden,
+        return SigmoidRouter(
+            config.hidden_size,
             config.n_routed_experts,
             config.num_experts_per_tok,
             config.norm_topk_prob,
@@ -102,15 +107,60 @@ class Glm4MoeForCausalLM(CausalLM):
             top_groups=config.topk_group,
             factor=config.routed_scaling_factor,
         )
+
+    def mlp(self, index: int) -> nn.Module:
+        if self.is_dense(index):
+            return super().mlp(index)
+        config = self.config
+        hidden, size, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
         experts = Experts(config.n_routed_experts, hidden, size, act, self.tp)
-        shared = GatedMLP(hidden, size * config.n_shared_experts, self.tp, activation=act)
-        return SparseMoE(router, experts, shared)
+        shared = None
+        if config.n_shared_experts:
+            shared = GatedMLP(hidden, size * config.n_shared_experts, self.tp, activation=act)
+        return SparseMoE(self.router(), experts, shared)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         _, is_layer, rest = name.partition("model.layers.")
         if is_layer and int(rest.partition(".")[0]) >= self.config.num_hidden_layers:
             return
         yield from split_fused_experts(name, tensor)
+
+
+class DeepseekV3ForCausalLM(Glm4MoeForCausalLM):
+    """Also Kimi K2 and Moonlight. The first layers have a dense MLP. The layers behind the last, which predict further tokens,
+    are left out."""
+
+    def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:
+        return LatentAttention(self.config, index, rotary, self.tp)
+
+    def rotary(self, context_length: int, layer_type: str | None) -> RotaryEmbedding:
+        interleaved = getattr(self.config, "rope_interleave", True)
+        return RotaryEmbedding(self.config, context_length, layer_type, interleaved, by_parts=True)
+
+
+class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
+    """GLM-4.7-Flash."""
+
+    def is_dense(self, index: int) -> bool:
+        dense: bool = self.config.mlp_layer_types[index] == "dense"
+        return dense
+
+
+class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
+    """Experts are weighted by a softmax over all of them; there is no bias."""
+
+    def router(self) -> SigmoidRouter:
+        config: Any = self.config
+        grouped = config.topk_method == "group_limited_greedy"
+        return SoftmaxGroupRouter(
+            config.hidden_size,
+            config.n_routed_experts,
+            config.num_experts_per_tok,
+            normalize=False,
+            num_groups=config.n_group if grouped else 1,
+            top_groups=config.topk_group if grouped else 1,
+            factor=config.routed_scaling_factor,
+        )
 
 
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(\w+_proj)(?:[._](weight|bias|blocks|scales))?")

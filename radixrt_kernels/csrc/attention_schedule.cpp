@@ -188,7 +188,7 @@ AttentionSchedule make_schedule(const StepLayout& step, const AttentionLayer& la
   for (int64_t wanted = threads == 1 ? 1 : threads * kPartsPerThread;; wanted /= 2) {
     auto [pieces, together] = divide(whole, layer, step.keys_per_cut, wanted, few_rows);
     auto schedule = assign(step, layer, pieces, together);
-    if (wanted < 2 || schedule.num_partial_rows * partial_stride(layer.head_dim) * 4 <= kMostPartialBytes) return schedule;
+    if (wanted < 2 || schedule.num_partial_rows * partial_stride(layer.value_dim) * 4 <= kMostPartialBytes) return schedule;
   }
 }
 

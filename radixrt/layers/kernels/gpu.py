@@ -17,7 +17,7 @@ from torch import Tensor
 
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import UntracedFunctions, load_flashinfer
-from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks
+from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks, in_halves
 from radixrt.layers.matrix import DenseMatrix, Matrix, MatrixStack, Weights
 from radixrt.layers.quantization.blocks import Mxfp4Stack
 from radixrt.layers.quantization.fp8 import Fp8Matrix, ScaledFp8Matrix
@@ -146,8 +146,15 @@ class GpuKernels(LayerKernels):
         return self._norm.add_rms_norm(hidden, residual, weight, eps, unit_offset)
 
     def rotate(
-        self, positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        cos_sin: Tensor,
+        interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:
+        if interleaved:
+            query, key = in_halves(query), in_halves(key)
         ours = self._flashinfer
         if ours is not None and ours.takes_rotation(query, key, cos_sin):
             ours.flashinfer.apply_rope_with_cos_sin_cache_inplace(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from radixrt.layers.matrix import Matrix, MatrixStack, Weights
+from radixrt.layers.matrix import HeadMatrices, Matrix, MatrixStack, Weights
 from radixrt_kernels.reference import recurrence
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
@@ -72,7 +72,12 @@ class LayerKernels:
         return self.rms_norm(residual, weight, eps, unit_offset), residual
 
     def rotate(
-        self, positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        cos_sin: Tensor,
+        interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Rotate the first ``rotary_dim`` features of each head. May overwrite its inputs.
 
@@ -80,7 +85,11 @@ class LayerKernels:
             positions: [num_tokens] int64 query, key: [num_tokens, heads, head_dim], or views of one
                 merged projection; the key may have no heads
             cos_sin: [context_length, rotary_dim] float32, cosines then sines
+            interleaved: the rotated pairs are neighbours. They may be returned in the order of
+                halves: scores do not depend on an order that queries and keys share.
         """
+        if interleaved:
+            query, key = in_halves(query), in_halves(key)
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
         return _rotate(query, cos, sin), _rotate(key, cos, sin)
 
@@ -146,9 +155,18 @@ class LayerKernels:
         itself."""
         return matrix
 
+    def pack_heads(self, weight: Tensor) -> HeadMatrices:
+        """As ``pack``, of a plain matrix for each head: [heads, rows, columns]"""
+        return HeadMatrices(weight)
+
     def pack_stack(self, matrix: Matrix, count: int) -> Weights:
         """As ``pack``, of a stack of ``count`` matrices."""
         return matrix
+
+
+def in_halves(heads: Tensor) -> Tensor:
+    """[..., head_dim] -> the same: the features with even indices, then the others."""
+    return torch.cat([heads[..., 0::2], heads[..., 1::2]], dim=-1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks
-from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, Matrix, Weights
+from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, HeadMatrices, Matrix, Weights
 from radixrt.layers.quantization.blocks import BlockStack, MixedStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
 from radixrt_kernels import (
@@ -38,9 +38,14 @@ class NativeKernels(LayerKernels):
         return hidden, residual
 
     def rotate(
-        self, positions: Tensor, query: Tensor, key: Tensor, cos_sin: Tensor
+        self,
+        positions: Tensor,
+        query: Tensor,
+        key: Tensor,
+        cos_sin: Tensor,
+        interleaved: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        rotary.rotate_(positions, query, key, cos_sin)
+        rotary.rotate_(positions, query, key, cos_sin, interleaved)
         return query, key
 
     def gated_activation(self, name: str, gate_up: Tensor) -> Tensor:
@@ -77,6 +82,9 @@ class NativeKernels(LayerKernels):
             return NativeGroupwiseMatrix(matrix)
         return matrix
 
+    def pack_heads(self, weight: Tensor) -> HeadMatrices:
+        return PackedHeads(weight)
+
     def pack_stack(self, matrix: Matrix, count: int) -> Weights:
         if isinstance(matrix, DenseMatrix):
             return PackedExperts(matrix, count)
@@ -104,6 +112,17 @@ class PackedMatrix(EmbeddingMatrix):
 
     def look_up(self, rows: Tensor) -> Tensor:
         return linear.look_up(self.weight, self.rows, self.columns, rows)
+
+
+class PackedHeads(HeadMatrices):
+    """See ``radixrt_kernels.linear``."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight)
+        self.weight = nn.Parameter(linear.pack_stack(weight), requires_grad=False)
+
+    def multiply(self, hidden: Tensor, output: Tensor) -> None:
+        linear.linear_by_head(hidden, self.weight, self.rows, output)
 
 
 class NativeGroupwiseMatrix(PackedGroupwiseMatrix):

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <list>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "attention_schedule.hpp"
@@ -130,30 +132,32 @@ class AttentionPlan {
     }
   }
 
-  // Without `key` and `value`, those of the step are in the caches already.
+  // Without `key`, those of the step are in the caches already. Without `value_cache`, the first features of a key are its value.
   void attend(const Tensor& query, const std::optional<Tensor>& key, const std::optional<Tensor>& value, const Tensor& key_cache,
-              const Tensor& value_cache, const Tensor& output, float scale, int64_t window, float soft_cap,
+              const std::optional<Tensor>& value_cache, const Tensor& output, float scale, int64_t window, float soft_cap,
               const std::optional<Tensor>& sinks) {
     const auto& kernels_of = kernels_for(query);
+    const bool latent = !value_cache, coded = is_coded(key_cache);
     check(query, key, value, key_cache, value_cache, output);
     if (sinks)
       require(sinks->dimensions == 1 && sinks->shape[0] == query.shape[1] && sinks->dtype == DType::float32 && sinks->dense(),
               "sinks must be float32 [num_heads]", *sinks);
     require(window >= 0 && soft_cap >= 0, "sliding_window and soft_cap must not be negative; 0 is none");
-    const bool coded = is_coded(key_cache);
-    const int head_dim = static_cast<int>(query.shape[2]);
-    const int64_t num_kv_heads = key_cache.shape[2];
-    AttentionLayer layer{static_cast<int>(num_kv_heads), static_cast<int>(query.shape[1] / num_kv_heads), head_dim,
-                         coded ? scale / hadamard_block(head_dim) : scale, soft_cap, window ? window : int64_t{1} << 40};
-    AttentionTensors tensors = describe(query, key_cache, value_cache, output);
+    const int head_dim = static_cast<int>(query.shape[2]), value_dim = static_cast<int>(output.shape[2]);
+    const int num_kv_heads = static_cast<int>(key_cache.shape[2]), group = static_cast<int>(query.shape[1]) / num_kv_heads;
+    AttentionLayer layer{num_kv_heads, group, head_dim, value_dim, coded && !latent ? scale / hadamard_block(head_dim) : scale,
+                         soft_cap, window ? window : int64_t{1} << 40, latent};
+    AttentionTensors tensors = describe(query, key_cache, latent ? key_cache : *value_cache, output);
     tensors.sinks = sinks ? sinks->as<float>() : nullptr;
     nb::gil_scoped_release release;
-    if (key) {
-      append(*key, key_cache, true, kernels_of);
-      append(*value, value_cache, false, kernels_of);
+    if (key && latent && coded) {
+      append(*key, key_cache, {{0, value_dim, 0, false}, {value_dim, head_dim - value_dim, value_dim + kScaleBytes, true}}, kernels_of);
+    } else if (key) {
+      append(*key, key_cache, {{0, head_dim, 0, true}}, kernels_of);
+      if (!latent) append(*value, *value_cache, {{0, value_dim, 0, false}}, kernels_of);
     }
     compute(layer, tensors, coded ? kernels_of.attend_coded : kernels_of.attend, kernels_of.merge,
-            coded && kernels_of.in_bytes);
+            coded && kernels_of.in_bytes && head_dim == value_dim);
   }
 
  private:
@@ -168,31 +172,38 @@ class AttentionPlan {
   }
 
   void check(const Tensor& query, const std::optional<Tensor>& key, const std::optional<Tensor>& value, const Tensor& key_cache,
-             const Tensor& value_cache, const Tensor& output) const {
+             const std::optional<Tensor>& value_cache, const Tensor& output) const {
     require(query.dimensions == 3 && query.shape[0] == step_.num_tokens() && query.dense_after(1),
             "query must be [num_tokens, num_heads, head_dim] of the planned step, heads without gaps in them", query);
-    int64_t head_dim = query.shape[2];
+    const int64_t head_dim = query.shape[2];
     require(head_dim >= 2 && head_dim % 2 == 0, "head_dim must be even", query);
-    const bool coded = is_coded(key_cache);
-    require(!coded || head_dim <= kMostCoded, "an int8 cache takes heads of up to 1024 features", key_cache);
-    for (const Tensor* cache : {&key_cache, &value_cache})
-      require(cache->dimensions == 4 && cache->shape[0] >= end_page_ && cache->shape[1] == step_.page_size &&
-                  cache->shape[2] == key_cache.shape[2] && cache->shape[3] == head_dim + (coded ? kScaleBytes : 0) &&
-                  cache->dtype == (coded ? DType::int8 : query.dtype) && cache->dense_after(3),
-              "the caches must be [num_pages, page_size, num_kv_heads, head_dim] of query's dtype or int8 with head_dim + 2, with every "
-              "planned page",
-              *cache);
+    require(output.dimensions == 3 && output.shape[0] == query.shape[0] && output.shape[1] == query.shape[1] &&
+                output.shape[2] >= 2 && output.shape[2] % 2 == 0 && output.dtype == query.dtype && output.dense(),
+            "output must be [num_tokens, num_heads, value_dim] of query's dtype, value_dim even, without gaps", output);
+    const int64_t value_dim = output.shape[2];
+    const bool coded = is_coded(key_cache), latent = !value_cache;
+    require(!latent || value_dim < head_dim, "output must have fewer features than query where there is no value cache", output);
+    require(!coded || std::max(head_dim, value_dim) <= kMostCoded, "an int8 cache takes heads of up to 1024 features", key_cache);
+    check_cache(key_cache, query, key_cache.shape[2], head_dim + (coded ? (1 + latent) * kScaleBytes : 0));
+    if (value_cache) check_cache(*value_cache, query, key_cache.shape[2], value_dim + (coded ? kScaleBytes : 0));
     const int64_t num_kv_heads = key_cache.shape[2];
     require(num_kv_heads >= 1 && query.shape[1] % num_kv_heads == 0, "query must have a multiple of key's heads", query);
-    require(key.has_value() == value.has_value(), "key and value must be given both, or neither");
-    for (const auto* states : {&key, &value})
+    require(value.has_value() == (key.has_value() && !latent),
+            "key and value must be given both, or neither; without a value cache, there is no value");
+    for (const auto& [states, features] : {std::pair{&key, head_dim}, std::pair{&value, value_dim}})
       if (*states)
         require((*states)->dimensions == 3 && (*states)->shape[0] == query.shape[0] && (*states)->shape[1] == num_kv_heads &&
-                    (*states)->shape[2] == head_dim && (*states)->dtype == query.dtype && (*states)->dense_after(1),
-                "key and value must be [num_tokens, num_kv_heads, head_dim] of query's dtype, heads without gaps in them", **states);
-    require(output.dimensions == 3 && output.shape[0] == query.shape[0] && output.shape[1] == query.shape[1] &&
-                output.shape[2] == head_dim && output.dtype == query.dtype && output.dense(),
-            "output must be like query, without gaps", output);
+                    (*states)->shape[2] == features && (*states)->dtype == query.dtype && (*states)->dense_after(1),
+                "key and value must be [num_tokens, num_kv_heads, head_dim or value_dim] of query's dtype, heads without gaps in them",
+                **states);
+  }
+
+  void check_cache(const Tensor& cache, const Tensor& query, int64_t heads, int64_t elements) const {
+    require(cache.dimensions == 4 && cache.shape[0] >= end_page_ && cache.shape[1] == step_.page_size && cache.shape[2] == heads &&
+                cache.shape[3] == elements && (is_coded(cache) || cache.dtype == query.dtype) && cache.dense_after(3),
+            "the caches must be [num_pages, page_size, num_kv_heads, features] of query's dtype or int8 with two bytes for each scale, with "
+            "every planned page",
+            cache);
   }
 
   AttentionTensors describe(const Tensor& query, const Tensor& key_cache, const Tensor& value_cache, const Tensor& output) const {
@@ -215,23 +226,30 @@ class AttentionPlan {
 
   static bool is_coded(const Tensor& cache) { return cache.dtype == DType::int8; }
 
+  // Some features of a head, and their place in a cached head.
+  struct Features {
+    int64_t first, count, place;
+    bool rotated;  // before they are coded
+  };
+
   // All keys and values of a step are written before any attention, because sequences may read one another's.
-  void append(const Tensor& states, const Tensor& cache, bool rotated, const AttentionKernels::Of& kernels_of) const {
-    const int64_t element = size_of(states.dtype), cached = size_of(cache.dtype), heads = states.shape[1], bytes = states.shape[2] * element;
+  void append(const Tensor& states, const Tensor& cache, std::initializer_list<Features> parts, const AttentionKernels::Of& kernels_of) const {
+    const int64_t element = size_of(states.dtype), cached = size_of(cache.dtype), heads = states.shape[1];
     const bool coded = is_coded(cache);
     parallel_ranges(states.shape[0], kTokensPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         int64_t page = slots_[token] / step_.page_size, offset = slots_[token] % step_.page_size;
         const char* from = states.as<char>() + token * states.strides[0] * element;
         char* to = cache.as<char>() + (page * cache.strides[0] + offset * cache.strides[1]) * cached;
-        for (int64_t head = 0; head < heads; ++head) {
-          const char* state = from + head * states.strides[1] * element;
-          char* place = to + head * cache.strides[2] * cached;
-          if (coded)
-            kernels_of.code(state, static_cast<int>(states.shape[2]), rotated, reinterpret_cast<int8_t*>(place));
-          else
-            std::memcpy(place, state, bytes);
-        }
+        for (int64_t head = 0; head < heads; ++head)
+          for (const Features& part : parts) {
+            const char* state = from + (head * states.strides[1] + part.first) * element;
+            char* place = to + (head * cache.strides[2] + part.place) * cached;
+            if (coded)
+              kernels_of.code(state, static_cast<int>(part.count), part.rotated, reinterpret_cast<int8_t*>(place));
+            else
+              std::memcpy(place, state, part.count * element);
+          }
       }
     });
   }
@@ -241,7 +259,7 @@ class AttentionPlan {
     const int few_rows = kernels<AttentionKernels>().few_rows;
     const auto& schedule = schedule_for(layer, in_bytes && layer.heads_per_kv_head > few_rows ? kTaskRows : few_rows);
     const int64_t scratch_bytes = kernels<AttentionKernels>().scratch_bytes(layer);
-    PartialRows partials = room_for(schedule.num_partial_rows, layer.head_dim);
+    PartialRows partials = room_for(schedule.num_partial_rows, layer.value_dim);
     parallel_for(static_cast<int64_t>(schedule.tasks.size()), [&](int64_t index, int) {
       thread_local Buffer scratch;
       attend(layer, tensors, schedule.tasks[index], step_.positions.data(), partials, scratch.of(scratch_bytes));
@@ -256,15 +274,15 @@ class AttentionPlan {
     int threads = num_threads();
     for (const auto& known : schedules_)
       if (known.layer.num_kv_heads == layer.num_kv_heads && known.layer.heads_per_kv_head == layer.heads_per_kv_head &&
-          known.layer.head_dim == layer.head_dim && known.layer.window == layer.window && known.threads == threads && known.few_rows == few_rows)
+          known.layer.head_dim == layer.head_dim && known.layer.value_dim == layer.value_dim && known.layer.window == layer.window && known.threads == threads && known.few_rows == few_rows)
         return known.schedule;
     schedules_.push_back({layer, threads, few_rows, make_schedule(step_, layer, threads, few_rows)});
     return schedules_.back().schedule;
   }
 
-  static PartialRows room_for(int64_t rows, int head_dim) {
+  static PartialRows room_for(int64_t rows, int value_dim) {
     thread_local Buffer buffer;
-    const int64_t stride = partial_stride(head_dim);
+    const int64_t stride = partial_stride(value_dim);
     if (rows == 0) return {stride, nullptr, nullptr, nullptr};
     auto memory = static_cast<float*>(buffer.of(rows * (stride + 2) * static_cast<int64_t>(sizeof(float))));
     return {stride, memory, memory + rows * stride, memory + rows * (stride + 1)};
@@ -291,7 +309,7 @@ void bind_attention(nb::module_& module) {
            nb::arg("qo_indptr"), nb::arg("kv_indptr"), nb::arg("last_page_len"), nb::arg("kv_indices"), nb::arg("kv_slots"),
            nb::arg("page_size"), nb::arg("groups").none(), nb::arg("keys_per_cut"))
       .def("attend", &AttentionPlan::attend, nb::arg("query"), nb::arg("key").none(), nb::arg("value").none(),
-           nb::arg("key_cache"), nb::arg("value_cache"), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"),
+           nb::arg("key_cache"), nb::arg("value_cache").none(), nb::arg("output"), nb::arg("scale"), nb::arg("sliding_window"), nb::arg("soft_cap"),
            nb::arg("sinks") = nb::none());
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <optional>
+#include <vector>
 
 #include "bind/bind.hpp"
 #include "bind/groups.hpp"
@@ -103,6 +104,39 @@ void grouped_linear(
   });
 }
 
+// Each head of each token times the head's own matrix.
+void linear_by_head(const Tensor& hidden, const Tensor& weights, int64_t rows, const Tensor& output) {
+  require(hidden.dimensions == 3 && hidden.dense_after(1), "hidden must be [num_tokens, heads, columns], heads without gaps in them", hidden);
+  require(hidden.dtype == weights.dtype, "hidden must be of the weights' dtype", hidden);
+  const int64_t tokens = hidden.shape[0], heads = hidden.shape[1], columns = hidden.shape[2];
+  check_packed(weights, rows, columns, heads);
+  require(output.dimensions == 3 && output.shape[0] == tokens && output.shape[1] == heads && output.shape[2] == rows &&
+              output.dense_after(1) && output.dtype == weights.dtype,
+          "output must be [num_tokens, heads, rows] of the weights' dtype, heads without gaps in them", output);
+  if (tokens == 0) return;
+  const auto& kernel = kernels_for(weights.dtype);
+  const int64_t size = size_of(weights.dtype), matrix_bytes = weights.elements() / heads * size, bytes = kernel.prepared_bytes(columns);
+  std::vector<int32_t> starts(heads + 1);
+  for (int64_t head = 0; head <= heads; ++head) starts[head] = static_cast<int32_t>(head * tokens);
+  auto hidden_of = [&](int64_t head, int64_t token) {
+    return hidden.as<char>() + (head * hidden.strides[1] + token * hidden.strides[0]) * size;
+  };
+  nb::gil_scoped_release release;
+  const char* prepared = nullptr;
+  if (bytes > 0)
+    prepared = prepare_rows(heads * tokens, nullptr, heads * tokens, bytes, kElementsPerThread / columns + 1, [&](int64_t row, char* to) {
+      kernel.prepare(hidden_of(row / tokens, row % tokens), columns, to);
+    });
+  for_each_group_unit({starts.data(), heads, heads * tokens}, rows, columns * kPanel * size,
+                      [&](int64_t head, int64_t panel, int panels, int64_t row, int count) {
+    const char* own = prepared ? prepared + head * tokens * bytes : hidden_of(head, 0);
+    Linear product{
+        weights.as<char>() + head * matrix_bytes, rows, columns, nullptr, own, prepared ? bytes : hidden.strides[0] * size,
+        output.as<char>() + head * output.strides[1] * size, output.strides[0] * size};
+    kernel.multiply(product, panel, panels, row - head * tokens, count);
+  });
+}
+
 void look_up(const Tensor& weights, int64_t rows, const Tensor& wanted, const Tensor& output) {
   require(wanted.dimensions == 1 && wanted.dense() && wanted.dtype == DType::int64, "wanted must be [n] int64", wanted);
   require(output.dimensions == 2 && output.shape[0] == wanted.shape[0] && output.dense_after(0) && output.dtype == weights.dtype,
@@ -129,6 +163,7 @@ void bind_linear(nb::module_& module) {
   module.def(
       "grouped_linear", grouped_linear, nb::arg("hidden"), nb::arg("tokens").none(), nb::arg("starts"), nb::arg("weights"),
       nb::arg("rows"), nb::arg("output"), nb::arg("bias") = nb::none());
+  module.def("linear_by_head", linear_by_head, nb::arg("hidden"), nb::arg("weights"), nb::arg("rows"), nb::arg("output"));
   module.def("look_up", look_up, nb::arg("weights"), nb::arg("rows"), nb::arg("wanted"), nb::arg("output"));
 }
 

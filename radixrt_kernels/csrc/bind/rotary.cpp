@@ -14,17 +14,17 @@ namespace {
 
 constexpr int64_t kElementsPerThread = 32768;  // some microseconds of work
 
-RotaryKernels::Heads heads_kernel(DType dtype) {
+RotaryKernels::Heads heads_kernel(DType dtype, bool neighbours) {
   const auto& table = kernels<RotaryKernels>();
   switch (dtype) {
-    case DType::float32: return table.float32;
-    case DType::bfloat16: return table.bfloat16;
-    case DType::float16: return table.float16;
+    case DType::float32: return neighbours ? table.float32_neighbours : table.float32;
+    case DType::bfloat16: return neighbours ? table.bfloat16_neighbours : table.bfloat16;
+    case DType::float16: return neighbours ? table.float16_neighbours : table.float16;
     default: throw nb::type_error("query and key must be float32, bfloat16 or float16");
   }
 }
 
-void rotate(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin) {
+void rotate(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& cos_sin, bool neighbours) {
   require(positions.dimensions == 1 && positions.dtype == DType::int64 && positions.dense(), "positions must be int64[num_tokens]",
           positions);
   require(cos_sin.dimensions == 2 && cos_sin.dtype == DType::float32 && cos_sin.dense() && cos_sin.shape[1] % 2 == 0,
@@ -39,7 +39,7 @@ void rotate(const Tensor& positions, const Tensor& query, const Tensor& key, con
   const int64_t* position = positions.as<int64_t>();
   for (int64_t token = 0; token < tokens; ++token)
     require(position[token] >= 0 && position[token] < cos_sin.shape[0], "positions must be in 0..context_length-1 of cos_sin");
-  const auto kernel = heads_kernel(query.dtype);
+  const auto kernel = heads_kernel(query.dtype, neighbours);
   const int64_t bytes = size_of(query.dtype);
   nb::gil_scoped_release release;
   parallel_ranges(tokens, kElementsPerThread / ((query.shape[1] + key.shape[1]) * rotary_dim + 1) + 1, [&](int64_t begin, int64_t end) {
@@ -53,7 +53,8 @@ void rotate(const Tensor& positions, const Tensor& query, const Tensor& key, con
 }  // namespace
 
 void bind_rotary(nb::module_& module) {
-  module.def("rotate", rotate, nb::arg("positions"), nb::arg("query"), nb::arg("key"), nb::arg("cos_sin"));
+  module.def("rotate", rotate, nb::arg("positions"), nb::arg("query"), nb::arg("key"), nb::arg("cos_sin"),
+             nb::arg("neighbours"));
 }
 
 }  // namespace radixrt

@@ -18,9 +18,10 @@ namespace {
 struct Scratch {
   void* queries;  // [rows][padded head_dim]
   void* keys;     // [head_dim][kBlockKeys]
-  void* values;   // [kBlockKeys][padded head_dim]
+  void* values;   // [kBlockKeys][padded value_dim]
   void* weights;  // [rows][kBlockKeys]
   float* scores;  // [rows][kBlockKeys]
+  float* other_scores;  // the same, of the features of a coded latent that are not its value
   RowSums cut;     // of the cut that is being computed
   RowSums before;  // of the cuts before it
   float* factors;  // [rows] by which a block scales the sums of its cut
@@ -35,7 +36,7 @@ int padded(int head_dim) { return rounded_up(head_dim, kWidth); }
 
 // Assigns the arrays from `memory` on. Returns their size in bytes.
 int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
-  int64_t rows = rows_at_most(layer.heads_per_kv_head), wide = padded(layer.head_dim);
+  int64_t rows = rows_at_most(layer.heads_per_kv_head), wide = padded(layer.head_dim), value_wide = padded(layer.value_dim);
   int64_t bytes = 0;
   auto take = [&](int64_t elements) {
     char* place = memory + bytes;
@@ -45,11 +46,12 @@ int64_t lay_out(const AttentionLayer& layer, char* memory, Scratch* scratch) {
   Scratch s;
   s.queries = take(rows * wide);
   s.keys = take(wide * kBlockKeys);
-  s.values = take(kBlockKeys * wide);
+  s.values = take(kBlockKeys * value_wide);
   s.weights = take(rows * kBlockKeys);
   s.scores = reinterpret_cast<float*>(take(rows * kBlockKeys));
+  s.other_scores = reinterpret_cast<float*>(take(layer.latent ? rows * kBlockKeys : 0));
   for (RowSums* sums : {&s.cut, &s.before}) {
-    sums->values = reinterpret_cast<float*>(take(rows * rounded_up(layer.head_dim, 2 * kWidth)));
+    sums->values = reinterpret_cast<float*>(take(rows * rounded_up(layer.value_dim, 2 * kWidth)));
     sums->largest = reinterpret_cast<float*>(take(rows));
     sums->sums = reinterpret_cast<float*>(take(rows + kWidth));
   }
@@ -98,7 +100,9 @@ struct Attention {
       if constexpr (kCoded) {
         float rotated[kMostCoded];
         T rounded[kMostCoded];
-        rotate(from, layer.head_dim, rotated);
+        const int first = layer.latent ? layer.value_dim : 0;  // values are not rotated
+        convert(from, first, rotated);
+        rotate(from + first, layer.head_dim - first, rotated + first);
         convert(rotated, layer.head_dim, rounded);
         Units::pack_row(rounded, layer.head_dim, to + row * stride);
       } else {
@@ -151,16 +155,19 @@ struct Attention {
                      const int64_t* positions, const PartialRows& partials, void* memory) {
 #if defined(RADIXRT_HAS_BYTE_BLOCKS)
     if constexpr (kInBytes)
-      if (layer.heads_per_kv_head > kFewRows) return attend_bytes(layer, tensors, task, positions, partials, memory);
+      if (layer.heads_per_kv_head > kFewRows && layer.value_dim == layer.head_dim) return attend_bytes(layer, tensors, task, positions, partials, memory);
 #endif
-    if (task.num_tokens * layer.heads_per_kv_head <= kFewRows)
+    if (task.num_tokens * layer.heads_per_kv_head <= kFewRows && !(kCoded && layer.latent))
       attend_few(layer, tensors, task, positions, partials, memory);
     else
       attend_many(layer, tensors, task, positions, partials, memory);
   }
 
-  // Of a key or value.
-  static int stored_elements(const AttentionLayer& layer) { return layer.head_dim + (kCoded ? kScaleBytes : 0); }
+  // Of a key, or of a value if that is larger.
+  static int stored_elements(const AttentionLayer& layer) {
+    const int features = layer.head_dim > layer.value_dim ? layer.head_dim : layer.value_dim;
+    return features + (kCoded ? (1 + layer.latent) * kScaleBytes : 0);
+  }
 
 #if defined(RADIXRT_HAS_BYTE_BLOCKS)
   // Any number of KV heads over coded heads, without decoding them.
@@ -233,7 +240,7 @@ struct Attention {
     lay_out(layer, static_cast<char*>(memory), &s);
     auto queries = static_cast<Unit*>(s.queries), weights = static_cast<Unit*>(s.weights);
     const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, heads = task.num_kv_heads;
-    const int wide = rounded_up(layer.head_dim, Few::kElementsAtOnce), units = wide / Units::kElements;
+    const int units = rounded_up(layer.head_dim, Few::kElementsAtOnce) / Units::kElements, wide = rounded_up(layer.value_dim, Few::kElementsAtOnce);
     const ScoreScale scale(layer);
     pack_queries(layer, tensors, task, units, queries);
     begin(tensors, task, s, heads * rows, wide);
@@ -247,7 +254,7 @@ struct Attention {
         const int first_row = head * rows;
         [[maybe_unused]] BlockScales scales;
         if constexpr (kCoded)
-          scales.read(block, head * tensors.key_head_stride + layer.head_dim, head * tensors.value_head_stride + layer.head_dim);
+          scales.read(block, head * tensors.key_head_stride + layer.head_dim, head * tensors.value_head_stride + layer.value_dim);
         Few::score(queries + first_row * units, rows, block.keys(), head * tensors.key_head_stride, block.count, layer.head_dim,
                    s.scores, next);
         for (int row = 0; row < rows; ++row) {
@@ -258,7 +265,7 @@ struct Attention {
                              s.cut.largest[first_row + row], s.factors[row], s.totals[row]);
         }
         update_sums(rows, s.factors, s.totals, s.cut.sums + first_row);
-        Few::add_values(weights, rows, block.values(), head * tensors.value_head_stride, block.count, layer.head_dim, s.factors,
+        Few::add_values(weights, rows, block.values(), head * tensors.value_head_stride, block.count, layer.value_dim, s.factors,
                         s.cut.values + first_row * wide, next);
       }
     });
@@ -272,37 +279,54 @@ struct Attention {
     lay_out(layer, static_cast<char*>(memory), &s);
     auto queries = static_cast<Unit*>(s.queries), keys = static_cast<Unit*>(s.keys), values = static_cast<Unit*>(s.values),
          weights = static_cast<Unit*>(s.weights);
-    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, wide = padded(layer.head_dim);
-    const int depth = (layer.head_dim + Units::kElements - 1) / Units::kElements;
+    const int group = layer.heads_per_kv_head, rows = task.num_tokens * group, query_wide = padded(layer.head_dim), wide = padded(layer.value_dim);
+    const bool in_two = kCoded && layer.latent;  // a coded latent has a scale for its value, and one for its other features
+    const int first_dim = in_two ? layer.value_dim : layer.head_dim, first_depth = units_of(first_dim);
+    [[maybe_unused]] const int other_dim = layer.head_dim - first_dim, other_at = first_dim + kScaleBytes;
     const ScoreScale scale(layer);
-    pack_queries(layer, tensors, task, wide, queries);
+    pack_queries(layer, tensors, task, query_wide, queries);
     begin(tensors, task, s, rows, wide);
 
     for_each_block<S>(tensors, task, [&](int64_t first_key, const BlockRows<S>& block, const BlockRows<S>& next_block) {
       end_cut_before<false>(first_key, tensors, task, s, rows, wide, partials);
       Prefetcher next = next_block.prefetcher(stored_elements(layer));
       [[maybe_unused]] BlockScales scales;
-      if constexpr (kCoded) scales.read(block, layer.head_dim, layer.head_dim);
       const int columns = rounded_up(block.count, kWidth);
-      pack_keys<Units>(block.keys(), 0, block.count, layer.head_dim, keys, next);
-      multiply<Units>(queries, wide, rows, keys, kBlockKeys, columns, depth, nullptr, s.scores, kBlockKeys, next);
+      pack_keys<Units>(block.keys(), 0, block.count, first_dim, keys, next);
+      multiply<Units>(queries, query_wide, rows, keys, kBlockKeys, columns, first_depth, nullptr, s.scores, kBlockKeys, next);
+      if constexpr (kCoded) {
+        scales.read(block, first_dim, layer.value_dim);
+        if (in_two) {
+          Unit* other_keys = keys + first_depth * kBlockKeys;
+          pack_keys<Units>(block.keys(), other_at, block.count, other_dim, other_keys, next);
+          multiply<Units>(queries + first_depth, query_wide, rows, other_keys, kBlockKeys, columns, units_of(other_dim), nullptr,
+                          s.other_scores, kBlockKeys, next);
+          scales.read_other(block, other_at + other_dim, hadamard_block(other_dim));
+        }
+      }
       for (int token = 0, row = 0; token < task.num_tokens; ++token) {
         Visible seen = visible(positions[task.first_token + token], layer, first_key, block.count);
         for (int head = 0; head < group; ++head, ++row) {
           next.steps(2);
-          float* scores = s.scores + row * kBlockKeys;
-          auto score_of = [&](int i) { return kCoded ? load(scores + i) * load(scales.keys + i) : load(scores + i); };
+          float *scores = s.scores + row * kBlockKeys, *others = s.other_scores + row * kBlockKeys;
+          auto score_of = [&](int i) {
+            if constexpr (!kCoded) return load(scores + i);
+            Floats score = load(scores + i) * load(scales.keys + i);
+            return in_two ? score + load(others + i) * load(scales.others + i) : score;
+          };
           softmax_row<Units>(score_of, scores, columns, seen, scale, kCoded ? scales.values : nullptr, weights + row * kBlockKeys,
                              s.cut.largest[row], s.factors[row], s.totals[row]);
         }
       }
       update_sums(rows, s.factors, s.totals, s.cut.sums);
-      Units::pack_values(block.values(), block.count, layer.head_dim, wide, values, next);
+      Units::pack_values(block.values(), block.count, layer.value_dim, wide, values, next);
       multiply<Units>(weights, kBlockKeys, rows, values, wide, wide, (block.count + Units::kElements - 1) / Units::kElements,
                       s.factors, s.cut.values, wide, next);
     });
     leave<false>(layer, tensors, task, s, wide, partials);
   }
+
+  static int units_of(int features) { return (features + Units::kElements - 1) / Units::kElements; }
 
   // Ends the cut before `first_key`, if there is one: it is left for a merge, or folded into the cuts before it. `kInterleaved`: rows are in
   // the order of few rows.
@@ -359,7 +383,7 @@ struct Attention {
       if constexpr (kInterleaved) Few::put_in_order(from, width);
       const int kv_head = task.kv_head + row / rows, head = row % group;
       T* to = output_row(layer, tensors, task.first_token + row % rows / group, kv_head, head);
-      write(from, factor_of_values(result.largest[row], result.sums[row], sink_of(layer, tensors, kv_head, head)), layer.head_dim, to);
+      write(from, factor_of_values(result.largest[row], result.sums[row], sink_of(layer, tensors, kv_head, head)), layer.value_dim, to);
     }
   }
 
@@ -370,7 +394,7 @@ struct Attention {
   static T* output_row(const AttentionLayer& layer, const AttentionTensors& tensors, int64_t token, int kv_head, int head) {
     int64_t heads = int64_t{layer.num_kv_heads} * layer.heads_per_kv_head;
     int64_t row = token * heads + kv_head * layer.heads_per_kv_head + head;
-    return static_cast<T*>(tensors.output) + row * layer.head_dim;
+    return static_cast<T*>(tensors.output) + row * layer.value_dim;
   }
 
   static void write(const float* from, float factor, int head_dim, T* to) {
@@ -385,8 +409,8 @@ struct Attention {
     alignas(64) float merged[kMergedColumns];
     for (int head = 0; head < layer.heads_per_kv_head; ++head) {
       T* to = output_row(layer, tensors, task.token, task.kv_head, head);
-      for (int column = 0; column < layer.head_dim; column += kMergedColumns) {
-        int columns = layer.head_dim - column < kMergedColumns ? layer.head_dim - column : kMergedColumns;
+      for (int column = 0; column < layer.value_dim; column += kMergedColumns) {
+        int columns = layer.value_dim - column < kMergedColumns ? layer.value_dim - column : kMergedColumns;
         Floats largest = splat(kMinusInfinity), sum = splat(0.0f);
         memset(merged, 0, sizeof merged);
         for (int i = 0; i < task.num_partials; ++i) {

@@ -9,21 +9,23 @@ namespace radixrt {
 struct AttentionLayer {
   int num_kv_heads;
   int heads_per_kv_head;
-  int head_dim;
+  int head_dim;   // features of a query and a key
+  int value_dim;  // features of a value and a result
   float scale;
   float soft_cap;  // 0: none
   int64_t window;  // visible keys, including the query's own position
+  bool latent;     // one cache: a value is the first `value_dim` features of its key
 };
 
 // The tensors of one call. Strides are in elements; the last dimension is dense everywhere.
 struct AttentionTensors {
   const void* query;  // [num_tokens, num_heads, head_dim]
   int64_t query_token_stride, query_head_stride;
-  const void* key_cache;  // [num_pages, page_size, num_kv_heads, head_dim], or coded heads: [..., head_dim + kScaleBytes] int8
-  const void* value_cache;
+  const void* key_cache;    // [num_pages, page_size, num_kv_heads, head_dim], or coded heads: [..., head_dim + kScaleBytes] int8
+  const void* value_cache;  // the same with value_dim; of a latent layer, the key cache
   int64_t key_page_stride, key_token_stride, key_head_stride;
   int64_t value_page_stride, value_token_stride, value_head_stride;
-  void* output;  // [num_tokens, num_heads, head_dim], dense
+  void* output;  // [num_tokens, num_heads, value_dim], dense
   int page_size;
   int64_t keys_per_cut;
   const float* sinks;  // [num_heads] a score of each head that takes part in the softmax and has no value, or null
@@ -64,6 +66,8 @@ struct MergeTask {
   const int64_t* partial_rows;
 };
 
+// A coded latent is two coded heads, one behind the other: its first value_dim features as a value, the others as a key.
+//
 // Coded heads: integers of at most 127, and behind them their scale in bfloat16. They are multiplied by a Hadamard matrix before they are
 // rounded, block by block of `hadamard_block` features, so that no large feature takes the precision of the others. Queries are multiplied
 // by it too, which multiplies the scores by the size of a block. Values are not.
@@ -83,7 +87,7 @@ struct AttentionKernels {
                          const PartialRows&, void* scratch);
     void (*code)(const void* head, int head_dim, bool rotated, int8_t* to);
     void (*merge)(const AttentionLayer&, const AttentionTensors&, const MergeTask&, const PartialRows&);
-    bool in_bytes;  // codes are multiplied without decoding them, if more than `few_rows` heads share a KV head
+    bool in_bytes;  // codes are multiplied without decoding them, if more than `few_rows` heads share a KV head, and values are as wide as keys
   };
   Of float32, bfloat16, float16;
   int64_t (*scratch_bytes)(const AttentionLayer&);
@@ -93,8 +97,8 @@ struct AttentionKernels {
 // Maximum rows (queries times heads that share a KV head) of one task; a single query may have more.
 inline constexpr int kTaskRows = 128;
 
-// The stride of partial rows: the head dimension in whole steps of every instruction set.
-static inline int64_t partial_stride(int head_dim) { return (head_dim + 31) / 32 * 32; }
+// The stride of partial rows: values in whole steps of every instruction set.
+static inline int64_t partial_stride(int value_dim) { return (value_dim + 31) / 32 * 32; }
 
 static inline int rows_at_most(int heads_per_kv_head) { return heads_per_kv_head > kTaskRows ? heads_per_kv_head : kTaskRows; }
 

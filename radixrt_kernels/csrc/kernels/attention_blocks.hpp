@@ -152,10 +152,17 @@ struct ScoreScale {
 // The scales of a block's coded keys and values; keys that are not there have 0.
 struct BlockScales {
   alignas(64) float keys[kBlockKeys], values[kBlockKeys];
+  alignas(64) float others[kBlockKeys];  // of the features of a latent that are not its value
 
   void read(const BlockRows<int8_t>& block, int64_t key_offset, int64_t value_offset) {
     read_column(block.keys(), key_offset, block.count, keys);
     read_column(block.values(), value_offset, block.count, values);
+  }
+
+  // `block_size`: that of their Hadamard matrix, by which the products are too large.
+  void read_other(const BlockRows<int8_t>& block, int64_t offset, int block_size) {
+    read_column(block.keys(), offset, block.count, others);
+    for (int i = 0; i < kBlockKeys; i += kWidth) store(others + i, load(others + i) * (1.0f / block_size));
   }
 
  private:

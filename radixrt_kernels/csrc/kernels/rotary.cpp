@@ -28,13 +28,40 @@ void rotate(void* heads, int64_t num_heads, int64_t head_stride, int64_t half, c
   }
 }
 
+// Neighbours are sorted to halves, rotated, and put back: so both ways round alike.
+template <class T>
+void rotate_neighbours(void* heads, int64_t num_heads, int64_t head_stride, int64_t half, const float* cos_sin) {
+  constexpr int64_t kMost = 512;
+  auto head = static_cast<T*>(heads);
+  for (int64_t i = 0; i < num_heads; ++i, head += head_stride) {
+    T sorted[2 * kMost];
+    float angles[2 * kMost];
+    for (int64_t first = 0; first < half; first += kMost) {
+      const int64_t count = half - first < kMost ? half - first : kMost;
+      T* pairs = head + 2 * first;
+      for (int64_t pair = 0; pair < count; ++pair) {
+        sorted[pair] = pairs[2 * pair];
+        sorted[count + pair] = pairs[2 * pair + 1];
+      }
+      memcpy(angles, cos_sin + first, count * sizeof(float));
+      memcpy(angles + count, cos_sin + half + first, count * sizeof(float));
+      rotate<T>(sorted, 1, 0, count, angles);
+      for (int64_t pair = 0; pair < count; ++pair) {
+        pairs[2 * pair] = sorted[pair];
+        pairs[2 * pair + 1] = sorted[count + pair];
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace RADIXRT_ISA
 
 template <>
 const RotaryKernels& table_of<RotaryKernels, Isa::RADIXRT_ISA>() {
   using namespace RADIXRT_ISA;
-  static constexpr RotaryKernels table{rotate<float>, rotate<BFloat16>, rotate<Float16>};
+  static constexpr RotaryKernels table{rotate<float>, rotate<BFloat16>, rotate<Float16>,
+                                       rotate_neighbours<float>, rotate_neighbours<BFloat16>, rotate_neighbours<Float16>};
   return table;
 }
 
