@@ -61,7 +61,7 @@ _LATENT: dict[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
 }
-_YARN_OF_LATENTS = {
+YARN_OF_LATENTS = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
     "factor": 8.0,
@@ -247,10 +247,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_method": "greedy",
             "n_shared_experts": 2,
             "moe_intermediate_size": 24,
-            "rope_parameters": _YARN_OF_LATENTS,
+            "rope_parameters": YARN_OF_LATENTS,
         },
     ),
-    "deepseek_v3": ("DeepseekV3Config", {**_LATENT, "rope_parameters": _YARN_OF_LATENTS}),
+    "deepseek_v3": ("DeepseekV3Config", {**_LATENT, "rope_parameters": YARN_OF_LATENTS}),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", {**_LATENT, "n_group": 1, "topk_group": 1}),
     "minimax_m2": (
         "MiniMaxM2Config",
