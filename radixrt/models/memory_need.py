@@ -7,9 +7,9 @@ takes more memory than there is ends without a word.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
@@ -176,10 +176,8 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
     checkpoint = read_config(model_dir)
     text = text_config(checkpoint)
     width = _BYTES[checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype]
-    heads, layers = text.get("num_attention_heads") or 1, text.get("num_hidden_layers") or 1
-    size = text.get("head_dim") or (text.get("hidden_size") or 1) // heads
     kept = 1 if config.kv_cache_dtype != "auto" else width
-    per_token = 2 * layers * (text.get("num_key_value_heads") or heads) * size * kept
+    per_token = _kv_numbers(text) * kept
     if is_encoder(check_architecture(checkpoint)):
         per_token = 0
     pool = min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * available)) * config.mem_fraction_static
@@ -194,6 +192,18 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
             model_dir, dtype=config.dtype, quantization=config.quantization
         ).in_memory
     return config.dp * (weights + pool) + OTHER_BYTES
+
+
+def _kv_numbers(text: Mapping[str, Any]) -> int:
+    """The numbers that a token takes in the KV cache, by the text model's part of a config.json."""
+    layers = text.get("num_hidden_layers") or 1
+    if kinds := text.get("layer_types"):  # recurrent layers keep a state of the sequence instead
+        layers -= sum(kind in ("linear_attention", "conv", "mamba") for kind in kinds)
+    if latent := text.get("kv_lora_rank"):
+        return int(layers * (latent + (text.get("qk_rope_head_dim") or 0)))
+    heads = text.get("num_attention_heads") or 1
+    size = text.get("head_dim") or (text.get("hidden_size") or 1) // heads
+    return int(2 * layers * (text.get("num_key_value_heads") or heads) * size)
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:

@@ -24,7 +24,8 @@ class _Unsupported(NamedTuple):
 
 
 _SEES = "a model that reads images or sound"
-_LATENT = "attention with a latent vector for keys and values (MLA)"
+_SPARSE = "latent attention that an indexer makes sparse"
+_LATENT = "latent attention of another form"
 _EMBEDS = "an encoder of another family"
 _OLDER = "an older architecture"
 _TABLE = (
@@ -34,8 +35,9 @@ _TABLE = (
     _Unsupported(r"smolvlm|paligemma|moondream|whisper|clip|siglip|deepseekocr|glm4v|glmocr", _SEES, "google/gemma-3-4b-it"),
     _Unsupported(r"granitemoe", "a mixture of Granite's experts alone", "ibm-granite/granite-3.3-2b-instruct"),
     _Unsupported(r"falconmamba|jamba|mamba|zamba|plamo2|rwkv|recurrentgemma|kimilinear|minimaxm1", "recurrent layers of another kind", "Qwen/Qwen3.5-4B"),
-    _Unsupported(r"glm4moelite|glm47", _LATENT, "zai-org/GLM-4.5-Air"),
-    _Unsupported(r"deepseek|kimi|minicpm3|longcat|mistral4", _LATENT, "Qwen/Qwen3-30B-A3B"),
+    _Unsupported(r"deepseekv(32|4)|glm(moedsa|5)", _SPARSE, "deepseek-ai/DeepSeek-V3.1"),
+    _Unsupported(r"deepseek2", "latent attention in a GGUF file", "deepseek-ai/DeepSeek-V2-Lite-Chat, in safetensors,"),
+    _Unsupported(r"deepseek|kimi|minicpm3|longcat|mistral4", _LATENT, "deepseek-ai/DeepSeek-V2-Lite-Chat"),
     _Unsupported(r"gemma3n", "AltUp and Laurel layers", "google/gemma-4-E2B-it"),
     _Unsupported(r"gemma", "the first Gemma", "google/gemma-3-1b-it"),
     _Unsupported(r"llama4", "chunked attention with experts", "meta-llama/Llama-3.2-3B-Instruct"),

@@ -50,7 +50,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pickle.*convert it"),
     "shard": (lambda f: (f / "model.safetensors.index.json").write_text(json.dumps(INDEX)), "lacks 1 of the 1.*Download"),
     "shape": (lambda f: _edit(f, hidden_size=48), "embed_tokens.weight has the shape .*hidden_size' is 48.*Take both"),
-    "architecture": (lambda f: _edit(f, architectures=["DeepseekV3ForCausalLM"]), "Not yet: DeepseekV3.*nearest supported model is Qwen/"),
+    "architecture": (lambda f: _edit(f, architectures=["DeepseekV32ForCausalLM"]), "Not yet: DeepseekV32.*indexer.*nearest supported model is deepseek-ai/"),
     "adapter": (lambda f: _only(f, "adapter_config.json", b"{}"), "LoRA adapter.*Merge it"),
     "gguf_folder": (lambda f: _only(f, "m.gguf", b"GGUF"), "holds GGUF files. Give one of them: .*m.gguf"),
 }  # fmt: skip

@@ -34,6 +34,8 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo2": ("olmo2", "auto", {}),
     "olmo2_with_fewer_kv_heads": ("olmo2", "auto", {"num_key_value_heads": 1}),
     "glm4_moe": ("glm4_moe", "auto", {}),
+    "deepseek_v2": ("deepseek_v2", "auto", {}),
+    "deepseek_v3": ("deepseek_v3", "auto", {}),
     "gemma4_e": ("gemma4_e", "auto", {}),
     "gpt_oss": ("gpt_oss", "auto", {}),
     "dummy_llama": ("llama", "dummy", {}),
