@@ -1,6 +1,6 @@
 """Tool calls that are JSON objects with a name and arguments: each in tags (Hermes, Qwen 2.5, Qwen
 3, Granite 4, SmolLM3, EXAONE 4), without tags (Llama 3), or in one list behind a mark (Granite 3,
-Phi-4-mini, Mistral before tokenizer version 11)."""
+Phi-4-mini, Mistral before tokenizer version 11, Nemotron 2, Falcon-H1)."""
 
 import json
 
@@ -11,6 +11,7 @@ from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
 
 _EXAONE = "[|endofturn|]"
+_FALCON = ("<tool_call>\\n[", "<tool_call>\n[")
 
 
 class JsonCalls(ToolCallFormat):
@@ -86,7 +87,7 @@ class Hermes(JsonCalls):
     tail = "\n</tool_call>"
 
     def recognises(self, marks: ModelMarks) -> bool:
-        others = ("<function=", "<arg_key>", "<tool_calls>", _EXAONE)
+        others = ("<function=", "<arg_key>", "<tool_calls>", _EXAONE, *_FALCON)
         return marks.in_template("<tool_call>") and not any(map(marks.in_template, others))
 
     def read(
@@ -158,6 +159,27 @@ class Granite(JsonList):
 
     def recognises(self, marks: ModelMarks) -> bool:
         return marks.in_template("<|start_of_role|>", "<|tool_call|>")
+
+
+class NemotronJson(JsonList):
+    openings = ("<TOOLCALL>",)
+    closings = ("</TOOLCALL>",)
+    lists = (("<TOOLCALL>[", "]</TOOLCALL>"),)
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return marks.in_template("<TOOLCALL>")
+
+
+class Falcon(JsonList):
+    """Falcon 3 and Falcon-H1: Hermes' tags around one list."""
+
+    openings = ("<tool_call>",)
+    closings = ("</tool_call>",)
+    separator = ",\n"
+    lists = (("<tool_call>\n[\n", "\n]\n</tool_call>"),)
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return any(map(marks.in_template, _FALCON))
 
 
 class MistralV3(JsonList):

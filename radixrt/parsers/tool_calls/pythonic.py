@@ -1,5 +1,5 @@
-"""The tool calls of Llama 3.2 and 4, ``[f(a=1), g(b="x")]``, which is the whole answer, and of OLMo
-3: a list of Python calls."""
+"""Tool calls that are a list of Python calls: those of Llama 3.2 and 4, ``[f(a=1), g(b="x")]``,
+which is the whole answer, and in tags those of LFM2 and OLMo 3."""
 
 import re
 
@@ -8,6 +8,7 @@ from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
+from radixrt.parsers.tool_calls.json_calls import Granite
 from radixrt.parsers.tool_calls.literals import add_arguments
 
 _NAME = re.compile(r"[^\s\[\](){},'\"=]*")
@@ -31,7 +32,11 @@ class Pythonic(ToolCallFormat):
     def read(
         self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
     ) -> Reading[None]:
-        (_, closing), comma = self.lists[0], self.separator.strip()
+        yield from self._read_calls(text, calls, self.lists[0][1])
+
+    def _read_calls(self, text: Scanner, calls: CallSink, closing: str) -> Reading[None]:
+        """Read the calls up to the end of their list."""
+        comma = self.separator.strip()
         while True:
             yield from text.blank()
             name = yield from text.matched(_NAME)
@@ -46,6 +51,36 @@ class Pythonic(ToolCallFormat):
                 return
             if comma:
                 yield from text.expect(comma)
+
+
+class Lfm2(Pythonic):
+    """The list in tags. Where a system prompt asks for JSON, it is a list of objects."""
+
+    openings = ("<|tool_call_start|>",)
+    closings = ("<|tool_call_end|>",)
+    begins_answer = False
+    lists = (("<|tool_call_start|>[", "]<|tool_call_end|>"),)
+    not_text = ""
+    _in_json = Granite()
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        """Templates of LFM2 and small LFM2.5 show the list of tools alone."""
+        mark = self.openings[0]
+        named = marks.in_template(mark) or marks.in_template("<|tool_list_start|>")
+        return named or (marks.in_template("List of tools: ") and mark in marks.tokens)
+
+    def read(
+        self, text: Scanner, opening: str, calls: CallSink, tools: ToolSchemas
+    ) -> Reading[None]:
+        yield from text.expect("[")
+        yield from text.blank()
+        if (yield from text.accept("{")):
+            text.give_back("{")
+            yield from self._in_json.read_list(text, calls)
+        else:
+            yield from self._read_calls(text, calls, "]")
+        yield from text.blank()
+        yield from text.accept(*self.closings)
 
 
 class Olmo3(Pythonic):

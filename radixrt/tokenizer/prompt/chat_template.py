@@ -114,7 +114,7 @@ class ChatTemplate:
         if self._wants_short_ids:
             given = with_nine_characters(given)
         if self._reads_thinking:
-            given = with_thinking(given)
+            given = with_thinking(given, self._vocabulary.hf.chat_template)
         messages = self._hide_special_tokens(given, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
