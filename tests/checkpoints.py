@@ -382,14 +382,14 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
                 weight.add_(torch.randn_like(weight) * 0.2)
             if name.endswith("gate_up_proj_bias"):  # some are beyond the bounds of the activation
                 weight[:, [0, 3, 5]] += torch.tensor([7.0, 7.0, -7.0])
-        if architecture.startswith("gemma4"):  # its scores have no factor
-            for name, weight in model.named_parameters():
-                if name.endswith("q_norm.weight"):
-                    weight.mul_(0.2)
             if name.endswith("A_log"):  # the usual values forget a wrong state in a few tokens
                 weight.copy_(torch.empty_like(weight).uniform_(0.001, 0.05).log())
             if name.endswith("dt_bias"):
                 weight.copy_(torch.empty_like(weight).uniform_(-1.0, 1.0))
+        if architecture.startswith("gemma4"):  # its scores have no factor
+            for name, weight in model.named_parameters():
+                if name.endswith("q_norm.weight"):
+                    weight.mul_(0.2)
         for name, tensor in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "layer_scalar", "expert_bias")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)

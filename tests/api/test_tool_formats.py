@@ -14,6 +14,9 @@ from tests.parsers.test_formats import CONTROL_MARKS, OUTPUTS, TOOLS
 from tests.tiny_tokenizers import CHATML, save_byte_level
 
 TEMPLATES = {
+    "lfm2": "List of tools: <|tool_list_start|>",
+    "nemotron_json": "<TOOLCALL>[ <think>",
+    "falcon": "<tool_call>\n[\n",
     "qwen3_coder": "<tool_call><function=example><parameter=a> <think> </think>",
     "mistral": "[TOOL_CALLS]example[ARGS] [THINK]",
     "mistral_v3": "[TOOL_CALLS] [",
@@ -28,6 +31,7 @@ TEMPLATES = {
 }
 """The marks by which each is recognised, of formats that differ in more than marks."""
 REASONING = {
+    "nemotron_json": ("<think>", "</think>"),
     "qwen3_coder": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),

@@ -207,6 +207,9 @@ def test_what_a_constraint_lets_through_satisfies_the_schema_once_it_is_read(for
 
 UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 ONE_CALL = {
+    "lfm2": "<|tool_call_start|>[f(a=[1, 1])]<|tool_call_end|>",
+    "nemotron_json": '<TOOLCALL>[{"name": "f", "arguments": {"a": [1, 1]}}]</TOOLCALL>',
+    "falcon": '<tool_call>\n[\n{"name": "f", "arguments": {"a": [1, 1]}}\n]\n</tool_call>',
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>',
     "llama3_json": '{"name": "f", "parameters": {"a": [1, 1]}}',
     "mistral": '[TOOL_CALLS]f[ARGS]{"a": [1, 1]}',

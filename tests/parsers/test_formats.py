@@ -321,7 +321,39 @@ OLMO3 = [
         [("get_weather", EVERY_KIND), ("now", {})],
     ),
 ]
+LFM2 = [
+    Output(
+        "<|tool_call_start|>[get_weather(location='San Francisco', unit='celsius'), now()]<|tool_call_end|>",
+        "",
+        [("get_weather", {"location": "San Francisco", "unit": "celsius"}), ("now", {})],
+    ),
+    Output(
+        'I look.<|tool_call_start|>[get_weather(location="a\\n\\"b\\" </ c\\n", days=3, places=["a", "b"], exact=True, note=None)]'
+        "<|tool_call_end|>",
+        "I look.",
+        [("get_weather", EVERY_KIND)],
+    ),
+]
+NEMOTRON_JSON = [
+    Output(
+        f'I look.\n\n<TOOLCALL>[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]'
+        "</TOOLCALL>",
+        "I look.\n\n",
+        [PARIS, ("now", {})],
+    ),
+]
+FALCON = [
+    Output(
+        f'<tool_call>\n[\n{{"name": "get_current_weather", "arguments": {ARGUMENTS}}},\n{{"name": "now", "arguments": {{}}}}\n]\n'
+        "</tool_call>",
+        "",
+        [PARIS, ("now", {})],
+    ),
+]
 OUTPUTS = {
+    "lfm2": LFM2,
+    "nemotron_json": NEMOTRON_JSON,
+    "falcon": FALCON,
     "qwen3_coder": QWEN_CODER,
     "seed_oss": SEED_OSS,
     "minimax_m2": MINIMAX_M2,
@@ -339,6 +371,28 @@ OUTPUTS = {
     "phi4_mini": PHI4_MINI,
 }
 OTHER_SPELLINGS = {
+    "lfm2": [  # the second where the system prompt asks for JSON
+        (
+            "<|tool_call_start|>[get_weather(location='Oslo', places=['a'], exact=true)]",
+            [("get_weather", {"location": "Oslo", "places": ["a"], "exact": True})],
+        ),
+        (
+            f'<|tool_call_start|>[{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}]<|tool_call_end|>',
+            [PARIS],
+        ),
+    ],
+    "nemotron_json": [
+        (
+            f'<TOOLCALL> [ {{"name": "get_current_weather", "arguments": {ARGUMENTS}}} ] </TOOLCALL>',
+            [PARIS],
+        )
+    ],
+    "falcon": [
+        (
+            f'<tool_call>\n{{"name": "get_current_weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+            [PARIS],
+        )
+    ],
     "mistral": [
         (f"[TOOL_CALLS]get_current_weather[CALL_ID]a1B2c3D4e[ARGS]{ARGUMENTS}", [PARIS]),
         (f"[TOOL_CALLS]get_current_weather{ARGUMENTS}", [PARIS]),
@@ -561,6 +615,9 @@ def test_a_call_keeps_what_looks_like_a_closing_mark_in_its_arguments() -> None:
 
 
 CUSTOM = {
+    "lfm2": '<|tool_call_start|>[edit(input="{}")]<|tool_call_end|>',
+    "nemotron_json": '<TOOLCALL>[{"name": "edit", "arguments": {"input": "{}"}}]</TOOLCALL>',
+    "falcon": '<tool_call>\n[\n{"name": "edit", "arguments": {"input": "{}"}}\n]\n</tool_call>',
     "hermes": '<tool_call>\n{"name": "edit", "arguments": {"input": "{}"}}\n</tool_call>',
     "qwen3_coder": "<tool_call>\n<function=edit>\n<parameter=input>\n{}\n</parameter>\n</function>\n</tool_call>",
     "mistral": '[TOOL_CALLS]edit[ARGS]{"input": "{}"}',

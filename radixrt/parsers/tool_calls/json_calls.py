@@ -1,6 +1,6 @@
 """Tool calls that are JSON objects with a name and arguments: each in tags (Hermes, Qwen 2.5, Qwen
 3, Granite 4, SmolLM3, EXAONE 4), without tags (Llama 3), or in one list behind a mark (Granite 3,
-Phi-4-mini, Mistral before tokenizer version 11)."""
+Phi-4-mini, Mistral before tokenizer version 11, Nemotron 2, Falcon-H1)."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas
 
 _EXAONE = "[|endofturn|]"
+_FALCON = ("<tool_call>\\n[", "<tool_call>\n[")
 
 
 class JsonCalls(ToolCallFormat):
@@ -86,7 +87,7 @@ class Hermes(JsonCalls):
     head = "<tool_call>\n"
     tail = "\n</tool_call>"
     template_marks: tuple[str, ...] = ("<tool_call>",)
-    foreign_marks: tuple[str, ...] = ("<function=", "<arg_key>", "<tool_calls>", _EXAONE)
+    foreign_marks: tuple[str, ...] = ("<function=", "<arg_key>", "<tool_calls>", _EXAONE, *_FALCON)
 
     def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
         yield from self.read_object(text, calls)
@@ -146,6 +147,25 @@ class Granite(JsonList):
     openings = ("<|tool_call|>", "<tool_call>")
     lists = (("<|tool_call|>[", "]"), ("<tool_call>[", "]"))
     template_marks = ("<|start_of_role|>", "<|tool_call|>")
+
+
+class NemotronJson(JsonList):
+    openings = ("<TOOLCALL>",)
+    closings = ("</TOOLCALL>",)
+    lists = (("<TOOLCALL>[", "]</TOOLCALL>"),)
+    template_marks = ("<TOOLCALL>",)
+
+
+class Falcon(JsonList):
+    """Falcon 3 and Falcon-H1: Hermes' tags around one list."""
+
+    openings = ("<tool_call>",)
+    closings = ("</tool_call>",)
+    separator = ",\n"
+    lists = (("<tool_call>\n[\n", "\n]\n</tool_call>"),)
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        return any(map(marks.in_template, _FALCON))
 
 
 class MistralV3(JsonList):

@@ -1,5 +1,5 @@
 """Tool calls whose values are literals: lists of Python calls (Llama 3.2 and 4, where
-``[f(a=1), g(b="x")]`` is the whole answer, and OLMo 3), and ``call:NAME{KEY:VALUE,...}`` between
+``[f(a=1), g(b="x")]`` is the whole answer, and in tags LFM2 and OLMo 3), and ``call:NAME{KEY:VALUE,...}`` between
 marks (FunctionGemma, Gemma 4)."""
 
 import ast
@@ -13,6 +13,7 @@ from radixrt.constrained.tool_calls import Tool
 from radixrt.parsers.marks import ModelMarks
 from radixrt.parsers.scanner import NoCallError, Reading, Scanner
 from radixrt.parsers.tool_calls.format import CallSink, ToolCallFormat, ToolSchemas, as_json
+from radixrt.parsers.tool_calls.json_calls import Granite
 
 MAX_DEPTH = 100
 """Lists and objects within one another."""
@@ -158,7 +159,11 @@ class Pythonic(ToolCallFormat):
         return tool.parameters_tag(f"{tool.name}(", self.style, ")")
 
     def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
-        (_, closing), comma = self.lists[0], self.separator.strip()
+        yield from self._read_calls(text, calls, self.lists[0][1])
+
+    def _read_calls(self, text: Scanner, calls: CallSink, closing: str) -> Reading[None]:
+        """Read the calls up to the end of their list."""
+        comma = self.separator.strip()
         while True:
             yield from text.blank()
             name = yield from text.matched(_NAME)
@@ -173,6 +178,34 @@ class Pythonic(ToolCallFormat):
                 return
             if comma:
                 yield from text.expect(comma)
+
+
+class Lfm2(Pythonic):
+    """The list in tags. Where a system prompt asks for JSON, it is a list of objects."""
+
+    openings = ("<|tool_call_start|>",)
+    closings = ("<|tool_call_end|>",)
+    begins_answer = False
+    lists = (("<|tool_call_start|>[", "]<|tool_call_end|>"),)
+    not_text = ""
+    _in_json = Granite()
+
+    def recognises(self, marks: ModelMarks) -> bool:
+        """Templates of LFM2 and small LFM2.5 show the list of tools alone."""
+        mark = self.openings[0]
+        named = marks.in_template(mark) or marks.in_template("<|tool_list_start|>")
+        return named or (marks.in_template("List of tools: ") and mark in marks.tokens)
+
+    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
+        yield from text.expect("[")
+        yield from text.blank()
+        if (yield from text.accept("{")):
+            text.give_back("{")
+            yield from self._in_json.read_list(text, calls)
+        else:
+            yield from self._read_calls(text, calls, "]")
+        yield from text.blank()
+        yield from text.accept(*self.closings)
 
 
 class Olmo3(Pythonic):

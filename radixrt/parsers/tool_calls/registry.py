@@ -4,16 +4,18 @@ from radixrt.parsers.harmony import Harmony
 from radixrt.parsers.tool_calls.format import ToolCallFormat
 from radixrt.parsers.tool_calls.json_calls import (
     Exaone4,
+    Falcon,
     Granite,
     Hermes,
     Hunyuan,
     Llama3Json,
     Mistral,
     MistralV3,
+    NemotronJson,
     Phi4Mini,
 )
 from radixrt.parsers.tool_calls.parameter_tags import Glm45, Glm47, MinimaxM2, Qwen3Coder, SeedOss
-from radixrt.parsers.tool_calls.pythonic import FunctionGemma, Gemma4, Olmo3, Pythonic
+from radixrt.parsers.tool_calls.pythonic import FunctionGemma, Gemma4, Lfm2, Olmo3, Pythonic
 
 FORMATS: dict[str, ToolCallFormat] = {
     "hermes": Hermes(),
@@ -28,8 +30,11 @@ FORMATS: dict[str, ToolCallFormat] = {
     "mistral_v3": MistralV3(),
     "granite": Granite(),
     "phi4_mini": Phi4Mini(),
+    "nemotron_json": NemotronJson(),
+    "falcon": Falcon(),
     "hunyuan": Hunyuan(),
     "pythonic": Pythonic(),
+    "lfm2": Lfm2(),
     "olmo3": Olmo3(),
     "functiongemma": FunctionGemma(),
     "gemma4": Gemma4(),

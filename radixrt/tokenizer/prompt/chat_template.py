@@ -114,7 +114,7 @@ class ChatTemplate:
         if self._wants_short_ids:
             given = with_nine_characters(given)
         if self._reads_thinking:
-            given = with_thinking(given)
+            given = with_thinking(given, self._vocabulary.hf.chat_template)
         messages = self._hide_special_tokens(given, literals)
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
@@ -392,20 +392,21 @@ def reads_thinking(chat_template: Any) -> bool:
     return "message.thinking" in str(chat_template)
 
 
-def with_thinking(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_thinking(messages: list[dict[str, Any]], chat_template: Any) -> list[dict[str, Any]]:
     """The messages of a chat, with ``thinking`` in place of ``reasoning_content``.
 
-    The template takes no content beside the reasoning before a call, so there it becomes a part of
-    it.
+    gpt-oss's template takes no content beside the reasoning before a call, so there it becomes a
+    part of it.
     """
-    return [_with_thinking(message) for message in messages]
+    joins = "<|channel|>" in str(chat_template)
+    return [_with_thinking(message, joins) for message in messages]
 
 
-def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+def _with_thinking(message: dict[str, Any], joins: bool) -> dict[str, Any]:
     reasoning = message.get("reasoning_content")
     if not reasoning:
         return message
     others = {name: value for name, value in message.items() if name != "reasoning_content"}
-    if message.get("tool_calls") and message.get("content"):
+    if joins and message.get("tool_calls") and message.get("content"):
         return {**others, "thinking": f"{reasoning}\n{message['content']}", "content": ""}
     return {**others, "thinking": reasoning}
