@@ -346,6 +346,7 @@ def make_checkpoint(architecture: str, folder: Path, **overrides: Any) -> Path:
             for name, weight in model.named_parameters():
                 if name.endswith("q_norm.weight"):
                     weight.mul_(0.2)
+        for name, weight in model.named_parameters():
             if name.endswith("A_log"):  # the usual values forget a wrong state in a few tokens
                 weight.copy_(torch.empty_like(weight).uniform_(0.001, 0.05).log())
             if name.endswith("dt_bias"):
