@@ -1,5 +1,6 @@
 """Makes byte-level tokenizers to measure with: of the 256 bytes alone, of syllables, or trained."""
 
+import json
 import sysconfig
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
@@ -75,6 +76,20 @@ def synthetic_tokenizer(vocab_size: int) -> Tokenizer:
     second.
     """
     return byte_tokenizer(list(islice(_merges(), vocab_size - 1 - len(BYTES))))
+
+
+def extended_tokenizer(trained: Tokenizer, vocab_size: int) -> Tokenizer:
+    """A trained byte-level tokenizer with words of syllables as further tokens, for the vocabulary
+    of a large model without its training."""
+    merges: list[tuple[str, str]] = [tuple(m) for m in json.loads(trained.to_str())["model"]["merges"]]  # fmt: skip
+    tokens = {*BYTES, *map("".join, merges)}
+    for pair in _merges():
+        if len(tokens) == vocab_size - 1:
+            break
+        if (token := "".join(pair)) not in tokens and tokens.issuperset(pair):
+            tokens.add(token)
+            merges.append(pair)
+    return byte_tokenizer(merges)
 
 
 def _merges() -> Iterator[tuple[str, str]]:

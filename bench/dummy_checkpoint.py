@@ -96,6 +96,41 @@ def write_random_weights(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def write_random_hybrid(folder: Path, tokenizer: Tokenizer, seed: int = 0) -> Path:
+    """Write a Qwen3.5 of the shape of its 0.8B model with seeded random weights in bfloat16: three
+    layers with a gated delta net for each with attention.
+
+    Its states forget slowly, as those of a trained model. Its embeddings are small, or it would
+    repeat its last token.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=24,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=16,
+        vocab_size=tokenizer.get_vocab_size(),
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.token_to_id(END),
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(0.2)
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.copy_(torch.empty_like(weight).uniform_(0.001, 0.05).log())
+    model.save_pretrained(folder)
+    shape = json.loads((folder / "config.json").read_text())
+    return write_folder(folder, shape, tokenizer)
+
+
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the tensors of a Llama whose LM head is its embedding."""
     hidden, mlp = config["hidden_size"], config["intermediate_size"]

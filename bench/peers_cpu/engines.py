@@ -44,7 +44,7 @@ class Engine:
     variables: dict[str, str] = field(default_factory=dict)
     """Variables of the process's environment, with the same placeholders."""
     model_format: ModelFormat = "safetensors"
-    workloads: str = "abcdef"
+    workloads: str = "abcdefg"
     """Which it is measured on."""
     names_token_ids: bool = True
     """Whether ``return_token_ids`` makes it tell the ids of an answer's tokens."""
@@ -73,7 +73,7 @@ class Engine:
 
 
 def _radixrt(
-    name: str, *flags: str, workloads: str = "abcdef", model_format: ModelFormat = "safetensors"
+    name: str, *flags: str, workloads: str = "abcdefg", model_format: ModelFormat = "safetensors"
 ) -> Engine:
     serve = "{python} -m radixrt.cli serve --model-path {model} --port {port}"
     names = ("--served-model-name", "model", "--log-level", "warning")
@@ -122,7 +122,7 @@ def _openvino() -> Engine:
 
 
 def _llama_cpp(
-    name: str, *flags: str, model_format: ModelFormat, workloads: str = "abcdef"
+    name: str, *flags: str, model_format: ModelFormat, workloads: str = "abcdefg"
 ) -> Engine:
     serve = (
         "{environment}/bin/llama-server --model {model} --host 127.0.0.1 --port {port} --alias model "

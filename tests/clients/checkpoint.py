@@ -16,11 +16,14 @@ _TEMPLATE = (
 )
 
 
-def make_agent_checkpoint(folder: Path, template: str = _TEMPLATE) -> Path:
-    """Save a tiny Llama whose answers are random."""
+def make_agent_checkpoint(
+    folder: Path, template: str = _TEMPLATE, architecture: str = "llama"
+) -> Path:
+    """Save a tiny model whose answers are random."""
     from transformers import PreTrainedTokenizerFast
 
-    make_checkpoint("llama", folder, max_position_embeddings=CONTEXT, num_hidden_layers=1)
+    sizes = {"num_hidden_layers": 1} if architecture == "llama" else {}
+    make_checkpoint(architecture, folder, max_position_embeddings=CONTEXT, **sizes)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(make_tokenizer(folder))
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)

@@ -3,11 +3,14 @@
 
 Runs in the environment of llama.cpp. Its converter recognizes pre-tokenizers by a hash of what a
 known tokenizer makes of a text, so it refuses tokenizers that nobody has published. It is told the
-name; those here split text as GPT-2 does, unless another is given.
+name; those here split text as GPT-2 does, unless another is given. Of Qwen's models it expects
+layers that predict further tokens, unless it is told that there are none.
 """
 
+import json
 import runpy
 import sys
+from pathlib import Path
 
 
 def main(
@@ -18,7 +21,9 @@ def main(
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre
     script = f"{sources}/convert_hf_to_gguf.py"
-    sys.argv = [script, checkpoint, "--outtype", kind, "--outfile", target]
+    config = json.loads((Path(checkpoint) / "config.json").read_text())
+    no_mtp = ["--no-mtp"] * config["model_type"].startswith(("qwen3_5", "qwen3_next"))
+    sys.argv = [script, checkpoint, "--outtype", kind, "--outfile", target, *no_mtp]
     runpy.run_path(script, run_name="__main__")
 
 

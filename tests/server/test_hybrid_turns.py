@@ -1,0 +1,42 @@
+"""Twenty turns of an agent with a hybrid model whose template begins an answer with ``<think>`` and
+drops the reasoning of earlier answers, so that each prompt leaves the one before at its end."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import agent_turns
+from tests.agent_turns import AGENTS, Turn
+from tests.api.test_agent_turns import FORGETFUL
+from tests.clients.checkpoint import make_agent_checkpoint
+from tests.servers import serving
+
+NUM_TURNS = 20
+CACHED_SHARE = 0.98
+EXTRA: dict[str, Any] = {
+    "max_reasoning_tokens": 20,
+    "seed": 1,
+    "logit_bias": {"0": -100, "1": -100},
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5"])
+def test_a_turn_finds_the_prompt_of_the_turn_before(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_turns, "SYSTEM", agent_turns.SYSTEM * 6)
+    model = make_agent_checkpoint(tmp_path, FORGETFUL, architecture)
+    flags = ("--reasoning-parser", "qwen3", "--max-total-tokens", "65536")
+    with serving(model, "--served-model-name", "tiny", *flags) as running:
+        turns: list[Turn] = [
+            *itertools.islice(AGENTS["chat"](running.url, "tiny", EXTRA), NUM_TURNS)
+        ]
+        for before, turn in itertools.pairwise(turns):
+            print(before.prompt, turn.cached, turn.cached / before.prompt, turn.prompt)
+        print(running.info()["kv_pool_tokens"] if "kv_pool_tokens" in running.info() else "")
+    for before, turn in itertools.pairwise(turns):
+        assert turn.cached >= CACHED_SHARE * before.prompt
