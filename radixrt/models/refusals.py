@@ -36,7 +36,6 @@ _TABLE = (
     _Unsupported(r"granitemoe", "a mixture of Granite's experts alone", "ibm-granite/granite-3.3-2b-instruct"),
     _Unsupported(r"falconmamba|jamba|mamba|zamba|plamo2|rwkv|recurrentgemma|kimilinear|minimaxm1", "recurrent layers of another kind", "Qwen/Qwen3.5-4B"),
     _Unsupported(r"deepseekv(32|4)|glm(moedsa|5)", _SPARSE, "deepseek-ai/DeepSeek-V3.1"),
-    _Unsupported(r"deepseek2", "latent attention in a GGUF file", "deepseek-ai/DeepSeek-V2-Lite-Chat, in safetensors,"),
     _Unsupported(r"deepseek|kimi|minicpm3|longcat|mistral4", _LATENT, "deepseek-ai/DeepSeek-V2-Lite-Chat"),
     _Unsupported(r"gemma3n", "AltUp and Laurel layers", "google/gemma-4-E2B-it"),
     _Unsupported(r"gemma", "the first Gemma", "google/gemma-3-1b-it"),

@@ -28,6 +28,7 @@ _ARCHITECTURES = {
     "ministral3": "mistral3",
     "qwen3_moe": "qwen3moe",
     "glm4_moe": "glm4moe",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
     "minimax_m2": "minimax-m2",
     "gpt_oss": "gpt-oss",
     **gguf_hybrids.ARCHITECTURES,
@@ -42,6 +43,7 @@ def write_gguf(
     kind: gguf.GGMLQuantizationType
     | Callable[[str], gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
     part: tuple[int, int] = (0, 1),
+    splits_latents: bool = True,
     **metadata: Any,
 ) -> Path:
     """Write a checkpoint of transformers as a GGUF file and return its path.
@@ -50,6 +52,7 @@ def write_gguf(
         kind: of the matrices, or a function of a matrix's name in the checkpoint. Those that the
             package cannot quantize to get random blocks, with weights of about the same size.
         part: index and number of the files; each gets every second tensor, or third, ...
+        splits_latents: as the converter of 2025 does; else as that before.
         metadata: further keys of the tokenizer, such as ``pre``.
     """
     config = json.loads((checkpoint / "config.json").read_text())
@@ -59,6 +62,8 @@ def write_gguf(
     if config["model_type"] in gguf_hybrids.KINDS:
         config = gguf_hybrids.add_config(writer, config)
     _add_config(writer, config)
+    if "kv_lora_rank" in config:
+        _add_latents(writer, config, splits_latents)
     _add_byte_level_tokenizer(writer, checkpoint, **metadata)
     if part[1] > 1:
         writer.add_uint16("split.no", part[0])
@@ -69,6 +74,7 @@ def write_gguf(
         piece
         for name, tensor in load_file(checkpoint / "model.safetensors").items()
         for piece in _pieces(config, name, tensor)
+        for piece in (_split(config, *piece) if splits_latents else [piece])
     )
     tensors = sorted(_stacked(dict(pieces)).items())
     for name, tensor in tensors[part[0] :: part[1]]:
@@ -85,6 +91,50 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any], split: bool) -> None:
+    latent, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    key, value = config["qk_nope_head_dim"] + rope, config["v_head_dim"]
+    for name in ("attention.key_length", "attention.value_length", "rope.dimension_count", "leading_dense_block_count"):  # fmt: skip
+        writer.kv_data[0].pop(f"deepseek2.{name}", None)
+    if split:
+        writer.kv_data[0].pop("deepseek2.attention.head_count_kv")
+        writer.add_head_count_kv(1)
+        writer.add_key_length(latent + rope)
+        writer.add_value_length(latent)
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(value)
+    else:
+        writer.add_key_length(key)
+        writer.add_value_length(value)
+    writer.add_rope_dimension_count(rope)
+    writer.add_kv_lora_rank(latent)
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    is_v2 = config["model_type"] == "deepseek_v2"
+    gating = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(gating.SOFTMAX if is_v2 else gating.SIGMOID)
+    dense = config.get("first_k_dense_replace")
+    if dense is None:
+        dense = config["mlp_layer_types"].count("dense")
+    writer.add_leading_dense_block_count(dense)
+    if multiplier := config["rope_parameters"].get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * multiplier)
+
+
+def _split(
+    config: dict[str, Any], name: str, tensor: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """The projection of latents to keys and values in two, the first one transposed."""
+    if "kv_b_proj" not in name:
+        return [(name, tensor)]
+    heads = tensor.unflatten(0, (config["num_attention_heads"], -1))
+    keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
+    return [
+        (name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2).contiguous()),
+        (name.replace("kv_b_proj", "v_b_proj"), values.contiguous()),
+    ]
 
 
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -108,6 +108,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], float]] = {
     "ministral3": ("ministral3", {"rope_parameters": MINISTRAL_ROPE}, 0),
     "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": []}, 0),
     "glm4_moe": ("glm4_moe", {}, 0),
+    # the tenth of mscale that the file holds is in float32
+    "deepseek_v2": ("deepseek_v2", {"q_lora_rank": 24}, 1e-5),
+    "deepseek_v2_lite": ("deepseek_v2", {"n_group": 1, "topk_group": 1}, 1e-5),
+    "deepseek_v3": ("deepseek_v3", {}, 1e-5),
+    "glm4_moe_lite": ("glm4_moe_lite", {}, 0),
     "minimax_m2": ("minimax_m2", {}, 0),
     "gpt_oss": ("gpt_oss", {}, 0),
     # the converter keeps exp(A_log), and Falcon's constants in the weights
@@ -159,6 +164,15 @@ def test_float32_logits_equal_those_of_safetensors(
     served = resolve_model_path(str(file))
     assert check_checkpoint(served)["dtype"] == "float32"
     torch.testing.assert_close(logits(served), logits(folder), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "glm4_moe_lite"])
+def test_latents_of_older_files_are_projected_by_one_tensor(
+    family: str, make: Callable[..., tuple[Path, Path]]
+) -> None:
+    folder, file = make(family, {}, splits_latents=False)
+    served = resolve_model_path(str(file))
+    torch.testing.assert_close(logits(served), logits(folder), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "F16", "BF16"])

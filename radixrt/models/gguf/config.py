@@ -16,6 +16,8 @@ _HARMONY_ENDS = {"<|return|>", "<|call|>", "<|endoftext|>"}
 """Ends in vocabularies that have all of them (gpt-oss): there ``<|end|>`` ends a message, and
 others follow."""
 _CONTROL, _USER_DEFINED = 3, 4
+_SOFTMAX, _SIGMOID = 1, 2
+"""llama.cpp's numbers of the functions that make a router's scores."""
 
 
 _POOLING_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -328,6 +330,38 @@ def _glm4_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _deepseek2(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """DeepSeek V2 and V3, Kimi K2, Moonlight and GLM-4.7-Flash, told apart by the router. In newer
+    files the sizes of keys and values are those of the latent; their own have other names."""
+    rotated = meta.need("rope.dimension_count")
+    key = meta.get("attention.key_length_mla") or meta.need("attention.key_length")
+    is_v3 = meta.get("expert_gating_func", _SOFTMAX) == _SIGMOID
+    rope = dict(config["rope_parameters"])
+    rope.pop("partial_rotary_factor", None)
+    for name in ("mscale", "mscale_all_dim"):
+        if name in rope:  # the converter writes a tenth of it
+            rope[name] *= 10
+    groups = meta.get("expert_group_count") or 1
+    return {
+        **_glm4_moe(meta, config),
+        "architectures": [f"DeepseekV{3 if is_v3 else 2}ForCausalLM"],
+        "model_type": f"deepseek_v{3 if is_v3 else 2}",
+        "attention_bias": False,
+        "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": rotated,
+        "kv_lora_rank": meta.need("attention.kv_lora_rank"),
+        "q_lora_rank": meta.get("attention.q_lora_rank") or None,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": meta.get("attention.value_length_mla") or meta.need("attention.value_length"),
+        "norm_topk_prob": meta.get("expert_weights_norm", False),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "n_group": groups,
+        "topk_group": meta.get("expert_group_used_count") or 1,
+        "rope_parameters": rope,
+    }
+
+
 def _minimax_m2(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "intermediate_size": meta.need("expert_feed_forward_length"),
@@ -355,7 +389,15 @@ def _qwen3_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_MIXTURES = {"gemma4", "qwen3moe", "glm4moe", "minimax-m2", "gpt-oss", *hybrids.MIXTURES}
+_MIXTURES = {
+    "gemma4",
+    "qwen3moe",
+    "glm4moe",
+    "deepseek2",
+    "minimax-m2",
+    "gpt-oss",
+    *hybrids.MIXTURES,
+}
 """Architectures with experts; some models of Gemma 4 and Granite 4 have none."""
 FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], str, str]] = {
     "llama": (_llama, "LlamaForCausalLM", "llama"),
@@ -375,6 +417,7 @@ FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], 
     "mistral3": (_ministral3, "Ministral3ForCausalLM", "ministral3"),
     "qwen3moe": (_qwen3_moe, "Qwen3MoeForCausalLM", "qwen3_moe"),
     "glm4moe": (_glm4_moe, "Glm4MoeForCausalLM", "glm4_moe"),
+    "deepseek2": (_deepseek2, "DeepseekV3ForCausalLM", "deepseek_v3"),
     "minimax-m2": (_minimax_m2, "MiniMaxM2ForCausalLM", "minimax_m2"),
     "gpt-oss": (_gpt_oss, "GptOssForCausalLM", "gpt_oss"),
     **hybrids.FAMILIES,

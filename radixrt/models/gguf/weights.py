@@ -109,7 +109,19 @@ _SINGLE_BLOCK = {
     "ffn_up_shexp": "mixer.shared_experts.up_proj",
     "ffn_down_shexp": "mixer.shared_experts.down_proj",
 }
+_LATENTS = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.kv_b_proj",
+}
+_UP = ("attn_kv_b.", "attn_k_b.", "attn_v_b.")
+"""The projections of latents to keys and values, which are kept in 16 bits."""
 _SPECIAL = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENTS),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _CONVOLUTION),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _DELTA_NET),
     **dict.fromkeys(("granitemoehybrid", "falcon_h1"), _mamba("mamba")),
@@ -170,7 +182,8 @@ class BlockFormats:
         """Tensors of the file that stay in blocks, of the matrices so far."""
         for entry in entries:
             name = _name(entry.name, _family(config))
-            is_block = entry.kind in BLOCK_KINDS and ".ffn_gate_inp" not in entry.name
+            is_plain = any(part in entry.name for part in (".ffn_gate_inp", *_UP))
+            is_block = entry.kind in BLOCK_KINDS and not is_plain
             if not is_block and ".experts." not in name:
                 continue
             for part, _ in translate(name, torch.empty(entry.shape, device="meta")):
@@ -216,14 +229,18 @@ def read_weights(
     """
     family = _family(config)
     files = [Path(file) for file in dict.fromkeys(entry.file for entry in entries)]
+    values = {entry.name: entry for entry in entries if ".attn_v_b." in entry.name}
     progress = LoadingProgress(files, progress_level)
     for _, of_file in groupby(entries, key=lambda entry: entry.file):
         for entry in of_file:
-            if entry.name not in _NOT_WEIGHTS:
+            if entry.name not in _NOT_WEIGHTS and entry.name not in values:
                 if entry.name in kept:
                     tensor = _map(entry).view(*entry.shape[:-1], entry.row_bytes)
                 else:
                     tensor = read_tensor(entry, dtype)
+                if ".attn_k_b." in entry.name:  # keys apart from values, and transposed
+                    value = read_tensor(values[entry.name.replace("attn_k_b", "attn_v_b")], dtype)
+                    tensor = torch.cat([tensor.transpose(1, 2), value], dim=1).flatten(0, 1)
                 yield _name(entry.name, family), _as_in_transformers(tensor, entry.name, config)
             progress.add_tensor(math.prod(entry.shape[:-1]) * entry.row_bytes)
         progress.add_file()
