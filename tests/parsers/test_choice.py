@@ -37,6 +37,9 @@ HUNYUAN = (
     "{{- '<\uff5chy_Assistant\uff5c>' }}<tool_calls><tool_call>function_name\\n```json\\n"
     "function_arguments_in_json_format\\n```</tool_call>"
 )
+DEEPSEEK_V3 = "{{- '<\uff5cAssistant\uff5c><\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>' + tool['type'] + '\\n```json\\n' }}"
+DEEPSEEK_V31 = "{{- '<\uff5cAssistant\uff5c></think><\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>' + name }}"
+KIMI = "{{- '<|tool_calls_section_begin|><|tool_call_begin|>' + call['id'] + '<|tool_call_argument_begin|>' }}"
 ROLES = "{{- '<|start_of_role|>' + message.role + '<|end_of_role|>' }}"
 GRANITE = ROLES + " respond only with <|tool_call|> followed by a JSON list of tools used."
 IN_LETTERS = "Write your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'"
@@ -71,6 +74,9 @@ MINISTRAL = "{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}{{- '[THINK]
         (MINIMAX + THINKS, "minimax_m2", "qwen3"),
         (SEED, "seed_oss", "seed_oss"),
         (HUNYUAN + THINKS, "hunyuan", "hunyuan"),
+        (DEEPSEEK_V3, "deepseek_v3", "none"),
+        (DEEPSEEK_V31 + THINKS, "deepseek_v31", "deepseek-r1"),
+        (KIMI + THINKS, "kimi_k2", "qwen3"),
         (GRANITE, "granite", "none"),
         (GRANITE + IN_LETTERS, "granite", "granite"),
         (GRANITE + IN_TAGS, "granite", "granite33"),

@@ -350,7 +350,35 @@ FALCON = [
         [PARIS, ("now", {})],
     ),
 ]
+DEEPSEEK_V3 = [
+    Output(
+        "I look.<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>get_current_weather\n```json\n"
+        f"{ARGUMENTS}\n```<\uff5ctool▁call▁end\uff5c>\n<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>now\n```json\n{{}}\n```"
+        "<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c>",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+]
+DEEPSEEK_V31 = [
+    Output(
+        f"I look.<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>get_current_weather<\uff5ctool▁sep\uff5c>{ARGUMENTS}<\uff5ctool▁call▁end\uff5c>"
+        "<\uff5ctool▁call▁begin\uff5c>now<\uff5ctool▁sep\uff5c>{}<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c>",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+]
+KIMI_K2 = [
+    Output(
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_current_weather:0<|tool_call_argument_begin|>"
+        f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+        "I look.",
+        [PARIS],
+    ),
+]
 OUTPUTS = {
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v31": DEEPSEEK_V31,
+    "kimi_k2": KIMI_K2,
     "lfm2": LFM2,
     "nemotron_json": NEMOTRON_JSON,
     "falcon": FALCON,
@@ -615,6 +643,11 @@ def test_a_call_keeps_what_looks_like_a_closing_mark_in_its_arguments() -> None:
 
 
 CUSTOM = {
+    "deepseek_v3": '<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>edit\n```json\n{"input": "{}"}\n```<\uff5ctool▁call▁end\uff5c>'
+    "<\uff5ctool▁calls▁end\uff5c>",
+    "deepseek_v31": '<\uff5ctool▁calls▁begin\uff5c><\uff5ctool▁call▁begin\uff5c>edit<\uff5ctool▁sep\uff5c>{"input": "{}"}<\uff5ctool▁call▁end\uff5c><\uff5ctool▁calls▁end\uff5c>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0<|tool_call_argument_begin|>"
+    '{"input": "{}"}<|tool_call_end|><|tool_calls_section_end|>',
     "lfm2": '<|tool_call_start|>[edit(input="{}")]<|tool_call_end|>',
     "nemotron_json": '<TOOLCALL>[{"name": "edit", "arguments": {"input": "{}"}}]</TOOLCALL>',
     "falcon": '<tool_call>\n[\n{"name": "edit", "arguments": {"input": "{}"}}\n]\n</tool_call>',

@@ -16,6 +16,7 @@ from radixrt.parsers.tool_calls.json_calls import (
 )
 from radixrt.parsers.tool_calls.parameter_tags import Glm45, Glm47, MinimaxM2, Qwen3Coder, SeedOss
 from radixrt.parsers.tool_calls.pythonic import FunctionGemma, Gemma4, Lfm2, Olmo3, Pythonic
+from radixrt.parsers.tool_calls.sections import DeepseekV3, DeepseekV31, KimiK2
 
 FORMATS: dict[str, ToolCallFormat] = {
     "hermes": Hermes(),
@@ -33,6 +34,9 @@ FORMATS: dict[str, ToolCallFormat] = {
     "nemotron_json": NemotronJson(),
     "falcon": Falcon(),
     "hunyuan": Hunyuan(),
+    "deepseek_v3": DeepseekV3(),
+    "deepseek_v31": DeepseekV31(),
+    "kimi_k2": KimiK2(),
     "pythonic": Pythonic(),
     "lfm2": Lfm2(),
     "olmo3": Olmo3(),
