@@ -29,7 +29,7 @@ SHORT_LIVED = {
     ("api/http/connection.py", "_accept"): (1, "opens one connection"),
     ("api/http/events.py", "while_receiving"): (2, "awaited here"),
     ("api/http/events.py", "_send_all"): (1, "fills the pauses of one answer"),
-    ("api/models/model.py", "load"): (2, "awaited here"),
+    ("api/models/models.py", "load"): (2, "awaited here"),
     ("api/models/models.py", "_load"): (1, "its requests wait for it"),
     ("client/leases.py", "pin"): (1, "awaited here"),
     ("client/leases.py", "restore"): (1, "guards each lease"),

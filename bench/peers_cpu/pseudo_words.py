@@ -79,5 +79,5 @@ def _short() -> Workload:
 
 def _prefill() -> Workload:
     text = TextPrompts(np.random.default_rng(7))
-    asked = [Conversation("", [Turn(text(1024), 1)]) for _ in range(6)]
-    return Workload("g", "6 prompts of 1024, one at a time, 1 out", asked, 1)
+    asked = [Conversation("", [Turn(text(1024), 1)]) for _ in range(8)]
+    return Workload("g", "8 prompts of 1024, one at a time, 1 out", asked, 1)

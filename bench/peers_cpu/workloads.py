@@ -32,7 +32,7 @@ def _shortened(workload: Workload) -> Workload:
         else Conversation(
             str(each.context)[:QUICK_CHARACTERS],
             [
-                Turn(str(turn.question)[:QUICK_CHARACTERS], QUICK_OUTPUT)
+                Turn(str(turn.question)[:QUICK_CHARACTERS], min(turn.output_len, QUICK_OUTPUT))
                 for turn in each.turns[:QUICK_TURNS]
             ],
         )

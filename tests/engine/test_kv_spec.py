@@ -130,8 +130,9 @@ def test_layers_have_sizes_of_their_own_and_those_that_share_kv_no_pages(
 def test_kernels_of_plain_keys_and_values_refuse_and_name_what_to_use(
     model: Callable[[str], Model], caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, _ = model("LatentForCausalLM")
-    with pytest.raises(ConfigError, match=r"a layer of this model keeps 1 tensor.*torch_reference"):
+    folder, _ = model("UnequalForCausalLM")
+    refusal = r"a layer of this model keeps 2 tensors.*torch_reference"
+    with pytest.raises(ConfigError, match=refusal):
         engine_of(folder, attention_backend="cpu")
     with caplog.at_level(logging.WARNING):
         assert engine_of(folder).info.attention_backend == "torch_reference"

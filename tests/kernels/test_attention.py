@@ -342,10 +342,10 @@ def test_heads_of_zeros_and_of_infinities_in_a_coded_cache(isa: str) -> None:
 def test_a_coded_cache_of_another_width_is_refused(isa: str) -> None:
     spec = AttentionSpec(2, 1, 16, 0.25)
     step = make_step([(3, 3)], 4, spec, torch.float32)
-    with pytest.raises(ValueError, match="int8 with head_dim"):
+    with pytest.raises(ValueError, match="int8 with two bytes for each scale"):
         dataclasses.replace(step, key_cache=step.key_cache.char(), value_cache=step.value_cache.char()).attend(spec, "cpu")  # fmt: skip
     mixed = dataclasses.replace(coded(step), value_cache=step.value_cache)
-    with pytest.raises(ValueError, match="int8 with head_dim"):
+    with pytest.raises(ValueError, match="int8 with two bytes for each scale"):
         mixed.attend(spec, "cpu")
 
 

@@ -314,9 +314,9 @@ def test_first_batch_reports_cached_tokens_and_times() -> None:
     batch = engine.absorb()
     (first,), (last,) = started(batch).values(), finished(batch).values()
     assert (first.prompt_tokens, first.cached_tokens, first.finish_reason) == (12, 0, None)
-    assert first.times.queued_s >= 0 and first.times.prefill_s > 0
+    assert first.queued_s >= 0 and first.prefill_s > 0
     assert last.finish_reason == "length" and last.cached_tokens == 0
-    assert last.times.total_s >= first.times.prefill_s == last.times.prefill_s
+    assert last.total_s >= first.prefill_s == last.prefill_s
     assert [*batch.outputs] == [0] and batch.num_tokens == 1
 
 
@@ -331,7 +331,7 @@ def test_times_are_those_of_the_clock_it_was_given() -> None:
         now += 8.0
         batch = engine.absorb()
         (report,) = finished(batch).values()
-        times.append((report.times.queued_s, report.times.prefill_s, report.times.total_s))
+        times.append((report.queued_s, report.prefill_s, report.total_s))
     assert times == [(0.0, 8.0, 8.0), (8.0, 8.0, 16.0)]
 
 
