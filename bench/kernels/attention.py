@@ -22,6 +22,8 @@ PAGE_SIZE = 16
 QWEN_HALF_B = AttentionSpec(14, 2, 64, 64**-0.5)
 LLAMA_8B = AttentionSpec(32, 8, 128, 128**-0.5)
 MANY_HEADS = AttentionSpec(16, 16, 128, 128**-0.5)
+V2_LITE = AttentionSpec(16, 1, 576, 192**-0.5)
+V3 = AttentionSpec(128, 1, 576, 192**-0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,12 @@ class Shape:
     members: int = 1
     shared_pages: int = 0
     dtype: torch.dtype = torch.bfloat16
+    latent_dim: int | None = None
+    """Features of a key that are its value; None: values are a tensor of their own."""
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent_dim or self.spec.head_dim
 
 
 SHAPES = [
@@ -48,6 +56,10 @@ SHAPES = [
     Shape("prefill 2048, 14/2 x 64", QWEN_HALF_B, 1, 2048, 2048),
     Shape("prefill 4 x 32 after 1024, 14/2 x 64", QWEN_HALF_B, 4, 32, 1056),
     Shape("prefill 1024, 32/8 x 128", LLAMA_8B, 1, 1024, 1024),
+    Shape("decode 1 x 8192, 16 x 576 latents", V2_LITE, 1, 1, 8192, latent_dim=512),
+    Shape("decode 8 x 1024, 16 x 576 latents", V2_LITE, 8, 1, 1024, latent_dim=512),
+    Shape("decode 4 x 1024, 128 x 576 latents", V3, 4, 1, 1024, latent_dim=512),
+    Shape("prefill 1024, 16 x 576 latents", V2_LITE, 1, 1024, 1024, latent_dim=512),
     Shape("float32 decode 8 x 1024, 32/8 x 128", LLAMA_8B, 8, 1, 1024, dtype=torch.float32),
     Shape("float32 decode 16 x 1024, 14/2 x 64", QWEN_HALF_B, 16, 1, 1024, dtype=torch.float32),
     Shape("float32 prefill 1024, 14/2 x 64", QWEN_HALF_B, 1, 1024, 1024, dtype=torch.float32),
@@ -62,7 +74,7 @@ def cases() -> Iterator[Case]:
             torch.randn(metadata.num_tokens, heads, shape.spec.head_dim).to(shape.dtype)
             for heads in (shape.spec.num_heads, shape.spec.num_kv_heads, shape.spec.num_kv_heads)
         )
-        states = (query, key, value)
+        states = (query, key, value[..., : shape.value_dim])
         yield Case(
             f"attention: {shape.name}",
             _run(make_backend("cpu", AttentionSetup()), metadata, states, layers, shape.spec),
@@ -128,7 +140,7 @@ def _caches(shape: Shape, pages: int) -> LayerKV:
     for cache in (keys, values):
         advise_huge_pages(cache)
         cache.normal_()
-    return keys, values
+    return (keys,) if shape.latent_dim else (keys, values)
 
 
 def _bytes_read(shape: Shape) -> int:
@@ -137,11 +149,13 @@ def _bytes_read(shape: Shape) -> int:
         (shape.members - 1) * (shape.sequences // shape.members) * shape.shared_pages * PAGE_SIZE
     )
     keys = shape.sequences * shape.tokens - again
-    return 2 * keys * shape.spec.num_kv_heads * shape.spec.head_dim * shape.dtype.itemsize
+    features = shape.spec.head_dim + (0 if shape.latent_dim else shape.value_dim)
+    return keys * shape.spec.num_kv_heads * features * shape.dtype.itemsize
 
 
 def _operations(shape: Shape) -> float:
     """Two products of a multiplication and an addition, for each query and key that it sees."""
     before = shape.tokens - shape.new_tokens
     seen = shape.new_tokens * (before + (shape.new_tokens + 1) / 2)
-    return 4 * shape.spec.num_heads * shape.spec.head_dim * shape.sequences * seen
+    features = shape.spec.head_dim + shape.value_dim
+    return 2 * shape.spec.num_heads * features * shape.sequences * seen
