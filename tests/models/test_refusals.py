@@ -146,7 +146,7 @@ def test_a_model_of_the_hub_is_refused_before_it_is_downloaded(
         packed={"m-Q4_K_M.gguf": bytes(999)},
         adapter={"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(9)},
     ) as hub:
-        hub.packed_architectures["maker/packed"] = "deepseek2"
+        hub.packed_architectures["maker/packed"] = "jamba"
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
