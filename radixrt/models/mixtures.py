@@ -127,7 +127,7 @@ class Glm4MoeForCausalLM(CausalLM):
 
 
 class DeepseekV3ForCausalLM(Glm4MoeForCausalLM):
-    """Also Kimi K2 and Moonlight. The first layers have a dense MLP. The layers behind the last, which predict further tokens,
+    """Also R1 and Moonlight. The first layers have a dense MLP. The layers behind the last, which predict further tokens,
     are left out."""
 
     def attention(self, index: int, rotary: RotaryEmbedding) -> AttentionBlock:

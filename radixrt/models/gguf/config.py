@@ -331,7 +331,7 @@ def _glm4_moe(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek2(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
-    """DeepSeek V2 and V3, Kimi K2, Moonlight and GLM-4.7-Flash, told apart by the router. In newer
+    """DeepSeek V2 and V3, Moonlight and GLM-4.7-Flash, told apart by the router. In newer
     files the sizes of keys and values are those of the latent; their own have other names."""
     rotated = meta.need("rope.dimension_count")
     key = meta.get("attention.key_length_mla") or meta.need("attention.key_length")
