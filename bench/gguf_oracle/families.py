@@ -51,16 +51,6 @@ class Family(NamedTuple):
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _FACTORS = [1 + i / 16 for i in range(24)]
 _GEMMA4 = {"head_dim": 64, "global_head_dim": 128}
-_DELTA_NET = {
-    "num_hidden_layers": 8,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2,
-    "head_dim": 64,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-}
-"""llama.cpp has heads of keys and values of one size, which K-quants' rows of four heads have."""
-_SHARED = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
-_MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 32, "mamba_d_state": 32, "shared_intermediate_size": 256, "mamba_d_ssm": 512}  # fmt: skip
 FAMILIES = {
     "llama 2": Family("llama", None, {"rope_parameters": _ROPE}),
     # the converter reads the original length from elsewhere, so it must be its default
@@ -93,17 +83,6 @@ FAMILIES = {
     "qwen3 moe": Family("qwen3_moe", "qwen2", {"head_dim": 64, "moe_intermediate_size": 256, "mlp_only_layers": []}),
     "glm 4.5": Family("glm4_moe", "glm4", {"head_dim": 64, "moe_intermediate_size": 256}),
     "minimax m2": Family("minimax_m2", "minimax-m2", {"head_dim": 64, "rotary_dim": 32, "scoring_func": "sigmoid"}),
-    # the converter names the layers' kinds by their interval, or by tensors
-    "lfm2": Family("lfm2", "lfm2", {"block_auto_adjust_ff_dim": True}),
-    "lfm2 moe": Family("lfm2_moe", "lfm2", {"moe_intermediate_size": 256, "conv_bias": False}),
-    "qwen3 next": Family("qwen3_next", "qwen2", _DELTA_NET | _SHARED | {"mlp_only_layers": []}),
-    "qwen3.5": Family("qwen3_5", "qwen35", _DELTA_NET),
-    "qwen3.5 moe": Family("qwen3_5_moe", "qwen35", _DELTA_NET | _SHARED),
-    "granite 4 h": Family("granite_hybrid_dense", "refact", _MAMBA),
-    "granite 4 h moe": Family("granite_hybrid", "refact", _MAMBA),
-    "falcon h1": Family("falcon_h1", "falcon-h1", _MAMBA),
-    "mamba 2": Family("mamba2", "gpt-2", {"num_heads": 16, "head_dim": 32, "state_size": 32}),
-    "nemotron h": Family("nemotron_h", "pixtral", {"head_dim": 64, "moe_intermediate_size": 256, "moe_shared_expert_intermediate_size": 256}),
 }  # fmt: skip
 
 
