@@ -24,11 +24,15 @@ EXTRA: dict[str, Any] = {
 }
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="the state at the end of a prompt may lie in its generation prompt, where no turn goes on",
+)
 @pytest.mark.parametrize("architecture", ["qwen3_5"])
 def test_a_turn_finds_the_prompt_of_the_turn_before(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_turns, "SYSTEM", agent_turns.SYSTEM * 16)
+    monkeypatch.setattr(agent_turns, "SYSTEM", agent_turns.SYSTEM * 6)
     model = make_agent_checkpoint(tmp_path, FORGETFUL, architecture)
     flags = ("--reasoning-parser", "qwen3", "--max-total-tokens", "65536")
     with serving(model, "--served-model-name", "tiny", *flags) as running:
