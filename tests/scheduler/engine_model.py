@@ -114,6 +114,7 @@ class EngineModel:
         cache_hints: CacheHints = NO_HINTS,
         tenant: Tenant = NO_TENANT,
         pool: PoolingRequest | None = None,
+        messages_end: int = 0,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -127,6 +128,7 @@ class EngineModel:
             seq_id=seq_id,
             token_ids=pack_ids(prompt),
             num_output=num_output,
+            messages_end=messages_end,
             grammar=use,
             has_begun=num_output > 0,
             options=RequestOptions(
