@@ -146,9 +146,9 @@ class Sequence:
         self.branch = 0
         """Position up to which the tree had its prompt when it was admitted, if it had no state
         there."""
-        self.answer_states: list[int] = []
-        """Pages of its answer behind which states are kept, the last two: one of them may be ahead
-        of the known tokens."""
+        self.answer_states: list[tuple[int, int]] = []
+        """Positions and pages of its answer behind which states are kept: the newest that may be
+        read, and those that a step in flight may write."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)

@@ -30,6 +30,9 @@ from radixrt.scheduler.slot_table import SlotTable
 MAX_CONTINUED = 2048
 """Tokens of a continuation that go to the worker."""
 
+ANSWER_STRIDE = 16
+"""Tokens of an answer, at least, from state to state: each is a copy."""
+
 NO_TOKENS = unpack_ids(b"")
 
 
@@ -329,30 +332,44 @@ class KVCache:
         return orders
 
     def keep_answer_states(self, decoding: NDArray[np.intp]) -> list[KeepState]:
-        """Order a state at the next end of a page, for each of these slots that has passed the one
-        ordered before. The last two of an answer stay, and those at intervals."""
+        """Order the next state of an answer, for each of these slots that has passed the one
+        ordered before and has a page there. The last one of an answer stays, and those at
+        intervals."""
         if not self.states:
             return []
-        slots, size = self._slots, self.page_size
-        due = decoding[slots.planned[decoding] > slots.next_state[decoding]]
+        slots, stride = self._slots, self.pages_for(ANSWER_STRIDE) * self.page_size
+        planned = slots.planned[decoding]
+        positions = -(-planned // stride) * stride
+        has_page = positions <= slots.num_pages[decoding] * self.page_size
+        due = (planned > slots.next_state[decoding]) & has_page
         orders = []
-        for slot in due.tolist():
+        for slot, position in zip(decoding[due].tolist(), positions[due].tolist(), strict=True):
             sequence = slots.sequences[slot]
-            position = -(-int(slots.planned[slot]) // size) * size
             if not self._share or position > slots.last_position[slot]:
                 continue
             slots.next_state[slot] = position
-            new = self._keep_state(sequence, position, is_certain=False)
-            if new:
-                pages = sequence.answer_states
-                pages.append(int(slots.block_tables[slot, position // size - 1]))
-                if len(pages) > 2:
-                    before = (position // size - 2) * size
-                    oldest = pages.pop(0)
-                    if before % self._state_interval:
-                        self.states.drop_of(oldest)
-            orders += new
+            if new := self._keep_state(sequence, position, is_certain=False):
+                self._drop_old_states(sequence)
+                page = int(slots.block_tables[slot, position // self.page_size - 1])
+                sequence.answer_states.append((position, page))
+                orders += new
         return orders
+
+    def _drop_old_states(self, sequence: Sequence) -> None:
+        """Drop the states of an answer before the newest that may be read, except at intervals, and
+        those that the worker has missed."""
+        stay: list[tuple[int, int]] = []
+        has_newer = False
+        for position, page in reversed(sequence.answer_states):
+            is_kept = bool(self.states.is_kept[page])
+            if not is_kept and position >= sequence.num_tokens:
+                stay.append((position, page))  # a step in flight may write it
+            elif not is_kept or (has_newer and position % self._state_interval):
+                self.states.drop_of(page)
+            elif not has_newer:
+                stay.append((position, page))
+            has_newer |= is_kept
+        sequence.answer_states = stay[::-1]
 
     def _keep_state(
         self, sequence: Sequence, position: int, *, is_certain: bool = True
@@ -377,6 +394,8 @@ class KVCache:
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         own = slots.own_pages(slot)
+        for _, page in sequence.answer_states:
+            self.states.settle(page)
         start, full = self._unpublished(sequence)
         if self._share and start < full:
             tokens = sequence.tokens[start * self.page_size : full * self.page_size]
