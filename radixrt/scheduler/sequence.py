@@ -147,8 +147,8 @@ class Sequence:
         """Position up to which the tree had its prompt when it was admitted, if it had no state
         there."""
         self.answer_states: list[tuple[int, int]] = []
-        """Positions and pages of its answer behind which states are kept: the newest that may be
-        read, and those that a step in flight may write."""
+        """Positions and pages of its answer behind which states are kept, or may be by a step in
+        flight."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)

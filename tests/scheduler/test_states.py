@@ -84,6 +84,43 @@ def test_states_that_the_worker_has_missed_do_not_fill_the_memory() -> None:
     assert states.count(np.array(list(states.pages().values()))) == len(states)
 
 
+def test_an_answer_that_is_taken_back_computes_few_tokens_again() -> None:
+    """A checked value was wrong: a new sequence goes on from the tokens before it."""
+    for taken_back in range(1, 150, 7):
+        model = engine(page_size=16, state_interval=1600, num_pages=64)
+        prompt = [(i * 3) % 17 for i in range(20)]
+        seq_id = model.add(prompt, 200, ignore_eos=True, grammar=b"json")
+        model.load_grammar()
+        while len(model.answers[seq_id]) < 180:
+            model.plan()
+            model.absorb()
+        answer = model.answers[seq_id]
+        kept = answer[: len(answer) - taken_back]
+        model.release(seq_id)
+        before = model.worker.computed_tokens
+        again = model.add(
+            [*prompt, *kept], len(kept) + 1, num_output=len(kept), grammar=b"json", ignore_eos=True
+        )
+        model.load_grammar()
+        model.run()
+        assert again in model.finished
+        assert model.worker.computed_tokens - before <= max(taken_back, 16) + 3 * 16
+
+
+def test_a_sequence_that_is_retracted_computes_few_tokens_again() -> None:
+    model = engine(page_size=16, state_interval=1600, num_pages=64)
+    prompt = [(i * 3) % 17 for i in range(20)]
+    for max_tokens in range(40, 60):
+        model.add([*prompt, max_tokens], max_tokens, ignore_eos=True)
+        for _ in range(max_tokens - 10):
+            model.plan()
+            model.absorb()
+        before, planner = model.worker.computed_tokens, model.scheduler.planner
+        assert planner._retract()
+        model.run()
+        assert model.worker.computed_tokens - before <= 10 + 3 * 16
+
+
 def test_sequences_with_forced_tokens_and_drafts_keep_a_state_near_their_ends() -> None:
     for options in ({"speculates": True}, {}):
         for seed in range(8):

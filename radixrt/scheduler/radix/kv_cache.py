@@ -33,6 +33,10 @@ MAX_CONTINUED = 2048
 ANSWER_STRIDE = 16
 """Tokens of an answer, at least, from state to state: each is a copy."""
 
+MAX_TAKEN_BACK = 256
+"""Tokens by which an answer may be taken back to a state of its own, where a value is checked and
+found wrong."""
+
 NO_TOKENS = unpack_ids(b"")
 
 
@@ -333,8 +337,7 @@ class KVCache:
 
     def keep_answer_states(self, decoding: NDArray[np.intp]) -> list[KeepState]:
         """Order the next state of an answer, for each of these slots that has passed the one
-        ordered before and has a page there. The last one of an answer stays, and those at
-        intervals."""
+        ordered before and has a page there."""
         if not self.states:
             return []
         slots, stride = self._slots, self.pages_for(ANSWER_STRIDE) * self.page_size
@@ -356,19 +359,30 @@ class KVCache:
         return orders
 
     def _drop_old_states(self, sequence: Sequence) -> None:
-        """Drop the states of an answer before the newest that may be read, except at intervals, and
-        those that the worker has missed."""
+        """Drop the states of an answer that the worker has missed, and those before the newest that
+        may be read, except at intervals and where the answer may be taken back to.
+
+        A state goes when the answer is twice as far beyond it as the largest power of two of
+        strides that divides its position. So an answer that is taken back by some tokens has a
+        state at most as many tokens, or a stride, further back.
+        """
+        stride = self.pages_for(ANSWER_STRIDE) * self.page_size
+        reach = stride if sequence.grammar is None else MAX_TAKEN_BACK
         stay: list[tuple[int, int]] = []
-        has_newer = False
+        newest: int | None = None
         for position, page in reversed(sequence.answer_states):
-            is_kept = bool(self.states.is_kept[page])
-            if not is_kept and position >= sequence.num_tokens:
-                stay.append((position, page))  # a step in flight may write it
-            elif not is_kept or (has_newer and position % self._state_interval):
-                self.states.drop_of(page)
-            elif not has_newer:
+            strides = position // stride
+            if not self.states.is_kept[page]:
+                if position >= sequence.num_tokens:
+                    stay.append((position, page))  # a step in flight may write it
+                else:
+                    self.states.drop_of(page)
+                continue
+            newest = newest or position
+            if newest - position <= min(reach, 2 * stride * (strides & -strides)):
                 stay.append((position, page))
-            has_newer |= is_kept
+            elif position % self._state_interval:
+                self.states.drop_of(page)
         sequence.answer_states = stay[::-1]
 
     def _keep_state(
