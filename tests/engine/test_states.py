@@ -16,6 +16,8 @@ import torch
 
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.steps import KeepState
+from radixrt.scheduler.radix import kv_cache
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint
@@ -131,6 +133,19 @@ def test_a_state_that_is_one_page_off_is_seen(
 
     monkeypatch.setattr(KeptStates, "nearest", shifted)
     prompt = prompts(50, seed=3)[0]
+    expected = ask(cold, prompt)
+    ask(warm, prompt)
+    assert ask(warm, prompt) != expected
+
+
+def test_a_state_that_is_one_token_off_is_seen(
+    engines: tuple[InProcessEngine, InProcessEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm, cold = engines
+    monkeypatch.setattr(
+        kv_cache, "KeepState", lambda slot, position, state: KeepState(slot, position - 1, state)
+    )
+    prompt = prompts(50, seed=8)[0]
     expected = ask(cold, prompt)
     ask(warm, prompt)
     assert ask(warm, prompt) != expected
