@@ -3,6 +3,7 @@
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
@@ -36,11 +37,11 @@ class DraftSources(msgspec.Struct, frozen=True, array_like=True):
     """Texts from which draft tokens of a sequence may come, beside its own."""
 
     continuation: PackedIds = b""
-    """Tokens that followed the known ones the last time, under the same cache salt."""
+    """Tokens that followed the known ones the last time, under the same cache root."""
     prediction: PackedIds = b""
     """The answer as the client expects it."""
-    salt: str | None = None
-    """Cache salt, whose sequences share a pool of continuations; None: no pool."""
+    root: CacheRoot | None = None
+    """Cache root, whose sequences share a pool of continuations; None: no pool."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):

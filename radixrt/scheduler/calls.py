@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from radixrt.base.errors import RequestError, unexpected_error
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.cache_tree import CacheLease, CacheNode
 from radixrt.messages.calls import (
     AnySchedulerCall,
@@ -156,7 +157,7 @@ class Calls:
         node = self._known.find(call.node)
         *path, root = node.path()
         return CacheNode(
-            cache_salt=kv.tree.salt_of(root),
+            root=kv.tree.root_of(root),
             token_ids=b"".join(above.edge for above in reversed(path)),
             num_tokens=node.num_pages * kv.page_size,
             age_s=max(0.0, now - node.created * 1e-9),
@@ -174,11 +175,11 @@ class Calls:
 
     @_answer.register
     def _matches(self, call: MatchCall) -> list[CacheMatch]:
-        return [self._match(unpack_ids(one), call.cache_salt) for one in call.token_ids]
+        return [self._match(unpack_ids(one), call.root) for one in call.token_ids]
 
-    def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
+    def _match(self, tokens: TokenIds, root: CacheRoot) -> CacheMatch:
         kv = self._scheduler.state.kv
-        found = kv.tree.match(tokens, salt)
+        found = kv.tree.match(tokens, root)
         pages = 0 if found is None else found.num_pages
         return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
 
@@ -186,7 +187,7 @@ class Calls:
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
         lease = self._scheduler.state.kv.leases.pin(
-            tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant
+            tokens, call.root, call.ttl_s, call.lease, call.tenant
         )
         return LeaseGranted(
             lease=lease.lease_id,
@@ -199,4 +200,4 @@ class Calls:
         if call.lease:
             lease = self._scheduler.state.kv.leases.release(call.lease, call.tenant)
             return lease.num_pages * self._scheduler.state.limits.page_size
-        return self._scheduler.release_session(call.session, call.cache_salt)
+        return self._scheduler.release_session(call.session, call.root)

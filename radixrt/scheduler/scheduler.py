@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.requests import Tenant
@@ -237,10 +238,10 @@ class Scheduler:
         number."""
         return self.state.kv.flush()
 
-    def release_session(self, session: str, salt: str = "") -> int:
+    def release_session(self, session: str, root: CacheRoot = BASE_ROOT) -> int:
         """End a session: the KV that it alone has used is evicted first. Returns the number of its
         tokens."""
-        return self.state.kv.sessions.release(session, salt) * self.state.limits.page_size
+        return self.state.kv.sessions.release(session, root) * self.state.limits.page_size
 
     def _remove(self, sequence: Sequence) -> None:
         """Drop a sequence that waits or runs."""

@@ -114,6 +114,7 @@ class EngineModel:
         cache_hints: CacheHints = NO_HINTS,
         tenant: Tenant = NO_TENANT,
         pool: PoolingRequest | None = None,
+        adapter: str = "",
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -132,7 +133,7 @@ class EngineModel:
             options=RequestOptions(
                 sampling=params,
                 tenant=tenant,
-                cache_salt=tenant.salt(salt),
+                root=tenant.root(salt, adapter),
                 priority=priority,
                 cache_hints=cache_hints,
                 pool=pool,

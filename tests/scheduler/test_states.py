@@ -7,6 +7,7 @@ it, so a wrong one fails wherever it is used.
 import numpy as np
 import pytest
 
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.steps import EMPTY_STATE
 from radixrt.scheduler.radix.states import KeptStates
 from tests.scheduler.engine_model import EngineModel, limits
@@ -132,7 +133,7 @@ def test_a_pinned_prefix_keeps_its_state() -> None:
     model = engine(kept_states=2, num_pages=200, context_length=128)
     pinned = [(3 * i) % 17 for i in range(40)]
     ask(model, [*pinned, 50])
-    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), "", 1000.0)
+    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), BASE_ROOT, 1000.0)
     for first in range(20, 30):
         ask(model, [first + i for i in range(40)])
     assert ask(model, [*pinned, 51, 52]) == len(pinned)

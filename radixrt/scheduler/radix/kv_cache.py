@@ -104,7 +104,7 @@ class KVCache:
         """The longest cached prefix of :meth:`Sequence.cacheable_tokens`."""
         if not self._reads_tree(sequence):
             return None
-        return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
+        return self.tree.match(sequence.cacheable_tokens(), sequence.root)
 
     def usable_tokens(self, match: Match | None) -> int:
         """Leading tokens of a found prefix that need not be computed: all, or those up to the
@@ -167,7 +167,7 @@ class KVCache:
         start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
         if end > len(tokens):
             return None  # the remaining tokens are computed in any case
-        return sequence.salt, num_cached, tokens[start:end].tobytes()
+        return sequence.root, num_cached, tokens[start:end].tobytes()
 
     def _reads_tree(self, sequence: Sequence) -> bool:
         return self._share and sequence.reads_cache
@@ -187,7 +187,7 @@ class KVCache:
         return DraftSources(
             continuation=pack_ids(followed),
             prediction=sequence.prediction,
-            salt=sequence.salt if self._share else None,
+            root=sequence.root if self._share else None,
         )
 
     def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
@@ -206,7 +206,7 @@ class KVCache:
             most = None if share is None else int(share * self.allocator.num_pages)
             self.tree.limit_share(tenant.cache_namespace, most)
         if match is None:
-            pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
+            pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.root)
         else:
             pages, sequence.node = match.pages, self.tree.lock_match(match)
         self._slots.put(sequence, pages)
@@ -404,7 +404,7 @@ class KVCache:
         priority = sequence.options.priority if self.policy.orders_by_priority else 0
         apply_hints(self.tree, end, num_pages, hints, self._clock(), priority)
         if hints.session:
-            self.sessions.note(hints.session, sequence.salt, end)
+            self.sessions.note(hints.session, sequence.root, end)
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot and drop its KV, except for pages that other running
@@ -423,7 +423,7 @@ class KVCache:
         if start < end and self.prefix_watch:
             tokens = sequence.tokens[start * self.page_size : end * self.page_size]
             page_bytes = self.page_size * tokens.itemsize
-            self.prefix_watch.inserted(sequence.salt, start, tokens.tobytes(), page_bytes)
+            self.prefix_watch.inserted(sequence.root, start, tokens.tobytes(), page_bytes)
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet: start, end."""

@@ -189,6 +189,10 @@ class Explainer:
                 f"The first {facts.other_salt_tokens} tokens are cached under another cache_salt of the same key; prefixes are "
                 "shared only within one salt."
             )
+        if facts.other_adapter_tokens and with_texts:
+            return "other_adapter", (
+                f"The first {facts.other_adapter_tokens} tokens are cached as another adapter, or the base model, computed them."
+            )
         earlier = self.records.of_sequence(facts.seq_id)
         layout = difference.layout
         before = None if earlier is None else earlier.layout

@@ -21,6 +21,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.breakpoints import (
@@ -98,12 +99,12 @@ class ChatTemplate:
         self.turns = KeptTurns()
 
     def render(
-        self, prompt: ChatPrompt, salt: str = "", max_literals: int = 1 << 16
+        self, prompt: ChatPrompt, root: CacheRoot = BASE_ROOT, max_literals: int = 1 << 16
     ) -> RenderedChat:
         """Run the template.
 
         Args:
-            salt: kept answers are repeated only in requests with the same one.
+            root: kept answers are repeated only in requests with the same one.
             max_literals: more special-token strings in the messages are refused.
 
         Raises:
@@ -119,7 +120,7 @@ class ChatTemplate:
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
         has_literals = bool(literals.placeholders)
-        history = History(prompt, salt) if prompt.replay_reasoning and not has_literals else None
+        history = History(prompt, root) if prompt.replay_reasoning and not has_literals else None
         turn, text = self._replay(prompt, history, messages, tools, kwargs)
         beginning = msgspec.structs.replace(
             prompt, add_generation_prompt=False, continue_final_message=False
@@ -145,19 +146,19 @@ class ChatTemplate:
         return RenderedChat(text, list(literals.placeholders), agreed, ends, spans, opened)
 
     def encode(
-        self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
+        self, chat: RenderedChat, root: CacheRoot, check_length: CheckLength = any_length
     ) -> tuple[str, list[int], list[int], list[Segment]]:
         """The prompt as text and as token ids, for each cache breakpoint the number of leading
         tokens that it covers, and the segments of the text, unless it has literals. Only the
         template adds special tokens.
 
         Args:
-            salt: messages that were encoded before with the same salt are not encoded again.
+            root: messages that were encoded before with the same root are not encoded again.
             check_length: gets the number of tokens before they are copied.
         """
         if chat.literals:
             return *self._encode_with_literals(chat, check_length), []
-        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends, check_length)
+        segments = self._vocabulary.segments.encode(chat.text, root, chat.answer_ends, check_length)
         counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
         return chat.text, joined(segments), counts, segments
 
