@@ -144,6 +144,9 @@ class Counters(msgspec.Struct, kw_only=True):
         int, counter("Prompt tokens found in the radix tree without a state of recurrent layers.")
     ] = 0
     """They were computed again."""
+    stateless_hits: Annotated[
+        int, counter("Sequences with prompt tokens found in the radix tree without a state.")
+    ] = 0
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Output tokens that a grammar forced: no forward pass sampled them."""
@@ -225,6 +228,7 @@ class SchedulerStats(Counters, kw_only=True):
     kept_states: Annotated[
         int, gauge("States of recurrent layers that are kept beside the KV.", "kept_states")
     ]
+    kept_state_bytes: Annotated[int, gauge("Memory of the states that are kept.")] = 0
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     malformed_frames: Annotated[int, counter("Frames that a process could not decode.")]

@@ -166,11 +166,9 @@ class SchedulerProcess:
         file = None if log is None else request_log_file(log, channels.replica)
         kept = request_log_file(str(channels.run_dir / "request_log"), channels.replica)
         self._log = RequestLog(file, time.monotonic, kept)
+        kv = self.scheduler.state.kv
         self._kv_events = start_publisher(
-            config,
-            self.scheduler.state.kv.tree,
-            self.scheduler.state.limits.num_pages,
-            channels.replica or 0,
+            config, kv.tree, kv.allocator.num_pages, channels.replica or 0, kv.states
         )
         self._reports: LoadReports | None = None
         if config.is_routed and self._kv_events is not None:
