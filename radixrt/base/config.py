@@ -121,10 +121,10 @@ class ServerConfig(SchedulerSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
         "auto", "Type of weights and activations; auto is the checkpoint's own."
     )
-    quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
+    quantization: Literal["auto", "int8", "int4", "fp8", "plain"] = _model(
         "auto",
-        "Weight format of the linear layers: auto keeps the checkpoint's; int8, int4 and fp8 "
-        "quantize a plain checkpoint while it is loaded.",
+        "Weight format of the linear layers: auto keeps the checkpoint's, but makes fp8 blocks int8; "
+        "int8, int4 and fp8 round plain weights or fp8 blocks; plain decodes fp8 blocks and GGUF.",
     )
     context_length: int | None = _model(
         None,
