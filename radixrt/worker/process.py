@@ -49,7 +49,7 @@ class WorkerProcess:
         elif config.numa:
             raise ConfigError("--numa binds workers on CPUs; on a GPU, leave it out.")
         config = replica_share(config, place)
-        tp = join_ranks(channels.folder, rank, config.tp, place)
+        tp = join_ranks(channels.folder, rank, config.tp, place, config.expert_groups)
         from_threads = Outbox(channels.address("worker", "scheduler"))
         device, tokenizer_file = make_device(place), channels.tokenizer_file
         self._runner: ModelRunner | EncoderRunner
@@ -138,7 +138,9 @@ def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
     return dataclasses.replace(config, mem_fraction_static=config.mem_fraction_static / config.dp)
 
 
-def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> TensorParallel:
+def join_ranks(
+    folder: Path, rank: int, size: int, device: torch.device, expert_groups: int = 1
+) -> TensorParallel:
     """Meet the other ranks, over NCCL between GPUs and gloo between CPU processes.
 
     Every rank gets every plan and computes the same tokens from the same logits; rank 0 answers.
@@ -156,7 +158,7 @@ def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> Tens
         world_size=size,
     )
     on_host = dist.new_group(backend="gloo") if device.type == "cuda" else None
-    return TensorParallel(rank, size, host_group=on_host)
+    return TensorParallel(rank, size, host_group=on_host, expert_groups=expert_groups)
 
 
 def run_worker(
