@@ -66,6 +66,16 @@ def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
     return Groups(starts, tokens, places)
 
 
+def count_by_expert(experts: torch.Tensor, counts: torch.Tensor) -> None:
+    """Add the (token, choice) pairs of each expert, int64 [num_tokens, top_k], to ``counts``, int64
+    [num_experts]."""
+    tape.call(_count_by_expert, experts, counts)
+
+
+def _count_by_expert(experts: torch.Tensor, counts: torch.Tensor) -> None:
+    counts += torch.bincount(experts.flatten(), minlength=len(counts))
+
+
 def weighted_sum(values: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Compute ``weights[token] @ values[places[token]]`` for each token, summed in float32 and
     rounded once.

