@@ -229,6 +229,15 @@ class ServerConfig(SchedulerSettings):
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", within=(1, None))
+    ep: int = _device(
+        1,
+        "Groups of --tp ranks over which the experts of a mixture are spread: each rank then holds "
+        "whole experts in place of a slice of each; 0: as many as --tp.",
+        within=(0, None),
+    )
+    expert_metrics: bool = _device(
+        False, "On a CPU: count the tokens of each expert of a mixture, for /metrics."
+    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
@@ -423,6 +432,11 @@ class ServerConfig(SchedulerSettings):
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of "
                 f"life once a second: set 0 or at least {MIN_STEP_TIMEOUT_S:g}."
             )
+        if self.tp % self.expert_groups:
+            yield (
+                f"--ep {self.ep} must divide --tp {self.tp}: the ranks of --tp hold the experts. Set --tp to a "
+                f"multiple of {self.ep}, or leave --ep out."
+            )
         if self.join is not None and self.replica_listen is not None:
             yield "--join and --replica-listen are for different machines: leave one out."
         is_linked = self.join is not None or self.replica_listen is not None
@@ -446,6 +460,11 @@ class ServerConfig(SchedulerSettings):
             )
         if self.kv_events is not None and self.disable_radix_cache:
             yield "--kv-events publishes nothing with --disable-radix-cache: leave one out."
+
+    @property
+    def expert_groups(self) -> int:
+        """Groups of ranks over which experts are spread."""
+        return self.ep or self.tp
 
     @property
     def is_routed(self) -> bool:

@@ -19,7 +19,7 @@ from radixrt.messages.replicas import (
 )
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 
 ToTokenizerFromApi = GenerateRequest | AbortRequest | AnyCall
 
@@ -37,4 +37,4 @@ ToTokenizerFromScheduler = (
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar
 
-ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded
+ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | ExpertTokens

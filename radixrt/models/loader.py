@@ -25,6 +25,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
 from radixrt.layers.kernels.interface import LayerKernels, use_kernels
 from radixrt.layers.linear import allocate_matrices, pack_matrices
+from radixrt.layers.mlp import check_expert_groups
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.formats import check_experts, matrix_formats, rounded_alike
 from radixrt.layers.quantization.fp8_blocks import decoded
@@ -229,7 +230,9 @@ def load_model(
     model_type = model_class(architecture)
     pooling = read_pooling(model_dir, raw_config)
     with torch.device(device), _default_dtype(torch_dtype):
-        model = model_type(config, tp or TensorParallel(), longest).eval()
+        tp = tp or TensorParallel()
+        model = model_type(config, tp, longest).eval()
+        check_expert_groups(model, tp)
         if pooling is not None:
             model.replace_head(len(pooling.labels))
         scheme = quantization_scheme(raw_config, quantization)
@@ -246,7 +249,7 @@ def load_model(
             formats, kept = blocks.format_of, blocks.kept
         allocate_matrices(model, formats)
     model.num_parameters = num_weights(model)
-    is_first = tp is None or tp.rank == 0
+    is_first = tp.rank == 0
     progress_level = logging.INFO if is_first else logging.DEBUG
     if is_first and checkpoint.text_config(raw_config) is not raw_config:
         log.info("The language model alone is loaded: images and audio are not served.")
@@ -321,7 +324,7 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     not depend on the number of ranks.
     """
     for name, slot in weight_slots(model).items():
-        if len(slot.shape) == 1:
+        if len(slot.shape) == 1 or not slot.held:
             continue
         device = slot.target.device
         generator = torch.Generator(device)
