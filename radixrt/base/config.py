@@ -343,7 +343,7 @@ class ServerConfig(SchedulerSettings):
     )
     kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
         "radixrt",
-        "Wire format of events and replays: radixrt's (docs/kv_events.md) or vLLM's, which needs "
+        "Wire format of events and replays: radixrt's (docs/internals/kv_events.md) or vLLM's, which needs "
         "--kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(

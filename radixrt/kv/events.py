@@ -1,5 +1,5 @@
 """Messages of the KV-event stream, which tells routers the cached blocks of an engine
-(docs/kv_events.md), and the hashes that identify the blocks.
+(docs/internals/kv_events.md), and the hashes that identify the blocks.
 
 The terms are vLLM's (``BlockStored``, ``BlockRemoved``, ``AllBlocksCleared``), with the same
 meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes are packed, 8

@@ -210,11 +210,11 @@ def _tapes_of_part(
     """The tapes of a function of (token ids, positions, context)."""
 
     def check(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
-        before = [] if counts is None else [counts.clone()]
+        before = None if counts is None else counts.clone()
         with context.states.unchanged() if context.states is not None else nullcontext():
             result = part(token_ids, positions, context)
-        for kept in before:
-            counts.copy_(kept)
+        if counts is not None and before is not None:
+            counts.copy_(before)
         return result
 
     ids = positions = torch.zeros(1, dtype=torch.int64)

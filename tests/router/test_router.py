@@ -73,7 +73,6 @@ class Fleet:
 
     def cache(self, replica: int, tokens: list[int], salt: str = "") -> None:
         """A replica has a prompt in its cache."""
-        self.sequences[replica] += 1
         hashes = block_hashes(namespace_hash(CacheRoot(salt=salt)), pack_ids(tokens), PAGE_SIZE)
         event = BlockStored(
             block_hashes=hashes, parent_hash=None, token_ids=None, page_size=PAGE_SIZE, salted=False
@@ -82,7 +81,7 @@ class Fleet:
 
     def keep_state(self, replica: int, tokens: list[int], *, dropped: bool = False) -> None:
         """A replica has got, or lost, the state behind these tokens, which end with a block."""
-        hashes = block_hashes(namespace_hash(), pack_ids(tokens), PAGE_SIZE)[-events.HASH_BYTES :]
+        hashes = block_hashes(namespace_hash(BASE_ROOT), pack_ids(tokens), PAGE_SIZE)[-events.HASH_BYTES :]
         kept = b"" if dropped else hashes
         self.tell(replica, StatesChanged(kept=kept, dropped=hashes if dropped else b""))
 

@@ -1,4 +1,4 @@
-"""Tells routers outside which blocks of KV this engine holds: docs/kv_events.md.
+"""Tells routers outside which blocks of KV this engine holds: docs/internals/kv_events.md.
 
 The tree's changes become events with block hashes (:class:`EventRecorder`), numbered batches of
 them are kept for replays (:class:`EventStream`), and a PUB socket publishes them
@@ -332,7 +332,7 @@ MAX_REQUEST_BYTES = 1024
 
 
 class _OwnFormat:
-    """Writes what docs/kv_events.md describes."""
+    """Writes what docs/internals/kv_events.md describes."""
 
     max_queued_replies = MAX_QUEUED_REPLIES
 
