@@ -232,6 +232,7 @@ class FakeScheduler:
         histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
         counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
         counts |= {name: {"tree": 1} for name in ("drafted_tokens", "accepted_draft_tokens")}
+        counts |= {"expert_tokens": {"0": 1}, "expert_imbalance": {"0": 1.0}}
         counts |= {"running": len(self._running), "replicas": {}, "structured": StructuredStats()}
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))
