@@ -100,9 +100,8 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M for a "
-        "GGUF file of the hub; the default is the built-in model. Several times, or a folder: "
-        "docs/guides/models.md.",
+        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M; the "
+        "default is the built-in model. Several times, or a folder: docs/guides/models.md.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -231,12 +230,12 @@ class ServerConfig(SchedulerSettings):
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", within=(1, None))
     ep: int = _device(
         1,
-        "Groups of --tp ranks over which the experts of a mixture are spread: each rank then holds "
-        "whole experts in place of a slice of each; 0: as many as --tp.",
+        "Groups of --tp ranks over which whole experts of a mixture are spread "
+        "(docs/guides/tuning.md); 0: as many as --tp.",
         within=(0, None),
     )
     expert_metrics: bool = _device(
-        False, "On a CPU: count the tokens of each expert of a mixture, for /metrics."
+        False, "On a CPU: count the tokens of each expert, for /metrics."
     )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
@@ -352,9 +351,8 @@ class ServerConfig(SchedulerSettings):
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output: llguidance, and with auto and fsm the "
-        "finite-state machines of outlines-core for regular expressions and choices that have "
-        "small ones.",
+        "Library that enforces structured output: llguidance, and with auto and fsm outlines-core "
+        "for regular expressions and choices with small finite-state machines.",
         aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(

@@ -60,6 +60,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: PackedIds
     logprobs: list[float]
+    log_kept_mass: float | None = None
+    """See ``SlotLogprobs``."""
 
 
 class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
@@ -74,7 +76,7 @@ class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
     cache_facts: CacheFacts | None = None
     """Facts that come with the first token, if the client wants its cache misses explained."""
     logprobs: list[PositionLogprobs] = []
-    """One a new token, in order, if the request has ``logprobs``."""
+    """One a new token, in order, if the request has ``logprobs`` or ``kept_mass``."""
     prompt_logprobs: list[PositionLogprobs] = []
     """Log-probabilities in order of position, from the prompt's second token on."""
     drafts: tuple[int, int] | None = None

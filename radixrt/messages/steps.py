@@ -133,11 +133,13 @@ class StepPlan(Message, frozen=True, kw_only=True):
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position of a slot: the chosen token first, then the likeliest,
-    descending."""
+    descending; no tokens, if only the kept mass is asked for."""
 
     slot: int
     token_ids: PackedIds
     logprobs: list[float]
+    log_kept_mass: float | None = None
+    """Logarithm of the probability of all tokens that the mask allowed, if it is asked for."""
 
 
 class SlotVector(msgspec.Struct, frozen=True, array_like=True):

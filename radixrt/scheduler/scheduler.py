@@ -478,5 +478,5 @@ def _absorb_logprobs(result: StepResult, step: StepInFlight, batch: TokenBatch) 
             batch.output_of(sequence.seq_id).prompt_logprobs.append(found)
     for row in result.logprobs:
         if (sequence := step.sequences[row.slot]) is not None:
-            found = PositionLogprobs(row.token_ids, row.logprobs)
+            found = PositionLogprobs(row.token_ids, row.logprobs, row.log_kept_mass)
             batch.output_of(sequence.seq_id).logprobs.append(found)

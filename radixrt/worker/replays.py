@@ -9,8 +9,8 @@ place before a replay.
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,18 +204,23 @@ def _tapes_of(
         return None
 
 
+@contextmanager
+def _unchanged(counts: torch.Tensor | None) -> Iterator[None]:
+    before = None if counts is None else counts.clone()
+    yield
+    if counts is not None and before is not None:
+        counts.copy_(before)
+
+
 def _tapes_of_part(
     part: Callable[..., Any], context: ForwardContext, counts: torch.Tensor | None
 ) -> Tapes:
     """The tapes of a function of (token ids, positions, context)."""
 
     def check(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
-        before = None if counts is None else counts.clone()
-        with context.states.unchanged() if context.states is not None else nullcontext():
-            result = part(token_ids, positions, context)
-        if counts is not None and before is not None:
-            counts.copy_(before)
-        return result
+        states = nullcontext() if context.states is None else context.states.unchanged()
+        with states, _unchanged(counts):
+            return part(token_ids, positions, context)
 
     ids = positions = torch.zeros(1, dtype=torch.int64)
     return Tapes(lambda i, p: part(i, p, context), ids, positions, check=check)

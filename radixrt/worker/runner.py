@@ -249,7 +249,9 @@ class ModelRunner:
         if admit.grammar is not None:
             # A forced token has no logits, and would not be checked against the request's own
             # lists.
-            may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
+            sampling = admit.sampling
+            wants_logits = sampling.logprobs is not None or sampling.kept_mass
+            may_jump = not wants_logits and not sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
         if not self._order.overlaps:

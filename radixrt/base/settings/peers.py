@@ -23,7 +23,7 @@ ALIASES = {
     "step_timeout": "--watchdog-timeout",
     "log_level": "--uvicorn-log-level --log-level-http",
     "tp": "--tensor-parallel-size --tp-size -tp",
-    "ep": "--ep-size --expert-parallel-size",
+    "ep": "--ep-size",
     "expert_metrics": "--enable-expert-distribution-metrics",
     "deterministic": "--enable-deterministic-inference",
     "kernel_threads": "--threads -t --n-threads",
