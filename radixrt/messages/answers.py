@@ -315,6 +315,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """Most sequences in the running batch."""
     kv_bytes_per_token: int
     """Over all layers and ranks."""
+    kv_parts: dict[str, str] = {}
+    """What the bits of the KV depend on, by name; empty without ``--cache-dir``."""
     kept_states: int = 0
     """States of recurrent layers that are kept beside the KV; 0: the model has no such layers."""
     state_bytes: int = 0

@@ -185,7 +185,7 @@ class Calls:
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.state.kv.leases.pin(
+        lease = self._scheduler.state.kv.pin(
             tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant
         )
         return LeaseGranted(

@@ -148,6 +148,10 @@ class Sequence:
         self.answer_states: list[int] = []
         """Pages of its answer behind which states are kept, the last two: one of them may be ahead
         of the known tokens."""
+        self.disk_reads = 0
+        """Times that it has waited for pages from disk."""
+        self.disk_tokens = 0
+        """Prompt tokens that were read from disk while it waited for them."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)

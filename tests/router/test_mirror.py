@@ -77,7 +77,7 @@ def test_an_index_that_loses_one_report_in_twenty_is_the_snapshot_within_two_sec
         if number % 100 == 0:
             engine = EngineModel(limits(context_length=96))
             recorder = EventRecorder(64, 4, with_token_ids=False)
-            engine.scheduler.state.kv.tree.observer = recorder
+            engine.scheduler.state.kv.tree.observers = (recorder,)
             stream = EventStream(recorder, max_batches=8)
         engine.add(random.integers(0, 4, random.integers(20, 60)).tolist(), 4)
         for pause_s in REPORTS:
