@@ -59,7 +59,7 @@ class CacheDirectory:
         directory: Path,
         parts: dict[str, str],
         replica: int = 0,
-        patience_s: float = LOCK_PATIENCE_S,
+        patience_s: float | None = None,
     ) -> "CacheDirectory":
         """Make the folder of a replica, unless it is there, and become its owner.
 
@@ -67,33 +67,30 @@ class CacheDirectory:
             parts: what the bits of the KV depend on, by name.
 
         Raises:
-            ConfigError: another process owns it, others can read it, or it cannot be made.
+            ConfigError: another process owns it, or others can read it.
+            OSError: it cannot be made.
         """
+        top = _enter(directory, None)
         try:
-            top = _enter(directory, None, is_top=True)
-            try:
-                secret = _read_secret(top)
-                name = fingerprint_of(parts)[:FINGERPRINT_CHARS]
-                model = _enter(Path(name), top)
-                _write_once(model, "model.json", msgspec.json.encode(parts))
-                fd = _enter(Path(f"r{replica}"), model)
-                os.close(model)
-            finally:
-                os.close(top)
-            lock_fd = open_private("lock", fd)
-        except OSError as error:
-            raise ConfigError(
-                f"--cache-dir {directory} cannot be used: {error.strerror or error}."
-            ) from error
+            secret = _read_secret(top)
+            name = fingerprint_of(parts)[:FINGERPRINT_CHARS]
+            model = _enter(Path(name), top)
+            _write_once(model, "model.json", msgspec.json.encode(parts))
+            fd = _enter(Path(f"r{replica}"), model)
+            os.close(model)
+        finally:
+            os.close(top)
+        lock_fd = open_private("lock", fd)
         path = directory / name / f"r{replica}"
-        if not _lock(lock_fd, patience_s):
+        if not _lock(lock_fd, LOCK_PATIENCE_S if patience_s is None else patience_s):
             owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
             raise ConfigError(
                 f"--cache-dir {directory}: process {owner} uses the cache of this model ({path}). Stop it, or give this server "
                 "another directory."
             )
-        os.ftruncate(lock_fd, 0)
-        os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # the disk may be full
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
         return CacheDirectory(path, fd, lock_fd, secret)
 
     def close(self) -> None:
@@ -169,14 +166,14 @@ def open_private(name: str, folder_fd: int, flags: int = os.O_RDWR | os.O_CREAT)
     return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
 
 
-def _enter(path: Path, parent_fd: int | None, *, is_top: bool = False) -> int:
+def _enter(path: Path, parent_fd: int | None) -> int:
     """Make a folder of mode 0700, unless it is there, and open it.
 
     Raises:
         ConfigError: others may enter it, or it belongs to another user.
     """
     with contextlib.suppress(FileExistsError):
-        if is_top:
+        if parent_fd is None:
             path.parent.mkdir(parents=True, exist_ok=True)
         os.mkdir(path, 0o700, dir_fd=parent_fd)
     fd = os.open(path, _FOLDER | os.O_CLOEXEC, dir_fd=parent_fd)
@@ -207,6 +204,9 @@ def _read_secret(top: int) -> bytes:
 
 def _write_once(folder_fd: int, name: str, content: bytes) -> None:
     """Write a file, whole, unless it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+        return
     part = f"{name}.{os.getpid()}"
     fd = open_private(part, folder_fd)
     try:

@@ -6,12 +6,14 @@ plan. It counts as being on disk when the worker has written it. Where writing f
 disk is full or broken, it ends: pages that are there are still read.
 """
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
 from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
 from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
 from radixrt.kv.store.journal import Header, Journal, PagesDropped, Record
 from radixrt.messages.answers import EngineInfo
@@ -33,6 +35,8 @@ MAX_SLOTS = 1 << 19
 """Most pages on disk; each takes some 600 bytes of the scheduler's memory."""
 MAX_WANTED = 1 << 16
 """Pages that wait to be written."""
+_BROKEN_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+"""Errors with which a server starts all the same."""
 COMPACT_ABOVE = 1024
 """Pages in the journal that are on disk no more, beside as many as are."""
 
@@ -41,15 +45,14 @@ def open_pages(config: ServerConfig, info: EngineInfo, replica: int) -> "DiskPag
     """The pages on disk of a replica; None: there is no ``--cache-dir``, or it cannot be written.
 
     Raises:
-        ConfigError: the directory belongs to another process or is open to others.
+        ConfigError: the directory belongs to another process or is open to others, or is none.
     """
     if config.cache_dir is None:
         return None
     path = Path(config.cache_dir).expanduser()
-    directory = CacheDirectory.own(path, info.kv_parts, replica)
     try:
         return DiskPages(
-            directory,
+            CacheDirectory.own(path, info.kv_parts, replica),
             fingerprint_of(info.kv_parts),
             num_pages=info.kv_pool_tokens // info.page_size,
             page_size=info.page_size,
@@ -58,8 +61,10 @@ def open_pages(config: ServerConfig, info: EngineInfo, replica: int) -> "DiskPag
             share=1 / max(1, config.dp),
         )
     except OSError as error:
-        log.error("--cache-dir %s is not used: %s.", path, error.strerror or error)
-        directory.close()
+        reason = error.strerror or str(error)
+        if error.errno not in _BROKEN_DISK:
+            raise ConfigError(f"--cache-dir {path} cannot be used: {reason}.") from error
+        log.error("--cache-dir %s is not used: %s.", path, reason)
         return None
 
 

@@ -62,14 +62,9 @@ class PageMover:
         threading.Thread(target=self._work_on, name="page_mover", daemon=True).start()
 
     def take(self, order: Moves) -> None:
-        """Take an order between two steps; copies the pages that are to be written.
-
-        Raises:
-            OSError: the file cannot be opened.
-        """
+        """Take an order between two steps; copies the pages that are to be written."""
         if isinstance(order, OpenPages):
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(order.path, flags, 0o600)
+            self._open(order.path)
             return
         copies = self._copied(unpack_ids(order.pages)) if isinstance(order, SavePages) else None
         with self._has_work:
@@ -79,6 +74,17 @@ class PageMover:
             else:
                 self._reads.append(order)
             self._has_work.notify()
+
+    def _open(self, path: str) -> None:
+        """Open the file; without one, every order fails."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            log.error("%s cannot be opened: %s.", path, error.strerror or error)
 
     def _copied(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
         """The bytes of these pages: [n, page_bytes]."""
