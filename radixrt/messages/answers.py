@@ -162,6 +162,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the radix tree."""
+    disk_tokens: int = 0
+    """Those of them that were read from disk for this answer."""
     cache_write_tokens: int = 0
     """Prompt tokens whose KV was computed and put into the radix tree."""
     output_tokens: int = 0

@@ -11,6 +11,7 @@ has one surplus token in flight, which is dropped.
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -343,6 +344,7 @@ class Scheduler:
             report = output.started = sequence.start(self.state.clock())
             self._learn_wait(sequence, report)
             self._note_facts(sequence, output)
+            self.state.counters.disk_tokens += report.disk_tokens
             self.state.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV, or for numbers
@@ -481,10 +483,15 @@ class Scheduler:
         """A snapshot of all counters and gauges."""
         kv, tree = self.state.kv, self.state.kv.tree
         free, total = kv.allocator.num_free, kv.allocator.num_pages
+        reads = self.state.reads
+        on_disk: dict[str, Any] = (
+            {} if kv.disk is None or reads is None else kv.disk.stats() | reads.stats()
+        )
         return SchedulerStats(
+            **on_disk,
             **msgspec.structs.asdict(self.state.counters),
             running=self.num_running,
-            waiting=len(self.state.waiting),
+            waiting=len(self.state.waiting) + (0 if reads is None else reads.num_waiting),
             evicted_pages=kv.evicted_pages,
             pages_total=total,
             pages_owned=total - free - tree.num_pages,

@@ -15,7 +15,7 @@ import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
-from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_explanation import CacheFacts, DiskRead
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
@@ -150,8 +150,8 @@ class Sequence:
         of the known tokens."""
         self.disk_reads = 0
         """Times that it has waited for pages from disk."""
-        self.disk_tokens = 0
-        """Prompt tokens that were read from disk while it waited for them."""
+        self.disk_read: DiskRead | None = None
+        """What was read while it waited."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)
@@ -261,6 +261,7 @@ class Sequence:
         self.report = AnswerReport(
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,
+            disk_tokens=min(cached, 0 if self.disk_read is None else self.disk_read.tokens),
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
             queued_s=self.first_planned - self.arrived,
             prefill_s=now - self.first_planned,

@@ -77,7 +77,7 @@ class Server:
         seq_id = self.engine.add(prompt, **options)  # type: ignore[arg-type]
         sequence = self.engine.scheduler._sequences[seq_id]
         self.settle()
-        return sequence.disk_tokens
+        return 0 if sequence.disk_read is None else sequence.disk_read.tokens
 
     def settle(self) -> None:
         """Until nothing is left to do, for the disk neither."""

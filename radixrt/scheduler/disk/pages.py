@@ -227,6 +227,16 @@ class DiskPages:
         self.written_pages += len(done)
         self._note(saved_records(done), len(done))
 
+    def stats(self) -> dict[str, int]:
+        """Its fields of :class:`radixrt.messages.stats.SchedulerStats`."""
+        return {
+            "disk_pages": len(self.index),
+            "disk_pages_written": self.written_pages,
+            "disk_pages_dropped": self.dropped_pages,
+            "disk_pages_damaged": self.damaged_pages,
+            "disk_stopped": int(bool(self.error)),
+        }
+
     def _stop(self, error: str) -> None:
         log.error("--cache-dir: nothing is written any more: %s.", error)
         self.error = error

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from radixrt.messages.cache_explanation import DiskRead
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import PagesRead, ReadPages
 from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
@@ -50,8 +51,11 @@ class _Read:
     slots: list[int]
     pages: Pages
     ordered: float
-    """On the scheduler's clock."""
+    """On the scheduler's clock, as all times."""
+    evicted_s_ago: float | None
     waiting: dict[int, Sequence] = field(default_factory=dict)
+    since: dict[int, float] = field(default_factory=dict)
+    """The time from which on each of them waits."""
 
 
 class Reads:
@@ -83,6 +87,10 @@ class Reads:
         """Pages of the pool that are being read."""
         return sum(len(read.pages) for read in self._under_way.values())
 
+    def stats(self) -> dict[str, int]:
+        """Its fields of :class:`radixrt.messages.stats.SchedulerStats`."""
+        return {"disk_pages_read": self.read_pages}
+
     def pages(self) -> Pages:
         """These pages, for checks of invariants."""
         held = [read.pages for read in self._under_way.values()]
@@ -106,7 +114,7 @@ class Reads:
         if not slots:
             return False
         if (same := self._by_slot.get(slots[0])) is not None:
-            same.waiting[sequence.seq_id] = sequence
+            self._wait(sequence, same)
             return True
         depth = names[0].depth
         within_s = self._seconds_to_compute(depth, len(slots))
@@ -146,6 +154,7 @@ class Reads:
         within_s: float,
     ) -> bool:
         kv = self._kv
+        evicted_s_ago = self._evicted_s_ago(match, names[0], sequence.salt)
         node = kv.tree.hold_match(match, sequence.salt)
         count = min(len(slots), kv.num_available)
         if not count:
@@ -161,9 +170,10 @@ class Reads:
             slots=slots,
             pages=kv.allocate(count),
             ordered=self._clock(),
-            waiting={sequence.seq_id: sequence},
+            evicted_s_ago=evicted_s_ago,
         )
         sequence.disk_reads += 1
+        self._wait(sequence, read)
         self._under_way[read.number] = read
         self._by_slot |= dict.fromkeys(slots, read)
         self._orders.append(
@@ -176,6 +186,18 @@ class Reads:
             )
         )
         return True
+
+    def _evicted_s_ago(self, match: Match | None, name: PageName, salt: str) -> float | None:
+        """Seconds since the eviction of the first page that is read."""
+        before: int | str = salt
+        if match is not None and match.num_pages:
+            before = int(match.node.pages[match.pages_in_edge - 1])
+        ghost = self._kv.tree.ghosts.find(before, name.tokens)
+        return None if ghost is None else self._clock() - ghost.time
+
+    def _wait(self, sequence: Sequence, read: _Read) -> None:
+        read.waiting[sequence.seq_id] = sequence
+        read.since[sequence.seq_id] = self._clock()
 
     def stop_waiting(self, sequence: Sequence) -> bool:
         """A sequence waits no longer; True if it did. The read goes on."""
@@ -212,8 +234,14 @@ class Reads:
         self._disk.index.use(name.digest for name in read.names[:count])
         self._learn(read, message)
         self.read_pages += count
-        for sequence in read.waiting.values():
-            sequence.disk_tokens += count * self._kv.page_size
+        tokens_read, now = count * self._kv.page_size, self._clock()
+        for seq_id, sequence in read.waiting.items():
+            before = sequence.disk_read or DiskRead(tokens=0, seconds=0.0, evicted_s_ago=read.evicted_s_ago)  # fmt: skip
+            sequence.disk_read = DiskRead(
+                tokens=before.tokens + tokens_read,
+                seconds=before.seconds + now - read.since[seq_id],
+                evicted_s_ago=before.evicted_s_ago,
+            )
             if count < len(read.slots):  # damaged, or too slow: the rest is computed
                 sequence.disk_reads = MAX_READS
         return list(read.waiting.values())

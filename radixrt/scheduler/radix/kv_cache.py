@@ -161,6 +161,7 @@ class KVCache:
             sequence.cache_facts = CacheFacts(reusable_tokens=0)
             return
         sequence.cache_facts = facts = cache_facts(self.tree, sequence, match)
+        facts.disk = sequence.disk_read
         if match is not None:
             facts.stateless_tokens = match.num_pages * self.page_size - self.usable_tokens(match)
 
