@@ -54,6 +54,14 @@ class SchedulerSettings:
         within=(0, 1),
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
+    cache_dir: str | None = _cache(
+        None,
+        "Folder in which KV outlives the server (docs/caching.md); only on a CPU.",
+        metavar="DIR",
+    )
+    cache_dir_gb: float = _cache(
+        10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
+    )
 
     max_running_requests: int | None = _scheduling(
         None,
@@ -423,6 +431,11 @@ class ServerConfig(SchedulerSettings):
             yield "--api-key is empty, so no client could send it; leave it out or set it."
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             yield f"--chat-template {self.chat_template}: there is no such file."
+        if self.cache_dir is not None:
+            if self.disable_radix_cache:
+                yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
+            if self.tp > 1:
+                yield "--cache-dir: not yet with --tp; leave one out."
         if self.tls_key is not None and self.tls_cert is None:
             yield "--tls-key needs --tls-cert FILE."
         if 0 < (self.step_timeout or 0) < MIN_STEP_TIMEOUT_S:

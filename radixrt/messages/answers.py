@@ -162,6 +162,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the radix tree."""
+    disk_tokens: int = 0
+    """Those of them that were read from disk for this answer."""
     cache_write_tokens: int = 0
     """Prompt tokens whose KV was computed and put into the radix tree."""
     output_tokens: int = 0
@@ -318,6 +320,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """Most sequences in the running batch."""
     kv_bytes_per_token: int
     """Over all layers and ranks."""
+    kv_parts: dict[str, str] = {}
+    """What the bits of the KV depend on, by name; empty without ``--cache-dir``."""
     kept_states: int = 0
     """States of recurrent layers that are kept beside the KV; 0: the model has no such layers."""
     state_bytes: int = 0

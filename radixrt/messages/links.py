@@ -6,6 +6,7 @@ api ── tokenizer ── scheduler ── worker
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.replicas import (
     EventsReplayed,
     JoinAgain,
@@ -35,6 +36,8 @@ ToTokenizerFromScheduler = (
     EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
 )
 
-ToWorker = StepPlan | LoadGrammar | DropGrammar
+ToWorker = StepPlan | LoadGrammar | DropGrammar | OpenPages | SavePages | ReadPages
 
-ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | ExpertTokens
+ToSchedulerFromWorker = (
+    EngineInfo | StepResult | GrammarLoaded | ExpertTokens | PagesWritten | PagesRead
+)

@@ -183,9 +183,7 @@ class Calls:
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.state.kv.leases.pin(
-            tokens, call.root, call.ttl_s, call.lease, call.tenant
-        )
+        lease = self._scheduler.state.kv.pin(tokens, call.root, call.ttl_s, call.lease, call.tenant)
         return LeaseGranted(
             lease=lease.lease_id,
             pinned_tokens=lease.num_pages * self._scheduler.state.limits.page_size,

@@ -27,6 +27,7 @@ from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.replicas import (
     EventsReplayed,
     ReplayEvents,
@@ -44,6 +45,7 @@ from radixrt.messages.sequences import (
 from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import ExpertTokens, StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
+from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventPublisher, start_publisher
 from radixrt.scheduler.request_log import RequestLog
@@ -155,7 +157,8 @@ class SchedulerProcess:
         info = self._wait_for_worker()
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
-        self.scheduler = Scheduler(SchedulerLimits.from_config(config, info))
+        disk = open_pages(config, info, channels.replica or 0)
+        self.scheduler = Scheduler(SchedulerLimits.from_config(config, info), disk=disk)
         self._calls = Calls(
             self.scheduler,
             self._tokenizer.send,
@@ -224,6 +227,8 @@ class SchedulerProcess:
                 self._send_tokens(self.scheduler.absorb(message))
             case ExpertTokens():
                 self._expert_tokens = message
+            case PagesWritten() | PagesRead():
+                self.scheduler.moved(message)
             case GrammarLoaded():
                 if refused := self.scheduler.grammar_loaded(message):
                     self._refuse(refused)
@@ -259,6 +264,9 @@ class SchedulerProcess:
         while scheduler.num_in_flight < self._max_in_flight:
             begin = time.perf_counter()
             plan = scheduler.plan()
+            for move in scheduler.take_moves():
+                for worker in self._to_workers:
+                    worker.send(move)
             if plan is None:
                 return
             scheduler.state.counters.plan_seconds.observe(time.perf_counter() - begin)

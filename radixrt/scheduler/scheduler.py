@@ -11,6 +11,7 @@ has one surplus token in flight, which is dropped.
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
     PositionLogprobs,
@@ -35,6 +37,7 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
+from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
@@ -71,12 +74,16 @@ class Scheduler:
 
     Args:
         clock: seconds from any fixed moment; a replay of recorded traffic has its own.
+        disk: pages that outlive the process; None: there are none.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: SchedulerLimits,
+        clock: Callable[[], float] = time.monotonic,
+        disk: DiskPages | None = None,
     ) -> None:
-        self.state = state = SchedulerState.empty(limits, clock)
+        self.state = state = SchedulerState.empty(limits, clock, disk)
         self.grammars = GrammarRegistry(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
@@ -104,6 +111,12 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return self.state.slots.num_used
+
+    @property
+    def num_set_aside(self) -> int:
+        """Sequences that wait outside the queue, for their grammars or for pages from disk."""
+        reads = self.state.reads
+        return self.grammars.num_waiting + (0 if reads is None else reads.num_waiting)
 
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or return the reason for its refusal."""
@@ -141,7 +154,7 @@ class Scheduler:
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
         """Refuse a sequence if as many wait as may."""
         most = self.state.limits.settings.max_queued_requests
-        num_waiting = len(self.state.waiting) + self.grammars.num_waiting + self.groups.num_to_come
+        num_waiting = len(self.state.waiting) + self.num_set_aside + self.groups.num_to_come
         if num_waiting < most or self.state.waiting.has_place_for(request.options.tenant, most):
             return None
         self.state.counters.refused += 1
@@ -246,7 +259,8 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         """Drop a sequence that waits or runs."""
         self._forget(sequence)
-        if self.grammars.stop_waiting(sequence):
+        reads = self.state.reads
+        if self.grammars.stop_waiting(sequence) or (reads and reads.stop_waiting(sequence)):
             return
         if sequence.slot == NO_SLOT:
             self.state.waiting.remove(sequence.seq_id)
@@ -331,6 +345,7 @@ class Scheduler:
             report = output.started = sequence.start(self.state.clock())
             self._learn_wait(sequence, report)
             self._note_facts(sequence, output)
+            self.state.counters.disk_tokens += report.disk_tokens
             self.state.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV, or for numbers
@@ -427,6 +442,28 @@ class Scheduler:
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
+    # ------------------------------------------------------------ pages on disk
+
+    def take_moves(self) -> list[OpenPages | SavePages | ReadPages]:
+        """Orders for every worker, in this order, before the plan that was made last."""
+        disk, reads = self.state.kv.disk, self.state.reads
+        if disk is None or reads is None:
+            return []
+        orders: list[OpenPages | SavePages | ReadPages] = []
+        while (order := disk.take_order()) is not None:
+            orders.append(order)
+        return orders + reads.take_orders()
+
+    def moved(self, message: PagesWritten | PagesRead) -> None:
+        """Take the answer to an order of :meth:`take_moves`."""
+        disk, reads = self.state.kv.disk, self.state.reads
+        assert disk is not None and reads is not None
+        if isinstance(message, PagesWritten):
+            disk.written(message)
+            return
+        for sequence in reads.read(message):
+            self.state.waiting.add(sequence, retracted=True)
+
     # ------------------------------------------------------------ inspection
 
     def tenant_stats(self, tenant: Tenant) -> TenantStats:
@@ -447,10 +484,15 @@ class Scheduler:
         """A snapshot of all counters and gauges."""
         kv, tree = self.state.kv, self.state.kv.tree
         free, total = kv.allocator.num_free, kv.allocator.num_pages
+        reads = self.state.reads
+        on_disk: dict[str, Any] = (
+            {} if kv.disk is None or reads is None else kv.disk.stats() | reads.stats()
+        )
         return SchedulerStats(
+            **on_disk,
             **msgspec.structs.asdict(self.state.counters),
             running=self.num_running,
-            waiting=len(self.state.waiting),
+            waiting=len(self.state.waiting) + (0 if reads is None else reads.num_waiting),
             evicted_pages=kv.evicted_pages,
             pages_total=total,
             pages_owned=total - free - tree.num_pages,

@@ -15,7 +15,7 @@ import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
-from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_explanation import CacheFacts, DiskRead
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
@@ -150,6 +150,10 @@ class Sequence:
         self.answer_states: list[int] = []
         """Pages of its answer behind which states are kept, the last two: one of them may be ahead
         of the known tokens."""
+        self.disk_reads = 0
+        """Times that it has waited for pages from disk."""
+        self.disk_read: DiskRead | None = None
+        """What was read while it waited."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)
@@ -259,6 +263,7 @@ class Sequence:
         self.report = AnswerReport(
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,
+            disk_tokens=min(cached, 0 if self.disk_read is None else self.disk_read.tokens),
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
             queued_s=self.first_planned - self.arrived,
             prefill_s=now - self.first_planned,

@@ -45,6 +45,7 @@ from radixrt.models.checkpoint import (
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
+from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
 from radixrt.worker.kv.pool import (
     KVPool,
     bytes_per_token,
@@ -141,10 +142,16 @@ def build_runner(
     """
     _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
+    weights = None if config.cache_dir is None else begin_weights_digest(config)
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     longest = info.context_length
     one_state = state_bytes(model.state_specs())
+    if one_state and config.cache_dir is not None:
+        raise ConfigError(
+            f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
+            "leave it out."
+        )
     setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report_grammar)
@@ -178,6 +185,9 @@ def build_runner(
         kv_pool_tokens=pages * config.page_size,
         max_running_requests=setup.max_rows,
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
+        kv_parts={}
+        if weights is None
+        else kv_parts(config, model, setup, backend_name, weights.result()),
         attention_backend=backend_name,
     )
 
@@ -201,6 +211,8 @@ def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, 
     Raises:
         ConfigError: the checkpoint is broken, or does not fit into the memory.
     """
+    if config.cache_dir is not None:
+        raise ConfigError("--cache-dir: encoders keep no KV; leave it out.")
     kernels = layer_kernels(device.torch_device)
     loaded = _load_with_facts(config, device, TensorParallel(), kernels)
     info = loaded.info
@@ -270,6 +282,8 @@ def _check_and_say(config: ServerConfig, device: Device) -> None:
     """
     if not is_gpu(device):
         return
+    if config.cache_dir is not None:
+        raise ConfigError("--cache-dir: not yet on a GPU; leave it out, or use --device cpu.")
     if config.kv_cache_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
     if config.speculation == "auto":

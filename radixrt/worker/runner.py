@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import (
@@ -105,6 +106,11 @@ class ModelRunner:
             self._tapes = StepTapes(parts.model, self._context, parts.expert_counts)
         self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
+
+    @property
+    def kv_caches(self) -> list[LayerKV]:
+        """The KV cache of each layer."""
+        return self._context.kv_caches
 
     @property
     def in_flight(self) -> LaunchedStep | None:

@@ -151,9 +151,10 @@ class Explainer:
             cached_tokens=facts.cached_tokens,
             missed_tokens=record.num_tokens - facts.cached_tokens,
             cause=cause,
-            detail=detail,
+            detail=detail if facts.disk is None else f"{facts.disk.sentence} {detail}",
             divergence=divergence,
             evicted=facts.evicted if cause == "evicted" else None,
+            disk=facts.disk,
         )
 
     def _cause(
