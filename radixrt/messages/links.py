@@ -3,6 +3,7 @@
 api ── tokenizer ── scheduler ── worker
 """
 
+from radixrt.messages.adapters import AdapterRead, LoadAdapter, PutAdapter
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
@@ -35,6 +36,6 @@ ToTokenizerFromScheduler = (
     EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
 )
 
-ToWorker = StepPlan | LoadGrammar | DropGrammar
+ToWorker = StepPlan | LoadGrammar | DropGrammar | LoadAdapter | PutAdapter
 
-ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded
+ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | AdapterRead

@@ -338,6 +338,7 @@ class Planner:
                 second_segment_start=sequence.second_segment_start,
                 drafts=drafts,
                 state=state,
+                adapter=sequence.adapter,
             )
         )
 

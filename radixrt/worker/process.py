@@ -56,7 +56,9 @@ class WorkerProcess:
         if is_encoder(check_architecture(read_config(Path(config.model_path)))):
             self._runner, info = build_encoder(config, device)
         else:
-            self._runner, info = build_runner(config, device, tp, tokenizer_file, from_threads.send)
+            self._runner, info = build_runner(
+                config, device, tp, tokenizer_file, from_threads.send, channels.kept_adapters
+            )
         if self._answers:
             self._outbox.send(info)
 
