@@ -1,4 +1,4 @@
-"""Mirrors the KV cache of an engine by its event stream (docs/kv_events.md): which blocks of a
+"""Mirrors the KV cache of an engine by its event stream (docs/internals/kv_events.md): which blocks of a
 prompt are cached there.
 
 radixrt serve --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558

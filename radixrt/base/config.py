@@ -125,10 +125,10 @@ class ServerConfig(SchedulerSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
         "auto", "Type of weights and activations; auto is the checkpoint's own."
     )
-    quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
+    quantization: Literal["auto", "int8", "int4", "fp8", "plain"] = _model(
         "auto",
-        "Weight format of the linear layers: auto keeps the checkpoint's; int8, int4 and fp8 "
-        "quantize a plain checkpoint while it is loaded.",
+        "Weight format of the linear layers: auto keeps the checkpoint's, but makes fp8 blocks int8; "
+        "int8, int4 and fp8 round plain weights or fp8 blocks; plain decodes fp8 blocks and GGUF.",
     )
     context_length: int | None = _model(
         None,
@@ -245,6 +245,15 @@ class ServerConfig(SchedulerSettings):
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", within=(1, None))
+    ep: int = _device(
+        1,
+        "Groups of --tp ranks over which the experts of a mixture are spread: each rank then holds "
+        "whole experts in place of a slice of each; 0: as many as --tp.",
+        within=(0, None),
+    )
+    expert_metrics: bool = _device(
+        False, "On a CPU: count the tokens of each expert of a mixture, for /metrics."
+    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
@@ -350,7 +359,7 @@ class ServerConfig(SchedulerSettings):
     )
     kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
         "radixrt",
-        "Wire format of events and replays: radixrt's (docs/kv_events.md) or vLLM's, which needs "
+        "Wire format of events and replays: radixrt's (docs/internals/kv_events.md) or vLLM's, which needs "
         "--kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(
@@ -439,6 +448,11 @@ class ServerConfig(SchedulerSettings):
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of "
                 f"life once a second: set 0 or at least {MIN_STEP_TIMEOUT_S:g}."
             )
+        if self.tp % self.expert_groups:
+            yield (
+                f"--ep {self.ep} must divide --tp {self.tp}: the ranks of --tp hold the experts. Set --tp to a "
+                f"multiple of {self.ep}, or leave --ep out."
+            )
         if self.join is not None and self.replica_listen is not None:
             yield "--join and --replica-listen are for different machines: leave one out."
         is_linked = self.join is not None or self.replica_listen is not None
@@ -475,6 +489,11 @@ class ServerConfig(SchedulerSettings):
         """Adapters that may be loaded at a time; 0: none are served."""
         given = len(named_adapters(self.lora))
         return self.max_loras or (max(given, MIN_ADAPTER_PLACES) if given else 0)
+
+    @property
+    def expert_groups(self) -> int:
+        """Groups of ranks over which experts are spread."""
+        return self.ep or self.tp
 
     @property
     def is_routed(self) -> bool:

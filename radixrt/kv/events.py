@@ -1,5 +1,5 @@
 """Messages of the KV-event stream, which tells routers the cached blocks of an engine
-(docs/kv_events.md), and the hashes that identify the blocks.
+(docs/internals/kv_events.md), and the hashes that identify the blocks.
 
 The terms are vLLM's (``BlockStored``, ``BlockRemoved``, ``AllBlocksCleared``), with the same
 meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes are packed, 8
@@ -105,6 +105,15 @@ class BlockRemoved(Event, frozen=True, kw_only=True):
     """Hashes of the blocks, in arbitrary order."""
 
 
+class StatesChanged(Event, frozen=True, kw_only=True):
+    """Blocks have got, or have lost, the state of recurrent layers behind their last token. Only
+    models with such layers have states; a request can use a prefix up to its last block with
+    one. A block that is removed loses its state without an event."""
+
+    kept: PackedHashes
+    dropped: PackedHashes
+
+
 class AllBlocksCleared(Event, frozen=True, kw_only=True):
     """The cache is empty."""
 
@@ -116,6 +125,11 @@ class AllBlocks(Event, frozen=True, kw_only=True):
     block_hashes: PackedHashes
     """Hashes of the blocks, in arbitrary order."""
     page_size: int
+    states: PackedHashes = b""
+    """Of these, the blocks with a state; see :class:`StatesChanged`."""
+
+
+AnyEvent = BlockStored | BlockRemoved | StatesChanged | AllBlocksCleared | AllBlocks
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +143,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     """1, 2, 3 …; a snapshot has the number of the last batch that it contains."""
     timestamp: float
     """Time of publication, in Unix seconds."""
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks]
+    events: list[AnyEvent]
     """Events in order of time."""
 
 

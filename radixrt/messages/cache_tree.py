@@ -32,6 +32,8 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting sequences whose cached prefix reaches into it."""
     leases: int = 0
     """That hold it."""
+    states: int = 0
+    """States of recurrent layers that are kept on the edge."""
     locked: bool
     """Used by a running sequence or pinned."""
     pinned: bool

@@ -318,7 +318,8 @@ class StatsCall(SchedulerCall[SchedulerStats], frozen=True):
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
         by_replica = {str(replica): values[replica] for replica in sorted(values)}
-        return added(list(values.values())) | {"replicas": by_replica}
+        own = {"expert_imbalance": {}, "replicas": by_replica}
+        return added(list(values.values())) | own
 
 
 class TenantStatsCall(SchedulerCall[TenantStats], frozen=True):

@@ -20,7 +20,7 @@ from radixrt.messages.replicas import (
 )
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 
 ToTokenizerFromApi = GenerateRequest | AbortRequest | AnyCall
 
@@ -38,4 +38,4 @@ ToTokenizerFromScheduler = (
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar | LoadAdapter | PutAdapter
 
-ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | AdapterRead
+ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | ExpertTokens | AdapterRead

@@ -23,6 +23,9 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     penalties count them."""
     second_segment_start: int = 0
     """Position of the first token of a pair's second text, for models that tell them apart."""
+    messages_end: int = 0
+    """Tokens of a chat up to the end of its last message, before the generation prompt; 0: it is
+    not known, or no chat."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
     prediction: PackedIds = b""

@@ -167,6 +167,15 @@ DRAFTERS = ("grammar", "tree", "ngram", "pool", "prediction")
 is taken."""
 
 
+class ExpertTokens(Message, frozen=True, kw_only=True):
+    """The tokens that the experts of a mixture have got since the worker started."""
+
+    layers: int
+    """Layers with experts."""
+    counts: bytes
+    """int64 [layers, experts]"""
+
+
 class StepResult(Message, frozen=True, kw_only=True):
     """The sampled tokens of one step, in columns; a slot with several tokens has several
     entries."""

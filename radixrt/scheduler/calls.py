@@ -166,10 +166,8 @@ class Calls:
 
     @_answer.register
     def _tree(self, call: CacheTreeCall) -> Slices:
-        view = TreeView(
-            self._scheduler.state.kv.tree, call, self._scheduler.state.clock, self._known
-        )
-        return view.slices()
+        kv, clock = self._scheduler.state.kv, self._scheduler.state.clock
+        return TreeView(kv.tree, call, clock, self._known, kv.states).slices()
 
     @_answer.register
     def _facts(self, call: CacheFactsCall) -> CacheFacts:
@@ -209,9 +207,8 @@ class Calls:
 
     def _match(self, tokens: TokenIds, root: CacheRoot) -> CacheMatch:
         kv = self._scheduler.state.kv
-        found = kv.tree.match(tokens, root)
-        pages = 0 if found is None else found.num_pages
-        return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
+        usable = kv.usable_tokens(kv.tree.match(tokens, root))
+        return CacheMatch(prompt_tokens=len(tokens), cached_tokens=usable)
 
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:

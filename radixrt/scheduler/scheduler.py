@@ -476,6 +476,7 @@ class Scheduler:
             leases_broken=kv.leases.broken,
             sessions=len(kv.sessions),
             kept_states=len(kv.states),
+            kept_state_bytes=len(kv.states) * self.state.limits.state_bytes,
             grammars=len(self.grammars),
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,

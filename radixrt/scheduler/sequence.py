@@ -127,6 +127,7 @@ class Sequence:
         without correction."""
         self.grammar = request.grammar
         self.second_segment_start = request.second_segment_start
+        self.messages_end = request.messages_end
         self.prediction = request.prediction
         self.speculates = False
         """Its tokens are drafted."""

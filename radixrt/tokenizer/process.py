@@ -318,6 +318,7 @@ class TokenizerProcess:
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
                 second_segment_start=encoded.prompt.second_segment_start,
+                messages_end=encoded.prompt.messages_end,
                 prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),

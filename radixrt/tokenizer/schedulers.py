@@ -248,7 +248,7 @@ class Schedulers:
         info = await link.info()
         if self._router is None:
             self._router = Router(info.page_size)
-        self._router.join(link.replica)
+        self._router.join(link.replica, has_states=info.kept_states > 0)
         self.links[link.replica] = link
         self._joined.set()
         self._first = self._first or info

@@ -136,6 +136,9 @@ class EncoderRunner:
     def order(self, message: LoadGrammar | DropGrammar | LoadAdapter | PutAdapter) -> None:
         """Nothing is generated, so no grammar is ever used; an encoder has no adapters."""
 
+    def expert_tokens(self) -> None:
+        """No encoder has experts."""
+
     def seconds_loading(self) -> float:
         return 0.0
 

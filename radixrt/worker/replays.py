@@ -144,18 +144,25 @@ class StepTapes:
     Steps with rows of LoRA adapters have tapes of their own, so that the others stay as they are.
 
     The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
-
-    Args:
-        rows: of the adapters; None: there are none.
     """
 
     def __init__(
-        self, model: CausalLM, context: ForwardContext, rows: StepRows | None = None
+        self,
+        model: CausalLM,
+        context: ForwardContext,
+        expert_counts: torch.Tensor | None = None,
+        adapter_rows: StepRows | None = None,
     ) -> None:
+        """
+        Args:
+            expert_counts: of ``count_tokens``; None: the model does not count.
+            adapter_rows: None: there are no adapters.
+        """
         self._model = model
         self._context = context
-        self._rows = rows
-        self._tapes = _tapes_of(model, context)
+        self._expert_counts = expert_counts
+        self._rows = adapter_rows
+        self._tapes = _tapes_of(model, context, expert_counts)
         """The tapes, by whether they end with the last attention. None: this model has none."""
         self._tape_of = functools.lru_cache(MAX_KEPT)(self._make)
         self._with_adapters: Tapes | None = None
@@ -193,7 +200,9 @@ class StepTapes:
                     self._model, self._context, self._rows, token_ids, positions, adapters
                 )
 
-            self._with_adapters = _tapes_of_part(compute, self._context, num_inputs=3)
+            self._with_adapters = _tapes_of_part(
+                compute, self._context, self._expert_counts, num_inputs=3
+            )
         return self._with_adapters.of(count)
 
     def forward(
@@ -245,23 +254,34 @@ def with_adapters(
         rows.clear()
 
 
-def _tapes_of(model: CausalLM, context: ForwardContext) -> dict[bool, Tapes] | None:
+def _tapes_of(
+    model: CausalLM, context: ForwardContext, counts: torch.Tensor | None
+) -> dict[bool, Tapes] | None:
     parts: dict[bool, Callable[..., Any]] = {False: lambda i, p: model.forward(i, p, context)}
     if model.ends_by_rows:
         parts[True] = lambda i, p: model.up_to_last_attention(i, p, context)
     try:
-        return {by_rows: _tapes_of_part(part, context) for by_rows, part in parts.items()}
+        return {by_rows: _tapes_of_part(part, context, counts) for by_rows, part in parts.items()}
     except NotRecordable as reason:
         log.info("Steps of this model are not taped: %s.", reason)
         return None
 
 
-def _tapes_of_part(part: Callable[..., Any], context: ForwardContext, num_inputs: int = 2) -> Tapes:
+def _tapes_of_part(
+    part: Callable[..., Any],
+    context: ForwardContext,
+    counts: torch.Tensor | None,
+    num_inputs: int = 2,
+) -> Tapes:
     """The tapes of a function of token ids, positions, and perhaps adapters."""
 
     def check(*inputs: torch.Tensor) -> Any:
+        before = None if counts is None else counts.clone()
         with context.states.unchanged() if context.states is not None else nullcontext():
-            return part(*inputs)
+            result = part(*inputs)
+        if counts is not None and before is not None:
+            counts.copy_(before)
+        return result
 
     zeros = torch.zeros(1, dtype=torch.int64)
     return Tapes(part, *[zeros] * num_inputs, check=check)

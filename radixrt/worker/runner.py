@@ -23,6 +23,7 @@ from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     Admit,
+    ExpertTokens,
     StepPlan,
     StepResult,
     VerifiedDraft,
@@ -105,7 +106,10 @@ class ModelRunner:
         tables = None if states is None else states.tables
         self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
         rows = None if adapters is None else adapters.adapters.rows
-        self._tapes = StepTapes(parts.model, self._context, rows) if parts.taped else None
+        self._expert_counts = parts.expert_counts
+        self._tapes = None
+        if parts.taped:
+            self._tapes = StepTapes(parts.model, self._context, parts.expert_counts, rows)
         self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
 
@@ -129,6 +133,12 @@ class ModelRunner:
     def seconds_loading(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
         return self.matchers.loader.seconds_at_work()
+
+    def expert_tokens(self) -> ExpertTokens | None:
+        """The tokens of each expert so far; None: they are not counted."""
+        if (counts := self._expert_counts) is None:
+            return None
+        return ExpertTokens(layers=len(counts), counts=counts.numpy().tobytes())
 
     # ------------------------------------------------------------ a step
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 
 from radixrt.kv import events
-from radixrt.kv.events import BlockStored, EventBatch, block_hashes, namespace_hash, prompt_hashes
+from radixrt.kv.events import (
+    BlockStored,
+    EventBatch,
+    StatesChanged,
+    block_hashes,
+    namespace_hash,
+    prompt_hashes,
+)
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import ReplicaLoad
@@ -34,14 +41,14 @@ class Clock:
 class Fleet:
     """A router of replicas that report by hand."""
 
-    def __init__(self, num_replicas: int = 2) -> None:
+    def __init__(self, num_replicas: int = 2, *, has_states: bool = False) -> None:
         self.clock = Clock()
         self.router = Router(PAGE_SIZE, self.clock)
         self.sequences = [0] * num_replicas
         self.sent = [0] * num_replicas
         self.open = dict.fromkeys(range(num_replicas), 0)
         for replica in range(num_replicas):
-            self.router.join(replica)
+            self.router.join(replica, has_states=has_states)
             self.report(replica)
 
     def report(
@@ -66,11 +73,20 @@ class Fleet:
 
     def cache(self, replica: int, tokens: list[int], salt: str = "") -> None:
         """A replica has a prompt in its cache."""
-        self.sequences[replica] += 1
         hashes = block_hashes(namespace_hash(CacheRoot(salt=salt)), pack_ids(tokens), PAGE_SIZE)
         event = BlockStored(
             block_hashes=hashes, parent_hash=None, token_ids=None, page_size=PAGE_SIZE, salted=False
         )
+        self.tell(replica, event)
+
+    def keep_state(self, replica: int, tokens: list[int], *, dropped: bool = False) -> None:
+        """A replica has got, or lost, the state behind these tokens, which end with a block."""
+        hashes = block_hashes(namespace_hash(BASE_ROOT), pack_ids(tokens), PAGE_SIZE)[-events.HASH_BYTES :]
+        kept = b"" if dropped else hashes
+        self.tell(replica, StatesChanged(kept=kept, dropped=hashes if dropped else b""))
+
+    def tell(self, replica: int, event: events.AnyEvent) -> None:
+        self.sequences[replica] += 1
         batch = EventBatch(
             stream=str(replica), sequence=self.sequences[replica], timestamp=0.0, events=[event]
         )
@@ -310,3 +326,27 @@ def test_memory_does_not_grow_with_the_number_of_requests() -> None:
         len(known.young) + len(known.old) <= most for known in fleet.router._replicas.values()
     )
     assert all(len(known.pending) <= 1 for known in fleet.router._replicas.values())
+
+
+def test_pages_behind_the_last_state_of_a_hybrid_model_do_not_count() -> None:
+    fleet, known = Fleet(has_states=True), tokens(40)
+    fleet.cache(0, known)
+    fleet.cache(1, known[:20])
+    assert fleet.cached_tokens(known) == [0, 0]
+    fleet.keep_state(0, known[:8])
+    fleet.keep_state(1, known[:20])
+    assert fleet.cached_tokens(known) == [8, 20]
+    fleet.keep_state(0, known[:32])
+    assert fleet.cached_tokens([*known[:30], 99]) == [8, 20]
+    assert fleet.cached_tokens([*known[:35], 99]) == [32, 20]
+    fleet.keep_state(1, known[:20], dropped=True)
+    fleet.keep_state(0, known[:32], dropped=True)
+    assert fleet.cached_tokens([*known[:35], 99]) == [8, 0]
+    assert fleet.choose([*known[:35], 99]) == 0
+
+
+def test_prompts_of_a_hybrid_model_that_arrive_together_share_a_replica() -> None:
+    """The states of the first are expected as its pages are."""
+    fleet, document = Fleet(has_states=True), tokens(4000)
+    first = fleet.choose([*document, 1])
+    assert fleet.choose([*document, 2]) == first

@@ -115,6 +115,7 @@ class EngineModel:
         tenant: Tenant = NO_TENANT,
         pool: PoolingRequest | None = None,
         adapter: str = "",
+        messages_end: int = 0,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -128,6 +129,7 @@ class EngineModel:
             seq_id=seq_id,
             token_ids=pack_ids(prompt),
             num_output=num_output,
+            messages_end=messages_end,
             grammar=use,
             has_begun=num_output > 0,
             options=RequestOptions(

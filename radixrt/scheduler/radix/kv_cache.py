@@ -311,13 +311,17 @@ class KVCache:
 
     def keep_prompt_states(self, sequence: Sequence, start: int, end: int) -> list[KeepState]:
         """The states to keep of a chunk that computes the positions from ``start`` to ``end``: at
-        every interval, where the prompt leaves what the tree has, at the end of the prompt, and at
-        the end of the chunk, where another sequence may go on."""
+        every interval, where the prompt leaves what the tree has, at its cache breakpoints, at the
+        end of its messages, at its own end, and at the end of the chunk, where another sequence
+        may go on."""
         if not self.states or not self._reads_tree(sequence):
             return []
         size, step = self.page_size, self._state_interval
         wanted = {*range(-(-(start + 1) // step) * step, end + 1, step), sequence.branch}
-        wanted |= {(sequence.num_tokens - 1) // size * size, end // size * size}
+        retained = sequence.options.cache_hints.retain
+        ends = [sequence.messages_end, sequence.num_tokens - 1, end]
+        ends += [kept.num_tokens for kept in retained if kept.num_tokens and kept.level != "none"]
+        wanted |= {one // size * size for one in ends}
         orders = []
         for position in sorted(wanted):
             if start < position <= end and not position % size:

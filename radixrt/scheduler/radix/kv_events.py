@@ -1,4 +1,4 @@
-"""Tells routers outside which blocks of KV this engine holds: docs/kv_events.md.
+"""Tells routers outside which blocks of KV this engine holds: docs/internals/kv_events.md.
 
 The tree's changes become events with block hashes (:class:`EventRecorder`), numbered batches of
 them are kept for replays (:class:`EventStream`), and a PUB socket publishes them
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
@@ -25,11 +26,13 @@ from radixrt.base.ipc import Decoder
 from radixrt.kv.events import (
     AllBlocks,
     AllBlocksCleared,
+    AnyEvent,
     BlockRemoved,
     BlockStored,
     Event,
     EventBatch,
     ReplayRequest,
+    StatesChanged,
     block_hashes,
     namespace_hash,
 )
@@ -37,6 +40,7 @@ from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.stats import SchedulerStats
 from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 
 _ABSENT = -1
@@ -57,9 +61,18 @@ class EventRecorder:
 
     Args:
         with_token_ids: whether the events contain the blocks' token ids.
+        is_kept: whether each page has a state of recurrent layers (:class:`KeptStates`); None: the
+            model has no such layers.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, with_token_ids: bool) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        with_token_ids: bool,
+        is_kept: NDArray[np.bool_] | None = None,
+    ) -> None:
         self._page_size = page_size
         self._with_token_ids = with_token_ids
         self._changes: list[_Stored | Pages] = []
@@ -69,6 +82,9 @@ class EventRecorder:
         self._kinds: list[tuple[bool, str]] = []
         """Whether the root has a tenant or a salt, and its adapter."""
         self._num_cached = 0
+        self._is_kept = is_kept
+        self._with_state = np.zeros(num_pages, dtype=np.bool_)
+        """The pages whose states are published."""
 
     def stored(
         self, root: CacheRoot | None, previous_page: int | None, tokens: TokenIds, pages: Pages
@@ -78,18 +94,31 @@ class EventRecorder:
     def removed(self, pages: Pages) -> None:
         self._changes.append(pages)
 
-    def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+    def take_events(self) -> list[AnyEvent]:
         """The events since the last call, in order."""
         changes, self._changes = self._changes, []
-        return [
+        events: list[AnyEvent] = [
             self._store(change) if isinstance(change, _Stored) else self._remove(change)
             for change in changes
         ]
+        if self._is_kept is not None:
+            events += self._changed_states(self._is_kept & (self._kind != _ABSENT))
+        return events
+
+    def _changed_states(self, now: NDArray[np.bool_]) -> list[StatesChanged]:
+        """The change to these pages with states, if there is one."""
+        before, self._with_state = self._with_state, now
+        kept, dropped = (self._hashes[pages] for pages in (now & ~before, before & ~now))
+        if not len(kept) and not len(dropped):
+            return []
+        return [StatesChanged(kept=kept.tobytes(), dropped=dropped.tobytes())]
 
     def snapshot(self) -> AllBlocks:
         """All blocks of the tree, as of the last events taken."""
-        cached = self._hashes[self._kind != _ABSENT]
-        return AllBlocks(block_hashes=cached.tobytes(), page_size=self._page_size)
+        cached, states = self._hashes[self._kind != _ABSENT], self._hashes[self._with_state]
+        return AllBlocks(
+            block_hashes=cached.tobytes(), page_size=self._page_size, states=states.tobytes()
+        )
 
     def _store(self, change: _Stored) -> BlockStored:
         previous, packed = change.previous_page, change.tokens.tobytes()
@@ -120,6 +149,7 @@ class EventRecorder:
 
     def _remove(self, pages: Pages) -> BlockRemoved | AllBlocksCleared:
         self._kind[pages] = _ABSENT
+        self._with_state[pages] = False
         self._num_cached -= len(pages)
         if self._num_cached == 0:
             return AllBlocksCleared()  # the same in fewer bytes
@@ -146,7 +176,7 @@ class EventStream:
         self._kept_bytes = 0
         self.num_batches = 0
         """Published; also the number of the last one."""
-        self.last_events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared] = ()
+        self.last_events: Sequence[AnyEvent] = ()
         self.last_time = 0.0
         """The events of the last batch, and the Unix time of its publication."""
         self.num_events = 0
@@ -223,7 +253,11 @@ class VLLMFormat:
 
     def message(self, batch: bytes) -> list[bytes]:
         """The frames of the stream's last batch."""
-        events = list(map(vllm_event, self._stream.last_events))
+        events = [
+            vllm_event(event)
+            for event in self._stream.last_events
+            if not isinstance(event, StatesChanged)  # vLLM's stream says nothing of states
+        ]
         payload = msgspec.msgpack.encode([self._stream.last_time, events, self._rank])
         number = (self._stream.num_batches - 1).to_bytes(8, "big")
         self._kept.append((number, payload))
@@ -247,7 +281,7 @@ def topic_of(config: ServerConfig) -> str:
     return f"kv@{os.environ.get('POD_IP', config.host)}:{config.port}@{config.model_name}"
 
 
-def vllm_event(event: BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks) -> list[Any]:
+def vllm_event(event: AnyEvent) -> list[Any]:
     """An event as an array.
 
     The blocks of a prompt with a cache salt have an extra key, so that nobody takes them for blocks
@@ -298,7 +332,7 @@ MAX_REQUEST_BYTES = 1024
 
 
 class _OwnFormat:
-    """Writes what docs/kv_events.md describes."""
+    """Writes what docs/internals/kv_events.md describes."""
 
     max_queued_replies = MAX_QUEUED_REPLIES
 
@@ -393,9 +427,13 @@ class EventPublisher:
 
 
 def start_publisher(
-    config: ServerConfig, tree: RadixTree, num_pages: int, replica: int = 0
+    config: ServerConfig,
+    tree: RadixTree,
+    num_pages: int,
+    replica: int = 0,
+    states: KeptStates | None = None,
 ) -> EventPublisher | None:
-    """Publish the changes of ``tree``, if ``--kv-events`` is set, or the engine is one of several
+    """Publish the changes of ``tree``, and of the states behind its pages, if ``--kv-events`` is set, or the engine is one of several
     replicas.
 
     Raises:
@@ -404,7 +442,10 @@ def start_publisher(
     if config.kv_events is None and not config.is_routed:
         return None
     with_token_ids = config.kv_events_tokens
-    recorder = EventRecorder(num_pages, tree.page_size, with_token_ids=with_token_ids)
+    is_kept = states.is_kept if states else None
+    recorder = EventRecorder(
+        num_pages, tree.page_size, with_token_ids=with_token_ids, is_kept=is_kept
+    )
     stream = EventStream(recorder)
     publisher = EventPublisher(
         stream,

@@ -19,6 +19,7 @@ from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.radix.node import ID_BYTES, LEVELS, Node
+from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 
 SLICE_S = 0.002
@@ -87,8 +88,10 @@ class TreeView:
         call: CacheTreeCall,
         clock: Callable[[], float] = time.monotonic,
         known: KnownNodes | None = None,
+        states: KeptStates | None = None,
     ) -> None:
         self._tree = tree
+        self._states = states
         self._call = call
         self._clock = clock
         self._known = known or KnownNodes()
@@ -244,6 +247,7 @@ class TreeView:
             running=node.lock_count - node.lease_count,
             waiting=self._waiting[node],
             leases=node.lease_count,
+            states=self._states.count(node.pages) if self._states else 0,
             locked=node.lock_count > 0,
             pinned=node.lease_count > 0,
             idle_s=idle_seconds(node, now),

@@ -162,13 +162,13 @@ class Explainer:
         cached, reusable = facts.cached_tokens, facts.reusable_tokens
         if cached >= reusable:
             return "none", _all_reused(record, facts), None
+        stateless = min(facts.stateless_tokens, reusable - cached)
+        if 2 * stateless > reusable - cached:
+            return "missing_state", _without_state(stateless, cached), None
         is_shared = cached > facts.seen_tokens
         """Another sequence computed more of the same prompt meanwhile."""
         if facts.seen_tokens >= reusable or (is_shared and reusable - cached < self._page_size):
             return "page_rounding", self._rounded(reusable - cached), None
-        stateless = min(facts.stateless_tokens, reusable - cached)
-        if 2 * stateless > reusable - cached:
-            return "missing_state", _without_state(stateless, cached), None
         difference = _Difference(self._vocabulary, record, facts)
         cause: Cause = "never_seen"
         detail = self._new(difference)

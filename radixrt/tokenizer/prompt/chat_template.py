@@ -162,6 +162,19 @@ class ChatTemplate:
         counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
         return chat.text, joined(segments), counts, segments
 
+    def messages_end(self, chat: RenderedChat, num_tokens: int) -> int:
+        """Number of a chat's tokens up to the end of its last message, where the next turn may
+        leave this prompt; 0 where more text than a generation prompt follows. A token or two off
+        where the tokenizer joins characters of both sides.
+
+        Args:
+            num_tokens: of the whole prompt.
+        """
+        behind = chat.text[chat.spans[-1][1] :] if chat.spans else chat.text
+        if len(behind) > MAX_BEHIND_MESSAGES:
+            return 0
+        return max(0, num_tokens - len(self._vocabulary.encode(behind, add_special_tokens=False)))
+
     def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
         """Number of leading tokens within the first ``length`` characters of a text."""
         count = 0
@@ -305,15 +318,24 @@ def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
     spans = []
     position = 0
     for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str) or (start := text.find(content, position)) < 0:
-            start, content = position, ""
-        position = start + len(content)
+        start, position = _content_span(text, position, message.get("content"))
         for call in message.get("tool_calls") or ():
             position = _end_of_call(text, position, call)
         spans.append((start, position))
     return spans
 
+
+def _content_span(text: str, position: int, content: object) -> tuple[int, int]:
+    """Beginning and end of a content behind ``position``; a template may trim it."""
+    if isinstance(content, str):
+        for written in (content, content.strip()):
+            if (start := text.find(written, position)) >= 0:
+                return start, start + len(written)
+    return position, position
+
+
+MAX_BEHIND_MESSAGES = 512
+"""Characters behind the last message that may be a generation prompt."""
 
 _CALL_DISTANCE = 256
 """Most characters that a template writes before the name of a called function, or between its

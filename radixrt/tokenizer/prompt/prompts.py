@@ -55,6 +55,9 @@ class EncodedPrompt(NamedTuple):
     """Keeps the answer to a chat whose later requests are to repeat it."""
     layout: ChatLayout | None = None
     """The places of a chat's messages; None where special tokens in the messages hide them."""
+    messages_end: int = 0
+    """Tokens of a chat up to the end of its last message, before the generation prompt; 0: it is
+    not known."""
 
 
 class PairEncoder:
@@ -184,7 +187,8 @@ class PromptEncoder:
             if length
         ]
         layout = ChatLayout.from_prompt(prompt, segments, chat.spans) if segments else None
-        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout)
+        end = self._template.messages_end(chat, len(ids))
+        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout, end)
 
 
 def size_in_chars(prompt: Prompt) -> int:
