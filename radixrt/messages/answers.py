@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
 from radixrt.messages.message import Message, ToolCall
@@ -333,6 +334,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     device: str
     attention_backend: str
     architecture: str
+    adapters: tuple[AdapterInfo, ...] = ()
+    """The LoRA adapters that are loaded."""
     default_sampling: dict[str, Any] = {}
     """Settings of the checkpoint's generation_config.json: temperature, top_p, top_k, ..."""
     eos_token_ids: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 api ── tokenizer ── scheduler ── worker
 """
 
+from radixrt.messages.adapters import AdapterRead, LoadAdapter, PutAdapter
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
@@ -36,8 +37,17 @@ ToTokenizerFromScheduler = (
     EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
 )
 
-ToWorker = StepPlan | LoadGrammar | DropGrammar | OpenPages | SavePages | ReadPages
+ToWorker = (
+    StepPlan
+    | LoadGrammar
+    | DropGrammar
+    | LoadAdapter
+    | PutAdapter
+    | OpenPages
+    | SavePages
+    | ReadPages
+)
 
 ToSchedulerFromWorker = (
-    EngineInfo | StepResult | GrammarLoaded | ExpertTokens | PagesWritten | PagesRead
+    EngineInfo | StepResult | GrammarLoaded | ExpertTokens | AdapterRead | PagesWritten | PagesRead
 )

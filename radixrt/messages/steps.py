@@ -3,6 +3,7 @@
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
@@ -66,6 +67,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """None: no tokens of this sequence are drafted."""
     state: int = EMPTY_STATE
     """The kept state of recurrent layers behind the first ``num_cached`` tokens."""
+    adapter: int = NO_ADAPTER
+    """The place of the sequence's LoRA adapter."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):

@@ -345,6 +345,7 @@ class Planner:
                 second_segment_start=sequence.second_segment_start,
                 drafts=drafts,
                 state=state,
+                adapter=sequence.adapter,
             )
         )
 

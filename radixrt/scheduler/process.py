@@ -22,6 +22,7 @@ from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.kv.events import ReplayRequest
+from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
@@ -158,12 +159,17 @@ class SchedulerProcess:
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
         disk = open_pages(config, info, channels.replica or 0)
-        self.scheduler = Scheduler(SchedulerLimits.from_config(config, info), disk=disk)
+        self.scheduler = Scheduler(
+            SchedulerLimits.from_config(config, info),
+            disk=disk,
+            kept_adapters=channels.kept_adapters,
+        )
         self._calls = Calls(
             self.scheduler,
             self._tokenizer.send,
             self._stats,
             lambda: supervisor.tell(ReplicaDrains()),
+            self._note_adapters,
         )
         log = config.request_log
         file = None if log is None else request_log_file(log, channels.replica)
@@ -181,7 +187,13 @@ class SchedulerProcess:
         self._expert_tokens = ExpertTokens(layers=0, counts=b"")
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
+        self._info = info
         self._tokenizer.join(info)
+
+    def _note_adapters(self) -> None:
+        """Let the next tokenizer process hear of the adapters that there are now."""
+        self._info = msgspec.structs.replace(self._info, adapters=self.scheduler.adapters.infos)
+        self._tokenizer.note(self._info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -225,6 +237,8 @@ class SchedulerProcess:
         match message:
             case StepResult():
                 self._send_tokens(self.scheduler.absorb(message))
+            case AdapterRead():
+                self.scheduler.adapters.read(message)
             case ExpertTokens():
                 self._expert_tokens = message
             case PagesWritten() | PagesRead():
@@ -258,7 +272,7 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in scheduler.grammars.take_orders():
+        for order in [*scheduler.adapters.take_orders(), *scheduler.grammars.take_orders()]:
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._max_in_flight:

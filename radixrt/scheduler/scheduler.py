@@ -11,6 +11,7 @@ has one surplus token in flight, which is dropped.
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
+from radixrt.scheduler.adapters import AdapterRegistry
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.grammar_registry import GrammarRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
@@ -75,6 +77,7 @@ class Scheduler:
     Args:
         clock: seconds from any fixed moment; a replay of recorded traffic has its own.
         disk: pages that outlive the process; None: there are none.
+        kept_adapters: see :class:`AdapterRegistry`.
     """
 
     def __init__(
@@ -82,9 +85,13 @@ class Scheduler:
         limits: SchedulerLimits,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskPages | None = None,
+        kept_adapters: Path | None = None,
     ) -> None:
         self.state = state = SchedulerState.empty(limits, clock, disk)
         self.grammars = GrammarRegistry(limits.num_ranks)
+        self.adapters = AdapterRegistry(
+            limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
+        )
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
@@ -134,6 +141,9 @@ class Scheduler:
         if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
             self.state.counters.refused += 1
             return lost
+        if (gone := self.adapters.refusal(request.options)) is not None:
+            self.state.counters.refused += 1
+            return SequenceRefused(request.seq_id, gone, 503)
         sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.state.limits.speculates and wants
@@ -141,6 +151,7 @@ class Scheduler:
             self.state.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
+        sequence.adapter = self.adapters.use(sequence.root.adapter)
         sequence.group = self.groups.join(request)
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
@@ -272,6 +283,7 @@ class Scheduler:
         self._deadlines.discard(sequence.seq_id)
         self.queue_time.forget(sequence.seq_id)
         self.groups.leave(sequence.group)
+        self.adapters.leave(sequence.adapter)
 
     # ------------------------------------------------------------ steps
 

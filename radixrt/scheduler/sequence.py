@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
 from radixrt.messages.cache_explanation import CacheFacts, DiskRead
 from radixrt.messages.cache_root import CacheRoot
@@ -137,6 +138,8 @@ class Sequence:
         self.group = Group()
         """The group of its request, once it is accepted."""
 
+        self.adapter = NO_ADAPTER
+        """The place of its adapter, once it is accepted."""
         self.slot = NO_SLOT
         """Slot in the worker's persistent batch while it runs."""
         self.node: Node | None = None

@@ -15,6 +15,7 @@ from radixrt.attention.backend import ForwardContext
 from radixrt.attention.bidirectional import BidirectionalAttention
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import Device
+from radixrt.messages.adapters import LoadAdapter, PutAdapter
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import PoolingInfo
@@ -132,8 +133,8 @@ class EncoderRunner:
         self._admitted: dict[int, Admit] = {}
         """Prompts that are not computed yet, by slot."""
 
-    def order(self, message: LoadGrammar | DropGrammar) -> None:
-        """Nothing is generated, so no grammar is ever used."""
+    def order(self, message: LoadGrammar | DropGrammar | LoadAdapter | PutAdapter) -> None:
+        """Nothing is generated, so no grammar is ever used; an encoder has no adapters."""
 
     def expert_tokens(self) -> None:
         """No encoder has experts."""

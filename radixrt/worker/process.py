@@ -64,7 +64,9 @@ class WorkerProcess:
         if is_encoder(check_architecture(read_config(Path(config.model_path)))):
             self._runner, info = build_encoder(config, device)
         else:
-            self._runner, info = build_runner(config, device, tp, tokenizer_file, from_threads.send)
+            self._runner, info = build_runner(
+                config, device, tp, tokenizer_file, from_threads.send, channels.kept_adapters
+            )
         self._counts_experts = self._answers and config.expert_metrics
         self._reported: ExpertTokens | None = None
         self._next_report_s = 0.0
