@@ -5,6 +5,7 @@ import msgspec
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
+from radixrt.messages.images import ImageRun
 from radixrt.messages.message import Message
 from radixrt.messages.requests import PoolingRequest
 
@@ -65,6 +66,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """None: no tokens of this sequence are drafted."""
     state: int = EMPTY_STATE
     """The kept state of recurrent layers behind the first ``num_cached`` tokens."""
+    images: list[ImageRun] = []
+    """The images of the prompt, whose features the worker has."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):

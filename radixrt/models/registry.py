@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "radixrt.models.dense:LlamaForCausalLM",
     "LlamaForSequenceClassification": "radixrt.models.dense:LlamaForCausalLM",
     "LlamaModel": "radixrt.models.dense:LlamaForCausalLM",
+    "LlavaForConditionalGeneration": "radixrt.models.vision.llava:LlavaForConditionalGeneration",
     "Mamba2ForCausalLM": "radixrt.models.hybrids.nemotron_h:Mamba2ForCausalLM",
     "MiniMaxM2ForCausalLM": "radixrt.models.mixtures:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "radixrt.models.dense:Ministral3ForCausalLM",
@@ -74,6 +75,8 @@ ARCHITECTURES = {
 
 _ENCODERS = "radixrt.models.encoders:"
 """The module of the models whose tokens see those behind them."""
+_VISION = "radixrt.models.vision."
+"""The package of the models that see images."""
 _HYBRIDS = "radixrt.models.hybrids."
 """The package of the models with recurrent layers."""
 
@@ -115,6 +118,11 @@ def is_encoder(architecture: str) -> bool:
 def is_recurrent(architecture: str) -> bool:
     """Whether a model has layers that keep a state of a sequence."""
     return ARCHITECTURES[architecture].startswith(_HYBRIDS)
+
+
+def sees_images(architecture: str) -> bool:
+    """Whether a model has a vision tower that is served."""
+    return ARCHITECTURES[architecture].startswith(_VISION)
 
 
 def model_class(architecture: str) -> Any:

@@ -26,6 +26,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
 from radixrt.messages.replicas import (
     EventsReplayed,
@@ -223,8 +224,8 @@ class SchedulerProcess:
         match message:
             case StepResult():
                 self._send_tokens(self.scheduler.absorb(message))
-            case GrammarLoaded():
-                if refused := self.scheduler.grammar_loaded(message):
+            case GrammarLoaded() | ImageLoaded():
+                if refused := self.scheduler.loaded(message):
                     self._refuse(refused)
 
     def _send_tokens(self, batch: TokenBatch) -> None:
@@ -252,7 +253,7 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in scheduler.grammars.take_orders():
+        for order in [*scheduler.grammars.take_orders(), *scheduler.images.take_orders()]:
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._max_in_flight:
@@ -272,6 +273,10 @@ class SchedulerProcess:
                 self.scheduler.grammars.load(message)
             case DropGrammar():
                 self.scheduler.grammars.drop(message)
+            case LoadImage():
+                self.scheduler.images.load(message)
+            case DropImage():
+                self.scheduler.images.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():

@@ -18,6 +18,7 @@ import numpy as np
 from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.images import ImageLoaded
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
     PositionLogprobs,
@@ -34,7 +35,7 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
-from radixrt.scheduler.grammar_registry import GrammarRegistry
+from radixrt.scheduler.grammar_registry import GrammarRegistry, ImageRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -77,6 +78,7 @@ class Scheduler:
     ) -> None:
         self.state = state = SchedulerState.empty(limits, clock)
         self.grammars = GrammarRegistry(limits.num_ranks)
+        self.images = ImageRegistry(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
@@ -116,11 +118,10 @@ class Scheduler:
         is_accepted = request.has_begun or self.groups.knows(request)
         if not is_accepted and (full := self._refuse_beyond_queue(request)):
             return full
-        grammar = request.grammar
-        if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
+        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
+        if lost := self.grammars.refuse(sequence) or self.images.refuse(sequence):
             self.state.counters.refused += 1
             return lost
-        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.state.limits.speculates and wants
         if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
@@ -131,16 +132,20 @@ class Scheduler:
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
             self._deadlines.place(sequence.seq_id, request.options.deadline)
-        if grammar is not None and self.grammars.is_loading(grammar.key):
-            self.grammars.wait(sequence)
-        else:
-            self.state.waiting.add(sequence)
+        self._queue_when_ready(sequence)
         return None
+
+    def _queue_when_ready(self, sequence: Sequence) -> None:
+        """Queue a sequence whose grammar and images are loaded; keep another one until they
+        are."""
+        if not (self.grammars.keep_waiting(sequence) or self.images.keep_waiting(sequence)):
+            self.state.waiting.add(sequence)
 
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
         """Refuse a sequence if as many wait as may."""
         most = self.state.limits.settings.max_queued_requests
-        num_waiting = len(self.state.waiting) + self.grammars.num_waiting + self.groups.num_to_come
+        loading = self.grammars.num_waiting + self.images.num_waiting
+        num_waiting = len(self.state.waiting) + loading + self.groups.num_to_come
         if num_waiting < most or self.state.waiting.has_place_for(request.options.tenant, most):
             return None
         self.state.counters.refused += 1
@@ -156,12 +161,13 @@ class Scheduler:
         self.state.counters.refused += len(refused)
         return refused
 
-    def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
-        """Queue the sequences that have waited for a grammar, or refuse them."""
+    def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[SequenceRefused]:
+        """Queue the sequences that have waited for a grammar or an image, or refuse them."""
+        registry = self.images if isinstance(message, ImageLoaded) else self.grammars
         refused = []
-        for sequence in self.grammars.loaded(message):
-            if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
-                self.state.waiting.add(sequence)
+        for sequence in registry.loaded(message):
+            if (lost := registry.refusal(sequence.seq_id, message.key)) is None:
+                self._queue_when_ready(sequence)
             else:
                 self._forget(sequence)
                 refused.append(lost)
@@ -206,6 +212,7 @@ class Scheduler:
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
         self.grammars.drop_all()
+        self.images.drop_all()
         for lease in self.state.kv.leases.all():
             self.state.kv.leases.end(lease)
         self.recent_facts = RecentFacts()
@@ -245,7 +252,7 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         """Drop a sequence that waits or runs."""
         self._forget(sequence)
-        if self.grammars.stop_waiting(sequence):
+        if self.grammars.stop_waiting(sequence) or self.images.stop_waiting(sequence):
             return
         if sequence.slot == NO_SLOT:
             self.state.waiting.remove(sequence.seq_id)

@@ -42,8 +42,10 @@ from radixrt.models.checkpoint import (
     unreadable,
 )
 from radixrt.models.decoder import CausalLM
+from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
+from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
     bytes_per_token,
@@ -159,7 +161,10 @@ def build_runner(
     if one_state:
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool), states), replace(
+    images = None
+    if info.vision is not None:
+        images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
+    return ModelRunner(parts, pool, parts.decode_graphs(pool), states, images), replace(
         info,
         kept_states=num_kept,
         state_bytes=one_state * tp.size,
@@ -231,6 +236,8 @@ def _load_with_facts(
         eos_token_ids=eos_token_ids,
         pooling=None if pooler is None else pooler.info,
         score_tokens=score_tokens,
+        vision=vision_info(model),
+        why_no_images=why_no_images(model_dir, hf_config, device.torch_device.type) or "",
     )
     return _Loaded(model, info, pooler)
 

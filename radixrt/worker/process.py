@@ -24,12 +24,17 @@ from radixrt.messages.steps import StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.worker.build import build_encoder, build_runner, take_share
+from radixrt.worker.images import ImageFeatures
 from radixrt.worker.pooling import EncoderRunner
 from radixrt.worker.runner import ModelRunner
 from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6
 """Seconds between two polls of the socket and of the device. No system call waits for both."""
+
+
+PIECE_S = 0.005
+"""Seconds of the vision tower between two looks for orders while nothing else is to do."""
 
 
 class WorkerProcess:
@@ -70,6 +75,8 @@ class WorkerProcess:
                 self._answer(results)
                 for result in results:
                     self._heartbeat.worked(result.step_s)
+                if (images := self._runner.images) is not None and images.has_work:
+                    self._run_tower(images, images.beside_steps_s)
             else:
                 self._runner.order(message)
 
@@ -88,10 +95,20 @@ class WorkerProcess:
                 self._answer(self._runner.collect())
             else:
                 time.sleep(LOOK_AGAIN_S)
+        while (images := self._runner.images) is not None and images.has_work:
+            message = self._inbox.receive_now()
+            if message is not None:
+                return message, 0.0
+            self._beat()
+            self._run_tower(images, PIECE_S)
         begin = time.perf_counter()
         self._beat()
         message = self._inbox.receive(meanwhile=self._beat)
         return message, time.perf_counter() - begin
+
+    def _run_tower(self, images: ImageFeatures, seconds: float) -> None:
+        for loaded in images.work(seconds):
+            self._outbox.send(loaded)
 
     def _beat(self) -> None:
         """Give a sign of life, unless a grammar takes too long to load."""

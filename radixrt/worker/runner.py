@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
-from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
+from radixrt.messages.images import DropImage, LoadImage
+from radixrt.messages.links import WorkerOrder
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     Admit,
@@ -36,6 +37,7 @@ from radixrt.worker.batch import (
 )
 from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
+from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.states import SlotStates
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors, step_order
@@ -60,10 +62,12 @@ class ModelRunner:
         pool: KVPool,
         graphs: DecodeGraphs | None = None,
         states: SlotStates | None = None,
+        images: ImageFeatures | None = None,
     ) -> None:
         """
         Args:
             states: of recurrent layers; None: the model has none.
+            images: None: the model sees none.
             graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
         """
         config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
@@ -96,6 +100,7 @@ class ModelRunner:
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
         self._states = states
+        self.images = images
         tables = None if states is None else states.tables
         self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
         self._tapes = StepTapes(parts.model, self._context) if parts.taped else None
@@ -107,9 +112,13 @@ class ModelRunner:
         """The step that was launched and is not collected."""
         return self._in_flight
 
-    def order(self, message: LoadGrammar | DropGrammar) -> None:
-        """Begin to load a grammar, or drop one."""
-        self.matchers.loader.order(message)
+    def order(self, message: WorkerOrder) -> None:
+        """Begin to load a grammar or an image, or drop one."""
+        if isinstance(message, LoadImage | DropImage):
+            assert self.images is not None, "an image for a model that sees none"
+            self.images.order(message)
+        else:
+            self.matchers.loader.order(message)
 
     def seconds_loading(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
@@ -273,7 +282,12 @@ class ModelRunner:
         self._backend.plan(inputs.attention)
         everything = bool(inputs.prompt_spans or inputs.pooled)
         rows = None if everything else inputs.sampling_rows
-        if self._tapes is not None:
+        if self.images is not None and inputs.images:
+            features = self.images.rows(inputs.images)
+            hidden = self.images.model.forward_with_images(
+                inputs.token_ids, inputs.positions, self._context, rows, features
+            )
+        elif self._tapes is not None:
             hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
         else:
             hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)

@@ -190,6 +190,7 @@ class InProcessEngine:
             assert self.scheduler.add(request) is None
         while True:
             self._load_grammars()
+            self._load_images()
             batches = self.advance()
             for batch in batches:
                 for seq_id, output in batch.outputs.items():
@@ -221,8 +222,15 @@ class InProcessEngine:
             check_invariants(self.scheduler)
         return batches
 
+    def _load_images(self) -> None:
+        for order in self.scheduler.images.take_orders():
+            self.runner.order(order)
+        while self.runner.images is not None and self.runner.images.has_work:
+            for loaded in self.runner.images.work(0.0):
+                assert self.scheduler.loaded(loaded) == []
+
     def _load_grammars(self) -> None:
         for order in self.scheduler.grammars.take_orders():
             self.runner.matchers.loader.order(order)
             if isinstance(order, LoadGrammar):
-                assert self.scheduler.grammar_loaded(self.loaded.get()) == []
+                assert self.scheduler.loaded(self.loaded.get()) == []
