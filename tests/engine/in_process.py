@@ -27,6 +27,7 @@ from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.worker.build import build_encoder, build_runner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
@@ -75,7 +76,7 @@ class InProcessEngine:
 
     def generate(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
@@ -88,7 +89,7 @@ class InProcessEngine:
 
     def pool(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[NDArray[np.float32]]:
@@ -99,7 +100,7 @@ class InProcessEngine:
 
     def pool_requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[SequenceRequest]:
@@ -107,7 +108,7 @@ class InProcessEngine:
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 options=options,
                 second_segment_start=second_segment_start,
             )
@@ -115,6 +116,18 @@ class InProcessEngine:
         ]
         self._next_id += len(requests)
         return requests
+
+    def _prompt_fields(self, prompt: list[int] | EncodedPrompt) -> dict[str, Any]:
+        """The fields of a prompt; its images are loaded."""
+        if not isinstance(prompt, EncodedPrompt):
+            return {"token_ids": pack_ids(prompt)}
+        for image in prompt.pictures:
+            self.scheduler.images.load(image.load_order())
+        return {
+            "token_ids": pack_ids(prompt.token_ids),
+            "key_ids": prompt.key_ids,
+            "images": list(prompt.images),
+        }
 
     def use(
         self,
@@ -142,7 +155,7 @@ class InProcessEngine:
 
     def _requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams],
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
@@ -153,7 +166,7 @@ class InProcessEngine:
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 grammar=grammar,
                 options=RequestOptions(
                     sampling=params, cache_salt=own_salt, speculation=speculation
@@ -188,9 +201,9 @@ class InProcessEngine:
         outputs = {request.seq_id: SequenceOutput() for request in requests}
         for request in requests:
             assert self.scheduler.add(request) is None
+        self._load_images()
         while True:
             self._load_grammars()
-            self._load_images()
             batches = self.advance()
             for batch in batches:
                 for seq_id, output in batch.outputs.items():

@@ -189,6 +189,11 @@ class Explainer:
                 f"The first {facts.other_salt_tokens} tokens are cached under another cache_salt of the same key; prefixes are "
                 "shared only within one salt."
             )
+        if (number := difference.record.image_at(difference.token_index)) is not None:
+            return "never_seen", (
+                f"Image {number} of the prompt is not in the cache at this place: its pixels differ from those of the cached "
+                "prompt, or it is new."
+            )
         earlier = self.records.of_sequence(facts.seq_id)
         layout = difference.layout
         before = None if earlier is None else earlier.layout

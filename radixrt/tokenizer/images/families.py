@@ -1,0 +1,42 @@
+"""What the processors of model families write in the place of an image: text around runs of
+placeholders."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from radixrt.tokenizer.images.processor import ProcessedImage
+
+
+class Family(NamedTuple):
+    """The form of one family."""
+
+    mark: str
+    """Special token that the chat template writes for an image; "": the placeholder itself."""
+    text_of: Callable[[str, ProcessedImage], str]
+    """The text in the place of the mark, given a placeholder, which stands there once for each
+    tile in the order of the tiles."""
+
+
+def _one(placeholder: str, image: ProcessedImage) -> str:
+    """One tile without any text around it (LLaVA)."""
+    return placeholder
+
+
+def _tiled(placeholder: str, image: ProcessedImage) -> str:
+    """Tiles by rows, each with its place, and the whole image behind them (Idefics 3,
+    SmolVLM)."""
+    around, whole = "<fake_token_around_image>", "<global-img>"
+    rows, columns = image.grid
+    text = ""
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            text += f"{around}<row_{row}_col_{column}>{placeholder}"
+        text += "\n"
+    return text + ("\n" if rows else "") + f"{around}{whole}{placeholder}{around}"
+
+
+FAMILIES = {
+    "llava": Family("", _one),
+    "smolvlm": Family("", _tiled),
+}
+"""Families by their names, which the worker gives."""
