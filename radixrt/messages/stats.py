@@ -226,6 +226,8 @@ class SchedulerStats(Counters, kw_only=True):
         int, gauge("States of recurrent layers that are kept beside the KV.", "kept_states")
     ]
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
+    images: Annotated[int, gauge("Images whose features the worker holds.", "images_loaded")] = 0
+    images_computed: Annotated[int, counter("Images on which the vision tower was run.")] = 0
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     malformed_frames: Annotated[int, counter("Frames that a process could not decode.")]
     """Frames that the api, the tokenizer process or the scheduler could not read; the worker only

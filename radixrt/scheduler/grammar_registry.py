@@ -45,6 +45,8 @@ class Registry(ABC, Generic[Load, Drop]):
         self._num_ranks = num_ranks
         self._entries: dict[bytes, _Entry] = {}
         self._orders: list[WorkerOrder] = []
+        self.num_loaded = 0
+        """Orders to load one."""
 
     @abstractmethod
     def _drop_order(self, key: bytes) -> Drop:
@@ -80,6 +82,7 @@ class Registry(ABC, Generic[Load, Drop]):
         if key in self._entries:
             self._entries[key].is_dropped = False
             return
+        self.num_loaded += 1
         self._entries[key] = _Entry(self._num_ranks)
         self._orders.append(message)
 

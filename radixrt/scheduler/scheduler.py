@@ -469,6 +469,8 @@ class Scheduler:
             sessions=len(kv.sessions),
             kept_states=len(kv.states),
             grammars=len(self.grammars),
+            images=len(self.images),
+            images_computed=self.images.num_loaded,
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )

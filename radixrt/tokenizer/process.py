@@ -213,6 +213,7 @@ class TokenizerProcess:
             if self._in_flight.any:
                 idle_since = time.monotonic()
         await asyncio.to_thread(self._vocabulary.prepare_chats)
+        await asyncio.to_thread(self._encoder.prepare_images)
         gc.freeze()
         give_memory_back()
 

@@ -5,6 +5,7 @@ alone, and repeating its id for all of a tile's positions gives the ids of the t
 repeated.
 """
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -46,6 +47,11 @@ class ImagePlacer:
         self._placeholder = placeholder
         self._family = FAMILIES[self.vision.family]
         self._mark = re.compile(re.escape(self._family.mark or placeholder))
+
+    def prepare(self) -> None:
+        """Load the processor ahead of the first image. An error is the request's that needs it."""
+        with contextlib.suppress(RequestError):
+            self._processor.prepare()
 
     def process(
         self, messages: Messages, most_tokens: int

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.base.errors import ConfigError
+from radixrt.base.errors import RequestError
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
 from radixrt.tokenizer.images.decoding import decode_image
@@ -80,15 +80,16 @@ class ImageProcessor:
         """Load the processor ahead of the first image.
 
         Raises:
-            ConfigError: it can't be loaded.
+            RequestError: it can't be loaded.
         """
         with self._lock:
             try:
                 self._settings  # noqa: B018 (made on first use)
             except Exception as error:  # transformers raises many kinds
                 reason = " ".join(str(error).split())
-                raise ConfigError(
-                    f"The image processor in {self._folder} can't be loaded: {reason[:300]}"
+                raise RequestError(
+                    f"The server can't prepare images: the checkpoint's image processor can't be loaded ({reason[:300]}).",
+                    status=500,
                 ) from error
 
     def process(self, data: str, where: str) -> ProcessedImage:

@@ -154,6 +154,11 @@ class PromptEncoder:
         """Take images in chats from now on; without a placer they are refused for a reason."""
         self._placer, self._why_no_images = placer, why_not
 
+    def prepare_images(self) -> None:
+        """Load what the first image needs, so that it need not wait."""
+        if self._placer is not None:
+            self._placer.prepare()
+
     def limit_memory(self, max_bytes: int) -> None:
         """Bound the memory of each kind of kept parts of prompts. Call it before the first
         prompt."""
