@@ -41,6 +41,13 @@ _TOWER: dict[str, Any] = {
 SPECIAL = {
     "llava": ["<image>"],
     "llava_siglip": ["<image>"],
+    "smolvlm": [
+        "<image>",
+        "<fake_token_around_image>",
+        "<end_of_utterance>",
+        "<global-img>",
+        *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+    ],
 }
 """Special tokens of each family; the first is the placeholder."""
 
@@ -60,6 +67,13 @@ TEMPLATE = (
 def _config(family: str, image_token: int) -> Any:
     import transformers
 
+    if family == "smolvlm":
+        return transformers.SmolVLMConfig(
+            text_config={**_TEXT, "model_type": "llama"},
+            vision_config=_TOWER,
+            image_token_id=image_token,
+            scale_factor=2,
+        )
     kind = "siglip" if family == "llava_siglip" else "clip"
     return transformers.LlavaConfig(
         text_config={**_TEXT, "model_type": "qwen2" if kind == "siglip" else "llama"},
@@ -74,6 +88,18 @@ def _processor(family: str, tokenizer: Any) -> Any:
     import transformers
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
+    if family == "smolvlm":
+        from transformers.models.idefics3.image_processing_pil_idefics3 import (
+            Idefics3ImageProcessorPil,
+        )
+
+        return transformers.Idefics3Processor(
+            image_processor=Idefics3ImageProcessorPil(
+                size={"longest_edge": 2 * TILE}, max_image_size={"longest_edge": TILE}
+            ),
+            tokenizer=tokenizer,
+            image_seq_len=4,
+        )
     pictures = LlavaImageProcessorPil(
         size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}
     )
@@ -109,7 +135,7 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
                 weight.normal_(std=0.3 * weight[0].numel() ** -0.5 * 3)
             if weight.ndim == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
-            if name.endswith("linear_2.weight"):
+            if name.endswith(("linear_2.weight", "modality_projection.proj.weight")):
                 weight.mul_(matter)
     model.save_pretrained(folder)
     _processor(family, tokenizer).save_pretrained(folder)

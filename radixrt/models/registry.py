@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": "radixrt.models.dense:HunYuanDenseV1ForCausalLM",
     "Lfm2ForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2MoeForCausalLM",
+    "Idefics3ForConditionalGeneration": "radixrt.models.vision.idefics3:Idefics3ForConditionalGeneration",
     "LlamaForCausalLM": "radixrt.models.dense:LlamaForCausalLM",
     "LlamaForSequenceClassification": "radixrt.models.dense:LlamaForCausalLM",
     "LlamaModel": "radixrt.models.dense:LlamaForCausalLM",
@@ -68,6 +69,7 @@ ARCHITECTURES = {
     "RobertaModel": "radixrt.models.encoders:RobertaModel",
     "SeedOssForCausalLM": "radixrt.models.dense:SeedOssForCausalLM",
     "SmolLM3ForCausalLM": "radixrt.models.dense:SmolLM3ForCausalLM",
+    "SmolVLMForConditionalGeneration": "radixrt.models.vision.idefics3:SmolVLMForConditionalGeneration",
     "XLMRobertaForSequenceClassification": "radixrt.models.encoders:RobertaModel",
     "XLMRobertaModel": "radixrt.models.encoders:RobertaModel",
 }

@@ -180,7 +180,7 @@ def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:
     data = png(picture(1))
     alike = ImageProcessor(sees.folder, vision).process(data, "Image 1")
     again = ImageProcessor(sees.folder, vision)
-    again._processor.image_mean = [0.5, 0.5, 0.5]
+    again._processor.image_mean = [0.25, 0.5, 0.5]
     weights = msgspec.structs.replace(vision, weights=bytes(32))
     others = [again.process(data, ""), ImageProcessor(sees.folder, weights).process(data, "")]
     for other in others:

@@ -147,6 +147,10 @@ class VisionTransformer(nn.Module):
         self.layers = nn.ModuleList(TowerLayer(config) for _ in range(num_layers))
         self.post_norm = LayerNorm(size, config.layer_norm_eps) if ends_normed else None
 
+    def positions(self) -> Tensor:
+        """What is added to the patches for their places: [patches, hidden_size]"""
+        return self.position_embedding
+
     def pieces(self, pixels: Tensor) -> Pieces:
         """[channels, height, width] of one picture -> [patches, hidden_size], behind the class
         vector if there is one"""
@@ -154,7 +158,7 @@ class VisionTransformer(nn.Module):
         hidden = yield from in_rows(self.patch_embedding.proj.forward, patches)
         if self.class_embedding is not None:
             hidden = torch.cat((self.class_embedding[None], hidden))
-        hidden = hidden + self.position_embedding
+        hidden = hidden + self.positions()
         if self.pre_norm is not None:
             hidden = self.pre_norm(hidden)
         layer: Any

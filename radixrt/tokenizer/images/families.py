@@ -1,10 +1,13 @@
 """What the processors of model families write in the place of an image: text around runs of
 placeholders."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from radixrt.tokenizer.images.processor import ProcessedImage
+Grid = tuple[int, int]
+"""Rows and columns of the tiles of an image before the last one, which shows the whole image; (0,
+0): there is one tile."""
 
 
 class Family(NamedTuple):
@@ -12,21 +15,23 @@ class Family(NamedTuple):
 
     mark: str
     """Special token that the chat template writes for an image; "": the placeholder itself."""
-    text_of: Callable[[str, ProcessedImage], str]
+    text_of: Callable[[str, Grid], str]
     """The text in the place of the mark, given a placeholder, which stands there once for each
     tile in the order of the tiles."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Of the processor, beside its settings."""
 
 
-def _one(placeholder: str, image: ProcessedImage) -> str:
+def _one(placeholder: str, grid: Grid) -> str:
     """One tile without any text around it (LLaVA)."""
     return placeholder
 
 
-def _tiled(placeholder: str, image: ProcessedImage) -> str:
+def _tiled(placeholder: str, grid: Grid) -> str:
     """Tiles by rows, each with its place, and the whole image behind them (Idefics 3,
     SmolVLM)."""
     around, whole = "<fake_token_around_image>", "<global-img>"
-    rows, columns = image.grid
+    rows, columns = grid
     text = ""
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
@@ -37,6 +42,6 @@ def _tiled(placeholder: str, image: ProcessedImage) -> str:
 
 FAMILIES = {
     "llava": Family("", _one),
-    "smolvlm": Family("", _tiled),
+    "idefics3": Family("", _tiled, {"return_row_col_info": True}),
 }
 """Families by their names, which the worker gives."""

@@ -107,7 +107,7 @@ class ImagePlacer:
         ends, spans = chat.answer_ends, chat.spans
         text, lengths = substitute(
             self._mark,
-            lambda _: self._family.text_of(self._placeholder, next(remaining)),
+            lambda _: self._family.text_of(self._placeholder, next(remaining).grid),
             chat.text,
             [*chat.agreed, *ends, *(place for span in spans for place in span)],
         )

@@ -16,6 +16,7 @@ from radixrt.base.errors import RequestError
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
 from radixrt.tokenizer.images.decoding import decode_image
+from radixrt.tokenizer.images.families import FAMILIES, Grid
 from radixrt.tokenizer.prompt.kept_answers import TokenMemory
 
 KEPT_BYTES = 128 << 20
@@ -29,9 +30,7 @@ class ProcessedImage:
     key: ImageKey
     pixels: NDArray[np.float32]
     """[tiles, channels, height, width]"""
-    grid: tuple[int, int]
-    """Rows and columns of tiles before the last one, which shows the whole image; (0, 0): there is
-    one tile."""
+    grid: Grid
     num_tokens: int
     """Placeholders of all tiles."""
     num_bytes: int
@@ -110,7 +109,8 @@ class ImageProcessor:
         return found
 
     def _process(self, image: Any) -> ProcessedImage:
-        outputs = self._processor(image, return_tensors="np")
+        options = FAMILIES[self.vision.family].options
+        outputs = self._processor(image, return_tensors="np", **options)
         values = np.ascontiguousarray(outputs["pixel_values"], dtype=np.float32)
         values = values.reshape(-1, *values.shape[-3:])
         num_tokens = len(values) * self.vision.tokens_per_tile
@@ -130,7 +130,7 @@ class ImageProcessor:
         return hashed.digest()
 
 
-def _grid(outputs: Any) -> tuple[int, int]:
+def _grid(outputs: Any) -> Grid:
     if "rows" not in outputs:
         return 0, 0
     return int(np.ravel(outputs["rows"])[0]), int(np.ravel(outputs["cols"])[0])
