@@ -16,6 +16,7 @@ from radixrt.constrained.grammar import Unenforced
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
+from radixrt.messages.images import VisionInfo
 from radixrt.messages.message import Message, ToolCall
 from radixrt.messages.requests import PoolingInfo
 
@@ -341,6 +342,10 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingInfo | None = None
     """The numbers that the checkpoint gives; None: it generates text."""
+    vision: VisionInfo | None = None
+    """The vision tower; None: images are not served."""
+    why_no_images: str = ""
+    """Then, a sentence that says why."""
     has_chat_template: bool = True
     """Whether chats can be rendered; set by the tokenizer process."""
     score_tokens: tuple[int, ...] = ()

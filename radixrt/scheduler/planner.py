@@ -335,7 +335,7 @@ class Planner:
         builder.admit.append(
             Admit(
                 slot=slot,
-                token_ids=pack_ids(sequence.known_tokens()),
+                token_ids=pack_ids(sequence.model_tokens()),
                 num_cached=int(self._state.slots.planned[slot]),
                 pages=pack_ids(self._state.slots.block_table(slot)),
                 sampling=sequence.sampling,
@@ -346,6 +346,7 @@ class Planner:
                 drafts=drafts,
                 state=state,
                 adapter=sequence.adapter,
+                images=sequence.images,
             )
         )
 

@@ -27,6 +27,7 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
 from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.replicas import (
@@ -243,8 +244,8 @@ class SchedulerProcess:
                 self._expert_tokens = message
             case PagesWritten() | PagesRead():
                 self.scheduler.moved(message)
-            case GrammarLoaded():
-                if refused := self.scheduler.grammar_loaded(message):
+            case GrammarLoaded() | ImageLoaded():
+                if refused := self.scheduler.loaded(message):
                     self._refuse(refused)
 
     def _send_tokens(self, batch: TokenBatch) -> None:
@@ -272,7 +273,7 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in [*scheduler.adapters.take_orders(), *scheduler.grammars.take_orders()]:
+        for order in scheduler.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._max_in_flight:
@@ -295,6 +296,10 @@ class SchedulerProcess:
                 self.scheduler.grammars.load(message)
             case DropGrammar():
                 self.scheduler.grammars.drop(message)
+            case LoadImage():
+                self.scheduler.images.load(message)
+            case DropImage():
+                self.scheduler.images.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():

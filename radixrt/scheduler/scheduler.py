@@ -21,6 +21,8 @@ from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.images import ImageLoaded
+from radixrt.messages.links import WorkerOrder
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
@@ -40,7 +42,7 @@ from radixrt.messages.steps import (
 )
 from radixrt.scheduler.adapters import AdapterRegistry
 from radixrt.scheduler.disk.pages import DiskPages
-from radixrt.scheduler.grammar_registry import GrammarRegistry
+from radixrt.scheduler.grammar_registry import GrammarRegistry, ImageRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -92,6 +94,7 @@ class Scheduler:
         self.adapters = AdapterRegistry(
             limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
         )
+        self.images = ImageRegistry(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
@@ -121,9 +124,10 @@ class Scheduler:
 
     @property
     def num_set_aside(self) -> int:
-        """Sequences that wait outside the queue, for their grammars or for pages from disk."""
+        """Sequences that wait outside the queue, for grammars, images or pages from disk."""
         reads = self.state.reads
-        return self.grammars.num_waiting + (0 if reads is None else reads.num_waiting)
+        loading = self.grammars.num_waiting + self.images.num_waiting
+        return loading + (0 if reads is None else reads.num_waiting)
 
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or return the reason for its refusal."""
@@ -137,14 +141,13 @@ class Scheduler:
         is_accepted = request.has_begun or self.groups.knows(request)
         if not is_accepted and (full := self._refuse_beyond_queue(request)):
             return full
-        grammar = request.grammar
-        if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
+        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
+        if lost := self.grammars.refuse(sequence) or self.images.refuse(sequence):
             self.state.counters.refused += 1
             return lost
         if (gone := self.adapters.refusal(request.options)) is not None:
             self.state.counters.refused += 1
             return SequenceRefused(request.seq_id, gone, 503)
-        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.state.limits.speculates and wants
         if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
@@ -156,11 +159,14 @@ class Scheduler:
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
             self._deadlines.place(sequence.seq_id, request.options.deadline)
-        if grammar is not None and self.grammars.is_loading(grammar.key):
-            self.grammars.wait(sequence)
-        else:
-            self.state.waiting.add(sequence)
+        self._queue_when_ready(sequence)
         return None
+
+    def _queue_when_ready(self, sequence: Sequence) -> None:
+        """Queue a sequence whose grammar and images are loaded; keep another one until they
+        are."""
+        if not (self.grammars.keep_waiting(sequence) or self.images.keep_waiting(sequence)):
+            self.state.waiting.add(sequence)
 
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
         """Refuse a sequence if as many wait as may."""
@@ -181,12 +187,13 @@ class Scheduler:
         self.state.counters.refused += len(refused)
         return refused
 
-    def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
-        """Queue the sequences that have waited for a grammar, or refuse them."""
+    def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[SequenceRefused]:
+        """Queue the sequences that have waited for a grammar or an image, or refuse them."""
+        registry = self.images if isinstance(message, ImageLoaded) else self.grammars
         refused = []
-        for sequence in self.grammars.loaded(message):
-            if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
-                self.state.waiting.add(sequence)
+        for sequence in registry.loaded(message):
+            if (lost := registry.refusal(sequence.seq_id, message.key)) is None:
+                self._queue_when_ready(sequence)
             else:
                 self._forget(sequence)
                 refused.append(lost)
@@ -231,6 +238,7 @@ class Scheduler:
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
         self.grammars.drop_all()
+        self.images.drop_all()
         for lease in self.state.kv.leases.all():
             self.state.kv.leases.end(lease)
         self.recent_facts = RecentFacts()
@@ -271,7 +279,9 @@ class Scheduler:
         """Drop a sequence that waits or runs."""
         self._forget(sequence)
         reads = self.state.reads
-        if self.grammars.stop_waiting(sequence) or (reads and reads.stop_waiting(sequence)):
+        if self.grammars.stop_waiting(sequence) or self.images.stop_waiting(sequence):
+            return
+        if reads and reads.stop_waiting(sequence):
             return
         if sequence.slot == NO_SLOT:
             self.state.waiting.remove(sequence.seq_id)
@@ -454,6 +464,16 @@ class Scheduler:
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
+    # ------------------------------------------------------------ orders for the workers
+
+    def take_orders(self) -> list[WorkerOrder]:
+        """Orders for every worker, in this order, before any plan made from now on."""
+        return [
+            *self.adapters.take_orders(),
+            *self.grammars.take_orders(),
+            *self.images.take_orders(),
+        ]
+
     # ------------------------------------------------------------ pages on disk
 
     def take_moves(self) -> list[OpenPages | SavePages | ReadPages]:
@@ -518,6 +538,8 @@ class Scheduler:
             kept_states=len(kv.states),
             kept_state_bytes=len(kv.states) * self.state.limits.state_bytes,
             grammars=len(self.grammars),
+            images=len(self.images),
+            images_computed=self.images.num_loaded,
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )

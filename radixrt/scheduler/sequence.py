@@ -112,8 +112,12 @@ class Sequence:
         sampling = self.options.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         self.seq_id = request.seq_id
-        self.tokens = unpack_ids(request.token_ids)
-        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid."""
+        self.tokens = request.keys()
+        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid. Prefixes
+        are compared by them: key ids stand in the places of images."""
+        self._replaced = unpack_ids(request.token_ids[: len(request.key_ids)])
+        """The model's ids at the beginning, where others stand in ``tokens``."""
+        self.images = request.images
         self.num_tokens = len(self.tokens)
         """Known tokens: the prompt and the tokens that the worker has returned."""
         self.num_prompt = self.num_tokens - request.num_output
@@ -225,6 +229,10 @@ class Sequence:
 
     def known_tokens(self) -> TokenIds:
         return self.tokens[: self.num_tokens]
+
+    def model_tokens(self) -> TokenIds:
+        """The known tokens as the model reads them."""
+        return np.concatenate((self._replaced, self.tokens[len(self._replaced) : self.num_tokens]))
 
     def append(self, token: int) -> FinishReason | None:
         """Append a token; returns the reason if it is the last one.

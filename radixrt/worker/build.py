@@ -44,10 +44,12 @@ from radixrt.models.checkpoint import (
     unreadable,
 )
 from radixrt.models.decoder import CausalLM
+from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
 from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
+from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
     bytes_per_token,
@@ -150,6 +152,10 @@ def build_runner(
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     adapters = make_adapters(config, model, kernels)
+    if adapters is not None and info.vision is not None:
+        raise ConfigError(
+            f"--lora: not yet for a model that sees images ({info.architecture}); leave it out, or serve the text-only checkpoint."
+        )
     if adapters is not None:
         info = replace(info, adapters=load_at_start(config, adapters, kept_adapters))
     longest = info.context_length
@@ -186,7 +192,11 @@ def build_runner(
     if one_state:
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool), states, adapter_loader), replace(
+    images = None
+    if info.vision is not None:
+        images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
+    graphs = parts.decode_graphs(pool)
+    return ModelRunner(parts, pool, graphs, states, adapter_loader, images), replace(
         info,
         kept_states=num_kept,
         state_bytes=one_state * tp.size,
@@ -278,6 +288,8 @@ def _load_with_facts(
         eos_token_ids=eos_token_ids,
         pooling=None if pooler is None else pooler.info,
         score_tokens=score_tokens,
+        vision=vision_info(model),
+        why_no_images=why_no_images(model_dir, hf_config, device.torch_device.type) or "",
     )
     counts = _count_tokens(model, device) if config.expert_metrics else None
     return _Loaded(model, info, pooler, counts)

@@ -31,6 +31,7 @@ from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.worker.build import build_encoder, build_runner
 from radixrt.worker.kv.page_mover import PageMover
 
@@ -86,7 +87,7 @@ class InProcessEngine:
 
     def generate(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
@@ -99,7 +100,7 @@ class InProcessEngine:
 
     def pool(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[NDArray[np.float32]]:
@@ -110,7 +111,7 @@ class InProcessEngine:
 
     def pool_requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[SequenceRequest]:
@@ -118,7 +119,7 @@ class InProcessEngine:
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 options=options,
                 second_segment_start=second_segment_start,
             )
@@ -126,6 +127,18 @@ class InProcessEngine:
         ]
         self._next_id += len(requests)
         return requests
+
+    def _prompt_fields(self, prompt: list[int] | EncodedPrompt) -> dict[str, Any]:
+        """The fields of a prompt; its images are loaded."""
+        if not isinstance(prompt, EncodedPrompt):
+            return {"token_ids": pack_ids(prompt)}
+        for image in prompt.pictures:
+            self.scheduler.images.load(image.load_order())
+        return {
+            "token_ids": pack_ids(prompt.token_ids),
+            "key_ids": prompt.key_ids,
+            "images": list(prompt.images),
+        }
 
     def use(
         self,
@@ -153,7 +166,7 @@ class InProcessEngine:
 
     def _requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams],
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
@@ -164,7 +177,7 @@ class InProcessEngine:
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 grammar=grammar,
                 options=RequestOptions(
                     sampling=params, root=CacheRoot(salt=own_salt), speculation=speculation
@@ -199,6 +212,7 @@ class InProcessEngine:
         outputs = {request.seq_id: SequenceOutput() for request in requests}
         for request in requests:
             assert self.scheduler.add(request) is None
+        self._load_images()
         while True:
             self._load_grammars()
             batches = self.advance()
@@ -250,8 +264,15 @@ class InProcessEngine:
                 self.scheduler.moved(self._moved.get(block=not self._sent))
                 self._moves_under_way -= 1
 
+    def _load_images(self) -> None:
+        for order in self.scheduler.images.take_orders():
+            self.runner.order(order)
+        while self.runner.images is not None and self.runner.images.has_work:
+            for loaded in self.runner.images.work(0.0):
+                assert self.scheduler.loaded(loaded) == []
+
     def _load_grammars(self) -> None:
         for order in self.scheduler.grammars.take_orders():
             self.runner.matchers.loader.order(order)
             if isinstance(order, LoadGrammar):
-                assert self.scheduler.grammar_loaded(self.loaded.get()) == []
+                assert self.scheduler.loaded(self.loaded.get()) == []

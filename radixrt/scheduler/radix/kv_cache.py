@@ -207,6 +207,7 @@ class KVCache:
             rest = sequence.known_tokens()[match.num_pages * self.page_size :]
             limit = sequence.max_output - sequence.num_output
             followed = continuation(self.tree, match, rest, min(limit, MAX_CONTINUED))
+            followed = followed[: np.argmax(np.append(followed, -1) < 0)]  # no image is drafted
         return DraftSources(
             continuation=pack_ids(followed),
             prediction=sequence.prediction,
