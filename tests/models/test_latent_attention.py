@@ -13,6 +13,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkR
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 import radixrt_kernels
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.layers.latent_attention import LatentAttention
@@ -22,6 +23,7 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
+from radixrt.worker.kv.pool import KVPool
 from tests.checkpoints import YARN_OF_LATENTS, make_checkpoint
 from tests.models.harness import Harness, Sequence
 from tests.models.test_against_transformers import random_tokens
@@ -167,6 +169,11 @@ def test_a_token_takes_1152_bytes_a_layer_at_the_published_sizes() -> None:
     assert block.kv_spec(torch.bfloat16).bytes_per_token == 1152
     assert block.kv_spec(torch.int8).bytes_per_token == 580
     assert KVSpec.latents(512, 64, torch.bfloat16).tensors[0].shape == (1, 576)
+    layers, pages, page_size = 3, 7, 16
+    setup = AttentionSetup(page_size=page_size, kv_specs=[block.kv_spec(torch.bfloat16)] * layers)
+    tensors = [tensor for layer in KVPool(setup, pages).kv_caches for tensor in layer]
+    taken = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert taken == 1152 * layers * page_size * (pages + 1)  # one page is spare
 
 
 @pytest.mark.parametrize("groups", [1, 4])
