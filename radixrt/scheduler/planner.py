@@ -158,7 +158,8 @@ class Planner:
         """Plan the next step; None if there is nothing to compute until a result or a request
         arrives."""
         self._state.kv.leases.expire()
-        self._state.kv.begin_plan(self._state.in_flight.next_id)
+        in_flight = self._state.in_flight
+        self._state.kv.begin_plan(in_flight.next_id, len(in_flight))
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()

@@ -154,9 +154,9 @@ class Sequence:
         self.branch = 0
         """Position up to which the tree had its prompt when it was admitted, if it had no state
         there."""
-        self.answer_states: list[int] = []
-        """Pages of its answer behind which states are kept, the last two: one of them may be ahead
-        of the known tokens."""
+        self.answer_states: list[tuple[int, int]] = []
+        """Positions and pages of its answer behind which states are kept, or may be by a step in
+        flight."""
         self.disk_reads = 0
         """Times that it has waited for pages from disk."""
         self.disk_read: DiskRead | None = None
