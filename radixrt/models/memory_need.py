@@ -26,6 +26,7 @@ from radixrt.layers.quantization.scheme import (
     BLOCK_KINDS,
     HEAD_BITS,
     ROUNDINGS,
+    fp8_block,
     quantization_scheme,
 )
 from radixrt.models.cache_need import kv_numbers, state_bytes
@@ -127,12 +128,15 @@ def _weights(model_dir: Path, dtype: str, quantization: str) -> Iterator[_Weight
         return
     text, scheme = text_config(config), quantization_scheme(config, quantization)
     rounds = scheme is not None and scheme.method in ("rounding", "fp8_rounding")
+    has_blocks = fp8_block(config) is not None
     is_tied = text.get("tie_word_embeddings") is not False  # what it is where it is not said
     for name, stored, shape in _tensors(model_dir, text.get("num_hidden_layers")):
         numbers, size = math.prod(shape), _STORED.get(stored, 1)
-        if is_tied and name == "lm_head.weight":
+        if (is_tied and name == "lm_head.weight") or (has_blocks and name.endswith("_scale_inv")):
             in_memory = 0
-        elif rounds and scheme is not None and len(shape) > 1:
+        elif has_blocks and scheme is None:
+            in_memory = numbers * width
+        elif rounds and scheme is not None and len(shape) > 1 and scheme.covers(name):
             in_memory = numbers * _rounded_bits(name, scheme.bits, 8 * width, is_tied=is_tied) // 8
         else:
             in_memory = numbers * (width if scheme is None else min(size, width))
@@ -233,7 +237,9 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> Iterator[_Weight
     for entry in gguf_tensors(model_dir) or []:
         numbers = math.prod(entry.shape)
         size = math.prod(entry.shape[:-1]) * entry.row_bytes
-        if quantization != "auto":
+        if quantization == "plain":
+            yield _Weight(entry.name, numbers, size, numbers * width)
+        elif quantization != "auto":
             bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)
             yield _Weight(entry.name, numbers, size, numbers * bits // 8)
         elif (kind := BLOCK_KINDS.get(entry.kind)) is not None:

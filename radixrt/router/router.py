@@ -37,6 +37,7 @@ from typing import NamedTuple
 import msgspec
 
 from radixrt.kv.events import EventBatch, ReplayRequest, prompt_hashes
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
@@ -74,8 +75,8 @@ class RoutedPrompt:
     """Of its full blocks."""
 
     @staticmethod
-    def from_tokens(token_ids: PackedIds, salt: str, page_size: int) -> "RoutedPrompt":
-        hashes = unpack_hashes(prompt_hashes(salt, token_ids, page_size))
+    def from_tokens(token_ids: PackedIds, root: CacheRoot, page_size: int) -> "RoutedPrompt":
+        hashes = unpack_hashes(prompt_hashes(root, token_ids, page_size))
         return RoutedPrompt(num_ids(token_ids), hashes)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, SchedulerSettings, ServerConfig
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.requests import PoolingInfo
 
@@ -30,6 +31,9 @@ class SchedulerLimits:
     """Workers, each of which loads every grammar."""
     pooling: PoolingInfo | None = None
     """How a model that gives numbers in place of text pools them."""
+    adapters: tuple[AdapterInfo, ...] = ()
+    """The LoRA adapters that the workers have loaded."""
+    num_adapter_places: int = 0
     speculates: bool = False
     """The workers verify drafts."""
 
@@ -73,6 +77,8 @@ class SchedulerLimits:
             state_interval=state_interval(info),
             num_ranks=config.tp,
             pooling=info.pooling,
+            adapters=info.adapters,
+            num_adapter_places=config.num_adapter_places,
             speculates=config.speculation == "auto" and info.device == "cpu",
         )
 

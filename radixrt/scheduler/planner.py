@@ -159,7 +159,7 @@ class Planner:
         arrives."""
         self._state.kv.leases.expire()
         in_flight = self._state.in_flight
-        self._state.kv.states.begin_plan(in_flight.next_id, len(in_flight))
+        self._state.kv.begin_plan(in_flight.next_id, len(in_flight))
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
@@ -274,7 +274,10 @@ class Planner:
                 return
             is_crowded = len(self._prefilling) >= beside_partial
             sequence, match = waiting.shortest() if is_crowded else waiting.head()
+            reads = self._state.reads
             if slots.num_used == 0:
+                if reads is not None and reads.must_wait(sequence, match):
+                    return
                 self._state.kv.break_leases_for(sequence, match)
             if self._state.kv.is_state_coming(match):
                 return  # this step computes more of its prompt
@@ -288,6 +291,9 @@ class Planner:
             if not self._admission.has_room_for(sequence, match):
                 self._admission.note_full()
                 return
+            if reads is not None and reads.begins(sequence, match):
+                waiting.remove(sequence.seq_id)  # it comes back with its pages
+                continue
             waiting.pop(sequence)
             self._admit(sequence, match, builder)
             self._admission.admitted()
@@ -330,7 +336,7 @@ class Planner:
         builder.admit.append(
             Admit(
                 slot=slot,
-                token_ids=pack_ids(sequence.known_tokens()),
+                token_ids=pack_ids(sequence.model_tokens()),
                 num_cached=int(self._state.slots.planned[slot]),
                 pages=pack_ids(self._state.slots.block_table(slot)),
                 sampling=sequence.sampling,
@@ -340,6 +346,8 @@ class Planner:
                 second_segment_start=sequence.second_segment_start,
                 drafts=drafts,
                 state=state,
+                adapter=sequence.adapter,
+                images=sequence.images,
             )
         )
 

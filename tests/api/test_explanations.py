@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from radixrt.messages.cache_explanation import CacheExplanation
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.scheduler.radix.ghosts import GhostList
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import key_file
@@ -220,7 +221,7 @@ def test_the_end_of_a_conversation_was_evicted_by_its_rule(client: Client) -> No
         client.sequences.append(filler)
         if length < 1500:
             break
-    cached = kv.tree.match(np.array(bear_tokens, np.int32), "key:alice\0")
+    cached = kv.tree.match(np.array(bear_tokens, np.int32), CacheRoot("key:alice"))
     client.sequences.append(bear_tokens[: cached.num_pages * PAGE])
     found = client.explained(*bear)
     assert found.cause == "evicted" and found.evicted.rule == "retain=none"

@@ -18,6 +18,7 @@ from radixrt.kv.events import (
     namespace_hash,
     prompt_hashes,
 )
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.router import EXPECTED_S, RoutedPrompt, Router
@@ -72,7 +73,7 @@ class Fleet:
 
     def cache(self, replica: int, tokens: list[int], salt: str = "") -> None:
         """A replica has a prompt in its cache."""
-        hashes = block_hashes(namespace_hash(salt), pack_ids(tokens), PAGE_SIZE)
+        hashes = block_hashes(namespace_hash(CacheRoot(salt=salt)), pack_ids(tokens), PAGE_SIZE)
         event = BlockStored(
             block_hashes=hashes, parent_hash=None, token_ids=None, page_size=PAGE_SIZE, salted=False
         )
@@ -80,7 +81,9 @@ class Fleet:
 
     def keep_state(self, replica: int, tokens: list[int], *, dropped: bool = False) -> None:
         """A replica has got, or lost, the state behind these tokens, which end with a block."""
-        hashes = block_hashes(namespace_hash(), pack_ids(tokens), PAGE_SIZE)[-events.HASH_BYTES :]
+        hashes = block_hashes(namespace_hash(BASE_ROOT), pack_ids(tokens), PAGE_SIZE)[
+            -events.HASH_BYTES :
+        ]
         kept = b"" if dropped else hashes
         self.tell(replica, StatesChanged(kept=kept, dropped=hashes if dropped else b""))
 
@@ -106,7 +109,7 @@ class Fleet:
 
 
 def prompt(tokens: list[int], salt: str = "") -> RoutedPrompt:
-    return RoutedPrompt.from_tokens(pack_ids(tokens), salt, PAGE_SIZE)
+    return RoutedPrompt.from_tokens(pack_ids(tokens), CacheRoot(salt=salt), PAGE_SIZE)
 
 
 def tokens(count: int, first: int = 0) -> list[int]:
@@ -120,8 +123,8 @@ def test_remembered_hashes_are_those_of_the_whole_prompt(page_size: int) -> None
     forked = packed[:30_000] + pack_ids(random.integers(0, 1000, 1000))
     for salt in ("", "tenant"):
         for part in (packed, packed[:-4], forked, packed[:16_384], packed[:4], b""):
-            assert prompt_hashes(salt, part, page_size) == block_hashes(
-                namespace_hash(salt), part, page_size
+            assert prompt_hashes(CacheRoot(salt=salt), part, page_size) == block_hashes(
+                namespace_hash(CacheRoot(salt=salt)), part, page_size
             )
 
 
@@ -138,7 +141,7 @@ def test_the_next_turn_hashes_little_more_than_its_new_part(
     random = np.random.default_rng(0)
     turns = random.integers(0, 1000, 20_000)
     for end in range(10_000, 20_001, 500):
-        prompt_hashes("", pack_ids(turns[:end]), 16)
+        prompt_hashes(BASE_ROOT, pack_ids(turns[:end]), 16)
     assert max(hashed) == 1024 and sum(hashed) <= 20_000, "each stride once"
     assert events._stride_hashes.cache_info().maxsize, "bounded"
 

@@ -7,6 +7,7 @@ it, so a wrong one fails wherever it is used.
 import numpy as np
 import pytest
 
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.calls import CacheTreeCall, CallReply, MatchCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import CacheHints, Retention, TokenPrompt
@@ -159,7 +160,7 @@ def test_a_match_of_a_prompt_ends_at_a_state() -> None:
     ask(model, prompt)
     replies: list[CallReply] = []
     prompts = [TokenPrompt(pack_ids(one)) for one in (prompt, [*prompt[:21], 40])]
-    model.calls(replies).take(MatchCall(prompts=prompts, cache_salt=""))
+    model.calls(replies).take(MatchCall(prompts=prompts, root=BASE_ROOT))
     found = [one.cached_tokens for one in replies[0].value]
     assert found == [ask(model, [*prompt, 9, 9]), 0]
 
@@ -255,7 +256,7 @@ def test_a_pinned_prefix_keeps_its_state() -> None:
     model = engine(kept_states=2, num_pages=200, context_length=128)
     pinned = [(3 * i) % 17 for i in range(40)]
     ask(model, [*pinned, 50])
-    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), "", 1000.0)
+    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), BASE_ROOT, 1000.0)
     for first in range(20, 30):
         ask(model, [first + i for i in range(40)])
     assert ask(model, [*pinned, 51, 52]) == len(pinned)
@@ -270,7 +271,7 @@ def test_a_lease_on_the_beginning_of_an_edge_pins_a_state_of_its_own_prefix() ->
     prompt = [(3 * i) % 17 for i in range(80)]
     ask(model, prompt)
     kv = model.scheduler.state.kv
-    lease = kv.leases.pin(np.array(prompt[:42], dtype=np.int32), "", 1000.0)
+    lease = kv.leases.pin(np.array(prompt[:42], dtype=np.int32), BASE_ROOT, 1000.0)
     match = kv.tree.match(np.array(prompt, dtype=np.int32))
     assert match is not None
     assert kv.states.pages()[lease.state] == match.pages[40 // PAGE - 1]

@@ -1,4 +1,4 @@
-"""Tells routers outside which blocks of KV this engine holds: docs/kv_events.md.
+"""Tells routers outside which blocks of KV this engine holds: docs/internals/kv_events.md.
 
 The tree's changes become events with block hashes (:class:`EventRecorder`), numbered batches of
 them are kept for replays (:class:`EventStream`), and a PUB socket publishes them
@@ -36,19 +36,20 @@ from radixrt.kv.events import (
     block_hashes,
     namespace_hash,
 )
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.stats import SchedulerStats
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 
-_ABSENT, _PLAIN, _SALTED = 0, 1, 2
+_ABSENT = -1
 
 
 class _Stored(NamedTuple):
     """The arguments of :meth:`EventRecorder.stored`."""
 
-    salt: str | None
+    root: CacheRoot | None
     previous_page: int | None
     tokens: TokenIds
     pages: Pages
@@ -76,16 +77,19 @@ class EventRecorder:
         self._with_token_ids = with_token_ids
         self._changes: list[_Stored | Pages] = []
         self._hashes = np.zeros(num_pages, dtype=np.uint64)  # 8 bytes each, never used as numbers
-        self._state = np.full(num_pages, _ABSENT, dtype=np.uint8)
+        self._kind = np.full(num_pages, _ABSENT, dtype=np.int32)
+        """Of each page: a number of :attr:`_kinds`."""
+        self._kinds: list[tuple[bool, str]] = []
+        """Whether the root has a tenant or a salt, and its adapter."""
         self._num_cached = 0
         self._is_kept = is_kept
         self._with_state = np.zeros(num_pages, dtype=np.bool_)
         """The pages whose states are published."""
 
     def stored(
-        self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
+        self, root: CacheRoot | None, previous_page: int | None, tokens: TokenIds, pages: Pages
     ) -> None:
-        self._changes.append(_Stored(salt, previous_page, tokens, pages))
+        self._changes.append(_Stored(root, previous_page, tokens, pages))
 
     def removed(self, pages: Pages) -> None:
         self._changes.append(pages)
@@ -98,7 +102,7 @@ class EventRecorder:
             for change in changes
         ]
         if self._is_kept is not None:
-            events += self._changed_states(self._is_kept & (self._state != _ABSENT))
+            events += self._changed_states(self._is_kept & (self._kind != _ABSENT))
         return events
 
     def _changed_states(self, now: NDArray[np.bool_]) -> list[StatesChanged]:
@@ -111,7 +115,7 @@ class EventRecorder:
 
     def snapshot(self) -> AllBlocks:
         """All blocks of the tree, as of the last events taken."""
-        cached, states = self._hashes[self._state != _ABSENT], self._hashes[self._with_state]
+        cached, states = self._hashes[self._kind != _ABSENT], self._hashes[self._with_state]
         return AllBlocks(
             block_hashes=cached.tobytes(), page_size=self._page_size, states=states.tobytes()
         )
@@ -119,25 +123,32 @@ class EventRecorder:
     def _store(self, change: _Stored) -> BlockStored:
         previous, packed = change.previous_page, change.tokens.tobytes()
         if previous is None:
-            parent, before = None, namespace_hash(change.salt or "")
-            state = _SALTED if change.salt else _PLAIN
+            root = change.root or BASE_ROOT
+            parent, before = None, namespace_hash(root)
+            kind = self._number_of((bool(root.tenant or root.salt), root.adapter))
         else:
             parent = before = self._hashes[previous].tobytes()
-            state = int(self._state[previous])
+            kind = int(self._kind[previous])
         hashes = block_hashes(before, packed, self._page_size)
         self._hashes[change.pages] = np.frombuffer(hashes, dtype=np.uint64)
-        self._state[change.pages] = state
+        self._kind[change.pages] = kind
         self._num_cached += len(change.pages)
         return BlockStored(
             block_hashes=hashes,
             parent_hash=parent,
             token_ids=packed if self._with_token_ids else None,
             page_size=self._page_size,
-            salted=state == _SALTED,
+            salted=self._kinds[kind][0],
+            adapter=self._kinds[kind][1],
         )
 
+    def _number_of(self, kind: tuple[bool, str]) -> int:
+        if kind not in self._kinds:
+            self._kinds.append(kind)
+        return self._kinds.index(kind)
+
     def _remove(self, pages: Pages) -> BlockRemoved | AllBlocksCleared:
-        self._state[pages] = _ABSENT
+        self._kind[pages] = _ABSENT
         self._with_state[pages] = False
         self._num_cached -= len(pages)
         if self._num_cached == 0:
@@ -275,7 +286,7 @@ def vllm_event(event: AnyEvent) -> list[Any]:
 
     The blocks of a prompt with a cache salt have an extra key, so that nobody takes them for blocks
     without one. vLLM publishes the salt itself; here it is the hash of the first block, since a
-    salt is a secret.
+    salt is a secret. The name of the adapter is its digest.
     """
     match event:
         case BlockStored(token_ids=packed) if packed is not None:
@@ -285,7 +296,7 @@ def vllm_event(event: AnyEvent) -> list[Any]:
             if event.salted and parent is None:
                 extra_keys = [[event.block_hashes[:8].hex()], *[None] * (len(hashes) - 1)]
             tokens = unpack_ids(packed).tolist()
-            lora_id = lora_name = None
+            lora_id, lora_name = None, event.adapter or None
             return [
                 "BlockStored",
                 hashes,
@@ -321,7 +332,7 @@ MAX_REQUEST_BYTES = 1024
 
 
 class _OwnFormat:
-    """Writes what docs/kv_events.md describes."""
+    """Writes what docs/internals/kv_events.md describes."""
 
     max_queued_replies = MAX_QUEUED_REPLIES
 
@@ -444,7 +455,7 @@ def start_publisher(
         if config.kv_events_format == "vllm"
         else None,
     )
-    tree.observer = recorder
+    tree.observers += (recorder,)
     return publisher
 
 
