@@ -7,15 +7,17 @@ takes more memory than there is ends without a word.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.device.machine import (
     CPU_POOL_LIMIT,
     CPU_POOL_SHARE,
+    MIN_KEPT_STATES,
+    MIN_STATE_ROWS,
     OTHER_BYTES,
     available_memory,
     has_gpu,
@@ -27,6 +29,7 @@ from radixrt.layers.quantization.scheme import (
     fp8_block,
     quantization_scheme,
 )
+from radixrt.models.cache_need import kv_numbers, state_bytes
 from radixrt.models.checkpoint import (
     checkpoint_dtype,
     read_config,
@@ -181,33 +184,25 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
     text = text_config(checkpoint)
     width = _BYTES[checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype]
     kept = 1 if config.kv_cache_dtype != "auto" else width
-    per_token = _kv_numbers(text) * kept
+    per_token, one_state = kv_numbers(text) * kept, state_bytes(text, width)
     if is_encoder(check_architecture(checkpoint)):
         per_token = 0
-    pool = min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * available)) * config.mem_fraction_static
-    if config.max_total_tokens is not None:
-        pool = per_token * config.max_total_tokens
+    most = int(min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * available)) * config.mem_fraction_static)
     longest = served_context_length(checkpoint, config.context_length)
     rows = config.max_running_requests or MIN_RUNNING_REQUESTS
-    pool = min(int(pool), 2 * rows * longest * per_token)
+    pool = most if config.max_total_tokens is None else per_token * config.max_total_tokens
+    pool = min(pool, 2 * rows * longest * per_token)
+    if one_state:
+        if config.max_running_requests is None:
+            rows = min(rows, max(MIN_STATE_ROWS, most // 4 // one_state))
+        pool += max(pool, MIN_KEPT_STATES * one_state) + rows * one_state
+        pool = min(pool, most) if config.max_total_tokens is None else pool
     weights = 0
     if config.load_format != "dummy":
         weights = memory_need(
             model_dir, dtype=config.dtype, quantization=config.quantization
         ).in_memory
     return config.dp * (weights + pool) + OTHER_BYTES
-
-
-def _kv_numbers(text: Mapping[str, Any]) -> int:
-    """The numbers that a token takes in the KV cache, by the text model's part of a config.json."""
-    layers = text.get("num_hidden_layers") or 1
-    if kinds := text.get("layer_types"):  # recurrent layers keep a state of the sequence instead
-        layers -= sum(kind in ("linear_attention", "conv", "mamba") for kind in kinds)
-    if latent := text.get("kv_lora_rank"):
-        return int(layers * (latent + (text.get("qk_rope_head_dim") or 0)))
-    heads = text.get("num_attention_heads") or 1
-    size = text.get("head_dim") or (text.get("hidden_size") or 1) // heads
-    return int(2 * layers * (text.get("num_key_value_heads") or heads) * size)
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:
