@@ -19,6 +19,7 @@ from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.messages.answers import AnswerReport, EngineInfo, RequestFailed
 from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.cache_tree import (
     CacheLease,
     CacheNamespace,
@@ -270,7 +271,7 @@ def _cache_reply(call: AnySchedulerCall) -> CallReply:
     match call:
         case CacheNodeCall(node=7 | 8):
             node = CacheNode(
-                cache_salt="key:alice\0" + "secret-salt" * (call.node == 8),
+                root=CacheRoot("key:alice", "secret-salt" * (call.node == 8)),
                 token_ids=pack_ids([300, 301] * 16),
                 num_tokens=16,
                 age_s=2.0,

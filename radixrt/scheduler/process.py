@@ -22,11 +22,14 @@ from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.kv.events import ReplayRequest
+from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.replicas import (
     EventsReplayed,
     ReplayEvents,
@@ -44,6 +47,7 @@ from radixrt.messages.sequences import (
 from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import ExpertTokens, StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
+from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventPublisher, start_publisher
 from radixrt.scheduler.request_log import RequestLog
@@ -155,22 +159,26 @@ class SchedulerProcess:
         info = self._wait_for_worker()
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
-        self.scheduler = Scheduler(SchedulerLimits.from_config(config, info))
+        disk = open_pages(config, info, channels.replica or 0)
+        self.scheduler = Scheduler(
+            SchedulerLimits.from_config(config, info),
+            disk=disk,
+            kept_adapters=channels.kept_adapters,
+        )
         self._calls = Calls(
             self.scheduler,
             self._tokenizer.send,
             self._stats,
             lambda: supervisor.tell(ReplicaDrains()),
+            self._note_adapters,
         )
         log = config.request_log
         file = None if log is None else request_log_file(log, channels.replica)
         kept = request_log_file(str(channels.run_dir / "request_log"), channels.replica)
         self._log = RequestLog(file, time.monotonic, kept)
+        kv = self.scheduler.state.kv
         self._kv_events = start_publisher(
-            config,
-            self.scheduler.state.kv.tree,
-            self.scheduler.state.limits.num_pages,
-            channels.replica or 0,
+            config, kv.tree, kv.allocator.num_pages, channels.replica or 0, kv.states
         )
         self._reports: LoadReports | None = None
         if config.is_routed and self._kv_events is not None:
@@ -180,7 +188,13 @@ class SchedulerProcess:
         self._expert_tokens = ExpertTokens(layers=0, counts=b"")
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
+        self._info = info
         self._tokenizer.join(info)
+
+    def _note_adapters(self) -> None:
+        """Let the next tokenizer process hear of the adapters that there are now."""
+        self._info = msgspec.structs.replace(self._info, adapters=self.scheduler.adapters.infos)
+        self._tokenizer.note(self._info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -224,10 +238,14 @@ class SchedulerProcess:
         match message:
             case StepResult():
                 self._send_tokens(self.scheduler.absorb(message))
+            case AdapterRead():
+                self.scheduler.adapters.read(message)
             case ExpertTokens():
                 self._expert_tokens = message
-            case GrammarLoaded():
-                if refused := self.scheduler.grammar_loaded(message):
+            case PagesWritten() | PagesRead():
+                self.scheduler.moved(message)
+            case GrammarLoaded() | ImageLoaded():
+                if refused := self.scheduler.loaded(message):
                     self._refuse(refused)
 
     def _send_tokens(self, batch: TokenBatch) -> None:
@@ -255,12 +273,15 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in scheduler.grammars.take_orders():
+        for order in scheduler.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._max_in_flight:
             begin = time.perf_counter()
             plan = scheduler.plan()
+            for move in scheduler.take_moves():
+                for worker in self._to_workers:
+                    worker.send(move)
             if plan is None:
                 return
             scheduler.state.counters.plan_seconds.observe(time.perf_counter() - begin)
@@ -275,6 +296,10 @@ class SchedulerProcess:
                 self.scheduler.grammars.load(message)
             case DropGrammar():
                 self.scheduler.grammars.drop(message)
+            case LoadImage():
+                self.scheduler.images.load(message)
+            case DropImage():
+                self.scheduler.images.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():

@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
-from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_explanation import CacheFacts, DiskRead
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
@@ -110,8 +112,12 @@ class Sequence:
         sampling = self.options.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         self.seq_id = request.seq_id
-        self.tokens = unpack_ids(request.token_ids)
-        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid."""
+        self.tokens = request.keys()
+        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid. Prefixes
+        are compared by them: key ids stand in the places of images."""
+        self._replaced = unpack_ids(request.token_ids[: len(request.key_ids)])
+        """The model's ids at the beginning, where others stand in ``tokens``."""
+        self.images = request.images
         self.num_tokens = len(self.tokens)
         """Known tokens: the prompt and the tokens that the worker has returned."""
         self.num_prompt = self.num_tokens - request.num_output
@@ -125,6 +131,7 @@ class Sequence:
         without correction."""
         self.grammar = request.grammar
         self.second_segment_start = request.second_segment_start
+        self.messages_end = request.messages_end
         self.prediction = request.prediction
         self.speculates = False
         """Its tokens are drafted."""
@@ -135,6 +142,8 @@ class Sequence:
         self.group = Group()
         """The group of its request, once it is accepted."""
 
+        self.adapter = NO_ADAPTER
+        """The place of its adapter, once it is accepted."""
         self.slot = NO_SLOT
         """Slot in the worker's persistent batch while it runs."""
         self.node: Node | None = None
@@ -148,6 +157,10 @@ class Sequence:
         self.answer_states: list[int] = []
         """Pages of its answer behind which states are kept, the last two: one of them may be ahead
         of the known tokens."""
+        self.disk_reads = 0
+        """Times that it has waited for pages from disk."""
+        self.disk_read: DiskRead | None = None
+        """What was read while it waited."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)
@@ -172,8 +185,8 @@ class Sequence:
         return self.options.sampling
 
     @property
-    def salt(self) -> str:
-        return self.options.cache_salt
+    def root(self) -> CacheRoot:
+        return self.options.root
 
     @property
     def num_output(self) -> int:
@@ -217,6 +230,10 @@ class Sequence:
     def known_tokens(self) -> TokenIds:
         return self.tokens[: self.num_tokens]
 
+    def model_tokens(self) -> TokenIds:
+        """The known tokens as the model reads them."""
+        return np.concatenate((self._replaced, self.tokens[len(self._replaced) : self.num_tokens]))
+
     def append(self, token: int) -> FinishReason | None:
         """Append a token; returns the reason if it is the last one.
 
@@ -257,6 +274,7 @@ class Sequence:
         self.report = AnswerReport(
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,
+            disk_tokens=min(cached, 0 if self.disk_read is None else self.disk_read.tokens),
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
             queued_s=self.first_planned - self.arrived,
             prefill_s=now - self.first_planned,

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 import logging
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.tags import Symbols, tag_symbols, token_symbols
 from radixrt.base.token_bytes import SavedTokens, TokenBytes, TokenBytesTable, load_tokenizer
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
+from radixrt.tokenizer import tiktoken_file
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import (
@@ -180,6 +182,9 @@ def _renderer(special_names: dict[str, str]) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **special_names)
 
 
+IMAGE_TEXT = "[image]"
+"""Stands for an image where prompts are shown."""
+
 KEPT_WORDS = 4000
 """Words whose tokens the tokenizers library keeps, in each thread that encodes; it never replaces
 them. A word takes some 32 bytes for each of its letters, of which it has at most 256. The library's
@@ -251,6 +256,8 @@ class Vocabulary:
         try:
             if hf is None:
                 hf = _load(Path(path), config.trust_remote_code)
+        except ConfigError:
+            raise
         except Exception as error:  # transformers raises many kinds
             reason = " ".join(str(error).split())
             raise ConfigError(
@@ -364,6 +371,13 @@ class Vocabulary:
         return tuple(dict.fromkeys(sequences))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids; of ids that stand for an image, ``IMAGE_TEXT``."""
+        if min(ids, default=0) < 0:
+            runs = itertools.groupby(ids, lambda one: one < 0)
+            return "".join(
+                IMAGE_TEXT if is_image else self.decode(list(run), skip_special_tokens)
+                for is_image, run in runs
+            )
         texts: list[str] = self.backend.decode_batch(
             [list(ids)], skip_special_tokens=skip_special_tokens
         )  # unlike decode, it releases the GIL
@@ -427,6 +441,10 @@ def _load(folder: Path, trust_remote_code: bool) -> Any:
     named = orjson.loads(settings.read_bytes()) if settings.is_file() else {}
     if named.get("tokenizer_class") in _NO_PARTICULAR_CLASS and "auto_map" not in named:
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    if (folder / tiktoken_file.FILE).is_file() and not (
+        trust_remote_code or (folder / _TOKENIZER).is_file()
+    ):
+        return tiktoken_file.read_tiktoken(folder, named)
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 

@@ -420,6 +420,8 @@ class _NativeAnswer:
             "cached_tokens": report.cached_tokens,
             "cache_write_tokens": report.cache_write_tokens,
         }
+        if report.disk_tokens:
+            meta["disk_tokens"] = report.disk_tokens
         meta |= report_extras(report)
         if report.retries:
             meta["structured_output_retries"] = report.retries

@@ -304,8 +304,8 @@ class AnswerState:
         ids = self._all_ids
         if ids and self._vocabulary.special_ids.isdisjoint(ids):
             self._written = self._vocabulary.decode(ids)
-            salt = self.request.options.cache_salt
-            self._vocabulary.segments.answers.keep(rendered_chat, self._written, ids, salt)
+            root = self.request.options.root
+            self._vocabulary.segments.answers.keep(rendered_chat, self._written, ids, root)
 
     def _take_prompt(self) -> PromptInfo | None:
         prompt, self._prompt = self._prompt, None

@@ -18,9 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
+from radixrt.messages.ids import TokenIds
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.breakpoints import (
@@ -38,6 +41,14 @@ from radixrt.tokenizer.vocabulary import (
     encode_aside_with_ends,
     template_parameters,
 )
+
+Spread = Callable[[TokenIds], TokenIds]
+"""Takes the ids of a text to those of the same text with the placeholders of images repeated."""
+
+
+def as_they_are(ids: TokenIds) -> TokenIds:
+    """The ids of a text without images."""
+    return ids
 
 
 class _Literals:
@@ -98,12 +109,12 @@ class ChatTemplate:
         self.turns = KeptTurns()
 
     def render(
-        self, prompt: ChatPrompt, salt: str = "", max_literals: int = 1 << 16
+        self, prompt: ChatPrompt, root: CacheRoot = BASE_ROOT, max_literals: int = 1 << 16
     ) -> RenderedChat:
         """Run the template.
 
         Args:
-            salt: kept answers are repeated only in requests with the same one.
+            root: kept answers are repeated only in requests with the same one.
             max_literals: more special-token strings in the messages are refused.
 
         Raises:
@@ -119,7 +130,7 @@ class ChatTemplate:
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
         has_literals = bool(literals.placeholders)
-        history = History(prompt, salt) if prompt.replay_reasoning and not has_literals else None
+        history = History(prompt, root) if prompt.replay_reasoning and not has_literals else None
         turn, text = self._replay(prompt, history, messages, tools, kwargs)
         beginning = msgspec.structs.replace(
             prompt, add_generation_prompt=False, continue_final_message=False
@@ -145,31 +156,53 @@ class ChatTemplate:
         return RenderedChat(text, list(literals.placeholders), agreed, ends, spans, opened)
 
     def encode(
-        self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
+        self,
+        chat: RenderedChat,
+        root: CacheRoot,
+        check_length: CheckLength = any_length,
+        spread: Spread = as_they_are,
     ) -> tuple[str, list[int], list[int], list[Segment]]:
         """The prompt as text and as token ids, for each cache breakpoint the number of leading
         tokens that it covers, and the segments of the text, unless it has literals. Only the
         template adds special tokens.
 
         Args:
-            salt: messages that were encoded before with the same salt are not encoded again.
+            root: messages that were encoded before with the same root are not encoded again.
             check_length: gets the number of tokens before they are copied.
+            spread: repeats the placeholders of images.
         """
         if chat.literals:
-            return *self._encode_with_literals(chat, check_length), []
-        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends, check_length)
-        counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
+            text, found, counts = self._encode_with_literals(chat, check_length)
+            ids = np.array(found, dtype=np.int32)
+            return text, spread(ids).tolist(), [len(spread(ids[:n])) for n in counts], []
+        segments = self._vocabulary.segments.encode(chat.text, root, chat.answer_ends, check_length)
+        segments = [one._replace(ids=spread(one.ids)) for one in segments]
+        counts = [self._num_tokens_within(segments, length, spread) for length in chat.agreed]
         return chat.text, joined(segments), counts, segments
 
-    def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
+    def messages_end(self, chat: RenderedChat, num_tokens: int) -> int:
+        """Number of a chat's tokens up to the end of its last message, where the next turn may
+        leave this prompt; 0 where more text than a generation prompt follows. A token or two off
+        where the tokenizer joins characters of both sides.
+
+        Args:
+            num_tokens: of the whole prompt.
+        """
+        behind = chat.text[chat.spans[-1][1] :] if chat.spans else chat.text
+        if len(behind) > MAX_BEHIND_MESSAGES:
+            return 0
+        return max(0, num_tokens - len(self._vocabulary.encode(behind, add_special_tokens=False)))
+
+    def _num_tokens_within(self, segments: list[Segment], length: int, spread: Spread) -> int:
         """Number of leading tokens within the first ``length`` characters of a text."""
         count = 0
         for segment in segments:
             if segment.start + len(segment.text) > length:
                 if segment.is_answer:
                     return count
-                _, ends = self._vocabulary.encode_with_ends(segment.text)
-                return count + num_tokens_within(ends, length - segment.start)
+                ids, ends = self._vocabulary.encode_with_ends(segment.text)
+                within = ids[: num_tokens_within(ends, length - segment.start)]
+                return count + len(spread(np.array(within, dtype=np.int32)))
             count += len(segment.ids)
         return count
 
@@ -213,6 +246,8 @@ class ChatTemplate:
                 f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}.",
                 param="chat_template_kwargs",
             )
+        if self._wants_parts:
+            messages = [_in_parts(message) for message in messages]
         try:
             with template_sandbox.bounded():
                 text: str = self._vocabulary.hf.apply_chat_template(
@@ -271,6 +306,23 @@ class ChatTemplate:
         return text, [ids_of_names.get(i, i) for i in ids], counts
 
     @functools.cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template reads contents as lists of parts alone, as some of those for images
+        do."""
+        template = self._vocabulary.hf.chat_template
+        if "image" not in str(template):
+            return False
+        probe = {"role": "user", "content": _PROBE}
+
+        def shows(message: dict[str, Any]) -> bool:
+            with contextlib.suppress(Exception), template_sandbox.bounded():
+                render = self._vocabulary.hf.apply_chat_template
+                return _PROBE in str(render([message], tokenize=False))
+            return False
+
+        return not shows(probe) and shows(_in_parts(probe))
+
+    @functools.cached_property
     def _hidden_literal(self) -> re.Pattern[str]:
         return re.compile(f"\ue000{self._nonce}text([0-9]+)\ue001")
 
@@ -297,6 +349,25 @@ class ChatTemplate:
         return tokenizer, names, ids
 
 
+_PROBE = "radixrt"
+"""A text that no template writes by itself."""
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of parts."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def _texts(content: Any) -> list[str]:
+    """The texts of a message's content."""
+    if isinstance(content, list):
+        return [part["text"] for part in content if part.get("type") == "text"]
+    return [content] if isinstance(content, str) else []
+
+
 def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
     """Beginning and end of each message's content in the rendered text, in order; those of calls of
     tools belong to it. Empty, at the end of the one before, where the text does not contain it
@@ -304,15 +375,34 @@ def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
     spans = []
     position = 0
     for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str) or (start := text.find(content, position)) < 0:
-            start, content = position, ""
-        position = start + len(content)
+        start, position = _content_span(text, position, message.get("content"))
         for call in message.get("tool_calls") or ():
             position = _end_of_call(text, position, call)
         spans.append((start, position))
     return spans
 
+
+def _content_span(text: str, position: int, content: object) -> tuple[int, int]:
+    """Beginning and end of a content's texts behind ``position``; a template may trim each."""
+    start, end = -1, position
+    for written in _texts(content):
+        found, length = _find_trimmed(text, written, end)
+        if found < 0:
+            return position, position
+        start, end = found if start < 0 else start, found + length
+    return (position, position) if start < 0 else (start, end)
+
+
+def _find_trimmed(text: str, written: str, position: int) -> tuple[int, int]:
+    """Where a text, perhaps trimmed, begins behind ``position``, and its length; -1: nowhere."""
+    for part in (written, written.strip()):
+        if (start := text.find(part, position)) >= 0:
+            return start, len(part)
+    return -1, 0
+
+
+MAX_BEHIND_MESSAGES = 512
+"""Characters behind the last message that may be a generation prompt."""
 
 _CALL_DISTANCE = 256
 """Most characters that a template writes before the name of a called function, or between its
