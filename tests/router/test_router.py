@@ -81,7 +81,9 @@ class Fleet:
 
     def keep_state(self, replica: int, tokens: list[int], *, dropped: bool = False) -> None:
         """A replica has got, or lost, the state behind these tokens, which end with a block."""
-        hashes = block_hashes(namespace_hash(BASE_ROOT), pack_ids(tokens), PAGE_SIZE)[-events.HASH_BYTES :]
+        hashes = block_hashes(namespace_hash(BASE_ROOT), pack_ids(tokens), PAGE_SIZE)[
+            -events.HASH_BYTES :
+        ]
         kept = b"" if dropped else hashes
         self.tell(replica, StatesChanged(kept=kept, dropped=hashes if dropped else b""))
 
