@@ -30,6 +30,8 @@ class SchedulerLimits:
     """How a model that gives numbers in place of text pools them."""
     speculates: bool = False
     """The workers verify drafts."""
+    whole_images: bool = False
+    """A step computes all placeholders of an image or none."""
 
     @property
     def whole_prompts(self) -> bool:
@@ -70,6 +72,7 @@ class SchedulerLimits:
             state_interval=state_interval(info),
             num_ranks=config.tp,
             pooling=info.pooling,
+            whole_images=info.vision is not None and info.vision.whole_images,
             speculates=config.speculation == "auto" and info.device == "cpu",
         )
 

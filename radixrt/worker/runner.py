@@ -82,6 +82,7 @@ class ModelRunner:
             device,
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
+            whole_images=images is not None and images.whole,
         )
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
         jumps = not config.debug_disable_jump_forward
