@@ -186,6 +186,15 @@ def test_pages_of_one_token(folder: Path, engines: tuple[InProcessEngine, InProc
         assert small.cached == [length]
 
 
+def test_keys_and_values_in_int8(folder: Path) -> None:
+    warm = InProcessEngine(folder, kv_cache_dtype="int8")
+    cold = InProcessEngine(folder, kv_cache_dtype="int8", disable_radix_cache=True)
+    for prompt in prompts(70, seed=9):
+        assert warm.generate([prompt], SAMPLING) == cold.generate([prompt], SAMPLING)
+        assert warm.logprobs == cold.logprobs
+    assert warm.cached == [64]
+
+
 def test_sequences_that_compute_one_document_together(
     folder: Path, engines: tuple[InProcessEngine, InProcessEngine]
 ) -> None:
