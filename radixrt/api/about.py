@@ -24,6 +24,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.messages.answers import EngineInfo
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import DrainReplicaCall, FlushCacheCall, StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import DEFAULT_POOLING, GenerateRequest, RequestOptions, TokenPrompt
@@ -104,7 +105,7 @@ async def health_generate(context: Here) -> Response:
         prompt=TokenPrompt(pack_ids([0])),
         options=RequestOptions(
             sampling=one_token if generates else PREFILL_ONLY,
-            cache_salt="health",
+            root=CacheRoot(salt="health"),
             pool=None if generates else DEFAULT_POOLING,
         ),
     )

@@ -25,6 +25,7 @@ from radixrt.client.answers import Answers
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.open_requests import id_in_use
 from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import Call, Reply
 from radixrt.messages.requests import GenerateRequest, Tenant
 
@@ -219,6 +220,10 @@ class Context:
     @property
     def tenant(self) -> Tenant:
         return self.caller.tenant
+
+    def root(self, cache_salt: str | None) -> CacheRoot:
+        """The cache root of a request that brings this salt."""
+        return self.tenant.root(cache_salt)
 
     def name(self, request_id: str) -> str:
         """Give the response an id, which its ``X-Request-Id`` has; returns it."""

@@ -108,9 +108,8 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M for a "
-        "GGUF file of the hub; the default is the built-in model. Several times, or a folder: "
-        "docs/guides/models.md.",
+        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M; the "
+        "default is the built-in model. Several times, or a folder: docs/guides/models.md.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -129,10 +128,10 @@ class ServerConfig(SchedulerSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
         "auto", "Type of weights and activations; auto is the checkpoint's own."
     )
-    quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
+    quantization: Literal["auto", "int8", "int4", "fp8", "plain"] = _model(
         "auto",
-        "Weight format of the linear layers: auto keeps the checkpoint's; int8, int4 and fp8 "
-        "quantize a plain checkpoint while it is loaded.",
+        "Weight format of the linear layers: auto keeps the checkpoint's, but makes fp8 blocks int8; "
+        "int8, int4 and fp8 round plain weights or fp8 blocks; plain decodes fp8 blocks and GGUF.",
     )
     context_length: int | None = _model(
         None,
@@ -237,6 +236,15 @@ class ServerConfig(SchedulerSettings):
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", within=(1, None))
+    ep: int = _device(
+        1,
+        "Groups of --tp ranks over which whole experts of a mixture are spread "
+        "(docs/guides/tuning.md); 0: as many as --tp.",
+        within=(0, None),
+    )
+    expert_metrics: bool = _device(
+        False, "On a CPU: count the tokens of each expert, for /metrics."
+    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
@@ -342,7 +350,7 @@ class ServerConfig(SchedulerSettings):
     )
     kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
         "radixrt",
-        "Wire format of events and replays: radixrt's (docs/kv_events.md) or vLLM's, which needs "
+        "Wire format of events and replays: radixrt's (docs/internals/kv_events.md) or vLLM's, which needs "
         "--kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(
@@ -351,9 +359,8 @@ class ServerConfig(SchedulerSettings):
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output: llguidance, and with auto and fsm the "
-        "finite-state machines of outlines-core for regular expressions and choices that have "
-        "small ones.",
+        "Library that enforces structured output: llguidance, and with auto and fsm outlines-core "
+        "for regular expressions and choices with small finite-state machines.",
         aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(
@@ -436,6 +443,11 @@ class ServerConfig(SchedulerSettings):
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of "
                 f"life once a second: set 0 or at least {MIN_STEP_TIMEOUT_S:g}."
             )
+        if self.tp % self.expert_groups:
+            yield (
+                f"--ep {self.ep} must divide --tp {self.tp}: the ranks of --tp hold the experts. Set --tp to a "
+                f"multiple of {self.ep}, or leave --ep out."
+            )
         if self.join is not None and self.replica_listen is not None:
             yield "--join and --replica-listen are for different machines: leave one out."
         is_linked = self.join is not None or self.replica_listen is not None
@@ -459,6 +471,11 @@ class ServerConfig(SchedulerSettings):
             )
         if self.kv_events is not None and self.disable_radix_cache:
             yield "--kv-events publishes nothing with --disable-radix-cache: leave one out."
+
+    @property
+    def expert_groups(self) -> int:
+        """Groups of ranks over which experts are spread."""
+        return self.ep or self.tp
 
     @property
     def is_routed(self) -> bool:

@@ -190,10 +190,12 @@ def _leases(cache: CacheStats) -> Text:
 
 def _states(engine: EngineReading) -> Text:
     """The states of recurrent layers."""
-    again = engine.stats.stateless_tokens / max(1, engine.stats.prompt_tokens)
+    stats = engine.stats
+    again = stats.stateless_tokens / max(1, stats.prompt_tokens)
+    mebibytes = stats.kept_state_bytes / 2**20
     return Text.assemble(
         _label("states"),
-        f"{_count(engine.stats.kept_states)} kept; {again:.1%} of prompt tokens computed again for lack of one",
+        f"{_count(stats.kept_states)} kept ({mebibytes:.0f} MiB); {again:.1%} of prompt tokens computed again for lack of one",
     )
 
 

@@ -253,6 +253,9 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     reasoning: str = ""
     """New text of the reasoning before the answer; it is not in ``text``."""
     logprobs: TokenLogprobs | None = None
+    log_kept_masses: list[float] = []
+    """One a new token, if the request has ``kept_mass``: the logarithm of the probability of all
+    tokens that were allowed in its place."""
     vector: bytes = b""
     """The numbers of the prompt, if the request asked for them in place of an answer: as 32-bit
     floats."""

@@ -13,6 +13,7 @@ Cause = Literal[
     "evicted",
     "missing_state",
     "other_salt",
+    "other_adapter",
     "template_rewrote_history",
     "tools_changed",
     "volatile_text",
@@ -84,6 +85,8 @@ class CacheFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     other_salt_tokens: int = 0
     """Leading tokens of the prompt that are cached under another salt of the same key, if they are
     more."""
+    other_adapter_tokens: int = 0
+    """The same, under the same salt and another adapter or the base model."""
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from radixrt.messages.replicas import (
 )
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 
 ToTokenizerFromApi = GenerateRequest | AbortRequest | AnyCall
 
@@ -38,4 +38,6 @@ ToTokenizerFromScheduler = (
 
 ToWorker = StepPlan | LoadGrammar | DropGrammar | OpenPages | SavePages | ReadPages
 
-ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | PagesWritten | PagesRead
+ToSchedulerFromWorker = (
+    EngineInfo | StepResult | GrammarLoaded | ExpertTokens | PagesWritten | PagesRead
+)

@@ -147,6 +147,9 @@ class Counters(msgspec.Struct, kw_only=True):
         int, counter("Prompt tokens found in the radix tree without a state of recurrent layers.")
     ] = 0
     """They were computed again."""
+    stateless_hits: Annotated[
+        int, counter("Sequences with prompt tokens found in the radix tree without a state.")
+    ] = 0
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Output tokens that a grammar forced: no forward pass sampled them."""
@@ -239,8 +242,19 @@ class SchedulerStats(Counters, kw_only=True):
     kept_states: Annotated[
         int, gauge("States of recurrent layers that are kept beside the KV.", "kept_states")
     ]
+    kept_state_bytes: Annotated[int, gauge("Memory of the states that are kept.")] = 0
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
+    expert_tokens: Annotated[
+        dict[str, int],
+        counter("Tokens of each expert of a mixture, over all layers.", label="expert"),
+    ] = {}
+    """Empty without ``--expert-metrics``, as the next."""
+    expert_imbalance: Annotated[
+        dict[str, float],
+        gauge("Tokens of a layer's busiest expert over the mean of its experts.", label="layer"),
+    ] = {}
+    """Since start. The layers with experts are numbered from 0."""
     malformed_frames: Annotated[int, counter("Frames that a process could not decode.")]
     """Frames that the api, the tokenizer process or the scheduler could not read; the worker only
     logs its own."""

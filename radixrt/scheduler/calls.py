@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from radixrt.base.errors import RequestError, unexpected_error
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.cache_tree import CacheLease, CacheNode
 from radixrt.messages.calls import (
     AnySchedulerCall,
@@ -135,10 +136,8 @@ class Calls:
 
     @_answer.register
     def _tree(self, call: CacheTreeCall) -> Slices:
-        view = TreeView(
-            self._scheduler.state.kv.tree, call, self._scheduler.state.clock, self._known
-        )
-        return view.slices()
+        kv, clock = self._scheduler.state.kv, self._scheduler.state.clock
+        return TreeView(kv.tree, call, clock, self._known, kv.states).slices()
 
     @_answer.register
     def _facts(self, call: CacheFactsCall) -> CacheFacts:
@@ -156,7 +155,7 @@ class Calls:
         node = self._known.find(call.node)
         *path, root = node.path()
         return CacheNode(
-            cache_salt=kv.tree.salt_of(root),
+            root=kv.tree.root_of(root),
             token_ids=b"".join(above.edge for above in reversed(path)),
             num_tokens=node.num_pages * kv.page_size,
             age_s=max(0.0, now - node.created * 1e-9),
@@ -174,20 +173,17 @@ class Calls:
 
     @_answer.register
     def _matches(self, call: MatchCall) -> list[CacheMatch]:
-        return [self._match(unpack_ids(one), call.cache_salt) for one in call.token_ids]
+        return [self._match(unpack_ids(one), call.root) for one in call.token_ids]
 
-    def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
+    def _match(self, tokens: TokenIds, root: CacheRoot) -> CacheMatch:
         kv = self._scheduler.state.kv
-        found = kv.tree.match(tokens, salt)
-        pages = 0 if found is None else found.num_pages
-        return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
+        usable = kv.usable_tokens(kv.tree.match(tokens, root))
+        return CacheMatch(prompt_tokens=len(tokens), cached_tokens=usable)
 
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.state.kv.pin(
-            tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant
-        )
+        lease = self._scheduler.state.kv.pin(tokens, call.root, call.ttl_s, call.lease, call.tenant)
         return LeaseGranted(
             lease=lease.lease_id,
             pinned_tokens=lease.num_pages * self._scheduler.state.limits.page_size,
@@ -199,4 +195,4 @@ class Calls:
         if call.lease:
             lease = self._scheduler.state.kv.leases.release(call.lease, call.tenant)
             return lease.num_pages * self._scheduler.state.limits.page_size
-        return self._scheduler.release_session(call.session, call.cache_salt)
+        return self._scheduler.release_session(call.session, call.root)

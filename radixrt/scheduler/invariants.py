@@ -109,10 +109,10 @@ def _check_locks(scheduler: Scheduler) -> None:
         pages[node.namespace] += node.num_pages
     for namespace, share in tree.shares.all().items():
         _agree(f"pages of {namespace!r}", share.num_pages, pages[namespace])
-    for salt, root in tree.roots().items():
+    for name, root in tree.roots().items():
         _require(
             bool(root.children) or root.lock_count > 0,
-            f"namespace {salt!r} is empty and still there",
+            f"namespace {name!r} is empty and still there",
         )
 
 

@@ -22,6 +22,8 @@ class SchedulerLimits:
     kept_states: int = 0
     """States of recurrent layers that the worker keeps; 0: the model has no such layers, or they
     are not to be shared."""
+    state_bytes: int = 0
+    """Memory of one of them, over all ranks."""
     state_interval: int = 0
     """Every so many tokens of a prompt, a state is kept: whole pages."""
     num_ranks: int = 1
@@ -67,6 +69,7 @@ class SchedulerLimits:
             page_size=info.page_size,
             eos_token_ids=info.eos_token_ids,
             kept_states=0 if config.disable_radix_cache else info.kept_states,
+            state_bytes=info.state_bytes,
             state_interval=state_interval(info),
             num_ranks=config.tp,
             pooling=info.pooling,

@@ -327,6 +327,7 @@ class Planner:
             sequence.first_planned = self._state.clock()
             self._state.counters.prompt_tokens += sequence.num_tokens
             self._state.counters.stateless_tokens += sequence.cache_facts.stateless_tokens
+            self._state.counters.stateless_hits += sequence.cache_facts.stateless_tokens > 0
             sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
         if sequence.reports_progress:

@@ -43,7 +43,7 @@ from radixrt.messages.sequences import (
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats
-from radixrt.messages.steps import StepResult
+from radixrt.messages.steps import ExpertTokens, StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
 from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.limits import SchedulerLimits
@@ -169,17 +169,16 @@ class SchedulerProcess:
         file = None if log is None else request_log_file(log, channels.replica)
         kept = request_log_file(str(channels.run_dir / "request_log"), channels.replica)
         self._log = RequestLog(file, time.monotonic, kept)
+        kv = self.scheduler.state.kv
         self._kv_events = start_publisher(
-            config,
-            self.scheduler.state.kv.tree,
-            self.scheduler.state.limits.num_pages,
-            channels.replica or 0,
+            config, kv.tree, kv.allocator.num_pages, channels.replica or 0, kv.states
         )
         self._reports: LoadReports | None = None
         if config.is_routed and self._kv_events is not None:
             self._reports = LoadReports(self.scheduler, self._kv_events, self._tokenizer.send)
         self._received = 0
         """Sequences from the tokenizer process."""
+        self._expert_tokens = ExpertTokens(layers=0, counts=b"")
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
         self._tokenizer.join(info)
@@ -226,6 +225,8 @@ class SchedulerProcess:
         match message:
             case StepResult():
                 self._send_tokens(self.scheduler.absorb(message))
+            case ExpertTokens():
+                self._expert_tokens = message
             case PagesWritten() | PagesRead():
                 self.scheduler.moved(message)
             case GrammarLoaded():
@@ -297,6 +298,7 @@ class SchedulerProcess:
             self.scheduler.stats(malformed),
             queued_prefill_s=queued_s,
             request_log_dropped=self._log.dropped,
+            **expert_load(self._expert_tokens),
         )
         return stats if self._kv_events is None else self._kv_events.add_stats(stats)
 
@@ -313,6 +315,18 @@ class SchedulerProcess:
             self._send_tokens(TokenBatch(outputs=outputs))
         if refused := self.scheduler.refuse_overdue():
             self._refuse(refused)
+
+
+def expert_load(tokens: ExpertTokens) -> dict[str, dict[str, float]]:
+    """The fields of ``SchedulerStats`` about experts."""
+    if not tokens.layers:
+        return {}
+    counts = np.frombuffer(tokens.counts, dtype=np.int64).reshape(tokens.layers, -1)
+    means, most = counts.mean(axis=1).tolist(), counts.max(axis=1).tolist()
+    return {
+        "expert_tokens": {str(expert): n for expert, n in enumerate(counts.sum(axis=0).tolist())},
+        "expert_imbalance": {str(i): most[i] / mean for i, mean in enumerate(means) if mean},
+    }
 
 
 def request_log_file(path: str, replica: int | None) -> Path:

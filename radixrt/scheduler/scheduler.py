@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
@@ -250,10 +251,10 @@ class Scheduler:
         number."""
         return self.state.kv.flush()
 
-    def release_session(self, session: str, salt: str = "") -> int:
+    def release_session(self, session: str, root: CacheRoot = BASE_ROOT) -> int:
         """End a session: the KV that it alone has used is evicted first. Returns the number of its
         tokens."""
-        return self.state.kv.sessions.release(session, salt) * self.state.limits.page_size
+        return self.state.kv.sessions.release(session, root) * self.state.limits.page_size
 
     def _remove(self, sequence: Sequence) -> None:
         """Drop a sequence that waits or runs."""
@@ -503,6 +504,7 @@ class Scheduler:
             leases_broken=kv.leases.broken,
             sessions=len(kv.sessions),
             kept_states=len(kv.states),
+            kept_state_bytes=len(kv.states) * self.state.limits.state_bytes,
             grammars=len(self.grammars),
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
@@ -518,5 +520,5 @@ def _absorb_logprobs(result: StepResult, step: StepInFlight, batch: TokenBatch) 
             batch.output_of(sequence.seq_id).prompt_logprobs.append(found)
     for row in result.logprobs:
         if (sequence := step.sequences[row.slot]) is not None:
-            found = PositionLogprobs(row.token_ids, row.logprobs)
+            found = PositionLogprobs(row.token_ids, row.logprobs, row.log_kept_mass)
             batch.output_of(sequence.seq_id).logprobs.append(found)

@@ -16,6 +16,7 @@ import numpy as np
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
 from radixrt.messages.cache_explanation import CacheFacts, DiskRead
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
@@ -125,6 +126,7 @@ class Sequence:
         without correction."""
         self.grammar = request.grammar
         self.second_segment_start = request.second_segment_start
+        self.messages_end = request.messages_end
         self.prediction = request.prediction
         self.speculates = False
         """Its tokens are drafted."""
@@ -176,8 +178,8 @@ class Sequence:
         return self.options.sampling
 
     @property
-    def salt(self) -> str:
-        return self.options.cache_salt
+    def root(self) -> CacheRoot:
+        return self.options.root
 
     @property
     def num_output(self) -> int:

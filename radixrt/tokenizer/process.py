@@ -246,7 +246,7 @@ class TokenizerProcess:
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        prompt = self._encoder.encode(request.prompt, self._limits, options.cache_salt)
+        prompt = self._encoder.encode(request.prompt, self._limits, options.root)
         token_ids, hints = prompt.token_ids, options.cache_hints
         if prompt.retain:
             hints = replace(hints, retain=[*hints.retain, *prompt.retain])
@@ -298,7 +298,7 @@ class TokenizerProcess:
         if compiled is not None:
             grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids = pack_ids(token_ids)
-        scheduler = self._schedulers.choose(packed_ids, request.options.cache_salt)
+        scheduler = self._schedulers.choose(packed_ids, request.options.root)
         prompt_info = self._prompt_info(encoded, packed_ids)
         explains = request.options.cache_hints.explain
         record = PromptRecord(
@@ -318,6 +318,7 @@ class TokenizerProcess:
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
                 second_segment_start=encoded.prompt.second_segment_start,
+                messages_end=encoded.prompt.messages_end,
                 prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),

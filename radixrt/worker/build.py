@@ -29,6 +29,7 @@ from radixrt.device.device import Device
 from radixrt.device.machine import bind, num_cores, numa_nodes, place_of, usable_cpus
 from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.layers.mlp import count_tokens
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
 from radixrt.messages.answers import EngineInfo
@@ -118,6 +119,8 @@ class _Loaded:
     """Without those of the KV pool."""
     pooler: Pooler | None
     """The pooler of a checkpoint that gives numbers."""
+    expert_counts: torch.Tensor | None = None
+    """See ``RunnerParts``."""
 
 
 def build_runner(
@@ -155,7 +158,16 @@ def build_runner(
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
     parts = RunnerParts(
-        config, model, setup, backend, info.eos_token_ids, loader, taped, tp, loaded.pooler
+        config,
+        model,
+        setup,
+        backend,
+        info.eos_token_ids,
+        loader,
+        taped,
+        tp,
+        loaded.pooler,
+        loaded.expert_counts,
     )
     parts.reserve_for_graphs()
     if is_gpu(device):
@@ -178,6 +190,19 @@ def build_runner(
         else kv_parts(config, model, setup, backend_name, weights.result()),
         attention_backend=backend_name,
     )
+
+
+def _count_tokens(model: Any, device: Device) -> torch.Tensor:
+    """
+    Raises:
+        ConfigError: the model or the device has no counts.
+    """
+    if is_gpu(device):
+        raise ConfigError("--expert-metrics counts on a CPU alone; leave it out.")
+    counts = count_tokens(model)
+    if not len(counts):
+        raise ConfigError("--expert-metrics: this model has no experts; leave it out.")
+    return counts
 
 
 def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, EngineInfo]:
@@ -244,7 +269,8 @@ def _load_with_facts(
         pooling=None if pooler is None else pooler.info,
         score_tokens=score_tokens,
     )
-    return _Loaded(model, info, pooler)
+    counts = _count_tokens(model, device) if config.expert_metrics else None
+    return _Loaded(model, info, pooler, counts)
 
 
 def _check_and_say(config: ServerConfig, device: Device) -> None:

@@ -81,6 +81,7 @@ def kv_parts(
         "model": type(model).__name__,
         "dtype": str(setup.dtype),
         "quantization": config.quantization,
+        "ranks": f"{config.tp} {config.expert_groups}",
         "rotary": _rotary_digest(model),
         "kv": _digest_of("\n".join(map(str, setup.kv_specs)).encode()),
         "kv_dtype": str(setup.kv_dtype),

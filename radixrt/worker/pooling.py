@@ -135,6 +135,9 @@ class EncoderRunner:
     def order(self, message: LoadGrammar | DropGrammar) -> None:
         """Nothing is generated, so no grammar is ever used."""
 
+    def expert_tokens(self) -> None:
+        """No encoder has experts."""
+
     def seconds_loading(self) -> float:
         return 0.0
 

@@ -21,7 +21,7 @@ from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.links import ToWorker
 from radixrt.messages.moves import OpenPages, ReadPages, SavePages
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.worker.build import build_encoder, build_runner, take_share
@@ -32,6 +32,10 @@ from radixrt_kernels.memory import keep_freed_memory
 
 LOOK_AGAIN_S = 20e-6
 """Seconds between two polls of the socket and of the device. No system call waits for both."""
+
+
+EXPERTS_EVERY_S = 1.0
+"""Seconds between two reports of the experts' tokens."""
 
 
 class WorkerProcess:
@@ -53,7 +57,7 @@ class WorkerProcess:
         elif config.numa:
             raise ConfigError("--numa binds workers on CPUs; on a GPU, leave it out.")
         config = replica_share(config, place)
-        tp = join_ranks(channels.folder, rank, config.tp, place)
+        tp = join_ranks(channels.folder, rank, config.tp, place, config.expert_groups)
         from_threads = Outbox(self._to_scheduler)
         device, tokenizer_file = make_device(place), channels.tokenizer_file
         self._runner: ModelRunner | EncoderRunner
@@ -61,6 +65,9 @@ class WorkerProcess:
             self._runner, info = build_encoder(config, device)
         else:
             self._runner, info = build_runner(config, device, tp, tokenizer_file, from_threads.send)
+        self._counts_experts = self._answers and config.expert_metrics
+        self._reported: ExpertTokens | None = None
+        self._next_report_s = 0.0
         if self._answers:
             self._outbox.send(info)
 
@@ -108,8 +115,15 @@ class WorkerProcess:
         return message, time.perf_counter() - begin
 
     def _beat(self) -> None:
-        """Give a sign of life, unless a grammar takes too long to load."""
+        """Give a sign of life, unless a grammar takes too long to load; and report the experts'
+        tokens at times."""
         self._heartbeat.promise_work(self._step_timeout_s, self._runner.seconds_loading())
+        if self._counts_experts and time.monotonic() >= self._next_report_s:
+            self._next_report_s = time.monotonic() + EXPERTS_EVERY_S
+            tokens = self._runner.expert_tokens()
+            if tokens is not None and tokens != self._reported:
+                self._reported = tokens
+                self._outbox.send(tokens)
 
     def _answer(self, results: list[StepResult]) -> None:
         if self._answers:
@@ -152,7 +166,9 @@ def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
     return dataclasses.replace(config, mem_fraction_static=config.mem_fraction_static / config.dp)
 
 
-def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> TensorParallel:
+def join_ranks(
+    folder: Path, rank: int, size: int, device: torch.device, expert_groups: int = 1
+) -> TensorParallel:
     """Meet the other ranks, over NCCL between GPUs and gloo between CPU processes.
 
     Every rank gets every plan and computes the same tokens from the same logits; rank 0 answers.
@@ -170,7 +186,7 @@ def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> Tens
         world_size=size,
     )
     on_host = dist.new_group(backend="gloo") if device.type == "cuda" else None
-    return TensorParallel(rank, size, host_group=on_host)
+    return TensorParallel(rank, size, host_group=on_host, expert_groups=expert_groups)
 
 
 def run_worker(

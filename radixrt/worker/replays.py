@@ -9,8 +9,8 @@ place before a replay.
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,10 +143,19 @@ class StepTapes:
     The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
     """
 
-    def __init__(self, model: CausalLM, context: ForwardContext) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        context: ForwardContext,
+        expert_counts: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Args:
+            expert_counts: of ``count_tokens``; None: the model does not count.
+        """
         self._model = model
         self._context = context
-        self._tapes = _tapes_of(model, context)
+        self._tapes = _tapes_of(model, context, expert_counts)
         """The tapes, by whether they end with the last attention. None: this model has none."""
         self._tape_of = functools.lru_cache(MAX_KEPT)(self._make)
 
@@ -182,22 +191,35 @@ class StepTapes:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-def _tapes_of(model: CausalLM, context: ForwardContext) -> dict[bool, Tapes] | None:
+def _tapes_of(
+    model: CausalLM, context: ForwardContext, counts: torch.Tensor | None
+) -> dict[bool, Tapes] | None:
     parts: dict[bool, Callable[..., Any]] = {False: model.forward}
     if model.ends_by_rows:
         parts[True] = model.up_to_last_attention
     try:
-        return {by_rows: _tapes_of_part(part, context) for by_rows, part in parts.items()}
+        return {by_rows: _tapes_of_part(part, context, counts) for by_rows, part in parts.items()}
     except NotRecordable as reason:
         log.info("Steps of this model are not taped: %s.", reason)
         return None
 
 
-def _tapes_of_part(part: Callable[..., Any], context: ForwardContext) -> Tapes:
+@contextmanager
+def _unchanged(counts: torch.Tensor | None) -> Iterator[None]:
+    before = None if counts is None else counts.clone()
+    yield
+    if counts is not None and before is not None:
+        counts.copy_(before)
+
+
+def _tapes_of_part(
+    part: Callable[..., Any], context: ForwardContext, counts: torch.Tensor | None
+) -> Tapes:
     """The tapes of a function of (token ids, positions, context)."""
 
     def check(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
-        with context.states.unchanged() if context.states is not None else nullcontext():
+        states = nullcontext() if context.states is None else context.states.unchanged()
+        with states, _unchanged(counts):
             return part(token_ids, positions, context)
 
     ids = positions = torch.zeros(1, dtype=torch.int64)

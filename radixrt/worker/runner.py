@@ -23,6 +23,7 @@ from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     Admit,
+    ExpertTokens,
     StepPlan,
     StepResult,
     VerifiedDraft,
@@ -99,7 +100,10 @@ class ModelRunner:
         self._states = states
         tables = None if states is None else states.tables
         self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
-        self._tapes = StepTapes(parts.model, self._context) if parts.taped else None
+        self._expert_counts = parts.expert_counts
+        self._tapes = None
+        if parts.taped:
+            self._tapes = StepTapes(parts.model, self._context, parts.expert_counts)
         self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
 
@@ -120,6 +124,12 @@ class ModelRunner:
     def seconds_loading(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
         return self.matchers.loader.seconds_at_work()
+
+    def expert_tokens(self) -> ExpertTokens | None:
+        """The tokens of each expert so far; None: they are not counted."""
+        if (counts := self._expert_counts) is None:
+            return None
+        return ExpertTokens(layers=len(counts), counts=counts.numpy().tobytes())
 
     # ------------------------------------------------------------ a step
 
@@ -245,7 +255,9 @@ class ModelRunner:
         if admit.grammar is not None:
             # A forced token has no logits, and would not be checked against the request's own
             # lists.
-            may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
+            sampling = admit.sampling
+            wants_logits = sampling.logprobs is not None or sampling.kept_mass
+            may_jump = not wants_logits and not sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
         if not self._order.overlaps:

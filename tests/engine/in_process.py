@@ -18,6 +18,7 @@ from radixrt.constrained.grammar import Grammar
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.answers import AnswerReport
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
@@ -166,7 +167,7 @@ class InProcessEngine:
                 token_ids=pack_ids(prompt),
                 grammar=grammar,
                 options=RequestOptions(
-                    sampling=params, cache_salt=own_salt, speculation=speculation
+                    sampling=params, root=CacheRoot(salt=own_salt), speculation=speculation
                 ),
             )
             for index, (prompt, params, own_salt, grammar) in enumerate(

@@ -122,6 +122,8 @@ class EngineModel:
         cache_hints: CacheHints = NO_HINTS,
         tenant: Tenant = NO_TENANT,
         pool: PoolingRequest | None = None,
+        adapter: str = "",
+        messages_end: int = 0,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -135,12 +137,13 @@ class EngineModel:
             seq_id=seq_id,
             token_ids=pack_ids(prompt),
             num_output=num_output,
+            messages_end=messages_end,
             grammar=use,
             has_begun=num_output > 0,
             options=RequestOptions(
                 sampling=params,
                 tenant=tenant,
-                cache_salt=tenant.salt(salt),
+                root=tenant.root(salt, adapter),
                 priority=priority,
                 cache_hints=cache_hints,
                 pool=pool,

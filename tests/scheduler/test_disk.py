@@ -116,7 +116,7 @@ def test_pages_that_were_used_once_are_not_written(server: Server) -> None:
 def test_a_pinned_prompt_is_written(server: Server) -> None:
     server.answer(PROMPT)
 
-    server.engine.scheduler.state.kv.pin(np.array(PROMPT, np.int32), "", 60.0)
+    server.engine.scheduler.state.kv.pin(np.array(PROMPT, np.int32), BASE_ROOT, 60.0)
     server.settle()
     server.restart()
     assert server.answer(PROMPT) == 40

@@ -7,8 +7,13 @@ it, so a wrong one fails wherever it is used.
 import numpy as np
 import pytest
 
+from radixrt.messages.cache_root import BASE_ROOT
+from radixrt.messages.calls import CacheTreeCall, CallReply, MatchCall
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import CacheHints, Retention, TokenPrompt
 from radixrt.messages.steps import EMPTY_STATE
 from radixrt.scheduler.radix.states import KeptStates
+from radixrt.scheduler.radix.view import TreeView
 from tests.scheduler.engine_model import EngineModel, limits
 
 PAGE = 4
@@ -57,6 +62,53 @@ def test_the_next_turn_continues_from_the_end_of_the_answer() -> None:
         history = [1, 2, 3, 4, 5, 6, *model.answers[seq_id]]
         # the last token of an answer is never an input
         assert ask(model, [*history, 30, 31]) == whole_pages(len(history) - 1)
+
+
+def test_the_next_turn_of_a_chat_finds_the_messages_of_the_turn_before() -> None:
+    """Whatever the template writes behind them, and drops in the next turn."""
+    for num_messages in range(20, 40):
+        model, messages = engine(), [(5 * i) % 13 for i in range(num_messages)]
+        generation_prompt = list(range(20, 33))
+        seq_id = model.add([*messages, *generation_prompt], 2, messages_end=num_messages)
+        model.run()
+        assert seq_id in model.finished
+        assert ask(model, [*messages, 20, 21, 40, 41]) >= whole_pages(num_messages)
+
+
+def test_a_cache_breakpoint_has_a_state() -> None:
+    for covered in range(9, 30):
+        model, prompt = engine(), [(5 * i) % 13 for i in range(50)]
+        model.add(prompt, 2, cache_hints=CacheHints(retain=[Retention("high", covered, 60.0)]))
+        model.run()
+        assert ask(model, [*prompt[:covered], 40, 41]) == whole_pages(covered)
+
+
+def test_a_match_of_a_prompt_ends_at_a_state() -> None:
+    model, prompt = engine(), [(5 * i) % 13 for i in range(30)]
+    ask(model, prompt)
+    replies: list[CallReply] = []
+    prompts = [TokenPrompt(pack_ids(one)) for one in (prompt, [*prompt[:21], 40])]
+    model.calls(replies).take(MatchCall(prompts=prompts, root=BASE_ROOT))
+    found = [one.cached_tokens for one in replies[0].value]
+    assert found == [ask(model, [*prompt, 9, 9]), 0]
+
+
+def test_the_view_of_the_tree_counts_the_states_of_each_node() -> None:
+    model, prompt = engine(), [(5 * i) % 13 for i in range(50)]
+    ask(model, prompt)
+    ask(model, [*prompt[:21], 40])
+    kv = model.scheduler.state.kv
+    slices = TreeView(kv.tree, CacheTreeCall(call_id=1, depth=9), states=kv.states).slices()
+    with pytest.raises(StopIteration) as stop:
+        while True:
+            next(slices)
+    shown = [*stop.value.value.namespaces[0].children]
+    counts = []
+    while shown:
+        node = shown.pop()
+        counts.append(node.states)
+        shown += node.children
+    assert sum(counts) == len(kv.states) == len(kv.states.pages()) and max(counts) < sum(counts)
 
 
 def test_eight_requests_on_one_new_document_compute_it_once() -> None:
@@ -132,7 +184,7 @@ def test_a_pinned_prefix_keeps_its_state() -> None:
     model = engine(kept_states=2, num_pages=200, context_length=128)
     pinned = [(3 * i) % 17 for i in range(40)]
     ask(model, [*pinned, 50])
-    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), "", 1000.0)
+    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), BASE_ROOT, 1000.0)
     for first in range(20, 30):
         ask(model, [first + i for i in range(40)])
     assert ask(model, [*pinned, 51, 52]) == len(pinned)

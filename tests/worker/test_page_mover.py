@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages
 from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
@@ -74,7 +75,7 @@ class Store:
         """Write the pages of a prompt; returns their contents."""
         disk, ids = self.disk, np.array(tokens, dtype=np.int32)
         pages = np.arange(len(ids) // PAGE_SIZE, dtype=np.int32)
-        disk.names.stored("", None, ids, pages)
+        disk.names.stored(BASE_ROOT, None, ids, pages)
         disk.begin_plan()
         disk.used(pages)
         written = {}
@@ -135,7 +136,7 @@ def filled(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 
 def found(store: Store, prompt: list[int]) -> list[tuple[PageName, bytes]]:
     """The pages of a prompt that are found on disk, with their contents."""
-    before, depth = store.disk.names.end_of(None, "")
+    before, depth = store.disk.names.end_of(None, BASE_ROOT)
     packed = np.array(prompt, np.int32).tobytes()
     names = list(page_names(before, depth, packed, 4 * PAGE_SIZE))
     slots = list(
@@ -215,7 +216,7 @@ def test_damaged_files_never_give_a_wrong_page(
 
 def test_a_slow_read_is_given_up(store: Store, filled: tuple[Path, dict], tmp_path: Path) -> None:
     store.open(Path(shutil.copytree(filled[0], tmp_path / "cache")))
-    before, depth = store.disk.names.end_of(None, "")
+    before, depth = store.disk.names.end_of(None, BASE_ROOT)
     names = page_names(before, depth, np.array(PROMPTS[0], np.int32).tobytes(), 4 * PAGE_SIZE)
     slots = list(map(store.disk.index.find, names))
     assert len(store.read(slots, within_s=0.0)) == 8
@@ -229,7 +230,7 @@ def test_without_a_file_writing_stops(store: Store, tmp_path: Path) -> None:
     (replica / "pages").symlink_to(tmp_path / "elsewhere")
     store.mover.take(OpenPages(path=str(replica / "pages")))
     ids = np.arange(40, dtype=np.int32)
-    store.disk.names.stored("", None, ids, np.arange(10, dtype=np.int32))
+    store.disk.names.stored(BASE_ROOT, None, ids, np.arange(10, dtype=np.int32))
     store.disk.begin_plan()
     store.disk.used(np.arange(10, dtype=np.int32))
     order = store.disk.take_order()

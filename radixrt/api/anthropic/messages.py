@@ -55,7 +55,9 @@ async def count_tokens(fields: CountTokensRequest, context: Context) -> Response
     chat = to_chat(fields)
     continuation = Continuation.find(chat, "messages", context)
     prompt = chat_prompt(chat, chat.messages, continuation.messages)
-    tokenized = await context.call(TokenizeCall(prompt, context.tenant, fields.cache_salt or ""))
+    tokenized = await context.call(
+        TokenizeCall(prompt, context.tenant, context.root(fields.cache_salt))
+    )
     return json_response({"input_tokens": len(tokenized.token_ids)})
 
 

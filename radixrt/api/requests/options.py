@@ -150,7 +150,7 @@ def request_options(
     return RequestOptions(
         sampling=sampling,
         tenant=caller.tenant,
-        cache_salt=fields.cache_salt or "",
+        root=context.root(fields.cache_salt),
         cache_hints=replace(
             hints,
             session=caller.session(hints.session),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.disk.index import PageName, page_names
 from radixrt.scheduler.radix.page_allocator import Pages
@@ -14,14 +15,16 @@ class NamedPages:
     workers have their next step (:meth:`settle`).
 
     Args:
-        root_digest: the digest of the empty prefix of a cache salt.
+        root_digest: the digest of the empty prefix of a cache root.
     """
 
-    def __init__(self, num_pages: int, page_size: int, root_digest: Callable[[str], bytes]) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, root_digest: Callable[[CacheRoot], bytes]
+    ) -> None:
         self._page_bytes = 4 * page_size
         self._root_digest = root_digest
         self._names: list[PageName | None] = [None] * num_pages
-        self._stored: list[tuple[str | None, int | None, TokenIds, Pages]] = []
+        self._stored: list[tuple[CacheRoot | None, int | None, TokenIds, Pages]] = []
         """Pages that have no name yet."""
         self._in_the_making: set[int] = set()
         self.removed_last: list[tuple[int, PageName]] = []
@@ -37,9 +40,9 @@ class NamedPages:
         return page not in self._in_the_making
 
     def stored(
-        self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
+        self, root: CacheRoot | None, previous_page: int | None, tokens: TokenIds, pages: Pages
     ) -> None:
-        self._stored.append((salt, previous_page, tokens, pages))
+        self._stored.append((root, previous_page, tokens, pages))
         self._in_the_making.update(pages.tolist())
 
     def removed(self, pages: Pages) -> None:
@@ -54,17 +57,17 @@ class NamedPages:
     def settle(self) -> None:
         """Name all pages."""
         stored, self._stored = self._stored, []
-        for salt, previous, tokens, pages in stored:
-            before, depth = self.end_of(previous, salt or "")
+        for root, previous, tokens, pages in stored:
+            before, depth = self.end_of(previous, root or BASE_ROOT)
             named = page_names(before, depth, tokens.tobytes(), self._page_bytes)
             for page, name in zip(pages.tolist(), named, strict=True):
                 self._names[page] = name
 
-    def end_of(self, page: int | None, salt: str) -> tuple[bytes, int]:
+    def end_of(self, page: int | None, root: CacheRoot) -> tuple[bytes, int]:
         """The digest of the prefix that a page ends, and its pages. None: the empty prefix of a
-        salt."""
+        cache root."""
         if page is None:
-            return self._root_digest(salt), 0
+            return self._root_digest(root), 0
         name = self._names[page]
         assert name is not None, "a page without a name was in the tree"
         return name.digest, name.depth + 1

@@ -95,7 +95,7 @@ class DiskPages:
         self._quota_bytes, self._share = quota_bytes, share
         self.slot_bytes = slot_bytes
         self.names = NamedPages(
-            num_pages, page_size, lambda salt: directory.root_digest(salt.encode())
+            num_pages, page_size, lambda root: directory.root_digest(root.packed())
         )
         self.index = DiskIndex(0, 4 * page_size)
         self.index.num_slots = self._affordable_slots()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from radixrt.messages.cache_explanation import DiskRead
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import PagesRead, ReadPages
 from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
@@ -44,7 +45,7 @@ class _Read:
     """An order to read that the worker has not answered."""
 
     number: int
-    salt: str
+    root: CacheRoot
     node: Node
     """The pages come behind its end. It is held."""
     names: list[PageName]
@@ -132,7 +133,7 @@ class Reads:
         last = None
         if match is not None and found:
             last = int(match.node.pages[match.pages_in_edge - 1])
-        before, depth = self._disk.names.end_of(last, sequence.salt)
+        before, depth = self._disk.names.end_of(last, sequence.root)
         names: list[PageName] = []
         slots: list[int] = []
         for name in page_names(before, depth, rest, 4 * kv.page_size):
@@ -154,8 +155,8 @@ class Reads:
         within_s: float,
     ) -> bool:
         kv = self._kv
-        evicted_s_ago = self._evicted_s_ago(match, names[0], sequence.salt)
-        node = kv.tree.hold_match(match, sequence.salt)
+        evicted_s_ago = self._evicted_s_ago(match, names[0], sequence.root)
+        node = kv.tree.hold_match(match, sequence.root)
         count = min(len(slots), kv.num_available)
         if not count:
             kv.tree.let_go(node)
@@ -164,7 +165,7 @@ class Reads:
         self._disk.index.hold(slots)
         read = _Read(
             number=next(self._numbers),
-            salt=sequence.salt,
+            root=sequence.root,
             node=node,
             names=names,
             slots=slots,
@@ -187,9 +188,9 @@ class Reads:
         )
         return True
 
-    def _evicted_s_ago(self, match: Match | None, name: PageName, salt: str) -> float | None:
+    def _evicted_s_ago(self, match: Match | None, name: PageName, root: CacheRoot) -> float | None:
         """Seconds since the eviction of the first page that is read."""
-        before: int | str = salt
+        before: int | CacheRoot = root
         if match is not None and match.num_pages:
             before = int(match.node.pages[match.pages_in_edge - 1])
         ghost = self._kv.tree.ghosts.find(before, name.tokens)
@@ -230,7 +231,7 @@ class Reads:
         if message.is_damaged:
             self._disk.damaged(read.slots[count])
         tokens = unpack_ids(b"".join(name.tokens for name in read.names[:count]))
-        self._kv.publish_read(read.node, read.salt, read.names[0].depth, tokens, read.pages)
+        self._kv.publish_read(read.node, read.root, read.names[0].depth, tokens, read.pages)
         self._disk.index.use(name.digest for name in read.names[:count])
         self._learn(read, message)
         self.read_pages += count

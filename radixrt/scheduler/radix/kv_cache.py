@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.requests import NO_TENANT, Tenant
 from radixrt.messages.steps import SAME_STATE, DraftSources, KeepState
@@ -124,7 +125,7 @@ class KVCache:
         """The longest cached prefix of :meth:`Sequence.cacheable_tokens`."""
         if not self.reads_tree(sequence):
             return None
-        return self.tree.match(sequence.cacheable_tokens(), sequence.salt)
+        return self.tree.match(sequence.cacheable_tokens(), sequence.root)
 
     def usable_tokens(self, match: Match | None) -> int:
         """Leading tokens of a found prefix that need not be computed: all, or those up to the
@@ -188,7 +189,7 @@ class KVCache:
         start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
         if end > len(tokens):
             return None  # the remaining tokens are computed in any case
-        return sequence.salt, num_cached, tokens[start:end].tobytes()
+        return sequence.root, num_cached, tokens[start:end].tobytes()
 
     def reads_tree(self, sequence: Sequence) -> bool:
         """Whether a sequence uses prefixes of others."""
@@ -209,7 +210,7 @@ class KVCache:
         return DraftSources(
             continuation=pack_ids(followed),
             prediction=sequence.prediction,
-            salt=sequence.salt if self._share else None,
+            root=sequence.root if self._share else None,
         )
 
     def break_leases_for(self, sequence: Sequence, match: Match | None) -> None:
@@ -228,7 +229,7 @@ class KVCache:
             most = None if share is None else int(share * self.allocator.num_pages)
             self.tree.limit_share(tenant.cache_namespace, most)
         if match is None:
-            pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.salt)
+            pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.root)
         else:
             pages, sequence.node = match.pages, self.tree.lock_match(match)
             self._used_again(pages)
@@ -340,13 +341,17 @@ class KVCache:
 
     def keep_prompt_states(self, sequence: Sequence, start: int, end: int) -> list[KeepState]:
         """The states to keep of a chunk that computes the positions from ``start`` to ``end``: at
-        every interval, where the prompt leaves what the tree has, at the end of the prompt, and at
-        the end of the chunk, where another sequence may go on."""
+        every interval, where the prompt leaves what the tree has, at its cache breakpoints, at the
+        end of its messages, at its own end, and at the end of the chunk, where another sequence
+        may go on."""
         if not self.states or not self.reads_tree(sequence):
             return []
         size, step = self.page_size, self._state_interval
         wanted = {*range(-(-(start + 1) // step) * step, end + 1, step), sequence.branch}
-        wanted |= {(sequence.num_tokens - 1) // size * size, end // size * size}
+        retained = sequence.options.cache_hints.retain
+        ends = [sequence.messages_end, sequence.num_tokens - 1, end]
+        ends += [kept.num_tokens for kept in retained if kept.num_tokens and kept.level != "none"]
+        wanted |= {one // size * size for one in ends}
         orders = []
         for position in sorted(wanted):
             if start < position <= end and not position % size:
@@ -433,7 +438,7 @@ class KVCache:
         priority = sequence.options.priority if self.policy.orders_by_priority else 0
         apply_hints(self.tree, end, num_pages, hints, self._clock(), priority)
         if hints.session:
-            self.sessions.note(hints.session, sequence.salt, end)
+            self.sessions.note(hints.session, sequence.root, end)
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot and drop its KV, except for pages that other running
@@ -453,29 +458,29 @@ class KVCache:
         sequence."""
         if start < end and self.prefix_watch:
             tokens = sequence.tokens[start * self.page_size : end * self.page_size]
-            self._tell_watch(sequence.salt, start, tokens)
+            self._tell_watch(sequence.root, start, tokens)
 
-    def _tell_watch(self, salt: str, start: int, tokens: TokenIds) -> None:
+    def _tell_watch(self, root: CacheRoot, start: int, tokens: TokenIds) -> None:
         page_bytes = self.page_size * tokens.itemsize
-        self.prefix_watch.inserted(salt, start, tokens.tobytes(), page_bytes)
+        self.prefix_watch.inserted(root, start, tokens.tobytes(), page_bytes)
 
     # ------------------------------------------------------------ pages from disk
 
     def pin(
         self,
         tokens: TokenIds,
-        salt: str,
+        root: CacheRoot,
         ttl_s: float,
         lease_id: str = "",
         tenant: Tenant = NO_TENANT,
     ) -> Lease:
         """Lease a cached prefix, see :meth:`Leases.pin`; it is written to disk, too."""
-        lease = self.leases.pin(tokens, salt, ttl_s, lease_id, tenant)
+        lease = self.leases.pin(tokens, root, ttl_s, lease_id, tenant)
         self._used_again(Match(lease.node, lease.num_pages, lease.node.num_pages).pages)
         return lease
 
     def publish_read(
-        self, node: Node, salt: str, start: int, tokens: TokenIds, pages: Pages
+        self, node: Node, root: CacheRoot, start: int, tokens: TokenIds, pages: Pages
     ) -> None:
         """Insert pages that were read from disk behind a held prefix, and let go of it.
 
@@ -490,7 +495,7 @@ class KVCache:
         if count:
             end, existing = self.tree.insert(node, tokens, pages[:count])
             if existing < count and self.prefix_watch:
-                self._tell_watch(salt, start + existing, tokens[existing * self.page_size :])
+                self._tell_watch(root, start + existing, tokens[existing * self.page_size :])
         self._free(np.concatenate((pages[:existing], pages[count:])))
         self.tree.hold(end)
         self.tree.let_go(node)

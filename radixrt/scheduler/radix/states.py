@@ -62,6 +62,8 @@ class KeptStates:
         self.num_rows = num_rows
         self._row_of = np.full(num_pages, NO_ROW, dtype=np.int32)
         """The row of the state behind each page."""
+        self.is_kept = np.zeros(num_pages, dtype=np.bool_)
+        """Whether each page has a state that may be read, at the latest from the next plan on."""
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         """The states by row, the one used least recently first."""
         self._free = list(range(num_rows - 1, -1, -1))
@@ -107,6 +109,10 @@ class KeptStates:
         """Whether the state behind a page is kept, or about to be."""
         return bool(self._row_of[page] != NO_ROW)
 
+    def count(self, pages: Pages) -> int:
+        """Number of these pages whose state may be read."""
+        return int(np.count_nonzero(self.is_kept[pages]))
+
     def use(self, row: int) -> None:
         """A sequence starts from this state now."""
         self._kept.move_to_end(row)
@@ -139,6 +145,7 @@ class KeptStates:
         row = self._free.pop()
         self._row_of[page] = row
         self._kept[row] = _Kept(page, saves, self._step, self._step + 1 if is_certain else math.inf)
+        self.is_kept[page] = is_certain
         return row
 
     def _drop_one(self) -> bool:
@@ -158,6 +165,7 @@ class KeptStates:
         kept = self._kept.get(row)
         if kept is not None and kept.step <= step and kept.ready_from == math.inf:
             kept.ready_from = step + 1
+            self.is_kept[kept.page] = True
             self.use(row)
 
     def drop_of(self, page: int) -> None:
@@ -165,6 +173,7 @@ class KeptStates:
         row = int(self._row_of[page])
         if row != NO_ROW:
             self._row_of[page] = NO_ROW
+            self.is_kept[page] = False
             del self._kept[row]
             self._free.append(row)
 
@@ -181,6 +190,7 @@ class KeptStates:
             if not self.has(page):
                 row = int(self._row_of[before])
                 self._row_of[before], self._row_of[page] = NO_ROW, row
+                self.is_kept[page], self.is_kept[before] = self.is_kept[before], False
                 self._kept[row].page = page
 
     def pages(self) -> dict[int, int]:

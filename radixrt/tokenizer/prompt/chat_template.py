@@ -21,6 +21,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.breakpoints import (
@@ -98,12 +99,12 @@ class ChatTemplate:
         self.turns = KeptTurns()
 
     def render(
-        self, prompt: ChatPrompt, salt: str = "", max_literals: int = 1 << 16
+        self, prompt: ChatPrompt, root: CacheRoot = BASE_ROOT, max_literals: int = 1 << 16
     ) -> RenderedChat:
         """Run the template.
 
         Args:
-            salt: kept answers are repeated only in requests with the same one.
+            root: kept answers are repeated only in requests with the same one.
             max_literals: more special-token strings in the messages are refused.
 
         Raises:
@@ -119,7 +120,7 @@ class ChatTemplate:
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
         has_literals = bool(literals.placeholders)
-        history = History(prompt, salt) if prompt.replay_reasoning and not has_literals else None
+        history = History(prompt, root) if prompt.replay_reasoning and not has_literals else None
         turn, text = self._replay(prompt, history, messages, tools, kwargs)
         beginning = msgspec.structs.replace(
             prompt, add_generation_prompt=False, continue_final_message=False
@@ -145,21 +146,34 @@ class ChatTemplate:
         return RenderedChat(text, list(literals.placeholders), agreed, ends, spans, opened)
 
     def encode(
-        self, chat: RenderedChat, salt: str, check_length: CheckLength = any_length
+        self, chat: RenderedChat, root: CacheRoot, check_length: CheckLength = any_length
     ) -> tuple[str, list[int], list[int], list[Segment]]:
         """The prompt as text and as token ids, for each cache breakpoint the number of leading
         tokens that it covers, and the segments of the text, unless it has literals. Only the
         template adds special tokens.
 
         Args:
-            salt: messages that were encoded before with the same salt are not encoded again.
+            root: messages that were encoded before with the same root are not encoded again.
             check_length: gets the number of tokens before they are copied.
         """
         if chat.literals:
             return *self._encode_with_literals(chat, check_length), []
-        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends, check_length)
+        segments = self._vocabulary.segments.encode(chat.text, root, chat.answer_ends, check_length)
         counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
         return chat.text, joined(segments), counts, segments
+
+    def messages_end(self, chat: RenderedChat, num_tokens: int) -> int:
+        """Number of a chat's tokens up to the end of its last message, where the next turn may
+        leave this prompt; 0 where more text than a generation prompt follows. A token or two off
+        where the tokenizer joins characters of both sides.
+
+        Args:
+            num_tokens: of the whole prompt.
+        """
+        behind = chat.text[chat.spans[-1][1] :] if chat.spans else chat.text
+        if len(behind) > MAX_BEHIND_MESSAGES:
+            return 0
+        return max(0, num_tokens - len(self._vocabulary.encode(behind, add_special_tokens=False)))
 
     def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
         """Number of leading tokens within the first ``length`` characters of a text."""
@@ -304,15 +318,24 @@ def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
     spans = []
     position = 0
     for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str) or (start := text.find(content, position)) < 0:
-            start, content = position, ""
-        position = start + len(content)
+        start, position = _content_span(text, position, message.get("content"))
         for call in message.get("tool_calls") or ():
             position = _end_of_call(text, position, call)
         spans.append((start, position))
     return spans
 
+
+def _content_span(text: str, position: int, content: object) -> tuple[int, int]:
+    """Beginning and end of a content behind ``position``; a template may trim it."""
+    if isinstance(content, str):
+        for written in (content, content.strip()):
+            if (start := text.find(written, position)) >= 0:
+                return start, start + len(written)
+    return position, position
+
+
+MAX_BEHIND_MESSAGES = 512
+"""Characters behind the last message that may be a generation prompt."""
 
 _CALL_DISTANCE = 256
 """Most characters that a template writes before the name of a called function, or between its

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.requests import (
     ChatPrompt,
@@ -54,6 +55,9 @@ class EncodedPrompt(NamedTuple):
     """Keeps the answer to a chat whose later requests are to repeat it."""
     layout: ChatLayout | None = None
     """The places of a chat's messages; None where special tokens in the messages hide them."""
+    messages_end: int = 0
+    """Tokens of a chat up to the end of its last message, before the generation prompt; 0: it is
+    not known."""
 
 
 class PairEncoder:
@@ -63,7 +67,7 @@ class PairEncoder:
         named = _ROLE.findall(str(vocabulary.hf.chat_template))  # there may be several
         self._takes_roles = {role for _, role in named} == {"query", "document"}
 
-    def encode(self, pair: PairPrompt, limits: Limits, salt: str) -> EncodedPrompt:
+    def encode(self, pair: PairPrompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
         """Raises:
         RequestError: the texts are far too long, or the chat template refuses them.
         """
@@ -73,10 +77,10 @@ class PairEncoder:
             document = self._beginning(document, pair.max_document_tokens)
         if limit is None:
             self._vocabulary.check_text(document, limits)
-            return self._join(pair, document, limits, salt)
+            return self._join(pair, document, limits, root)
         document = document[: limit * self._vocabulary.longest_token]
         for _ in range(_MAX_CUTS):  # tokens may join differently where the text is cut
-            encoded = self._join(pair, document, limits, salt)
+            encoded = self._join(pair, document, limits, root)
             surplus = len(encoded.token_ids) - limit
             if surplus <= 0:
                 return encoded
@@ -95,11 +99,13 @@ class PairEncoder:
         _, ends = self._vocabulary.encode_with_ends(text)
         return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
 
-    def _join(self, pair: PairPrompt, document: str, limits: Limits, salt: str) -> EncodedPrompt:
+    def _join(
+        self, pair: PairPrompt, document: str, limits: Limits, root: CacheRoot
+    ) -> EncodedPrompt:
         if not self._vocabulary.hf.chat_template:
             return self._vocabulary_pair(pair.query, document)
-        chat = self._template.render(self._chat(pair, document), salt, limits.call_tokens)
-        _, ids, _, _ = self._template.encode(chat, salt, limits.check_num_tokens)
+        chat = self._template.render(self._chat(pair, document), root, limits.call_tokens)
+        _, ids, _, _ = self._template.encode(chat, root, limits.check_num_tokens)
         return EncodedPrompt(None, ids)
 
     def _chat(self, pair: PairPrompt, document: str) -> ChatPrompt:
@@ -135,21 +141,21 @@ class PromptEncoder:
         for memory in (segments.memory, segments.answers.memory, self._template.turns.memory):
             memory.limit(max_bytes)
 
-    def encode(self, prompt: Prompt, limits: Limits, salt: str = "") -> EncodedPrompt:
+    def encode(self, prompt: Prompt, limits: Limits, root: CacheRoot = BASE_ROOT) -> EncodedPrompt:
         """The prompt as text and as token ids.
 
         Args:
-            salt: messages that were encoded before with the same salt are not encoded again.
+            root: messages that were encoded before with the same root are not encoded again.
 
         Raises:
             RequestError: it is empty, far too long, not text, or refused by the chat template.
         """
-        encoded = self._encode(prompt, limits, salt)
+        encoded = self._encode(prompt, limits, root)
         # a tokenizer may know tokens that its model does not
         limits.check_token_ids(np.array(encoded.token_ids))
         return encoded
 
-    def _encode(self, prompt: Prompt, limits: Limits, salt: str) -> EncodedPrompt:
+    def _encode(self, prompt: Prompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
         vocabulary, check_length = self._vocabulary, limits.check_num_tokens
         match prompt:
             case TokenPrompt():
@@ -167,21 +173,22 @@ class PromptEncoder:
                 vocabulary.check_text(whole, limits)
                 return EncodedPrompt(None, self.fill_in_middle.encode(prompt, check_length))
             case PairPrompt():
-                return self._pairs.encode(prompt, limits, salt)
+                return self._pairs.encode(prompt, limits, root)
             case ChatPrompt():
-                return self._encode_chat(prompt, limits, salt)
+                return self._encode_chat(prompt, limits, root)
 
-    def _encode_chat(self, prompt: ChatPrompt, limits: Limits, salt: str) -> EncodedPrompt:
-        chat = self._template.render(prompt, salt, limits.call_tokens)
+    def _encode_chat(self, prompt: ChatPrompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
+        chat = self._template.render(prompt, root, limits.call_tokens)
         self._vocabulary.check_text(chat.text, limits)
-        text, ids, lengths, segments = self._template.encode(chat, salt, limits.check_num_tokens)
+        text, ids, lengths, segments = self._template.encode(chat, root, limits.check_num_tokens)
         retain = [
             Retention("high", length, breakpoint.ttl_s)
             for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True)
             if length
         ]
         layout = ChatLayout.from_prompt(prompt, segments, chat.spans) if segments else None
-        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout)
+        end = self._template.messages_end(chat, len(ids))
+        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout, end)
 
 
 def size_in_chars(prompt: Prompt) -> int:
