@@ -4,12 +4,12 @@ Prompts are asked twice in an engine with a cache directory, which is closed; it
 from the system's page cache. In a second engine, each round asks a new prompt (computed), one of
 the first engine's (read from disk), and that one again (from memory). The time is that of the whole
 request for one token; rounds are interleaved, and medians and their ratios to computing are
-printed. With ``--off`` the second engine has no directory: its times of computing are the baseline
-of a model for which reading does not pay.
+printed.
 """
 
 import argparse
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -23,7 +23,8 @@ ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 def prompt(number: int, length: int) -> list[int]:
-    return [(number * 7919 + i * i * 31 + i) % 250 + 3 for i in range(length)]
+    rng = random.Random(number)
+    return [rng.randrange(3, 250) for _ in range(length)]
 
 
 def ask(llm: LLM, number: int, length: int) -> tuple[float, int]:
