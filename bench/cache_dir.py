@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     length, rounds = arguments.prompt_tokens, arguments.rounds
-    with tempfile.TemporaryDirectory(dir=".") as scratch:
+    with tempfile.TemporaryDirectory(prefix="radixrt-cache-dir-") as scratch:
         folder = str(Path(scratch, "cache"))
         model = arguments.model_path or str(write_dummy_checkpoint(Path(scratch, "model")))
         load_format = "auto" if arguments.model_path else "dummy"

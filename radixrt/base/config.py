@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from radixrt.base.errors import ConfigError
+from radixrt.base.settings.adapters import named_adapters
 from radixrt.base.settings.setting import (
     METRICS_PEER,
     ORIGIN,
@@ -28,6 +29,9 @@ from radixrt.base.settings.setting import (
 
 DEMO_MODEL = "demo"
 """The value of ``--model-path`` that stands for the model inside the package."""
+
+MIN_ADAPTER_PLACES = 8
+"""Adapters that may be loaded where some are given and no number is."""
 
 MIN_STEP_TIMEOUT_S = 2.0
 MAX_REPLICAS = 64
@@ -138,6 +142,18 @@ class ServerConfig(SchedulerSettings):
         "Longest prompt plus answer, in tokens; at most (and by default) the checkpoint's.",
         within=(1, None),
     )
+    lora: str | None = _model(
+        None,
+        "LoRA adapters in peft's format: names for requests, and folders.",
+        metavar="NAME=PATH",
+        several=True,
+    )
+    max_loras: int | None = _model(
+        None,
+        "Most adapters that are loaded at a time; by default those of --lora, and at least 8.",
+        within=(1, 256),
+    )
+    max_lora_rank: int = _model(64, "Largest rank of an adapter.", within=(1, 512))
     chat_template: str | None = _model(
         None, "File with a Jinja chat template that replaces the tokenizer's own.", metavar="FILE"
     )
@@ -469,8 +485,21 @@ class ServerConfig(SchedulerSettings):
                 f"--kv-events and --kv-events-replay need ports that are at least {self.dp} apart with "
                 f"--dp {self.dp}: each replica takes the next port."
             )
+        adapters = named_adapters(self.lora)
+        if self.num_adapter_places and (self.join or self.replica_listen):
+            yield "--lora and --max-loras are not yet for engines that join: leave them out."
+        if len(adapters) > self.num_adapter_places:
+            yield f"--lora names {len(adapters)} adapters, and --max-loras is {self.max_loras}."
+        for name in adapters.keys() & set(self.model_names):
+            yield f"--lora: {name} is the name of the model; give the adapter another."
         if self.kv_events is not None and self.disable_radix_cache:
             yield "--kv-events publishes nothing with --disable-radix-cache: leave one out."
+
+    @property
+    def num_adapter_places(self) -> int:
+        """Adapters that may be loaded at a time; 0: none are served."""
+        given = len(named_adapters(self.lora))
+        return self.max_loras or (max(given, MIN_ADAPTER_PLACES) if given else 0)
 
     @property
     def expert_groups(self) -> int:

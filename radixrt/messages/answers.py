@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from radixrt.base.errors import RequestError
 from radixrt.constrained.grammar import Unenforced
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
+from radixrt.messages.images import VisionInfo
 from radixrt.messages.message import Message, ToolCall
 from radixrt.messages.requests import PoolingInfo
 
@@ -333,11 +335,17 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     device: str
     attention_backend: str
     architecture: str
+    adapters: tuple[AdapterInfo, ...] = ()
+    """The LoRA adapters that are loaded."""
     default_sampling: dict[str, Any] = {}
     """Settings of the checkpoint's generation_config.json: temperature, top_p, top_k, ..."""
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingInfo | None = None
     """The numbers that the checkpoint gives; None: it generates text."""
+    vision: VisionInfo | None = None
+    """The vision tower; None: images are not served."""
+    why_no_images: str = ""
+    """Then, a sentence that says why."""
     has_chat_template: bool = True
     """Whether chats can be rendered; set by the tokenizer process."""
     score_tokens: tuple[int, ...] = ()

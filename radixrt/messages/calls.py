@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
@@ -216,6 +217,26 @@ class ExplainCacheCall(Call[list[CacheExplanation]], frozen=True, kw_only=True):
     tenant: Tenant = NO_TENANT
     with_texts: bool = False
     """The same as ``CacheHints.explain_texts``."""
+
+
+class LoadAdapterCall(SchedulerCall[AdapterInfo], frozen=True, kw_only=True):
+    """Load a LoRA adapter from a folder, under a name."""
+
+    needs_all = True
+
+    name: str
+    path: str
+    replaces: bool = False
+    """The name may be that of another adapter, which new requests do not get any more."""
+
+
+class UnloadAdapterCall(SchedulerCall[AdapterInfo], frozen=True, kw_only=True):
+    """Let a LoRA adapter go: new requests are refused, and its place is free when the last request
+    that uses it has ended."""
+
+    needs_all = True
+
+    name: str
 
 
 class FlushCacheCall(SchedulerCall[int], frozen=True):

@@ -178,7 +178,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sampling: SamplingParams = SamplingParams()
     tenant: Tenant = NO_TENANT
     root: CacheRoot = BASE_ROOT
-    """Prefixes are shared only among requests with the same root."""
+    """Prefixes are shared only among requests with the same root. It names the adapter."""
+    adapter_name: str = ""
+    """The name by which the client asked for the adapter, for errors."""
     cache_hints: CacheHints = NO_HINTS
     priority: int = 0
     """The smallest goes first on a server that orders by priority."""

@@ -244,6 +244,8 @@ class SchedulerStats(Counters, kw_only=True):
     ]
     kept_state_bytes: Annotated[int, gauge("Memory of the states that are kept.")] = 0
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
+    images: Annotated[int, gauge("Images whose features the worker holds.", "images_loaded")] = 0
+    images_computed: Annotated[int, counter("Images on which the vision tower was run.")] = 0
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     expert_tokens: Annotated[
         dict[str, int],

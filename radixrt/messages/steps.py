@@ -3,9 +3,11 @@
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
+from radixrt.messages.images import ImageRun
 from radixrt.messages.message import Message
 from radixrt.messages.requests import PoolingRequest
 
@@ -66,6 +68,10 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """None: no tokens of this sequence are drafted."""
     state: int = EMPTY_STATE
     """The kept state of recurrent layers behind the first ``num_cached`` tokens."""
+    adapter: int = NO_ADAPTER
+    """The place of the sequence's LoRA adapter."""
+    images: list[ImageRun] = []
+    """The images of the prompt, whose features the worker has."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):

@@ -7,6 +7,7 @@ from functools import singledispatchmethod
 from typing import Any, NoReturn
 
 from radixrt.base.errors import RequestError, unexpected_error
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.cache_root import CacheRoot
@@ -21,11 +22,13 @@ from radixrt.messages.calls import (
     DrainReplicaCall,
     FlushCacheCall,
     LeaseGranted,
+    LoadAdapterCall,
     MatchCall,
     PinCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
+    UnloadAdapterCall,
 )
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.stats import SchedulerStats, TenantStats
@@ -34,6 +37,10 @@ from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seco
 from radixrt.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+
+LATER = object()
+"""Stands for the value of a reply that comes when the workers have done their part."""
 
 
 class DrainReplica(BaseException):
@@ -45,6 +52,7 @@ class Calls:
 
     Args:
         keep_drained: tells the supervisor not to start this replica again.
+        changed_adapters: called when adapters were loaded or unloaded.
     """
 
     def __init__(
@@ -53,11 +61,13 @@ class Calls:
         send: Callable[[CallReply], None],
         stats: Callable[[], SchedulerStats],
         keep_drained: Callable[[], None],
+        changed_adapters: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._send = send
         self._stats = stats
         self._keep_drained = keep_drained
+        self._changed_adapters = changed_adapters
         self._views: deque[tuple[int, Slices]] = deque()
         self._known = KnownNodes()
 
@@ -69,6 +79,8 @@ class Calls:
     def take(self, call: AnySchedulerCall) -> None:
         try:
             value = self._answer(call)
+            if value is LATER:
+                return
             if isinstance(value, Generator):
                 self._views.append((call.call_id, value))
             else:
@@ -114,6 +126,24 @@ class Calls:
     @_answer.register
     def _flush(self, call: FlushCacheCall) -> int:
         return self._scheduler.flush_cache()
+
+    @_answer.register
+    def _load_adapter(self, call: LoadAdapterCall) -> Any:
+        def done(loaded: AdapterInfo | RequestError) -> None:
+            if isinstance(loaded, RequestError):
+                self._fail(call.call_id, loaded)
+            else:
+                self._changed_adapters()
+                self._send(CallReply(call_id=call.call_id, value=loaded))
+
+        self._scheduler.adapters.load(call, done)
+        return LATER
+
+    @_answer.register
+    def _unload_adapter(self, call: UnloadAdapterCall) -> AdapterInfo:
+        info = self._scheduler.adapters.unload(call)
+        self._changed_adapters()
+        return info
 
     @_answer.register
     def _checked_stats(self, call: StatsCall) -> SchedulerStats:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, SchedulerSettings, ServerConfig
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.requests import PoolingInfo
 
@@ -30,8 +31,13 @@ class SchedulerLimits:
     """Workers, each of which loads every grammar."""
     pooling: PoolingInfo | None = None
     """How a model that gives numbers in place of text pools them."""
+    adapters: tuple[AdapterInfo, ...] = ()
+    """The LoRA adapters that the workers have loaded."""
+    num_adapter_places: int = 0
     speculates: bool = False
     """The workers verify drafts."""
+    whole_images: bool = False
+    """A step computes all placeholders of an image or none."""
 
     @property
     def whole_prompts(self) -> bool:
@@ -73,6 +79,9 @@ class SchedulerLimits:
             state_interval=state_interval(info),
             num_ranks=config.tp,
             pooling=info.pooling,
+            adapters=info.adapters,
+            num_adapter_places=config.num_adapter_places,
+            whole_images=info.vision is not None and info.vision.whole_images,
             speculates=config.speculation == "auto" and info.device == "cpu",
         )
 

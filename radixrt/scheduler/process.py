@@ -22,10 +22,12 @@ from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.kv.events import ReplayRequest
+from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
 from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.replicas import (
@@ -158,12 +160,17 @@ class SchedulerProcess:
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
         disk = open_pages(config, info, channels.replica or 0)
-        self.scheduler = Scheduler(SchedulerLimits.from_config(config, info), disk=disk)
+        self.scheduler = Scheduler(
+            SchedulerLimits.from_config(config, info),
+            disk=disk,
+            kept_adapters=channels.kept_adapters,
+        )
         self._calls = Calls(
             self.scheduler,
             self._tokenizer.send,
             self._stats,
             lambda: supervisor.tell(ReplicaDrains()),
+            self._note_adapters,
         )
         log = config.request_log
         file = None if log is None else request_log_file(log, channels.replica)
@@ -181,7 +188,13 @@ class SchedulerProcess:
         self._expert_tokens = ExpertTokens(layers=0, counts=b"")
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
+        self._info = info
         self._tokenizer.join(info)
+
+    def _note_adapters(self) -> None:
+        """Let the next tokenizer process hear of the adapters that there are now."""
+        self._info = msgspec.structs.replace(self._info, adapters=self.scheduler.adapters.infos)
+        self._tokenizer.note(self._info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -225,12 +238,14 @@ class SchedulerProcess:
         match message:
             case StepResult():
                 self._send_tokens(self.scheduler.absorb(message))
+            case AdapterRead():
+                self.scheduler.adapters.read(message)
             case ExpertTokens():
                 self._expert_tokens = message
             case PagesWritten() | PagesRead():
                 self.scheduler.moved(message)
-            case GrammarLoaded():
-                if refused := self.scheduler.grammar_loaded(message):
+            case GrammarLoaded() | ImageLoaded():
+                if refused := self.scheduler.loaded(message):
                     self._refuse(refused)
 
     def _send_tokens(self, batch: TokenBatch) -> None:
@@ -258,7 +273,7 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in scheduler.grammars.take_orders():
+        for order in scheduler.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._max_in_flight:
@@ -281,6 +296,10 @@ class SchedulerProcess:
                 self.scheduler.grammars.load(message)
             case DropGrammar():
                 self.scheduler.grammars.drop(message)
+            case LoadImage():
+                self.scheduler.images.load(message)
+            case DropImage():
+                self.scheduler.images.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():

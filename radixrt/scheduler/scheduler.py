@@ -11,6 +11,7 @@ has one surplus token in flight, which is dropped.
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +21,8 @@ from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.images import ImageLoaded
+from radixrt.messages.links import WorkerOrder
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
@@ -37,8 +40,9 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
+from radixrt.scheduler.adapters import AdapterRegistry
 from radixrt.scheduler.disk.pages import DiskPages
-from radixrt.scheduler.grammar_registry import GrammarRegistry
+from radixrt.scheduler.grammar_registry import GrammarRegistry, ImageRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -75,6 +79,7 @@ class Scheduler:
     Args:
         clock: seconds from any fixed moment; a replay of recorded traffic has its own.
         disk: pages that outlive the process; None: there are none.
+        kept_adapters: see :class:`AdapterRegistry`.
     """
 
     def __init__(
@@ -82,9 +87,14 @@ class Scheduler:
         limits: SchedulerLimits,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskPages | None = None,
+        kept_adapters: Path | None = None,
     ) -> None:
         self.state = state = SchedulerState.empty(limits, clock, disk)
         self.grammars = GrammarRegistry(limits.num_ranks)
+        self.adapters = AdapterRegistry(
+            limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
+        )
+        self.images = ImageRegistry(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
@@ -114,9 +124,10 @@ class Scheduler:
 
     @property
     def num_set_aside(self) -> int:
-        """Sequences that wait outside the queue, for their grammars or for pages from disk."""
+        """Sequences that wait outside the queue, for grammars, images or pages from disk."""
         reads = self.state.reads
-        return self.grammars.num_waiting + (0 if reads is None else reads.num_waiting)
+        loading = self.grammars.num_waiting + self.images.num_waiting
+        return loading + (0 if reads is None else reads.num_waiting)
 
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or return the reason for its refusal."""
@@ -130,26 +141,33 @@ class Scheduler:
         is_accepted = request.has_begun or self.groups.knows(request)
         if not is_accepted and (full := self._refuse_beyond_queue(request)):
             return full
-        grammar = request.grammar
-        if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
+        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
+        sequence.keeps_images_whole = self.state.limits.whole_images
+        if lost := self.grammars.refuse(sequence) or self.images.refuse(sequence):
             self.state.counters.refused += 1
             return lost
-        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
+        if (gone := self.adapters.refusal(request.options)) is not None:
+            self.state.counters.refused += 1
+            return SequenceRefused(request.seq_id, gone, 503)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.state.limits.speculates and wants
         if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
             self.state.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
+        sequence.adapter = self.adapters.use(sequence.root.adapter)
         sequence.group = self.groups.join(request)
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
             self._deadlines.place(sequence.seq_id, request.options.deadline)
-        if grammar is not None and self.grammars.is_loading(grammar.key):
-            self.grammars.wait(sequence)
-        else:
-            self.state.waiting.add(sequence)
+        self._queue_when_ready(sequence)
         return None
+
+    def _queue_when_ready(self, sequence: Sequence) -> None:
+        """Queue a sequence whose grammar and images are loaded; keep another one until they
+        are."""
+        if not (self.grammars.keep_waiting(sequence) or self.images.keep_waiting(sequence)):
+            self.state.waiting.add(sequence)
 
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
         """Refuse a sequence if as many wait as may."""
@@ -170,12 +188,13 @@ class Scheduler:
         self.state.counters.refused += len(refused)
         return refused
 
-    def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
-        """Queue the sequences that have waited for a grammar, or refuse them."""
+    def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[SequenceRefused]:
+        """Queue the sequences that have waited for a grammar or an image, or refuse them."""
+        registry = self.images if isinstance(message, ImageLoaded) else self.grammars
         refused = []
-        for sequence in self.grammars.loaded(message):
-            if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
-                self.state.waiting.add(sequence)
+        for sequence in registry.loaded(message):
+            if (lost := registry.refusal(sequence.seq_id, message.key)) is None:
+                self._queue_when_ready(sequence)
             else:
                 self._forget(sequence)
                 refused.append(lost)
@@ -220,6 +239,7 @@ class Scheduler:
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
         self.grammars.drop_all()
+        self.images.drop_all()
         for lease in self.state.kv.leases.all():
             self.state.kv.leases.end(lease)
         self.recent_facts = RecentFacts()
@@ -260,7 +280,9 @@ class Scheduler:
         """Drop a sequence that waits or runs."""
         self._forget(sequence)
         reads = self.state.reads
-        if self.grammars.stop_waiting(sequence) or (reads and reads.stop_waiting(sequence)):
+        if self.grammars.stop_waiting(sequence) or self.images.stop_waiting(sequence):
+            return
+        if reads and reads.stop_waiting(sequence):
             return
         if sequence.slot == NO_SLOT:
             self.state.waiting.remove(sequence.seq_id)
@@ -272,6 +294,7 @@ class Scheduler:
         self._deadlines.discard(sequence.seq_id)
         self.queue_time.forget(sequence.seq_id)
         self.groups.leave(sequence.group)
+        self.adapters.leave(sequence.adapter)
 
     # ------------------------------------------------------------ steps
 
@@ -442,6 +465,16 @@ class Scheduler:
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
+    # ------------------------------------------------------------ orders for the workers
+
+    def take_orders(self) -> list[WorkerOrder]:
+        """Orders for every worker, in this order, before any plan made from now on."""
+        return [
+            *self.adapters.take_orders(),
+            *self.grammars.take_orders(),
+            *self.images.take_orders(),
+        ]
+
     # ------------------------------------------------------------ pages on disk
 
     def take_moves(self) -> list[OpenPages | SavePages | ReadPages]:
@@ -506,6 +539,8 @@ class Scheduler:
             kept_states=len(kv.states),
             kept_state_bytes=len(kv.states) * self.state.limits.state_bytes,
             grammars=len(self.grammars),
+            images=len(self.images),
+            images_computed=self.images.num_loaded,
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )

@@ -32,6 +32,7 @@ from radixrt.layers.kernels.interface import LayerKernels
 from radixrt.layers.mlp import count_tokens
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
+from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, pack_ids
@@ -43,9 +44,12 @@ from radixrt.models.checkpoint import (
     unreadable,
 )
 from radixrt.models.decoder import CausalLM
+from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
+from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
 from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
+from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
     bytes_per_token,
@@ -128,13 +132,15 @@ def build_runner(
     device: Device,
     tp: TensorParallel,
     tokenizer_file: Path,
-    report_grammar: Callable[[GrammarLoaded], None],
+    report: Callable[[GrammarLoaded | AdapterRead], None],
+    kept_adapters: Path | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
     """Load a decoder and lay out its memory.
 
     Args:
         tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
-        report_grammar: called with every grammar that is ready, from other threads.
+        report: called with every grammar and adapter that is ready, from other threads.
+        kept_adapters: see :func:`load_at_start`.
 
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and
@@ -145,6 +151,13 @@ def build_runner(
     weights = None if config.cache_dir is None else begin_weights_digest(config)
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
+    adapters = make_adapters(config, model, kernels)
+    if adapters is not None and info.vision is not None:
+        raise ConfigError(
+            f"--lora: not yet for a model that sees images ({info.architecture}); leave it out, or serve the text-only checkpoint."
+        )
+    if adapters is not None:
+        info = replace(info, adapters=load_at_start(config, adapters, kept_adapters))
     longest = info.context_length
     one_state = state_bytes(model.state_specs())
     if one_state and config.cache_dir is not None:
@@ -154,7 +167,7 @@ def build_runner(
         )
     setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
-    loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report_grammar)
+    loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
     parts = RunnerParts(
@@ -174,11 +187,19 @@ def build_runner(
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest, one_state)
     pool = KVPool(setup, pages)
+    adapter_loader = None if adapters is None else AdapterLoader(adapters, report)
     states, num_kept = None, 0
     if one_state:
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool), states), replace(
+    images = None
+    if info.vision is not None and info.vision.whole_images and setup.kv_dtype == torch.int8:
+        reason = "Not yet: images for this model with --kv-cache-dtype int8; text is served."
+        info = replace(info, vision=None, why_no_images=reason)
+    if info.vision is not None:
+        images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
+    graphs = parts.decode_graphs(pool)
+    return ModelRunner(parts, pool, graphs, states, adapter_loader, images), replace(
         info,
         kept_states=num_kept,
         state_bytes=one_state * tp.size,
@@ -213,6 +234,8 @@ def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, 
     """
     if config.cache_dir is not None:
         raise ConfigError("--cache-dir: encoders keep no KV; leave it out.")
+    if config.num_adapter_places:
+        raise ConfigError("LoRA adapters of an encoder are not served yet: leave --lora out.")
     kernels = layer_kernels(device.torch_device)
     loaded = _load_with_facts(config, device, TensorParallel(), kernels)
     info = loaded.info
@@ -268,6 +291,8 @@ def _load_with_facts(
         eos_token_ids=eos_token_ids,
         pooling=None if pooler is None else pooler.info,
         score_tokens=score_tokens,
+        vision=vision_info(model),
+        why_no_images=why_no_images(model_dir, hf_config, device.torch_device.type) or "",
     )
     counts = _count_tokens(model, device) if config.expert_metrics else None
     return _Loaded(model, info, pooler, counts)

@@ -19,12 +19,12 @@ from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages.links import ToWorker
-from radixrt.messages.moves import OpenPages, ReadPages, SavePages
+from radixrt.messages.links import PageMove, ToWorker
 from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.worker.build import build_encoder, build_runner, take_share
+from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.page_mover import PageMover
 from radixrt.worker.pooling import EncoderRunner
 from radixrt.worker.runner import ModelRunner
@@ -36,6 +36,8 @@ LOOK_AGAIN_S = 20e-6
 
 EXPERTS_EVERY_S = 1.0
 """Seconds between two reports of the experts' tokens."""
+PIECE_S = 0.005
+"""Seconds of the vision tower between two looks for orders while nothing else is to do."""
 
 
 class WorkerProcess:
@@ -64,7 +66,9 @@ class WorkerProcess:
         if is_encoder(check_architecture(read_config(Path(config.model_path)))):
             self._runner, info = build_encoder(config, device)
         else:
-            self._runner, info = build_runner(config, device, tp, tokenizer_file, from_threads.send)
+            self._runner, info = build_runner(
+                config, device, tp, tokenizer_file, from_threads.send, channels.kept_adapters
+            )
         self._counts_experts = self._answers and config.expert_metrics
         self._reported: ExpertTokens | None = None
         self._next_report_s = 0.0
@@ -75,7 +79,7 @@ class WorkerProcess:
         """Execute plans until the process is ended."""
         while True:
             message, idle_s = self._next_order()
-            if isinstance(message, OpenPages | SavePages | ReadPages):
+            if isinstance(message, PageMove):
                 self._move(message)
             elif isinstance(message, StepPlan):
                 self._beat()
@@ -83,10 +87,12 @@ class WorkerProcess:
                 self._answer(results)
                 for result in results:
                     self._heartbeat.worked(result.step_s)
+                if (images := self._runner.images) is not None and images.has_work:
+                    self._run_tower(images, images.beside_steps_s)
             else:
                 self._runner.order(message)
 
-    def _move(self, order: OpenPages | SavePages | ReadPages) -> None:
+    def _move(self, order: PageMove) -> None:
         """Move pages between memory and disk."""
         if self._mover is None:
             assert isinstance(self._runner, ModelRunner), "an encoder keeps no KV"
@@ -109,10 +115,20 @@ class WorkerProcess:
                 self._answer(self._runner.collect())
             else:
                 time.sleep(LOOK_AGAIN_S)
+        while (images := self._runner.images) is not None and images.has_work:
+            message = self._inbox.receive_now()
+            if message is not None:
+                return message, 0.0
+            self._beat()
+            self._run_tower(images, PIECE_S)
         begin = time.perf_counter()
         self._beat()
         message = self._inbox.receive(meanwhile=self._beat)
         return message, time.perf_counter() - begin
+
+    def _run_tower(self, images: ImageFeatures, seconds: float) -> None:
+        for loaded in images.work(seconds):
+            self._outbox.send(loaded)
 
     def _beat(self) -> None:
         """Give a sign of life, unless a grammar takes too long to load; and report the experts'

@@ -18,8 +18,11 @@ from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
 from radixrt.attention.kv_spec import LayerKV
+from radixrt.messages.adapters import LoadAdapter, PutAdapter
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
+from radixrt.messages.images import DropImage, LoadImage
+from radixrt.messages.links import WorkerOrder
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     Admit,
@@ -28,6 +31,7 @@ from radixrt.messages.steps import (
     StepResult,
     VerifiedDraft,
 )
+from radixrt.worker.adapters import AdapterLoader
 from radixrt.worker.batch import (
     NO_SLOTS,
     PersistentBatch,
@@ -38,10 +42,11 @@ from radixrt.worker.batch import (
 )
 from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
+from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.states import SlotStates
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors, step_order
-from radixrt.worker.replays import DecodeGraphs, StepTapes
+from radixrt.worker.replays import DecodeGraphs, StepTapes, with_adapters
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.deferred_rows import DeferredRows, SamplingRows
 from radixrt.worker.sampling.matchers import SlotMatchers
@@ -62,10 +67,14 @@ class ModelRunner:
         pool: KVPool,
         graphs: DecodeGraphs | None = None,
         states: SlotStates | None = None,
+        adapters: AdapterLoader | None = None,
+        images: ImageFeatures | None = None,
     ) -> None:
         """
         Args:
+            adapters: None: there are none.
             states: of recurrent layers; None: the model has none.
+            images: None: the model sees none.
             graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
         """
         config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
@@ -80,7 +89,10 @@ class ModelRunner:
             device,
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
+            num_adapters=0 if adapters is None else adapters.adapters.num_adapters,
+            whole_images=images is not None and images.whole,
         )
+        self._adapters = adapters
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
         jumps = not config.debug_disable_jump_forward
         self.matchers = SlotMatchers(
@@ -98,12 +110,14 @@ class ModelRunner:
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
         self._states = states
+        self.images = images
         tables = None if states is None else states.tables
         self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
+        rows = None if adapters is None else adapters.adapters.rows
         self._expert_counts = parts.expert_counts
         self._tapes = None
         if parts.taped:
-            self._tapes = StepTapes(parts.model, self._context, parts.expert_counts)
+            self._tapes = StepTapes(parts.model, self._context, parts.expert_counts, rows)
         self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
 
@@ -117,9 +131,22 @@ class ModelRunner:
         """The step that was launched and is not collected."""
         return self._in_flight
 
-    def order(self, message: LoadGrammar | DropGrammar) -> None:
-        """Begin to load a grammar, or drop one."""
-        self.matchers.loader.order(message)
+    def order(self, message: WorkerOrder) -> None:
+        """Begin to load a grammar, an image or an adapter, drop one, or put an adapter into its
+        place."""
+        match message:
+            case LoadGrammar() | DropGrammar():
+                self.matchers.loader.order(message)
+            case LoadImage() | DropImage():
+                assert self.images is not None, "an image for a model that sees none"
+                self.images.order(message)
+            case LoadAdapter():
+                assert self._adapters is not None, "the scheduler knows whether there are places"
+                self._adapters.load(message)
+            case PutAdapter():
+                assert self._adapters is not None, "the scheduler knows whether there are places"
+                if self._adapters.put(message) and self._tapes is not None:
+                    self._tapes.forget_adapters()
 
     def seconds_loading(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
@@ -291,11 +318,36 @@ class ModelRunner:
         self._backend.plan(inputs.attention)
         everything = bool(inputs.prompt_spans or inputs.pooled)
         rows = None if everything else inputs.sampling_rows
-        if self._tapes is not None:
+        if inputs.adapters is not None:
+            hidden = self._forward_with_adapters(inputs, inputs.adapters, rows)
+        elif self.images is not None and inputs.images:
+            features = self.images.rows(inputs.images)
+            hidden = self.images.model.forward_with_images(
+                inputs.token_ids, inputs.positions, self._context, rows, features
+            )
+        elif self._tapes is not None:
             hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
         else:
             hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)
         return hidden, self._model.logits(hidden[inputs.sampling_rows] if everything else hidden)
+
+    def _forward_with_adapters(
+        self, inputs: StepInputs, adapters: torch.Tensor, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The hidden states of a step with rows that have adapters."""
+        assert self._adapters is not None, "an adapter was admitted where there are none"
+        if self._tapes is not None:
+            hidden = self._tapes.forward_with_adapters(inputs.token_ids, inputs.positions, adapters)
+        else:
+            hidden = with_adapters(
+                self._model,
+                self._context,
+                self._adapters.adapters.rows,
+                inputs.token_ids,
+                inputs.positions,
+                adapters,
+            )
+        return hidden if rows is None else hidden[rows]
 
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool

@@ -13,13 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.cache_root import CacheRoot
-from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
+from radixrt.messages.calls import LoadAdapterCall
+from radixrt.messages.grammars import GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest, RequestOptions
@@ -31,6 +34,7 @@ from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.worker.build import build_encoder, build_runner
 from radixrt.worker.kv.page_mover import PageMover
 
@@ -53,7 +57,8 @@ class InProcessEngine:
             "log_level": "warning",
             "speculation": "off",
         }
-        self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
+        self.loaded: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What the worker has loaded: grammars and adapters."""
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
         self.runner: Any
         if is_encoder(check_architecture(read_config(model_dir))):
@@ -86,20 +91,21 @@ class InProcessEngine:
 
     def generate(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
         *,
         speculation: bool = True,
+        adapters: str | list[str] = "",
     ) -> list[list[int]]:
-        """Answer prompts that arrive together. Settings and salts are those of all prompts, or one
-        a prompt."""
-        return self._run(self._requests(prompts, sampling, salt, grammars, speculation))
+        """Answer prompts that arrive together. Settings, salts and names of adapters are those of
+        all prompts, or one a prompt."""
+        return self._run(self._requests(prompts, sampling, salt, grammars, speculation, adapters))
 
     def pool(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[NDArray[np.float32]]:
@@ -110,7 +116,7 @@ class InProcessEngine:
 
     def pool_requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[SequenceRequest]:
@@ -118,7 +124,7 @@ class InProcessEngine:
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 options=options,
                 second_segment_start=second_segment_start,
             )
@@ -126,6 +132,18 @@ class InProcessEngine:
         ]
         self._next_id += len(requests)
         return requests
+
+    def _prompt_fields(self, prompt: list[int] | EncodedPrompt) -> dict[str, Any]:
+        """The fields of a prompt; its images are loaded."""
+        if not isinstance(prompt, EncodedPrompt):
+            return {"token_ids": pack_ids(prompt)}
+        for image in prompt.pictures:
+            self.scheduler.images.load(image.load_order())
+        return {
+            "token_ids": pack_ids(prompt.token_ids),
+            "key_ids": prompt.key_ids,
+            "images": list(prompt.images),
+        }
 
     def use(
         self,
@@ -146,32 +164,59 @@ class InProcessEngine:
             then_after=pack_ids(then_after or []),
         )
 
-    def begin(self, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> None:
-        """Let prompts arrive together; :meth:`advance` works on them."""
-        for request in self._requests(prompts, sampling):
+    def begin(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams = GREEDY,
+        adapters: str | list[str] = "",
+    ) -> list[int]:
+        """Let prompts arrive together; :meth:`advance` works on them. Returns their sequence
+        ids."""
+        requests = self._requests(prompts, sampling, adapters=adapters)
+        for request in requests:
             assert self.scheduler.add(request) is None
+        return [request.seq_id for request in requests]
+
+    def load_adapter(self, name: str, folder: Path) -> AdapterInfo | RequestError:
+        """Load an adapter between two steps, in place of another of the name."""
+        found: list[AdapterInfo | RequestError] = []
+        call = LoadAdapterCall(name=name, path=str(folder), replaces=True)
+        self.scheduler.adapters.load(call, found.append)
+        self._order_adapters()
+        self.scheduler.adapters.read(self.loaded.get())
+        self._order_adapters()
+        return found[0]
+
+    def _order_adapters(self) -> None:
+        for order in self.scheduler.adapters.take_orders():
+            self.runner.order(order)
 
     def _requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams],
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
         speculation: bool = True,
+        adapters: str | list[str] = "",
     ) -> list[SequenceRequest]:
+        digests = {info.name: info.digest for info in self.scheduler.adapters.infos} | {"": ""}
+        names = [adapters] * len(prompts) if isinstance(adapters, str) else adapters
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         salts = [salt] * len(prompts) if isinstance(salt, str) else salt
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 grammar=grammar,
                 options=RequestOptions(
-                    sampling=params, root=CacheRoot(salt=own_salt), speculation=speculation
+                    sampling=params,
+                    root=CacheRoot(salt=own_salt, adapter=digests[name]),
+                    speculation=speculation,
                 ),
             )
-            for index, (prompt, params, own_salt, grammar) in enumerate(
-                zip(prompts, each, salts, grammars or [None] * len(prompts), strict=True)
+            for index, (prompt, params, own_salt, grammar, name) in enumerate(
+                zip(prompts, each, salts, grammars or [None] * len(prompts), names, strict=True)
             )
         ]
         self._next_id += len(requests)
@@ -199,6 +244,7 @@ class InProcessEngine:
         outputs = {request.seq_id: SequenceOutput() for request in requests}
         for request in requests:
             assert self.scheduler.add(request) is None
+        self._load_images()
         while True:
             self._load_grammars()
             batches = self.advance()
@@ -250,8 +296,15 @@ class InProcessEngine:
                 self.scheduler.moved(self._moved.get(block=not self._sent))
                 self._moves_under_way -= 1
 
+    def _load_images(self) -> None:
+        for order in self.scheduler.images.take_orders():
+            self.runner.order(order)
+        while self.runner.images is not None and self.runner.images.has_work:
+            for loaded in self.runner.images.work(0.0):
+                assert self.scheduler.loaded(loaded) == []
+
     def _load_grammars(self) -> None:
         for order in self.scheduler.grammars.take_orders():
             self.runner.matchers.loader.order(order)
             if isinstance(order, LoadGrammar):
-                assert self.scheduler.grammar_loaded(self.loaded.get()) == []
+                assert self.scheduler.loaded(self.loaded.get()) == []

@@ -194,7 +194,7 @@ class EngineModel:
         key = self.loading.popleft()
         if error is None:
             self.loaded.add(key)
-        for refused in self.scheduler.grammar_loaded(GrammarLoaded(key=key, error=error)):
+        for refused in self.scheduler.loaded(GrammarLoaded(key=key, error=error)):
             self._refuse(refused)
 
     def _take_orders(self) -> None:

@@ -32,6 +32,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.in_flight: Step | None = None
+        self.images = None
         self.done = threading.Event()
         self.waited: list[float] = []
         self.orders: list[object] = []

@@ -47,7 +47,7 @@ async def messages(fields: MessagesRequest, context: Context) -> Response:
         chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound
     prepared = prepare_chat(chat, context, "msg")
     prepared.check_one_answer()
-    return await respond(_Message(prepared, config.model_name), context)
+    return await respond(_Message(prepared, context.model_name), context)
 
 
 @routes.takes("/v1/messages/count_tokens", CountTokensRequest, _refuse)

@@ -81,7 +81,7 @@ class Endpoints(APIRouter):
                 fields = to_struct(body, struct)
                 if isinstance(fields, QueueFields | GenerationFields):
                     fields.cache = _with_headers(fields.cache, request.headers)
-                state.check_model(getattr(fields, "model", None))
+                request.state.adapter = state.adapter_of(getattr(fields, "model", None))
                 caller.check_model(state.config.model_names)
                 return await answer(fields, context)
 

@@ -58,7 +58,7 @@ async def responses(fields: ResponsesRequest, context: Context) -> Response:
     with _unknown_response(400, "previous_response_id"):
         prepared = prepare_chat(to_chat(fields), context, "resp", fields.instructions or "")
     prepared.check_one_answer()
-    made = _Response(prepared, fields, context.state.config.model_name)
+    made = _Response(prepared, fields, context.model_name)
     json_text(made.response)  # the response returns its metadata, tools and format
     return await respond(made, context)
 

@@ -151,6 +151,7 @@ def request_options(
         sampling=sampling,
         tenant=caller.tenant,
         root=context.root(fields.cache_salt),
+        adapter_name="" if context.adapter is None else context.adapter.name,
         cache_hints=replace(
             hints,
             session=caller.session(hints.session),

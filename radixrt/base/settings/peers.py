@@ -15,6 +15,8 @@ ALIASES = {
     "quantization": "-q",
     "context_length": "--max-model-len --ctx-size -c --n-ctx --num-ctx",
     "chat_template": "--chat-template-file",
+    "lora": "--lora-modules --lora-paths",
+    "max_loras": "--max-loras-per-batch --max-loaded-loras --max-cpu-loras",
     "random_seed": "--seed -s",
     "cors_origins": "--allowed-origins",
     "tls_cert": "--ssl-certfile --ssl-cert-file",
@@ -87,6 +89,7 @@ IGNORED = {
     "draft tokens come from known text here, and answers are the same with any drafter": (
         "",
         "--speculative-config --speculative-model --speculative-algorithm --speculative-algo --speculative-draft-model-path --speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens "
+        "--speculative-config.method --speculative-config.model --speculative-config.num_speculative_tokens "
         "--num-speculative-tokens --ngram-prompt-lookup-max --ngram-prompt-lookup-min --model-draft -md --hf-repo-draft -hfd --draft-max --draft-min --draft",
     ),
     "prefixes stay in memory until their room is needed, and there are no slots": (
@@ -96,6 +99,10 @@ IGNORED = {
     "radixrt serves text": (
         "--no-mmproj --language-model-only --enable-multimodal",
         "--limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --mm-attention-backend",
+    ),
+    "adapters are served where --lora or --max-loras is given, and one may change any linear layer": (
+        "--enable-lora --no-enable-lora",
+        "--lora-target-modules --lora-backend --lora-dtype --lora-eviction-policy",
     ),
     "the web page is always served": ("--webui --ui --no-webui --no-ui", ""),
     "the server decides it for all clients": (
@@ -107,7 +114,7 @@ IGNORED = {
 that ends in ``=`` may have one."""
 
 REFUSED = {
-    "LoRA adapters are not served; merge the adapter into the checkpoint, and serve the result": "--enable-lora --lora-modules --lora-paths --lora --lora-scaled --max-loras --max-lora-rank --max-loras-per-batch --lora-target-modules",
+    "an adapter has the scaling of its config; change lora_alpha in a copy of its folder": "--lora-scaled",
     "images, audio and video are not read; leave it out to serve the model's text": "--mmproj -mm --mmproj-url",
     "layers run on one machine and are split with --tp; there is no pipeline parallelism": "--pipeline-parallel-size --pp-size -pp",
     "engines on other machines join by --replica-listen and --join": "--nnodes --node-rank --dist-init-addr --nccl-init-addr --rpc --data-parallel-address --data-parallel-size-local",

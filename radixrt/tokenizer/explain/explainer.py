@@ -194,6 +194,11 @@ class Explainer:
             return "other_adapter", (
                 f"The first {facts.other_adapter_tokens} tokens are cached as another adapter, or the base model, computed them."
             )
+        if (number := difference.record.image_at(difference.token_index)) is not None:
+            return "never_seen", (
+                f"Image {number} of the prompt is not in the cache at this place: its pixels differ from those of the cached "
+                "prompt, or it is new."
+            )
         earlier = self.records.of_sequence(facts.seq_id)
         layout = difference.layout
         before = None if earlier is None else earlier.layout
