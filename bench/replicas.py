@@ -26,6 +26,7 @@ import numpy as np
 from bench.local_server import CpuClock, local_server
 from bench.markdown import markdown, mean_and_interval, median_and_range
 from radixrt.kv.events import BlockStored, EventBatch, block_hashes, namespace_hash
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.router import RoutedPrompt, Router
@@ -193,7 +194,7 @@ def decision(num_tokens: int, decisions: int) -> dict[str, str]:
         longer = packed + pack_ids(random.integers(0, VOCABULARY, TURN_TOKENS))
         for times, turn in ((first, packed), (next_turn, longer)):
             begin = time.thread_time()
-            prompt = RoutedPrompt.from_tokens(turn, "", PAGE_SIZE)
+            prompt = RoutedPrompt.from_tokens(turn, BASE_ROOT, PAGE_SIZE)
             hashed = time.thread_time()
             router.send(prompt, router.choose(prompt, answers), number + 1)
             times.append(time.thread_time() - begin)

@@ -1,4 +1,4 @@
-"""Mirrors the KV cache of an engine by its event stream (docs/kv_events.md): which blocks of a
+"""Mirrors the KV cache of an engine by its event stream (docs/internals/kv_events.md): which blocks of a
 prompt are cached there.
 
 radixrt serve --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558
@@ -13,9 +13,11 @@ import msgspec
 import zmq
 
 
-def block_hashes(token_ids, page_size, salt=""):
+def block_hashes(token_ids, page_size, tenant="", salt="", adapter=""):
     """The hash of each full block of a prompt."""
-    last = blake2b(salt.encode(), digest_size=8).digest()
+    fields = [field.encode() for field in (tenant, salt, adapter)]
+    root = b"".join(struct.pack("<I", len(field)) + field for field in fields)
+    last = blake2b(root, digest_size=8).digest()
     for start in range(0, len(token_ids) - page_size + 1, page_size):
         block = struct.pack(f"<{page_size}i", *token_ids[start : start + page_size])
         last = blake2b(last + block, digest_size=8).digest()

@@ -48,6 +48,13 @@ class Groups:
     tokens: torch.Tensor  # int32 [pairs]
     places: torch.Tensor  # int32 [num_tokens, top_k]: position of each pair
 
+    def first(self, count: int) -> "Groups":
+        """The groups of the first ``count`` experts. Pairs of others have the position behind the
+        last of these. Not for a tape: the shape of ``tokens`` depends on the experts."""
+        starts = self.starts[: count + 1]
+        pairs = int(starts[-1])
+        return Groups(starts, self.tokens[:pairs], self.places.clamp(max=pairs))
+
 
 def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
     """Sort the (token, choice) pairs of ``experts`` int64 [num_tokens, top_k] by expert. The sort
@@ -57,6 +64,16 @@ def group_by_expert(experts: torch.Tensor, num_experts: int) -> Groups:
     places = experts.new_empty(experts.shape, dtype=torch.int32)
     tape.call(_group_by_expert, experts, starts, tokens, places)
     return Groups(starts, tokens, places)
+
+
+def count_by_expert(experts: torch.Tensor, counts: torch.Tensor) -> None:
+    """Add the (token, choice) pairs of each expert, int64 [num_tokens, top_k], to ``counts``, int64
+    [num_experts]."""
+    tape.call(_count_by_expert, experts, counts)
+
+
+def _count_by_expert(experts: torch.Tensor, counts: torch.Tensor) -> None:
+    counts += torch.bincount(experts.flatten(), minlength=len(counts))
 
 
 def weighted_sum(values: torch.Tensor, places: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

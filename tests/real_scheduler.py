@@ -24,8 +24,8 @@ class ScriptedWorker(FakeWorker):
     """Checks the KV of each row as its base does, and samples the tokens of the script. It drafts
     nothing."""
 
-    def __init__(self, page_size: int) -> None:
-        super().__init__(page_size)
+    def __init__(self, info: EngineInfo) -> None:
+        super().__init__(info.page_size, has_states=info.kept_states > 0)
         self.script: Script = lambda prompt: [1]
 
     def _advance(self, slot: int) -> int:
@@ -97,7 +97,7 @@ class RealScheduler(InThreads):
     """
 
     def __init__(self, channels: Channels, info: EngineInfo, config: ServerConfig) -> None:
-        self.worker = ScriptedWorker(info.page_size)
+        self.worker = ScriptedWorker(info)
         super().__init__(channels, info, config)
 
     def _work(self) -> None:

@@ -58,6 +58,8 @@ UNDERSTOOD: dict[str, dict[str, Any]] = {
     "serve --model-path demo --enable-deterministic-inference": {"deterministic": True},
     "serve --model-path demo --constrained-json-disable-any-whitespace": {"grammar_whitespace": "compact"},
     "serve --model-path demo --load-format gguf --watchdog-timeout 300": {"step_timeout": 300.0},
+    "serve demo --enable-lora --lora-modules a=b c=d --max-lora-rank 32": {"lora": "a=b c=d", "max_lora_rank": 32},
+    "serve demo --enable-lora --lora-paths a=b --max-loras-per-batch 4": {"lora": "a=b", "max_loras": 4},
     # llama.cpp
     "serve -m demo -c 4096": {"context_length": 4096, "model_path": "demo"},
     "serve -m demo --ctx-size 0": {"context_length": None},
@@ -74,8 +76,7 @@ UNDERSTOOD: dict[str, dict[str, Any]] = {
 """Command lines as the engines' documentation has them, and what they set here."""
 
 REFUSED = {
-    "serve demo --enable-lora": "merge the adapter",
-    "serve demo --lora-modules a=b c=d": "merge the adapter",
+    "serve demo --lora-scaled a:0.5": "change lora_alpha",
     "serve demo --pipeline-parallel-size 2": "--tp",
     "serve demo --cpu-offload-gb 4": "smaller model",
     "serve demo --quantization bitsandbytes": "int8 and int4",
@@ -164,8 +165,8 @@ def test_a_settings_file_of_another_engine_is_read_and_flags_win_over_it(tmp_pat
     config = config_of(f"serve --config {file} --max-model-len 512 --port 1")
     assert (config.context_length, config.tp, config.port, config.dtype) == (512, 2, 1, "float16")
     assert config.disable_radix_cache
-    file.write_text("enable-lora: true\n")
-    with pytest.raises(ConfigError, match="merge the adapter"):
+    file.write_text("lora-scaled: a:2\n")
+    with pytest.raises(ConfigError, match="change lora_alpha"):
         config_of(f"serve --config {file}")
 
 
@@ -184,8 +185,8 @@ def test_llm_takes_the_arguments_of_vllms() -> None:
         assert llm.config.mem_fraction_static == 0.5
     with pytest.raises(ConfigError, match="Did you mean page_size"):
         LLM(pagesize=3)
-    with pytest.raises(ConfigError, match="merge the adapter"):
-        LLM(enable_lora=True)
+    with pytest.raises(ConfigError, match="change lora_alpha"):
+        LLM(lora_scaled="a:2")
 
 
 def test_the_pages_have_the_table() -> None:

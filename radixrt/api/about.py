@@ -23,7 +23,9 @@ from radixrt.api.state import Context, Here
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import EngineInfo
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import DrainReplicaCall, FlushCacheCall, StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import DEFAULT_POOLING, GenerateRequest, RequestOptions, TokenPrompt
@@ -60,13 +62,14 @@ async def root(request: Request, context: Here) -> Response:
 @routes.get("/v1/models")
 async def models(context: Here) -> Response:
     each = [_model(context, name) for name in context.state.config.model_names]
+    each += [_adapter(context, info) for info in context.state.client.adapters.values()]
     return json_response({"object": "list", "data": each})
 
 
 @routes.get("/v1/models/{model:path}")
 async def model(context: Here, model: str) -> Response:
-    context.state.check_model(model)
-    return json_response(_model(context, model))
+    info = context.state.adapter_of(model)
+    return json_response(_model(context, model) if info is None else _adapter(context, info))
 
 
 @routes.post("/ping", include_in_schema=False)  # as SageMaker and its like call it
@@ -104,7 +107,7 @@ async def health_generate(context: Here) -> Response:
         prompt=TokenPrompt(pack_ids([0])),
         options=RequestOptions(
             sampling=one_token if generates else PREFILL_ONLY,
-            cache_salt="health",
+            root=CacheRoot(salt="health"),
             pool=None if generates else DEFAULT_POOLING,
         ),
     )
@@ -235,6 +238,16 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
 def _model(context: Context, name: str) -> dict[str, Any]:
     state = context.state
     return model_entry(state.config, state.info, state.started_at, name)
+
+
+def _adapter(context: Context, info: AdapterInfo) -> dict[str, Any]:
+    """The object of an adapter in ``/v1/models``."""
+    entry = _model(context, info.name)
+    return entry | {
+        "root": info.path,
+        "parent": context.state.config.model_name,
+        "digest": info.digest,
+    }
 
 
 def model_entry(

@@ -181,7 +181,7 @@ class OpenAIFormatter(Formatter, Generic[Fields]):
             "id": prepared.id,
             "object": self.kind_of_event if prepared.streams else self.kind,
             "created": int(time.time()),
-            "model": state.config.model_name,
+            "model": prepared.requests[0].options.adapter_name or state.config.model_name,
             "system_fingerprint": state.fingerprint,
         }
 

@@ -323,8 +323,9 @@ def _family(kind: str, name: str, text: str, value: Any) -> Family:
     return family(name, text, value)
 
 
-def _labelled(metric: Metric, name: str, values: dict[str, int]) -> Family:
-    family = CounterMetricFamily(name, metric.text, labels=[metric.label])
+def _labelled(metric: Metric, name: str, values: dict[str, int | float]) -> Family:
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(name, metric.text, labels=[metric.label])
     for label, value in values.items():
         family.add_metric([label], value)
     return family

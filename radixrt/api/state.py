@@ -24,7 +24,9 @@ from radixrt.base.errors import EngineDiedError, RequestError, shown
 from radixrt.client.answers import Answers
 from radixrt.client.engine_client import EngineClient
 from radixrt.client.open_requests import id_in_use
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import Call, Reply
 from radixrt.messages.requests import GenerateRequest, Tenant
 
@@ -76,17 +78,29 @@ class ServerState:
             if name in DEFAULTABLE and value is not None
         }
 
-    def check_model(self, name: str | None) -> None:
-        """Raises:
-        RequestError: another model is asked for.
+    def adapter_of(self, name: str | None) -> AdapterInfo | None:
+        """The adapter that a request asks for as its model, ``NAME`` or ``MODEL:NAME``; None: the
+        base model.
+
+        Raises:
+            RequestError: there is no such model.
         """
-        if name is not None and name not in self.config.model_names:
+        if name is None or name in self.config.model_names:
+            return None
+        base, _, own = name.partition(":")
+        adapters = self.client.adapters
+        found = adapters.get(name) or (
+            adapters.get(own) if base in self.config.model_names else None
+        )
+        if found is None:
             raise RequestError(
-                f"The model {shown(name)} is not served here; this server has {self.config.model_name!r}.",
+                f"The model {shown(name)} is not served here; this server has "
+                f"{', '.join(map(repr, [self.config.model_name, *adapters]))}.",
                 status=404,
                 param="model",
                 code="model_not_found",
             )
+        return found
 
     @property
     def num_open(self) -> int:
@@ -219,6 +233,20 @@ class Context:
     @property
     def tenant(self) -> Tenant:
         return self.caller.tenant
+
+    @property
+    def adapter(self) -> AdapterInfo | None:
+        """The adapter that the request asks for; None: the base model."""
+        return getattr(self.request.state, "adapter", None)
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers have: that of the adapter, or of the model."""
+        return self.state.config.model_name if self.adapter is None else self.adapter.name
+
+    def root(self, cache_salt: str | None) -> CacheRoot:
+        """The cache root of a request that brings this salt."""
+        return self.tenant.root(cache_salt, "" if self.adapter is None else self.adapter.digest)
 
     def name(self, request_id: str) -> str:
         """Give the response an id, which its ``X-Request-Id`` has; returns it."""

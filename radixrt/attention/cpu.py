@@ -67,16 +67,14 @@ class CpuBackend(AttentionBackend):
         return narrowed
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        query, spec, value = step.query, step.spec, step.value
-        width = query.shape[-1] if value is None else value.shape[-1]
-        output = query.new_empty((*query.shape[:-1], width))
+        spec, output = step.spec, step.new_output()
         key_cache, *value_caches = step.kv_cache
-        value_cache = value_caches[0] if value_caches else None
+        value, value_cache = (step.value, *value_caches) if value_caches else (None, None)
         tape.call(
             self._attend_by_plan,
-            query,
+            step.query,
             step.key,
-            None if value_cache is None else value,
+            value,
             key_cache,
             value_cache,
             output,

@@ -73,6 +73,12 @@ class Channels:
         grammars."""
         return self.run_dir / "tokenizer.json"
 
+    @property
+    def kept_adapters(self) -> Path:
+        """The names and folders of the LoRA adapters of this replica, written by its scheduler when
+        they change, so that its next start loads them again."""
+        return self.run_dir / f"adapters{self.replica or 0}.json"
+
     def heartbeat_file(self, process: str, rank: int = 0) -> Path:
         """The record of a process; see :mod:`radixrt.base.liveness.heartbeat`. The api process
         outlives engines."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from radixrt.base.errors import ConfigError
+from radixrt.base.settings.adapters import named_adapters
 from radixrt.base.settings.setting import (
     METRICS_PEER,
     ORIGIN,
@@ -28,6 +29,9 @@ from radixrt.base.settings.setting import (
 
 DEMO_MODEL = "demo"
 """The value of ``--model-path`` that stands for the model inside the package."""
+
+MIN_ADAPTER_PLACES = 8
+"""Adapters that may be loaded where some are given and no number is."""
 
 MIN_STEP_TIMEOUT_S = 2.0
 MAX_REPLICAS = 64
@@ -54,6 +58,14 @@ class SchedulerSettings:
         within=(0, 1),
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
+    cache_dir: str | None = _cache(
+        None,
+        "Folder in which KV outlives the server (docs/caching.md); only on a CPU.",
+        metavar="DIR",
+    )
+    cache_dir_gb: float = _cache(
+        10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
+    )
 
     max_running_requests: int | None = _scheduling(
         None,
@@ -100,9 +112,8 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M for a "
-        "GGUF file of the hub; the default is the built-in model. Several times, or a folder: "
-        "docs/guides/models.md.",
+        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M; the "
+        "default is the built-in model. Several times, or a folder: docs/guides/models.md.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -121,16 +132,28 @@ class ServerConfig(SchedulerSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _model(
         "auto", "Type of weights and activations; auto is the checkpoint's own."
     )
-    quantization: Literal["auto", "int8", "int4", "fp8"] = _model(
+    quantization: Literal["auto", "int8", "int4", "fp8", "plain"] = _model(
         "auto",
-        "Weight format of the linear layers: auto keeps the checkpoint's; int8, int4 and fp8 "
-        "quantize a plain checkpoint while it is loaded.",
+        "Weight format of the linear layers: auto keeps the checkpoint's, but makes fp8 blocks int8; "
+        "int8, int4 and fp8 round plain weights or fp8 blocks; plain decodes fp8 blocks and GGUF.",
     )
     context_length: int | None = _model(
         None,
         "Longest prompt plus answer, in tokens; at most (and by default) the checkpoint's.",
         within=(1, None),
     )
+    lora: str | None = _model(
+        None,
+        "LoRA adapters in peft's format: names for requests, and folders.",
+        metavar="NAME=PATH",
+        several=True,
+    )
+    max_loras: int | None = _model(
+        None,
+        "Most adapters that are loaded at a time; by default those of --lora, and at least 8.",
+        within=(1, 256),
+    )
+    max_lora_rank: int = _model(64, "Largest rank of an adapter.", within=(1, 512))
     chat_template: str | None = _model(
         None, "File with a Jinja chat template that replaces the tokenizer's own.", metavar="FILE"
     )
@@ -229,6 +252,15 @@ class ServerConfig(SchedulerSettings):
         "auto", "Where the model runs; auto is a GPU if there is one."
     )
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", within=(1, None))
+    ep: int = _device(
+        1,
+        "Groups of --tp ranks over which whole experts of a mixture are spread "
+        "(docs/guides/tuning.md); 0: as many as --tp.",
+        within=(0, None),
+    )
+    expert_metrics: bool = _device(
+        False, "On a CPU: count the tokens of each expert, for /metrics."
+    )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
     )
@@ -334,7 +366,7 @@ class ServerConfig(SchedulerSettings):
     )
     kv_events_format: Literal["radixrt", "vllm"] = _kv_events(
         "radixrt",
-        "Wire format of events and replays: radixrt's (docs/kv_events.md) or vLLM's, which needs "
+        "Wire format of events and replays: radixrt's (docs/internals/kv_events.md) or vLLM's, which needs "
         "--kv-events-tokens.",
     )
     kv_events_tokens: bool = _kv_events(
@@ -343,9 +375,8 @@ class ServerConfig(SchedulerSettings):
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output: llguidance, and with auto and fsm the "
-        "finite-state machines of outlines-core for regular expressions and choices that have "
-        "small ones.",
+        "Library that enforces structured output: llguidance, and with auto and fsm outlines-core "
+        "for regular expressions and choices with small finite-state machines.",
         aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(
@@ -416,12 +447,22 @@ class ServerConfig(SchedulerSettings):
             yield "--api-key is empty, so no client could send it; leave it out or set it."
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             yield f"--chat-template {self.chat_template}: there is no such file."
+        if self.cache_dir is not None:
+            if self.disable_radix_cache:
+                yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
+            if self.tp > 1:
+                yield "--cache-dir: not yet with --tp; leave one out."
         if self.tls_key is not None and self.tls_cert is None:
             yield "--tls-key needs --tls-cert FILE."
         if 0 < (self.step_timeout or 0) < MIN_STEP_TIMEOUT_S:
             yield (
                 f"--step-timeout {self.step_timeout:g} is too short, since an idle process gives a sign of "
                 f"life once a second: set 0 or at least {MIN_STEP_TIMEOUT_S:g}."
+            )
+        if self.tp % self.expert_groups:
+            yield (
+                f"--ep {self.ep} must divide --tp {self.tp}: the ranks of --tp hold the experts. Set --tp to a "
+                f"multiple of {self.ep}, or leave --ep out."
             )
         if self.join is not None and self.replica_listen is not None:
             yield "--join and --replica-listen are for different machines: leave one out."
@@ -444,8 +485,26 @@ class ServerConfig(SchedulerSettings):
                 f"--kv-events and --kv-events-replay need ports that are at least {self.dp} apart with "
                 f"--dp {self.dp}: each replica takes the next port."
             )
+        adapters = named_adapters(self.lora)
+        if self.num_adapter_places and (self.join or self.replica_listen):
+            yield "--lora and --max-loras are not yet for engines that join: leave them out."
+        if len(adapters) > self.num_adapter_places:
+            yield f"--lora names {len(adapters)} adapters, and --max-loras is {self.max_loras}."
+        for name in adapters.keys() & set(self.model_names):
+            yield f"--lora: {name} is the name of the model; give the adapter another."
         if self.kv_events is not None and self.disable_radix_cache:
             yield "--kv-events publishes nothing with --disable-radix-cache: leave one out."
+
+    @property
+    def num_adapter_places(self) -> int:
+        """Adapters that may be loaded at a time; 0: none are served."""
+        given = len(named_adapters(self.lora))
+        return self.max_loras or (max(given, MIN_ADAPTER_PLACES) if given else 0)
+
+    @property
+    def expert_groups(self) -> int:
+        """Groups of ranks over which experts are spread."""
+        return self.ep or self.tp
 
     @property
     def is_routed(self) -> bool:

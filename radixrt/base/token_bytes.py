@@ -158,5 +158,11 @@ def _byte_level_alphabet() -> dict[str, bytes]:
 
 _BYTE_LEVEL = _byte_level_alphabet()
 
+
+def byte_characters() -> dict[int, str]:
+    """The character that stands for each byte in the tokens of a byte-level vocabulary (GPT-2)."""
+    return {encoded[0]: character for character, encoded in _BYTE_LEVEL.items()}
+
+
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A single byte, as sentencepiece writes it."""

@@ -176,7 +176,7 @@ async def _encoded(
     """The prompt alone, and with each choice behind it."""
 
     async def encode(prompt: Prompt) -> TokenIds:
-        call = TokenizeCall(prompt, options.tenant, options.cache_salt)
+        call = TokenizeCall(prompt, options.tenant, options.root)
         return np.array((await client.call(call)).token_ids, dtype=np.int32)
 
     async def encode_behind(beginning: TextPrompt | ChatPrompt) -> list[TokenIds]:

@@ -21,15 +21,18 @@ from radixrt.base.liveness.supervision import OnFailure, supervise
 from radixrt.client.answers import Answers
 from radixrt.client.leases import ClientLeases
 from radixrt.client.open_requests import OpenRequest, OpenRequests
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, EngineInfo, RequestFailed
 from radixrt.messages.calls import (
     AnyCall,
     Call,
     CallReply,
+    LoadAdapterCall,
     PinCall,
     ReleaseCacheCall,
     Reply,
     StatsCall,
+    UnloadAdapterCall,
 )
 from radixrt.messages.links import ToApi
 from radixrt.messages.replicas import RequestsLost
@@ -193,8 +196,12 @@ class EngineClient:
             PinCall: self._leases.pin,
             ReleaseCacheCall: self._leases.release,
             StatsCall: self._stats,
+            LoadAdapterCall: self._load_adapter,
+            UnloadAdapterCall: self._unload_adapter,
         }
         """The calls to which the client adds something; the engine alone answers the others."""
+        self.adapters: dict[str, AdapterInfo] = {}
+        """The loaded LoRA adapters by name."""
         self._died: EngineDiedError | None = None
         self._unloaded = ""
         """Why there is no engine, if the model is not loaded."""
@@ -324,6 +331,16 @@ class EngineClient:
         reply: Reply = await self._handlers.get(type(call), self._calls.ask)(call)
         return reply
 
+    async def _load_adapter(self, call: LoadAdapterCall) -> AdapterInfo:
+        info = await self._calls.ask(call)
+        self.adapters[info.name] = info
+        return info
+
+    async def _unload_adapter(self, call: UnloadAdapterCall) -> AdapterInfo:
+        info = await self._calls.ask(call)
+        self.adapters.pop(info.name, None)
+        return info
+
     async def _stats(self, call: StatsCall) -> SchedulerStats:
         stats = await self._calls.ask(call)
         malformed_frames = stats.malformed_frames + self._inbox.malformed_frames
@@ -408,6 +425,7 @@ class EngineClient:
                 self._open.take_over(message.request_ids, by_death=not message.has_drained)
                 self._leases.restore(message.leases)
             case EngineInfo():
+                self.adapters = {info.name: info for info in message.adapters}
                 if message.engine != self._channels.engine:
                     self._take_over(message)
                 if not self._info.done() and self._engine_is_alive:

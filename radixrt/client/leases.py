@@ -171,9 +171,7 @@ class ClientLeases:
             return
         if (call := held.call) is None:
             raise RequestError("The prompt was too large to be kept.")
-        options = RequestOptions(
-            sampling=PREFILL_ONLY, cache_salt=call.cache_salt, tenant=call.tenant
-        )
+        options = RequestOptions(sampling=PREFILL_ONLY, root=call.root, tenant=call.tenant)
         await self._compute(
             GenerateRequest(request_id=f"lease-{lease}", prompt=call.prompt, options=options)
         )

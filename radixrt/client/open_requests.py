@@ -24,6 +24,7 @@ import msgspec
 
 from radixrt.base.errors import EngineDiedError, RequestError, unexpected_error
 from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.requests import NO_TENANT, GenerateRequest, PartialAnswer, Tenant
 
 log = logging.getLogger(__name__)
@@ -175,8 +176,9 @@ class OpenRequest:
         """Equal for equal requests of all clients. The seed does not count: a request that brings
         none gets a new one each time."""
         sampling = msgspec.structs.replace(self.request.sampling, seed=None)
+        root = BASE_ROOT._replace(adapter=self.request.options.root.adapter)
         options = msgspec.structs.replace(
-            self.request.options, sampling=sampling, deadline=None, tenant=NO_TENANT, cache_salt=""
+            self.request.options, sampling=sampling, deadline=None, tenant=NO_TENANT, root=root
         )
         bare = msgspec.structs.replace(
             self.request, request_id="", group_id="", group_size=1, options=options

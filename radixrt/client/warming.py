@@ -78,7 +78,7 @@ async def pin(
             lease = await client.call(
                 PinCall(
                     prompt=prompt,
-                    cache_salt=options.cache_salt,
+                    root=options.root,
                     ttl_s=ttl_s,
                     tenant=options.tenant,
                 )

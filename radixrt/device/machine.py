@@ -22,6 +22,10 @@ CPU_POOL_SHARE = 0.5
 need memory too."""
 CPU_POOL_LIMIT = 8 << 30
 """The same in bytes. A larger pool must be asked for."""
+MIN_KEPT_STATES = 32
+"""States of recurrent layers that are kept beside a pool in any case."""
+MIN_STATE_ROWS = 8
+"""Sequences with such states that may run at a time."""
 
 _ROOT = Path("/")
 _UNLIMITED = 1 << 60

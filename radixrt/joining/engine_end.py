@@ -70,6 +70,9 @@ class IngressLink(Decoder[ToJoinedEngine]):
         """In this attempt."""
         self._warn_at = 0.0
 
+    def note(self, info: EngineInfo) -> None:
+        """As of :class:`TokenizerLink`; an engine that joins has no adapters."""
+
     def join(self, info: EngineInfo) -> None:
         """Join the ingress, as soon as it answers."""
         self._join = Join(version=__version__, model=self._model, info=info)

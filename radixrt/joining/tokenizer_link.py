@@ -44,6 +44,10 @@ class TokenizerLink:
         self._info = info
         self.send(info)
 
+    def note(self, info: EngineInfo) -> None:
+        """Report other facts to the tokenizer processes to come."""
+        self._info = info
+
     def send(self, message: msgspec.Struct) -> None:
         """Raises:
         FrameTooLargeError: the message exceeds the receiver's limit.

@@ -1,5 +1,5 @@
 """Messages of the KV-event stream, which tells routers the cached blocks of an engine
-(docs/kv_events.md), and the hashes that identify the blocks.
+(docs/internals/kv_events.md), and the hashes that identify the blocks.
 
 The terms are vLLM's (``BlockStored``, ``BlockRemoved``, ``AllBlocksCleared``), with the same
 meaning. All are msgpack maps; an event's name is its field ``type``. Block hashes are packed, 8
@@ -7,8 +7,7 @@ bytes each.
 
 A block is a page of the radix tree. Its hash is BLAKE2b with 8 bytes of digest over the hash of the
 block before it and its own token ids, packed (little-endian int32). The first block of a prompt
-follows the hash of its cache salt in UTF-8. So a hash identifies a whole prefix under one salt, and
-is the same in every process and on every machine.
+follows the hash of its cache root. So a hash identifies a whole prefix under one root, and is the same in every process and on every machine.
 """
 
 from functools import lru_cache
@@ -17,6 +16,7 @@ from hashlib import blake2b
 import msgspec
 import numpy as np
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import PackedIds
 
 HASH_BYTES = 8
@@ -30,9 +30,9 @@ MAX_STRIDES = 2048
 _EMPTY = blake2b(digest_size=HASH_BYTES)
 
 
-def namespace_hash(salt: str = "") -> bytes:
-    """The hash before the first block of a prompt with this cache salt: [HASH_BYTES]."""
-    return blake2b(salt.encode(), digest_size=HASH_BYTES).digest()
+def namespace_hash(root: CacheRoot = BASE_ROOT) -> bytes:
+    """The hash before the first block of a prompt with this cache root: [HASH_BYTES]."""
+    return blake2b(root.packed(), digest_size=HASH_BYTES).digest()
 
 
 def block_hashes(before: bytes, packed: PackedIds, page_size: int) -> bytes:
@@ -54,11 +54,11 @@ def block_hashes(before: bytes, packed: PackedIds, page_size: int) -> bytes:
     return b"".join(hashes)
 
 
-def prompt_hashes(salt: str, packed: PackedIds, page_size: int) -> bytes:
+def prompt_hashes(root: CacheRoot, packed: PackedIds, page_size: int) -> bytes:
     """As :func:`block_hashes` of a whole prompt. Those of prefixes of the last prompts are
     remembered, so a prompt that continues one costs little more than its new part."""
     stride = 4 * page_size * max(1, STRIDE_BYTES // (4 * page_size))
-    before, whole = namespace_hash(salt), len(packed) // stride * stride
+    before, whole = namespace_hash(root), len(packed) // stride * stride
     hashes = []
     for start in range(0, whole, stride):
         hashes.append(_stride_hashes(before, packed[start : start + stride], page_size))
@@ -70,7 +70,7 @@ def prompt_hashes(salt: str, packed: PackedIds, page_size: int) -> bytes:
 _stride_hashes = lru_cache(MAX_STRIDES)(block_hashes)
 
 
-VERSION = 1
+VERSION = 2
 """Increased when a subscriber for the version before would misunderstand the stream; not for a new
 field."""
 
@@ -94,6 +94,8 @@ class BlockStored(Event, frozen=True, kw_only=True):
     """Tokens in a block."""
     salted: bool
     """Whether only requests with the same cache salt, which is not published, can use them."""
+    adapter: str = ""
+    """Digest of the adapter whose requests alone can use them; empty: those of the base model."""
 
 
 class BlockRemoved(Event, frozen=True, kw_only=True):
@@ -101,6 +103,15 @@ class BlockRemoved(Event, frozen=True, kw_only=True):
 
     block_hashes: PackedHashes
     """Hashes of the blocks, in arbitrary order."""
+
+
+class StatesChanged(Event, frozen=True, kw_only=True):
+    """Blocks have got, or have lost, the state of recurrent layers behind their last token. Only
+    models with such layers have states; a request can use a prefix up to its last block with
+    one. A block that is removed loses its state without an event."""
+
+    kept: PackedHashes
+    dropped: PackedHashes
 
 
 class AllBlocksCleared(Event, frozen=True, kw_only=True):
@@ -114,6 +125,11 @@ class AllBlocks(Event, frozen=True, kw_only=True):
     block_hashes: PackedHashes
     """Hashes of the blocks, in arbitrary order."""
     page_size: int
+    states: PackedHashes = b""
+    """Of these, the blocks with a state; see :class:`StatesChanged`."""
+
+
+AnyEvent = BlockStored | BlockRemoved | StatesChanged | AllBlocksCleared | AllBlocks
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +143,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     """1, 2, 3 …; a snapshot has the number of the last batch that it contains."""
     timestamp: float
     """Time of publication, in Unix seconds."""
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks]
+    events: list[AnyEvent]
     """Events in order of time."""
 
 

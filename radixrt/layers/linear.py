@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.layers.lora import LoraStack
 from radixrt.layers.matrix import (
     EmbeddingMatrix,
     Matrix,
@@ -84,6 +85,8 @@ class LinearLayer(MatrixLayer, ABC):
     """A matrix and perhaps a bias."""
 
     matrix: Matrix
+    lora: LoraStack | None = None
+    """The adapters of the layer; None: none has been loaded that changes it."""
 
     def __init__(self, rows: int, columns: int, bias: bool) -> None:
         super().__init__(rows, columns)
@@ -117,7 +120,8 @@ class ColumnParallelLinear(LinearLayer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, input_size] -> [num_tokens, this rank's rows of all projections]"""
-        return self.matrix.multiply(hidden, self.bias)
+        output = self.matrix.multiply(hidden, self.bias)
+        return output if self.lora is None else self.lora.add(hidden, output)
 
     def placements(self, path: str) -> Iterator[Placement]:
         parent = path.rpartition(".")[0]
@@ -139,9 +143,12 @@ class RowParallelLinear(LinearLayer):
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, input_size / tp.size] -> [num_tokens, output_size], the same on every
         rank"""
+        output = self.matrix.multiply(hidden, self.bias if self.tp.size == 1 else None)
+        if self.lora is not None:
+            output = self.lora.add(hidden, output)
         if self.tp.size == 1:
-            return self.matrix.multiply(hidden, self.bias)
-        output = self.tp.all_reduce(self.matrix.multiply(hidden, None))
+            return output
+        output = self.tp.all_reduce(output)
         return output if self.bias is None else output + self.bias
 
     def placements(self, path: str) -> Iterator[Placement]:

@@ -1,6 +1,7 @@
 """The MLP of a decoder layer: gated (Shazeer, 2020), or a mixture of experts (Shazeer et al.,
 2017), whose router sends each token to a few of many small MLPs."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +13,7 @@ from radixrt.layers.linear import ColumnParallelLinear, LinearLayer, Projection,
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat, MatrixStack, Placement
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot
+from radixrt_kernels import mixture
 
 RELU_SQUARED = "relu2"
 """The activation of MLPs without a gate (Nemotron)."""
@@ -197,8 +199,11 @@ class SoftmaxGroupRouter(SigmoidRouter):
 
 
 class Experts(KernelLayer):
-    """MLPs, gated but for ``relu2``, each split over ranks like a dense one; loads ``experts.0.gate_proj.weight``,
-    ..."""
+    """MLPs, gated but for ``relu2``; loads ``experts.0.gate_proj.weight``, ...
+
+    Each is split over ranks like a dense one, or a rank holds some of them (``--ep``); the sum over ranks is
+    the same.
+    """
 
     def __init__(
         self,
@@ -214,42 +219,79 @@ class Experts(KernelLayer):
         self.num_experts = num_experts
         self.intermediate_size = intermediate_size
         self.activation = gated_activation(activation)
-        self.share = share = tp.share(intermediate_size, "expert size")
+        self.own = tp.own_experts(num_experts)
+        self.part = tp.expert_share(intermediate_size)
+        share = self.part.stop - self.part.start
         self.names = ("up_proj",) if activation == RELU_SQUARED else ("gate_proj", "up_proj")
         rows = len(self.names) * share  # gate's, then up's
-        self.gate_up_proj = MatrixStack(num_experts, rows, hidden_size, bias)
-        self.down_proj = MatrixStack(num_experts, hidden_size, share, bias)
+        self.gate_up_proj = MatrixStack(len(self.own), rows, hidden_size, bias)
+        self.down_proj = MatrixStack(len(self.own), hidden_size, share, bias)
+        self.counts: Tensor | None = None
 
     def forward(self, hidden: Tensor, choice: Choice) -> Tensor:
         """[num_tokens, hidden_size] -> the same"""
+        if self.counts is not None:
+            mixture.count_by_expert(choice[1], self.counts)
         stacks = self.gate_up_proj, self.down_proj
-        return self.tp.all_reduce(self.kernels.experts(hidden, choice, stacks, self.activation))
+        is_part = len(self.own) < self.num_experts
+        if is_part:
+            weights, experts = choice
+            choice = weights, experts - self.own.start
+        output = self.kernels.experts(hidden, choice, stacks, self.activation, is_part=is_part)
+        return self.tp.all_reduce(output)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        hidden_size, start = self.gate_up_proj.columns, self.tp.rank * self.share
-        wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
         for expert in range(self.num_experts):
-            first = self.gate_up_proj.rows_of(expert).start
-            for half, name in enumerate(self.names):
-                rows = slice(first, first + self.share)
-                first += self.share
-                placement = Placement(f"{path}.{expert}.{name}", wide, rows, 0, start)
-                yield from self.gate_up_proj.loadable.slots(placement)
-                if (bias := self.gate_up_proj.bias) is not None:
-                    own = bias[expert, half * self.share : (half + 1) * self.share]
-                    slot = WeightSlot((self.intermediate_size,), own, 0, start)
-                    yield f"{path}.{expert}.{name}.bias", slot
-            rows = self.down_proj.rows_of(expert)
-            down = Placement(f"{path}.{expert}.down_proj", tall, rows, 1, start)
-            yield from self.down_proj.loadable.slots(down)
-            if (bias := self.down_proj.bias) is not None:  # the sum over ranks has it once
-                store = None if self.tp.rank == 0 else _ignore
-                slot = WeightSlot((hidden_size,), bias[expert], store=store)
-                yield f"{path}.{expert}.down_proj.bias", slot
+            if expert in self.own:
+                yield from self._slots_of(f"{path}.{expert}", expert - self.own.start)
+            else:  # of the same shapes
+                for name, slot in self._slots_of(f"{path}.{expert}", 0):
+                    yield name, dataclasses.replace(slot, held=False)
+
+    def _slots_of(self, path: str, index: int) -> Iterator[tuple[str, WeightSlot]]:
+        """The slots of one expert, which is number ``index`` of this rank's."""
+        hidden_size, start = self.gate_up_proj.columns, self.part.start
+        share = self.part.stop - start
+        wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
+        first = self.gate_up_proj.rows_of(index).start
+        for half, name in enumerate(self.names):
+            rows = slice(first, first + share)
+            first += share
+            placement = Placement(f"{path}.{name}", wide, rows, 0, start)
+            yield from self.gate_up_proj.loadable.slots(placement)
+            if (bias := self.gate_up_proj.bias) is not None:
+                own = bias[index, half * share : (half + 1) * share]
+                yield f"{path}.{name}.bias", WeightSlot((self.intermediate_size,), own, 0, start)
+        rows = self.down_proj.rows_of(index)
+        down = Placement(f"{path}.down_proj", tall, rows, 1, start)
+        yield from self.down_proj.loadable.slots(down)
+        if (bias := self.down_proj.bias) is not None:  # the sum over ranks has it once
+            yield f"{path}.down_proj.bias", WeightSlot((hidden_size,), bias[index], held=not start)
 
 
-def _ignore(tensor: Tensor) -> None:
-    """Stores nothing."""
+def check_expert_groups(model: nn.Module, tp: TensorParallel) -> None:
+    """
+    Raises:
+        ConfigError: experts are to be spread over ranks, and ``model`` has none.
+    """
+    if tp.expert_groups > 1 and not any(isinstance(module, Experts) for module in model.modules()):
+        raise ConfigError(
+            "--ep spreads the experts of a mixture over ranks, and this model has no experts; leave --ep out."
+        )
+
+
+def count_tokens(model: nn.Module) -> Tensor:
+    """Let ``model`` count the tokens of each expert from now on.
+
+    Returns:
+        the counts, int64 [layers with experts, experts], on the host
+    """
+    experts = [module for module in model.modules() if isinstance(module, Experts)]
+    most = max((each.num_experts for each in experts), default=0)
+    counts = torch.zeros(len(experts), most, dtype=torch.int64)
+    for each, row in zip(experts, counts, strict=True):
+        each.counts = row[: each.num_experts]
+    return counts
 
 
 class SparseMoE(KernelLayer):

@@ -29,6 +29,9 @@ class TensorParallel:
     """The ranks' process group; None: the default group."""
     host_group: dist.ProcessGroup | None = None
     """A group over gloo, for data on the host; None: the default group is one."""
+    expert_groups: int = 1
+    """Groups of ranks over which the experts of a mixture are spread (expert parallelism, Lepikhin
+    et al., 2020). The ranks of a group split each of its experts."""
 
     def share(self, total: int, what: str) -> int:
         """This rank's part of ``total``, which must divide evenly.
@@ -42,6 +45,45 @@ class TensorParallel:
                 f"choose a --tp that divides it."
             )
         return total // self.size
+
+    def own_experts(self, count: int) -> range:
+        """This rank's experts out of ``count``; groups differ by one where ``count`` does not
+        divide evenly.
+
+        >>> [TensorParallel(rank, 4, expert_groups=2).own_experts(5) for rank in range(4)]
+        [range(0, 2), range(0, 2), range(2, 5), range(2, 5)]
+
+        Raises:
+            ConfigError: there are fewer experts than groups.
+        """
+        if count < self.expert_groups:
+            raise ConfigError(
+                f"The model's {count} experts cannot be spread over --ep {self.expert_groups} groups of ranks; "
+                f"choose an --ep of at most {count}."
+            )
+        group = self.rank // self.ranks_per_expert
+        return range(group * count // self.expert_groups, (group + 1) * count // self.expert_groups)
+
+    @property
+    def ranks_per_expert(self) -> int:
+        """Ranks that split an expert."""
+        return self.size // self.expert_groups
+
+    def expert_share(self, total: int) -> slice:
+        """This rank's part of the ``total`` features inside an expert.
+
+        Raises:
+            ConfigError: the ranks of a group cannot split them evenly.
+        """
+        ranks = self.ranks_per_expert
+        if total % ranks:
+            raise ConfigError(
+                f"The model's expert size ({total}) cannot be split over {ranks} ranks (--tp {self.size}, "
+                f"--ep {self.expert_groups}); choose --ep {self.size}, or a --tp that divides it."
+            )
+        share = total // ranks
+        start = self.rank % ranks * share
+        return slice(start, start + share)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks. May overwrite its input.

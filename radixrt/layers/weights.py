@@ -35,9 +35,13 @@ class WeightSlot:
     """Length of this rank's part in ``dim``; None: that of ``target``."""
     store: Callable[[Tensor], None] | None = None
     """Stores this rank's part; None: it is copied into ``target``."""
+    held: bool = True
+    """False: the tensor belongs to other ranks, and is not read."""
 
     def load(self, tensor: Tensor) -> None:
         """Take this rank's part of ``tensor`` (of shape ``shape``, any dtype, any device)."""
+        if not self.held:
+            return
         if self.convert is not None:
             tensor = self.convert(tensor)
         count = self.target.shape[self.dim] if self.count is None else self.count

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.requests import RetentionLevel
 
@@ -31,6 +32,8 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting sequences whose cached prefix reaches into it."""
     leases: int = 0
     """That hold it."""
+    states: int = 0
+    """States of recurrent layers that are kept on the edge."""
     locked: bool
     """Used by a running sequence or pinned."""
     pinned: bool
@@ -43,12 +46,14 @@ class CacheTreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheNamespace(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the tree that requests with one cache salt share."""
+    """The part of the tree that requests with one cache root share."""
 
     namespace: str = ""
     """The namespace of the API keys that share it: ``key:NAME`` or ``group:NAME``."""
     salted: bool
     """Whether the requests brought a salt. The salt itself is a secret and not shown."""
+    adapter: str = ""
+    """Digest of the adapter that has computed it; empty: the base model."""
     replica: int = 0
     """Number of the replica whose tree it is in."""
     total_tokens: int
@@ -82,7 +87,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node with its whole prefix: the value of the reply to a CacheNodeCall. It holds secrets,
     which the api keeps."""
 
-    cache_salt: str
+    root: CacheRoot
     token_ids: PackedIds
     """Tokens from the root to the end of its edge."""
     num_tokens: int

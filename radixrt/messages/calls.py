@@ -25,8 +25,10 @@ from msgspec.structs import replace
 
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.cache_tree import CacheNode
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
@@ -156,7 +158,7 @@ class Replicas(Protocol):
     def num_replicas(self) -> int:
         """The most that may live at a time."""
 
-    def owner(self, token_ids: PackedIds, cache_salt: str) -> int:
+    def owner(self, token_ids: PackedIds, root: CacheRoot) -> int:
         """The replica that has most of a prompt cached."""
 
 
@@ -184,8 +186,8 @@ class TokenizeCall(Call[Tokenized], frozen=True):
 
     prompt: Prompt
     tenant: Tenant
-    cache_salt: str
-    """The salt of the requests whose kept answers the prompt may repeat: they are the tokens that
+    root: CacheRoot
+    """The root of the requests whose kept answers the prompt may repeat: they are the tokens that
     were generated."""
 
 
@@ -217,6 +219,26 @@ class ExplainCacheCall(Call[list[CacheExplanation]], frozen=True, kw_only=True):
     """The same as ``CacheHints.explain_texts``."""
 
 
+class LoadAdapterCall(SchedulerCall[AdapterInfo], frozen=True, kw_only=True):
+    """Load a LoRA adapter from a folder, under a name."""
+
+    needs_all = True
+
+    name: str
+    path: str
+    replaces: bool = False
+    """The name may be that of another adapter, which new requests do not get any more."""
+
+
+class UnloadAdapterCall(SchedulerCall[AdapterInfo], frozen=True, kw_only=True):
+    """Let a LoRA adapter go: new requests are refused, and its place is free when the last request
+    that uses it has ended."""
+
+    needs_all = True
+
+    name: str
+
+
 class FlushCacheCall(SchedulerCall[int], frozen=True):
     """Empty the radix tree of all KV that no running request uses; the reply is the number of pages
     freed."""
@@ -236,8 +258,8 @@ class ReleaseCacheCall(SchedulerCall[int], frozen=True, kw_only=True):
     tenant: Tenant = NO_TENANT
     lease: str = ""
     session: str = ""
-    cache_salt: str = ""
-    """The salt of the session's requests."""
+    root: CacheRoot = BASE_ROOT
+    """The tenant and the salt of the session's requests."""
 
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
@@ -254,7 +276,7 @@ class CacheTreeCall(SchedulerCall[dict[str, Any]], frozen=True, kw_only=True):
     """Most children shown of a node, those with the most pages below them; the others are only
     counted."""
     namespace: str | None = None
-    """The namespace of the cache salts whose part of the tree is shown; None: all."""
+    """The tenant's cache namespace whose part of the tree is shown; None: all."""
     with_texts: bool = True
     """Show the texts of prompts, unless the server hides them from everybody."""
     most: int = 2000
@@ -296,7 +318,8 @@ class StatsCall(SchedulerCall[SchedulerStats], frozen=True):
     @staticmethod
     def merge(values: dict[int, Any], num_replicas: int) -> Any:
         by_replica = {str(replica): values[replica] for replica in sorted(values)}
-        return added(list(values.values())) | {"replicas": by_replica}
+        own = {"expert_imbalance": {}, "replicas": by_replica}
+        return added(list(values.values())) | own
 
 
 class TenantStatsCall(SchedulerCall[TenantStats], frozen=True):
@@ -334,7 +357,7 @@ class MatchCall(SchedulerCall[list[CacheMatch]], frozen=True, kw_only=True):
     """
 
     prompts: list[Prompt]
-    cache_salt: str
+    root: CacheRoot
     tenant: Tenant = NO_TENANT
 
     @property
@@ -355,7 +378,7 @@ class PinCall(SchedulerCall[LeaseGranted], frozen=True, kw_only=True):
     """
 
     prompt: Prompt
-    cache_salt: str
+    root: CacheRoot
     ttl_s: float
     lease: str = ""
     """The id of the lease, which a dead engine had granted; empty: a new one."""
@@ -367,7 +390,7 @@ class PinCall(SchedulerCall[LeaseGranted], frozen=True, kw_only=True):
         return self.prompt.token_ids
 
     def receiver(self, replicas: Replicas) -> tuple[int, Self]:
-        return replicas.owner(self.token_ids, self.cache_salt), self
+        return replicas.owner(self.token_ids, self.root), self
 
 
 def kinds_of(base: type[Call[Any]]) -> list[type[Call[Any]]]:

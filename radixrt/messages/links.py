@@ -3,10 +3,12 @@
 api ── tokenizer ── scheduler ── worker
 """
 
+from radixrt.messages.adapters import AdapterRead, LoadAdapter, PutAdapter
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.replicas import (
     EventsReplayed,
     JoinAgain,
@@ -20,7 +22,7 @@ from radixrt.messages.replicas import (
 )
 from radixrt.messages.requests import AbortRequest, GenerateRequest
 from radixrt.messages.sequences import ReleaseSequences, SequenceRequest, TokenBatch
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 
 ToTokenizerFromApi = GenerateRequest | AbortRequest | AnyCall
 
@@ -43,9 +45,20 @@ ToTokenizerFromScheduler = (
     EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
 )
 
-WorkerOrder = LoadGrammar | DropGrammar | LoadImage | DropImage
+WorkerOrder = LoadGrammar | DropGrammar | LoadImage | DropImage | LoadAdapter | PutAdapter
 """Orders that are no step; the worker follows them in their order."""
 
-ToWorker = StepPlan | WorkerOrder
+PageMove = OpenPages | SavePages | ReadPages
 
-ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | ImageLoaded
+ToWorker = StepPlan | WorkerOrder | PageMove
+
+ToSchedulerFromWorker = (
+    EngineInfo
+    | StepResult
+    | GrammarLoaded
+    | ImageLoaded
+    | ExpertTokens
+    | AdapterRead
+    | PagesWritten
+    | PagesRead
+)

@@ -7,6 +7,7 @@ import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
@@ -144,8 +145,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     """The name of the key."""
     cache_namespace: str = ""
-    """Prefixes are shared only within it. It is the first part of each of the tenant's cache
-    salts."""
+    """Prefixes are shared only within it."""
     weight: float = 1.0
     """Share of the engine while others wait, relative to their weights."""
     max_tokens: int | None = None
@@ -159,25 +159,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """A default of ``max_tokens``, within the tenant's limit."""
         return max_tokens if self.max_tokens is None else min(max_tokens, self.max_tokens)
 
-    def salt(self, own: str | None) -> str:
-        """The cache salt of a request that brings the salt ``own``. No two namespaces have one in
-        common: the text before the first NUL is the namespace.
+    def root(self, salt: str | None, adapter: str = "") -> CacheRoot:
+        """The root of a request that brings a cache salt.
 
-        >>> Tenant().salt("a"), Tenant(cache_namespace="key:bob").salt("a")
-        ('a', 'key:bob\\x00a')
-        >>> Tenant().salt("key:bob\\0a")
-        '\\x00key:bob\\x00a'
+        >>> Tenant(cache_namespace="key:bob").root("a")
+        CacheRoot(tenant='key:bob', salt='a', adapter='')
         """
-        own = own or ""
-        if not self.cache_namespace and "\0" not in own:
-            return own
-        return f"{self.cache_namespace}\0{own}"
-
-
-def split_salt(salt: str) -> tuple[str, str]:
-    """The namespace and the own part of a salt that :meth:`Tenant.salt` has made."""
-    namespace, separator, own = salt.partition("\0")
-    return (namespace, own) if separator else ("", salt)
+        return CacheRoot(self.cache_namespace, salt or "", adapter)
 
 
 NO_TENANT = Tenant()
@@ -189,8 +177,10 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     sampling: SamplingParams = SamplingParams()
     tenant: Tenant = NO_TENANT
-    cache_salt: str = ""
-    """Prefixes are shared only among requests with the same salt."""
+    root: CacheRoot = BASE_ROOT
+    """Prefixes are shared only among requests with the same root. It names the adapter."""
+    adapter_name: str = ""
+    """The name by which the client asked for the adapter, for errors."""
     cache_hints: CacheHints = NO_HINTS
     priority: int = 0
     """The smallest goes first on a server that orders by priority."""

@@ -30,6 +30,9 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
     penalties count them."""
     second_segment_start: int = 0
     """Position of the first token of a pair's second text, for models that tell them apart."""
+    messages_end: int = 0
+    """Tokens of a chat up to the end of its last message, before the generation prompt; 0: it is
+    not known, or no chat."""
     grammar: GrammarUse | None = None
     """Names a grammar that was sent before (:mod:`radixrt.messages.grammars`)."""
     prediction: PackedIds = b""
@@ -68,6 +71,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: PackedIds
     logprobs: list[float]
+    log_kept_mass: float | None = None
+    """See ``SlotLogprobs``."""
 
 
 class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
@@ -82,7 +87,7 @@ class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
     cache_facts: CacheFacts | None = None
     """Facts that come with the first token, if the client wants its cache misses explained."""
     logprobs: list[PositionLogprobs] = []
-    """One a new token, in order, if the request has ``logprobs``."""
+    """One a new token, in order, if the request has ``logprobs`` or ``kept_mass``."""
     prompt_logprobs: list[PositionLogprobs] = []
     """Log-probabilities in order of position, from the prompt's second token on."""
     drafts: tuple[int, int] | None = None

@@ -3,6 +3,8 @@
 import msgspec
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.adapters import NO_ADAPTER
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.images import ImageRun
@@ -37,11 +39,11 @@ class DraftSources(msgspec.Struct, frozen=True, array_like=True):
     """Texts from which draft tokens of a sequence may come, beside its own."""
 
     continuation: PackedIds = b""
-    """Tokens that followed the known ones the last time, under the same cache salt."""
+    """Tokens that followed the known ones the last time, under the same cache root."""
     prediction: PackedIds = b""
     """The answer as the client expects it."""
-    salt: str | None = None
-    """Cache salt, whose sequences share a pool of continuations; None: no pool."""
+    root: CacheRoot | None = None
+    """Cache root, whose sequences share a pool of continuations; None: no pool."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +68,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """None: no tokens of this sequence are drafted."""
     state: int = EMPTY_STATE
     """The kept state of recurrent layers behind the first ``num_cached`` tokens."""
+    adapter: int = NO_ADAPTER
+    """The place of the sequence's LoRA adapter."""
     images: list[ImageRun] = []
     """The images of the prompt, whose features the worker has."""
 
@@ -135,11 +139,13 @@ class StepPlan(Message, frozen=True, kw_only=True):
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position of a slot: the chosen token first, then the likeliest,
-    descending."""
+    descending; no tokens, if only the kept mass is asked for."""
 
     slot: int
     token_ids: PackedIds
     logprobs: list[float]
+    log_kept_mass: float | None = None
+    """Logarithm of the probability of all tokens that the mask allowed, if it is asked for."""
 
 
 class SlotVector(msgspec.Struct, frozen=True, array_like=True):
@@ -164,6 +170,15 @@ class VerifiedDraft(msgspec.Struct, frozen=True, array_like=True):
 DRAFTERS = ("grammar", "tree", "ngram", "pool", "prediction")
 """Names of the drafters, as metrics show them. Of drafts that promise as much, the one of the first
 is taken."""
+
+
+class ExpertTokens(Message, frozen=True, kw_only=True):
+    """The tokens that the experts of a mixture have got since the worker started."""
+
+    layers: int
+    """Layers with experts."""
+    counts: bytes
+    """int64 [layers, experts]"""
 
 
 class StepResult(Message, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any
 from radixrt.base.config import DEMO_MODEL
 from radixrt.base.errors import ConfigError, NotCachedError, RequestError, shown
 from radixrt.base.sampling_params import SamplingParams
-from radixrt.layers.quantization.scheme import QuantizationScheme, quantization_scheme
+from radixrt.layers.quantization.scheme import QuantizationScheme, fp8_block, quantization_scheme
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.hub import PREFIX, hub_file, refuse
 from radixrt.models.refusals import check_rope, damaged, no_checkpoint
@@ -27,7 +27,15 @@ _OTHER_HUB_NAME = re.compile(
 )
 """Names of GGUF files of the hub as llama.cpp (USER/REPO:Q4_K_M) and Ollama (hf.co/USER/REPO) have
 them, and addresses of their pages."""
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
+_HUB_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "tokenizer*",
+    "tiktoken.model",
+    "merges.txt",
+    "vocab.txt",
+]
 _NOT_FROM_HUB = ["consolidated*", "original/*"]
 """Second copies of the weights in their makers' own formats."""
 _SIZES = (
@@ -245,9 +253,7 @@ def check_checkpoint(
     longest = MAX_DIMENSION
     if load_format != "dummy" and gguf_tensors(model_dir) is None:
         files = weight_files(model_dir)
-        longest = _MAX_PACKED * max(
-            _longest_dimension(file, scheme, text_config(config)) for file in files
-        )
+        longest = _MAX_PACKED * max(_longest_dimension(file, scheme, config) for file in files)
     _check_sizes(text_config(config), longest)
     check_rope(text_config(config))
     context_length(config)
@@ -429,6 +435,7 @@ def _longest_dimension(
 ) -> int:
     """Check the header of a file. Returns the longest dimension of its tensors."""
     method = "" if scheme is None else scheme.method
+    method = "fp8" if fp8_block(config) else method
     served = _PLAIN_DTYPES | {"fp8": {"F8_E4M3"}, "mxfp4": {"U8"}}.get(method, set())
     tensors = read_header(file)
     packed = {name: dtype for name, (dtype, _) in tensors.items() if dtype not in served}
@@ -437,7 +444,7 @@ def _longest_dimension(
             f"{file} holds {next(iter(packed.values()))} tensors ({_some(packed)}): weights of this form are "
             "not supported; choose the float32, bfloat16 or float16 original, or one quantized by AWQ or GPTQ."
         )
-    size = config.get("hidden_size")
+    size = text_config(config).get("hidden_size")
     for name, (_, shape) in tensors.items():
         if name.endswith(_EMBEDDINGS) and size is not None and shape[1:] != [size]:
             raise ConfigError(

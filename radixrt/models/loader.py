@@ -26,9 +26,11 @@ from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
 from radixrt.layers.kernels.interface import LayerKernels, use_kernels
 from radixrt.layers.linear import allocate_matrices, pack_matrices
 from radixrt.layers.matrix import DenseMatrix, MatrixFormat
+from radixrt.layers.mlp import check_expert_groups
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.formats import check_experts, matrix_formats, rounded_alike
-from radixrt.layers.quantization.scheme import quantization_scheme
+from radixrt.layers.quantization.fp8_blocks import decoded
+from radixrt.layers.quantization.scheme import fp8_block, quantization_scheme
 from radixrt.layers.weights import num_weights, weight_slots
 from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
@@ -106,6 +108,8 @@ def _load(model_dir: Path, trust_remote_code: bool) -> Any:
     collects = gc.isenabled()
     gc.disable()  # it imports hundreds of modules, see radixrt/worker/__main__.py
     try:
+        if not trust_remote_code and (known := _as_known_type(checkpoint.read_config(model_dir))):
+            return AutoConfig.for_model(**known)
         return AutoConfig.from_pretrained(
             model_dir, trust_remote_code=trust_remote_code, local_files_only=True
         )
@@ -115,6 +119,21 @@ def _load(model_dir: Path, trust_remote_code: bool) -> Any:
     finally:
         if collects:
             gc.enable()
+
+
+def _as_known_type(config: dict[str, Any]) -> dict[str, Any] | None:
+    """A config whose model type transformers does not know, as that of the type that has the same
+    architecture: Kimi K2's is DeepSeek V3's under another name. None: transformers knows it, or no
+    such type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.get("model_type") in CONFIG_MAPPING_NAMES:
+        return None
+    architecture = check_architecture(config)
+    types = [t for t, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture]
+    without_code = {name: value for name, value in config.items() if name != "auto_map"}
+    return {**without_code, "model_type": types[0]} if types else None
 
 
 def _attributes(config: Any) -> dict[str, Any] | None:
@@ -189,7 +208,7 @@ def load_model(
         load_format: ``auto`` or ``safetensors`` to read the weights, ``dummy`` for random ones.
         dtype: ``float32``, ``bfloat16`` or ``float16``; ``auto``: the checkpoint's.
         quantization: ``auto``: the checkpoint's; ``int8``, ``int4`` or ``fp8`` to round a plain
-            one's weights.
+            one's weights, or those of 8-bit floats in blocks; ``plain`` to decode these.
         seed: of dummy weights, which are the same for any number of ranks.
         context_length: longest sequence that will be served; default, and at most: the
             checkpoint's.
@@ -214,7 +233,9 @@ def load_model(
     model_type = model_class(architecture)
     pooling = read_pooling(model_dir, raw_config)
     with torch.device(device), _default_dtype(torch_dtype):
-        model = model_type(config, tp or TensorParallel(), longest).eval()
+        tp = tp or TensorParallel()
+        model = model_type(config, tp, longest).eval()
+        check_expert_groups(model, tp)
         if pooling is not None:
             model.replace_head(len(pooling.labels))
         lacking = why_no_images(model_dir, raw_config, torch.device(device).type)
@@ -234,14 +255,17 @@ def load_model(
             formats, kept = blocks.format_of, blocks.kept
         allocate_matrices(model, _plain_tower(formats))
     model.num_parameters = num_weights(model)
-    is_first = tp is None or tp.rank == 0
+    is_first = tp.rank == 0
     progress_level = logging.INFO if is_first else logging.DEBUG
     if is_first and lacking and checkpoint.text_config(raw_config) is not raw_config:
         log.info("The language model alone is loaded. %s", lacking)
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     elif entries is None:
-        model.load_weights(read_tensors(model_dir, progress_level))
+        tensors = read_tensors(model_dir, progress_level)
+        if (block := fp8_block(raw_config)) is not None:
+            tensors = decoded(tensors, block)
+        model.load_weights(tensors)
     else:
         if quantization == "auto" and is_first:
             warn_of_dequantization(entries, kept, torch_dtype)
@@ -315,7 +339,7 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     not depend on the number of ranks.
     """
     for name, slot in weight_slots(model).items():
-        if len(slot.shape) == 1:
+        if len(slot.shape) == 1 or not slot.held:
             continue
         device = slot.target.device
         generator = torch.Generator(device)

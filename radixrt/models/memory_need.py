@@ -7,15 +7,17 @@ takes more memory than there is ends without a word.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.device.machine import (
     CPU_POOL_LIMIT,
     CPU_POOL_SHARE,
+    MIN_KEPT_STATES,
+    MIN_STATE_ROWS,
     OTHER_BYTES,
     available_memory,
     has_gpu,
@@ -24,8 +26,10 @@ from radixrt.layers.quantization.scheme import (
     BLOCK_KINDS,
     HEAD_BITS,
     ROUNDINGS,
+    fp8_block,
     quantization_scheme,
 )
+from radixrt.models.cache_need import kv_numbers, state_bytes
 from radixrt.models.checkpoint import (
     checkpoint_dtype,
     read_config,
@@ -124,12 +128,15 @@ def _weights(model_dir: Path, dtype: str, quantization: str) -> Iterator[_Weight
         return
     text, scheme = text_config(config), quantization_scheme(config, quantization)
     rounds = scheme is not None and scheme.method in ("rounding", "fp8_rounding")
+    has_blocks = fp8_block(config) is not None
     is_tied = text.get("tie_word_embeddings") is not False  # what it is where it is not said
     for name, stored, shape in _tensors(model_dir, text.get("num_hidden_layers")):
         numbers, size = math.prod(shape), _STORED.get(stored, 1)
-        if is_tied and name == "lm_head.weight":
+        if (is_tied and name == "lm_head.weight") or (has_blocks and name.endswith("_scale_inv")):
             in_memory = 0
-        elif rounds and scheme is not None and len(shape) > 1:
+        elif has_blocks and scheme is None:
+            in_memory = numbers * width
+        elif rounds and scheme is not None and len(shape) > 1 and scheme.covers(name):
             in_memory = numbers * _rounded_bits(name, scheme.bits, 8 * width, is_tied=is_tied) // 8
         else:
             in_memory = numbers * (width if scheme is None else min(size, width))
@@ -177,33 +184,25 @@ def engine_bytes(config: ServerConfig, available: int) -> int:
     text = text_config(checkpoint)
     width = _BYTES[checkpoint_dtype(checkpoint) if config.dtype == "auto" else config.dtype]
     kept = 1 if config.kv_cache_dtype != "auto" else width
-    per_token = _kv_numbers(text) * kept
+    per_token, one_state = kv_numbers(text) * kept, state_bytes(text, width)
     if is_encoder(check_architecture(checkpoint)):
         per_token = 0
-    pool = min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * available)) * config.mem_fraction_static
-    if config.max_total_tokens is not None:
-        pool = per_token * config.max_total_tokens
+    most = int(min(CPU_POOL_LIMIT, int(CPU_POOL_SHARE * available)) * config.mem_fraction_static)
     longest = served_context_length(checkpoint, config.context_length)
     rows = config.max_running_requests or MIN_RUNNING_REQUESTS
-    pool = min(int(pool), 2 * rows * longest * per_token)
+    pool = most if config.max_total_tokens is None else per_token * config.max_total_tokens
+    pool = min(pool, 2 * rows * longest * per_token)
+    if one_state:
+        if config.max_running_requests is None:
+            rows = min(rows, max(MIN_STATE_ROWS, most // 4 // one_state))
+        pool += max(pool, MIN_KEPT_STATES * one_state) + rows * one_state
+        pool = min(pool, most) if config.max_total_tokens is None else pool
     weights = 0
     if config.load_format != "dummy":
         weights = memory_need(
             model_dir, dtype=config.dtype, quantization=config.quantization
         ).in_memory
     return config.dp * (weights + pool) + OTHER_BYTES
-
-
-def _kv_numbers(text: Mapping[str, Any]) -> int:
-    """The numbers that a token takes in the KV cache, by the text model's part of a config.json."""
-    layers = text.get("num_hidden_layers") or 1
-    if kinds := text.get("layer_types"):  # recurrent layers keep a state of the sequence instead
-        layers -= sum(kind in ("linear_attention", "conv", "mamba") for kind in kinds)
-    if latent := text.get("kv_lora_rank"):
-        return int(layers * (latent + (text.get("qk_rope_head_dim") or 0)))
-    heads = text.get("num_attention_heads") or 1
-    size = text.get("head_dim") or (text.get("hidden_size") or 1) // heads
-    return int(2 * layers * (text.get("num_key_value_heads") or heads) * size)
 
 
 def memory_sentence(config: ServerConfig, available: int) -> str:
@@ -238,7 +237,9 @@ def _of_gguf(model_dir: Path, width: int, quantization: str) -> Iterator[_Weight
     for entry in gguf_tensors(model_dir) or []:
         numbers = math.prod(entry.shape)
         size = math.prod(entry.shape[:-1]) * entry.row_bytes
-        if quantization != "auto":
+        if quantization == "plain":
+            yield _Weight(entry.name, numbers, size, numbers * width)
+        elif quantization != "auto":
             bits = _rounded_bits(entry.name, ROUNDINGS[quantization].bits, 8 * width, is_tied=True)
             yield _Weight(entry.name, numbers, size, numbers * bits // 8)
         elif (kind := BLOCK_KINDS.get(entry.kind)) is not None:

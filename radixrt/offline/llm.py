@@ -33,6 +33,7 @@ from radixrt.constrained.requests import ConstraintKeywords, check_sampling, fro
 from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.reading import CacheStats
 from radixrt.messages.answers import AnswerChunk, EngineInfo
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import FlushCacheCall, ReleaseCacheCall, StatsCall
 from radixrt.messages.requests import (
     DEFAULT_POOLING,
@@ -374,7 +375,7 @@ class LLM:
                 client.run,
                 self._new_request_id(),
                 wire_prompt,
-                RequestOptions(cache_salt=cache_salt),
+                RequestOptions(root=CacheRoot(salt=cache_salt)),
                 ttl_s=ttl_s,
             )
         )
@@ -393,7 +394,9 @@ class LLM:
         """
         if (lease is None) == (session is None):
             raise RequestError("Give the lease to end, or the session that has ended: one of them.")
-        call = ReleaseCacheCall(lease=lease or "", session=session or "", cache_salt=cache_salt)
+        call = ReleaseCacheCall(
+            lease=lease or "", session=session or "", root=CacheRoot(salt=cache_salt)
+        )
         return self._engine.run(self._engine.client.call(call))
 
     def cache_stats(self) -> CacheStats:
@@ -476,7 +479,7 @@ class LLM:
     def _computing(self, cache_salt: str) -> Compute:
         """Computes prompts that give numbers."""
         run = partial(self._engine.client.run, max_concurrency=MAX_CONCURRENT_REQUESTS)
-        options = RequestOptions(cache_salt=cache_salt)
+        options = RequestOptions(root=CacheRoot(salt=cache_salt))
         return lambda prompts, pool: run_pooled(run, self._new_request_id(), prompts, options, pool)
 
     def _new_request_id(self) -> str:
@@ -494,4 +497,4 @@ def _options(cache_salt: str, cache: CacheHint | None) -> RequestOptions:
     """Raises RequestError if the cache hint is invalid."""
     hints = hints_of(cache)
     hints = replace(hints, explain_texts=hints.explain)
-    return RequestOptions(cache_salt=cache_salt, cache_hints=hints)
+    return RequestOptions(root=CacheRoot(salt=cache_salt), cache_hints=hints)

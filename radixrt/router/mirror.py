@@ -10,10 +10,12 @@ import numpy as np
 from radixrt.kv.events import (
     AllBlocks,
     AllBlocksCleared,
+    AnyEvent,
     BlockRemoved,
     BlockStored,
     EventBatch,
     ReplayRequest,
+    StatesChanged,
 )
 
 BlockHash = int
@@ -30,7 +32,8 @@ def unpack_hashes(packed: bytes) -> list[BlockHash]:
 
 
 class CacheMirror:
-    """The set of block hashes in the cache of one replica."""
+    """The set of block hashes in the cache of one replica, and of those with a state of recurrent
+    layers."""
 
     def __init__(self) -> None:
         self.forget()
@@ -38,6 +41,7 @@ class CacheMirror:
     def forget(self) -> None:
         """The replica has died, and its cache with it."""
         self.hashes: set[BlockHash] = set()
+        self.states: set[BlockHash] = set()
         self._stream = ""
         self._next = 1
         """Number of the next batch."""
@@ -67,13 +71,20 @@ class CacheMirror:
             return None
         return ReplayRequest(stream=self._stream, sequence=self._next)
 
-    def _apply(self, event: BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks) -> None:
+    def _apply(self, event: AnyEvent) -> None:
         match event:
             case BlockStored():
                 self.hashes.update(unpack_hashes(event.block_hashes))
             case BlockRemoved():
-                self.hashes.difference_update(unpack_hashes(event.block_hashes))
+                removed = unpack_hashes(event.block_hashes)
+                self.hashes.difference_update(removed)
+                self.states.difference_update(removed)
+            case StatesChanged():
+                self.states.difference_update(unpack_hashes(event.dropped))
+                self.states.update(unpack_hashes(event.kept))
             case AllBlocksCleared():
                 self.hashes.clear()
+                self.states.clear()
             case AllBlocks():
                 self.hashes = set(unpack_hashes(event.block_hashes))
+                self.states = set(unpack_hashes(event.states))

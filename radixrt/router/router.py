@@ -37,6 +37,7 @@ from typing import NamedTuple
 import msgspec
 
 from radixrt.kv.events import EventBatch, ReplayRequest, prompt_hashes
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import PackedIds, num_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.mirror import BlockHash, CacheMirror, unpack_hashes
@@ -74,8 +75,8 @@ class RoutedPrompt:
     """Of its full blocks."""
 
     @staticmethod
-    def from_tokens(token_ids: PackedIds, salt: str, page_size: int) -> "RoutedPrompt":
-        hashes = unpack_hashes(prompt_hashes(salt, token_ids, page_size))
+    def from_tokens(token_ids: PackedIds, root: CacheRoot, page_size: int) -> "RoutedPrompt":
+        hashes = unpack_hashes(prompt_hashes(root, token_ids, page_size))
         return RoutedPrompt(num_ids(token_ids), hashes)
 
 
@@ -103,6 +104,8 @@ class _Pending(NamedTuple):
 class _Replica:
     """What the router knows of a replica."""
 
+    has_states: bool
+    """Its model has recurrent layers: a prefix can be used up to its last block with a state."""
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
     reported_at: float = 0.0
     mirror: CacheMirror = field(default_factory=CacheMirror)
@@ -128,6 +131,16 @@ class _Replica:
             True,
             key=lambda block: block not in cached and block not in young and block not in old,
         )
+
+    def usable_blocks(self, hashes: list[BlockHash]) -> int:
+        """Leading blocks that it need not compute. Blocks that are expected count with a state."""
+        usable, mirror = self.matched_blocks(hashes), self.mirror
+        if self.has_states:
+            while usable and (block := hashes[usable - 1]) in mirror.hashes:
+                if block in mirror.states:
+                    break
+                usable -= 1
+        return usable
 
     def expect(self, hashes: list[BlockHash]) -> None:
         """The blocks of a prompt will be cached."""
@@ -181,9 +194,13 @@ class Router:
         """Numbers of those that requests can be sent to."""
         return list(self._replicas)
 
-    def join(self, replica: int) -> None:
-        """A replica has started, with an empty cache."""
-        self._replicas[replica] = _Replica()
+    def join(self, replica: int, *, has_states: bool = False) -> None:
+        """A replica has started, with an empty cache.
+
+        Args:
+            has_states: its model has recurrent layers, whose states it keeps.
+        """
+        self._replicas[replica] = _Replica(has_states)
 
     def leave(self, replica: int) -> None:
         """A replica has died, or drains."""
@@ -264,9 +281,9 @@ class Router:
     def _candidate(self, number: int, prompt: RoutedPrompt, answers: int, now: float) -> Candidate:
         replica = self._replicas[number]
         load, tokens = replica.load, prompt.num_tokens
-        matched = replica.matched_blocks(prompt.hashes)
-        computed = replica.computed_blocks(prompt.hashes, matched) * self.page_size
-        cached = min(matched * self.page_size, tokens - 1)  # the last token is always computed
+        usable = replica.usable_blocks(prompt.hashes)
+        computed = replica.computed_blocks(prompt.hashes, usable) * self.page_size
+        cached = min(usable * self.page_size, tokens - 1)  # the last token is always computed
         prefill_s = _prefill_s(load, tokens, cached)
         own_s = _prefill_s(load, tokens, computed) if computed < cached else prefill_s
         free = load.free_tokens - replica.pending_tokens

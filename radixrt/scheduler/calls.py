@@ -7,8 +7,10 @@ from functools import singledispatchmethod
 from typing import Any, NoReturn
 
 from radixrt.base.errors import RequestError, unexpected_error
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import RequestFailed
 from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.cache_tree import CacheLease, CacheNode
 from radixrt.messages.calls import (
     AnySchedulerCall,
@@ -20,11 +22,13 @@ from radixrt.messages.calls import (
     DrainReplicaCall,
     FlushCacheCall,
     LeaseGranted,
+    LoadAdapterCall,
     MatchCall,
     PinCall,
     ReleaseCacheCall,
     StatsCall,
     TenantStatsCall,
+    UnloadAdapterCall,
 )
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.stats import SchedulerStats, TenantStats
@@ -33,6 +37,10 @@ from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seco
 from radixrt.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+
+LATER = object()
+"""Stands for the value of a reply that comes when the workers have done their part."""
 
 
 class DrainReplica(BaseException):
@@ -44,6 +52,7 @@ class Calls:
 
     Args:
         keep_drained: tells the supervisor not to start this replica again.
+        changed_adapters: called when adapters were loaded or unloaded.
     """
 
     def __init__(
@@ -52,11 +61,13 @@ class Calls:
         send: Callable[[CallReply], None],
         stats: Callable[[], SchedulerStats],
         keep_drained: Callable[[], None],
+        changed_adapters: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._send = send
         self._stats = stats
         self._keep_drained = keep_drained
+        self._changed_adapters = changed_adapters
         self._views: deque[tuple[int, Slices]] = deque()
         self._known = KnownNodes()
 
@@ -68,6 +79,8 @@ class Calls:
     def take(self, call: AnySchedulerCall) -> None:
         try:
             value = self._answer(call)
+            if value is LATER:
+                return
             if isinstance(value, Generator):
                 self._views.append((call.call_id, value))
             else:
@@ -115,6 +128,24 @@ class Calls:
         return self._scheduler.flush_cache()
 
     @_answer.register
+    def _load_adapter(self, call: LoadAdapterCall) -> Any:
+        def done(loaded: AdapterInfo | RequestError) -> None:
+            if isinstance(loaded, RequestError):
+                self._fail(call.call_id, loaded)
+            else:
+                self._changed_adapters()
+                self._send(CallReply(call_id=call.call_id, value=loaded))
+
+        self._scheduler.adapters.load(call, done)
+        return LATER
+
+    @_answer.register
+    def _unload_adapter(self, call: UnloadAdapterCall) -> AdapterInfo:
+        info = self._scheduler.adapters.unload(call)
+        self._changed_adapters()
+        return info
+
+    @_answer.register
     def _checked_stats(self, call: StatsCall) -> SchedulerStats:
         if call.check_invariants:
             try:
@@ -135,10 +166,8 @@ class Calls:
 
     @_answer.register
     def _tree(self, call: CacheTreeCall) -> Slices:
-        view = TreeView(
-            self._scheduler.state.kv.tree, call, self._scheduler.state.clock, self._known
-        )
-        return view.slices()
+        kv, clock = self._scheduler.state.kv, self._scheduler.state.clock
+        return TreeView(kv.tree, call, clock, self._known, kv.states).slices()
 
     @_answer.register
     def _facts(self, call: CacheFactsCall) -> CacheFacts:
@@ -156,7 +185,7 @@ class Calls:
         node = self._known.find(call.node)
         *path, root = node.path()
         return CacheNode(
-            cache_salt=kv.tree.salt_of(root),
+            root=kv.tree.root_of(root),
             token_ids=b"".join(above.edge for above in reversed(path)),
             num_tokens=node.num_pages * kv.page_size,
             age_s=max(0.0, now - node.created * 1e-9),
@@ -174,20 +203,17 @@ class Calls:
 
     @_answer.register
     def _matches(self, call: MatchCall) -> list[CacheMatch]:
-        return [self._match(unpack_ids(one), call.cache_salt) for one in call.token_ids]
+        return [self._match(unpack_ids(one), call.root) for one in call.token_ids]
 
-    def _match(self, tokens: TokenIds, salt: str) -> CacheMatch:
+    def _match(self, tokens: TokenIds, root: CacheRoot) -> CacheMatch:
         kv = self._scheduler.state.kv
-        found = kv.tree.match(tokens, salt)
-        pages = 0 if found is None else found.num_pages
-        return CacheMatch(prompt_tokens=len(tokens), cached_tokens=pages * kv.page_size)
+        usable = kv.usable_tokens(kv.tree.match(tokens, root))
+        return CacheMatch(prompt_tokens=len(tokens), cached_tokens=usable)
 
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.state.kv.leases.pin(
-            tokens, call.cache_salt, call.ttl_s, call.lease, call.tenant
-        )
+        lease = self._scheduler.state.kv.pin(tokens, call.root, call.ttl_s, call.lease, call.tenant)
         return LeaseGranted(
             lease=lease.lease_id,
             pinned_tokens=lease.num_pages * self._scheduler.state.limits.page_size,
@@ -199,4 +225,4 @@ class Calls:
         if call.lease:
             lease = self._scheduler.state.kv.leases.release(call.lease, call.tenant)
             return lease.num_pages * self._scheduler.state.limits.page_size
-        return self._scheduler.release_session(call.session, call.cache_salt)
+        return self._scheduler.release_session(call.session, call.root)

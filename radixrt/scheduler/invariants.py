@@ -92,6 +92,9 @@ def _check_locks(scheduler: Scheduler) -> None:
         _require(
             len(_path_pages(lease.node)) == lease.num_pages, "a lease does not hold its prefix"
         )
+    if scheduler.state.reads is not None:
+        for node in scheduler.state.reads.held_nodes():
+            expected.update(node.path())
     expected += pinned
     tree = scheduler.state.kv.tree
     for node in (*tree.nodes(), *tree.roots().values()):
@@ -106,10 +109,10 @@ def _check_locks(scheduler: Scheduler) -> None:
         pages[node.namespace] += node.num_pages
     for namespace, share in tree.shares.all().items():
         _agree(f"pages of {namespace!r}", share.num_pages, pages[namespace])
-    for salt, root in tree.roots().items():
+    for name, root in tree.roots().items():
         _require(
             bool(root.children) or root.lock_count > 0,
-            f"namespace {salt!r} is empty and still there",
+            f"namespace {name!r} is empty and still there",
         )
 
 
@@ -120,6 +123,8 @@ def _check_pages(scheduler: Scheduler) -> None:
         *(node.pages for node in scheduler.state.kv.tree.nodes()),
     ]
     held += [slots.own_pages(sequence.slot) for sequence in scheduler.state.slots.running()]
+    if scheduler.state.reads is not None:
+        held.append(scheduler.state.reads.pages())
     pages = np.sort(np.concatenate(held))
     _require(
         np.array_equal(pages, np.arange(scheduler.state.limits.num_pages)),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from radixrt.base.config import MIN_RUNNING_REQUESTS, SchedulerSettings, ServerConfig
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.requests import PoolingInfo
 
@@ -22,12 +23,17 @@ class SchedulerLimits:
     kept_states: int = 0
     """States of recurrent layers that the worker keeps; 0: the model has no such layers, or they
     are not to be shared."""
+    state_bytes: int = 0
+    """Memory of one of them, over all ranks."""
     state_interval: int = 0
     """Every so many tokens of a prompt, a state is kept: whole pages."""
     num_ranks: int = 1
     """Workers, each of which loads every grammar."""
     pooling: PoolingInfo | None = None
     """How a model that gives numbers in place of text pools them."""
+    adapters: tuple[AdapterInfo, ...] = ()
+    """The LoRA adapters that the workers have loaded."""
+    num_adapter_places: int = 0
     speculates: bool = False
     """The workers verify drafts."""
     whole_images: bool = False
@@ -69,10 +75,13 @@ class SchedulerLimits:
             page_size=info.page_size,
             eos_token_ids=info.eos_token_ids,
             kept_states=0 if config.disable_radix_cache else info.kept_states,
+            state_bytes=info.state_bytes,
             state_interval=state_interval(info),
             num_ranks=config.tp,
             pooling=info.pooling,
             whole_images=info.vision is not None and info.vision.whole_images,
+            adapters=info.adapters,
+            num_adapter_places=config.num_adapter_places,
             speculates=config.speculation == "auto" and info.device == "cpu",
         )
 

@@ -158,7 +158,8 @@ class Planner:
         """Plan the next step; None if there is nothing to compute until a result or a request
         arrives."""
         self._state.kv.leases.expire()
-        self._state.kv.states.begin_plan(self._state.in_flight.next_id)
+        in_flight = self._state.in_flight
+        self._state.kv.begin_plan(in_flight.next_id, len(in_flight))
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
@@ -273,7 +274,10 @@ class Planner:
                 return
             is_crowded = len(self._prefilling) >= beside_partial
             sequence, match = waiting.shortest() if is_crowded else waiting.head()
+            reads = self._state.reads
             if slots.num_used == 0:
+                if reads is not None and reads.must_wait(sequence, match):
+                    return
                 self._state.kv.break_leases_for(sequence, match)
             if self._state.kv.is_state_coming(match):
                 return  # this step computes more of its prompt
@@ -287,6 +291,9 @@ class Planner:
             if not self._admission.has_room_for(sequence, match):
                 self._admission.note_full()
                 return
+            if reads is not None and reads.begins(sequence, match):
+                waiting.remove(sequence.seq_id)  # it comes back with its pages
+                continue
             waiting.pop(sequence)
             self._admit(sequence, match, builder)
             self._admission.admitted()
@@ -321,6 +328,7 @@ class Planner:
             sequence.first_planned = self._state.clock()
             self._state.counters.prompt_tokens += sequence.num_tokens
             self._state.counters.stateless_tokens += sequence.cache_facts.stateless_tokens
+            self._state.counters.stateless_hits += sequence.cache_facts.stateless_tokens > 0
             sequence.account.prompt_tokens += sequence.num_tokens
         self._count_cached(sequence)
         if sequence.reports_progress:
@@ -338,6 +346,7 @@ class Planner:
                 second_segment_start=sequence.second_segment_start,
                 drafts=drafts,
                 state=state,
+                adapter=sequence.adapter,
                 images=sequence.images,
             )
         )

@@ -22,12 +22,14 @@ from radixrt.joining.engine_end import IngressLink
 from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.tokenizer_link import TokenizerLink
 from radixrt.kv.events import ReplayRequest
+from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.replicas import (
     EventsReplayed,
     ReplayEvents,
@@ -43,8 +45,9 @@ from radixrt.messages.sequences import (
     TokenBatch,
 )
 from radixrt.messages.stats import SchedulerStats
-from radixrt.messages.steps import StepResult
+from radixrt.messages.steps import ExpertTokens, StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
+from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventPublisher, start_publisher
 from radixrt.scheduler.request_log import RequestLog
@@ -156,31 +159,42 @@ class SchedulerProcess:
         info = self._wait_for_worker()
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
-        self.scheduler = Scheduler(SchedulerLimits.from_config(config, info))
+        disk = open_pages(config, info, channels.replica or 0)
+        self.scheduler = Scheduler(
+            SchedulerLimits.from_config(config, info),
+            disk=disk,
+            kept_adapters=channels.kept_adapters,
+        )
         self._calls = Calls(
             self.scheduler,
             self._tokenizer.send,
             self._stats,
             lambda: supervisor.tell(ReplicaDrains()),
+            self._note_adapters,
         )
         log = config.request_log
         file = None if log is None else request_log_file(log, channels.replica)
         kept = request_log_file(str(channels.run_dir / "request_log"), channels.replica)
         self._log = RequestLog(file, time.monotonic, kept)
+        kv = self.scheduler.state.kv
         self._kv_events = start_publisher(
-            config,
-            self.scheduler.state.kv.tree,
-            self.scheduler.state.limits.num_pages,
-            channels.replica or 0,
+            config, kv.tree, kv.allocator.num_pages, channels.replica or 0, kv.states
         )
         self._reports: LoadReports | None = None
         if config.is_routed and self._kv_events is not None:
             self._reports = LoadReports(self.scheduler, self._kv_events, self._tokenizer.send)
         self._received = 0
         """Sequences from the tokenizer process."""
+        self._expert_tokens = ExpertTokens(layers=0, counts=b"")
         if self._kv_events is not None and self._kv_events.socket is not None:
             self._poller.add(self._kv_events.socket)
+        self._info = info
         self._tokenizer.join(info)
+
+    def _note_adapters(self) -> None:
+        """Let the next tokenizer process hear of the adapters that there are now."""
+        self._info = msgspec.structs.replace(self._info, adapters=self.scheduler.adapters.infos)
+        self._tokenizer.note(self._info)
 
     def _wait_for_worker(self) -> EngineInfo:
         while True:
@@ -224,6 +238,12 @@ class SchedulerProcess:
         match message:
             case StepResult():
                 self._send_tokens(self.scheduler.absorb(message))
+            case AdapterRead():
+                self.scheduler.adapters.read(message)
+            case ExpertTokens():
+                self._expert_tokens = message
+            case PagesWritten() | PagesRead():
+                self.scheduler.moved(message)
             case GrammarLoaded() | ImageLoaded():
                 if refused := self.scheduler.loaded(message):
                     self._refuse(refused)
@@ -253,12 +273,15 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in [*scheduler.grammars.take_orders(), *scheduler.images.take_orders()]:
+        for order in scheduler.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._max_in_flight:
             begin = time.perf_counter()
             plan = scheduler.plan()
+            for move in scheduler.take_moves():
+                for worker in self._to_workers:
+                    worker.send(move)
             if plan is None:
                 return
             scheduler.state.counters.plan_seconds.observe(time.perf_counter() - begin)
@@ -294,6 +317,7 @@ class SchedulerProcess:
             self.scheduler.stats(malformed),
             queued_prefill_s=queued_s,
             request_log_dropped=self._log.dropped,
+            **expert_load(self._expert_tokens),
         )
         return stats if self._kv_events is None else self._kv_events.add_stats(stats)
 
@@ -310,6 +334,18 @@ class SchedulerProcess:
             self._send_tokens(TokenBatch(outputs=outputs))
         if refused := self.scheduler.refuse_overdue():
             self._refuse(refused)
+
+
+def expert_load(tokens: ExpertTokens) -> dict[str, dict[str, float]]:
+    """The fields of ``SchedulerStats`` about experts."""
+    if not tokens.layers:
+        return {}
+    counts = np.frombuffer(tokens.counts, dtype=np.int64).reshape(tokens.layers, -1)
+    means, most = counts.mean(axis=1).tolist(), counts.max(axis=1).tolist()
+    return {
+        "expert_tokens": {str(expert): n for expert, n in enumerate(counts.sum(axis=0).tolist())},
+        "expert_imbalance": {str(i): most[i] / mean for i, mean in enumerate(means) if mean},
+    }
 
 
 def request_log_file(path: str, replica: int | None) -> Path:

@@ -18,6 +18,7 @@ import numpy as np
 
 from radixrt.base.errors import ConfigError
 from radixrt.kv.events import block_hashes, namespace_hash
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 
@@ -77,14 +78,16 @@ class RequestLog:
             return
         tokens = request.keys()
         milliseconds = int(1e3 * (self._clock() - self._begin))
-        hash_ids = self._hash_ids(tokens, request.options.cache_salt)
+        hash_ids = self._hash_ids(tokens, request.options.root)
         self._open[request.seq_id] = LoggedRequest(milliseconds, len(tokens), 0, hash_ids)
 
-    def _hash_ids(self, tokens: TokenIds, salt: str) -> list[int]:
+    def _hash_ids(self, tokens: TokenIds, root: CacheRoot) -> list[int]:
         """One id a block. The last block is padded with a token that does not exist."""
         missing = -len(tokens) % BLOCK_TOKENS
         packed = np.pad(tokens, (0, missing), constant_values=-1).tobytes()
-        hashes = block_hashes(namespace_hash(self._key + salt), packed, BLOCK_TOKENS)
+        hashes = block_hashes(
+            namespace_hash(root._replace(salt=self._key + root.salt)), packed, BLOCK_TOKENS
+        )
         return np.frombuffer(hashes, dtype=np.uint64).tolist()
 
     def answered(self, batch: TokenBatch) -> None:

@@ -11,14 +11,19 @@ has one surplus token in flight, which is dropped.
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from radixrt.messages.answers import AnswerReport, FinishReason
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
 from radixrt.messages.images import ImageLoaded
+from radixrt.messages.links import WorkerOrder
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
     PositionLogprobs,
@@ -35,6 +40,8 @@ from radixrt.messages.steps import (
     StepPlan,
     StepResult,
 )
+from radixrt.scheduler.adapters import AdapterRegistry
+from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.grammar_registry import GrammarRegistry, ImageRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
@@ -71,13 +78,22 @@ class Scheduler:
 
     Args:
         clock: seconds from any fixed moment; a replay of recorded traffic has its own.
+        disk: pages that outlive the process; None: there are none.
+        kept_adapters: see :class:`AdapterRegistry`.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: SchedulerLimits,
+        clock: Callable[[], float] = time.monotonic,
+        disk: DiskPages | None = None,
+        kept_adapters: Path | None = None,
     ) -> None:
-        self.state = state = SchedulerState.empty(limits, clock)
+        self.state = state = SchedulerState.empty(limits, clock, disk)
         self.grammars = GrammarRegistry(limits.num_ranks)
+        self.adapters = AdapterRegistry(
+            limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
+        )
         self.images = ImageRegistry(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
@@ -106,6 +122,13 @@ class Scheduler:
     def num_running(self) -> int:
         return self.state.slots.num_used
 
+    @property
+    def num_set_aside(self) -> int:
+        """Sequences that wait outside the queue, for grammars, images or pages from disk."""
+        reads = self.state.reads
+        loading = self.grammars.num_waiting + self.images.num_waiting
+        return loading + (0 if reads is None else reads.num_waiting)
+
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or return the reason for its refusal."""
         num_prompt = num_ids(request.token_ids) - request.num_output
@@ -123,12 +146,16 @@ class Scheduler:
         if lost := self.grammars.refuse(sequence) or self.images.refuse(sequence):
             self.state.counters.refused += 1
             return lost
+        if (gone := self.adapters.refusal(request.options)) is not None:
+            self.state.counters.refused += 1
+            return SequenceRefused(request.seq_id, gone, 503)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.state.limits.speculates and wants
         if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
             self.state.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
+        sequence.adapter = self.adapters.use(sequence.root.adapter)
         sequence.group = self.groups.join(request)
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
@@ -145,8 +172,7 @@ class Scheduler:
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
         """Refuse a sequence if as many wait as may."""
         most = self.state.limits.settings.max_queued_requests
-        loading = self.grammars.num_waiting + self.images.num_waiting
-        num_waiting = len(self.state.waiting) + loading + self.groups.num_to_come
+        num_waiting = len(self.state.waiting) + self.num_set_aside + self.groups.num_to_come
         if num_waiting < most or self.state.waiting.has_place_for(request.options.tenant, most):
             return None
         self.state.counters.refused += 1
@@ -245,15 +271,18 @@ class Scheduler:
         number."""
         return self.state.kv.flush()
 
-    def release_session(self, session: str, salt: str = "") -> int:
+    def release_session(self, session: str, root: CacheRoot = BASE_ROOT) -> int:
         """End a session: the KV that it alone has used is evicted first. Returns the number of its
         tokens."""
-        return self.state.kv.sessions.release(session, salt) * self.state.limits.page_size
+        return self.state.kv.sessions.release(session, root) * self.state.limits.page_size
 
     def _remove(self, sequence: Sequence) -> None:
         """Drop a sequence that waits or runs."""
         self._forget(sequence)
+        reads = self.state.reads
         if self.grammars.stop_waiting(sequence) or self.images.stop_waiting(sequence):
+            return
+        if reads and reads.stop_waiting(sequence):
             return
         if sequence.slot == NO_SLOT:
             self.state.waiting.remove(sequence.seq_id)
@@ -265,6 +294,7 @@ class Scheduler:
         self._deadlines.discard(sequence.seq_id)
         self.queue_time.forget(sequence.seq_id)
         self.groups.leave(sequence.group)
+        self.adapters.leave(sequence.adapter)
 
     # ------------------------------------------------------------ steps
 
@@ -338,6 +368,7 @@ class Scheduler:
             report = output.started = sequence.start(self.state.clock())
             self._learn_wait(sequence, report)
             self._note_facts(sequence, output)
+            self.state.counters.disk_tokens += report.disk_tokens
             self.state.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV, or for numbers
@@ -434,6 +465,38 @@ class Scheduler:
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
+    # ------------------------------------------------------------ orders for the workers
+
+    def take_orders(self) -> list[WorkerOrder]:
+        """Orders for every worker, in this order, before any plan made from now on."""
+        return [
+            *self.adapters.take_orders(),
+            *self.grammars.take_orders(),
+            *self.images.take_orders(),
+        ]
+
+    # ------------------------------------------------------------ pages on disk
+
+    def take_moves(self) -> list[OpenPages | SavePages | ReadPages]:
+        """Orders for every worker, in this order, before the plan that was made last."""
+        disk, reads = self.state.kv.disk, self.state.reads
+        if disk is None or reads is None:
+            return []
+        orders: list[OpenPages | SavePages | ReadPages] = []
+        while (order := disk.take_order()) is not None:
+            orders.append(order)
+        return orders + reads.take_orders()
+
+    def moved(self, message: PagesWritten | PagesRead) -> None:
+        """Take the answer to an order of :meth:`take_moves`."""
+        disk, reads = self.state.kv.disk, self.state.reads
+        assert disk is not None and reads is not None
+        if isinstance(message, PagesWritten):
+            disk.written(message)
+            return
+        for sequence in reads.read(message):
+            self.state.waiting.add(sequence, retracted=True)
+
     # ------------------------------------------------------------ inspection
 
     def tenant_stats(self, tenant: Tenant) -> TenantStats:
@@ -454,10 +517,15 @@ class Scheduler:
         """A snapshot of all counters and gauges."""
         kv, tree = self.state.kv, self.state.kv.tree
         free, total = kv.allocator.num_free, kv.allocator.num_pages
+        reads = self.state.reads
+        on_disk: dict[str, Any] = (
+            {} if kv.disk is None or reads is None else kv.disk.stats() | reads.stats()
+        )
         return SchedulerStats(
+            **on_disk,
             **msgspec.structs.asdict(self.state.counters),
             running=self.num_running,
-            waiting=len(self.state.waiting),
+            waiting=len(self.state.waiting) + (0 if reads is None else reads.num_waiting),
             evicted_pages=kv.evicted_pages,
             pages_total=total,
             pages_owned=total - free - tree.num_pages,
@@ -469,6 +537,7 @@ class Scheduler:
             leases_broken=kv.leases.broken,
             sessions=len(kv.sessions),
             kept_states=len(kv.states),
+            kept_state_bytes=len(kv.states) * self.state.limits.state_bytes,
             grammars=len(self.grammars),
             images=len(self.images),
             images_computed=self.images.num_loaded,
@@ -486,5 +555,5 @@ def _absorb_logprobs(result: StepResult, step: StepInFlight, batch: TokenBatch) 
             batch.output_of(sequence.seq_id).prompt_logprobs.append(found)
     for row in result.logprobs:
         if (sequence := step.sequences[row.slot]) is not None:
-            found = PositionLogprobs(row.token_ids, row.logprobs)
+            found = PositionLogprobs(row.token_ids, row.logprobs, row.log_kept_mass)
             batch.output_of(sequence.seq_id).logprobs.append(found)

@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
-from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_explanation import CacheFacts, DiskRead
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
@@ -131,6 +133,7 @@ class Sequence:
         without correction."""
         self.grammar = request.grammar
         self.second_segment_start = request.second_segment_start
+        self.messages_end = request.messages_end
         self.prediction = request.prediction
         self.speculates = False
         """Its tokens are drafted."""
@@ -141,6 +144,8 @@ class Sequence:
         self.group = Group()
         """The group of its request, once it is accepted."""
 
+        self.adapter = NO_ADAPTER
+        """The place of its adapter, once it is accepted."""
         self.slot = NO_SLOT
         """Slot in the worker's persistent batch while it runs."""
         self.node: Node | None = None
@@ -151,9 +156,13 @@ class Sequence:
         self.branch = 0
         """Position up to which the tree had its prompt when it was admitted, if it had no state
         there."""
-        self.answer_states: list[int] = []
-        """Pages of its answer behind which states are kept, the last two: one of them may be ahead
-        of the known tokens."""
+        self.answer_states: list[tuple[int, int]] = []
+        """Positions and pages of its answer behind which states are kept, or may be by a step in
+        flight."""
+        self.disk_reads = 0
+        """Times that it has waited for pages from disk."""
+        self.disk_read: DiskRead | None = None
+        """What was read while it waited."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)
@@ -178,8 +187,8 @@ class Sequence:
         return self.options.sampling
 
     @property
-    def salt(self) -> str:
-        return self.options.cache_salt
+    def root(self) -> CacheRoot:
+        return self.options.root
 
     @property
     def num_output(self) -> int:
@@ -276,6 +285,7 @@ class Sequence:
         self.report = AnswerReport(
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,
+            disk_tokens=min(cached, 0 if self.disk_read is None else self.disk_read.tokens),
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
             queued_s=self.first_planned - self.arrived,
             prefill_s=now - self.first_planned,

@@ -31,7 +31,7 @@ from radixrt.messages.calls import (
     Tokenized,
 )
 from radixrt.messages.ids import PackedIds, num_ids, unpack_ids
-from radixrt.messages.requests import NO_TENANT, Tenant, TokenPrompt, split_salt
+from radixrt.messages.requests import NO_TENANT, Tenant, TokenPrompt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import PromptRecord
@@ -128,7 +128,7 @@ class Calls:
 
         def encode() -> Tokenized:
             self.limits.check_call(size, is_text=True)
-            encoded = self.encoder.encode(call.prompt, self._any_length, call.cache_salt)
+            encoded = self.encoder.encode(call.prompt, self._any_length, call.root)
             text, ids = encoded.text, encoded.token_ids
             return Tokenized(ids, self.vocabulary.decode(ids) if text is None else text)
 
@@ -150,7 +150,7 @@ class Calls:
 
     @_answer.register
     async def _pin(self, call: PinCall) -> _Builtins:
-        encode = partial(self.encoder.encode, call.prompt, self.limits, call.cache_salt)
+        encode = partial(self.encoder.encode, call.prompt, self.limits, call.root)
         encoded = await self._queued(call.tenant, size_in_chars(call.prompt), encode)
         return await self.ask(replace(call, prompt=TokenPrompt(encoded.keys)))
 
@@ -161,7 +161,7 @@ class Calls:
 
         def encode() -> list[TokenPrompt]:
             encode, limits = self.encoder.encode, self._any_length
-            encoded = (encode(one, limits, call.cache_salt) for one in call.prompts)
+            encoded = (encode(one, limits, call.root) for one in call.prompts)
             return [TokenPrompt(one.keys) for one in encoded]
 
         prompts = await self._queued(call.tenant, size, encode)
@@ -216,7 +216,7 @@ class Calls:
     def _with_text(self, node: _Builtins) -> _Builtins:
         """A CacheNode as builtins, with the text of its edge and of the tokens before it, if they
         may be shown."""
-        _, own_salt = split_salt(node["cache_salt"])
+        _, own_salt, _ = node["root"]
         if self.shows_cache_texts and not own_salt:
             ids = unpack_ids(node["token_ids"])
             start = len(ids) - node["num_tokens"]

@@ -265,7 +265,7 @@ class TokenizerProcess:
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        prompt = self._encoder.encode(request.prompt, self._limits, options.cache_salt)
+        prompt = self._encoder.encode(request.prompt, self._limits, options.root)
         token_ids, hints = prompt.token_ids, options.cache_hints
         if prompt.retain:
             hints = replace(hints, retain=[*hints.retain, *prompt.retain])
@@ -318,7 +318,7 @@ class TokenizerProcess:
             grammar = self._constraints.grammar_use(compiled, request, token_ids)
         packed_ids, key_ids = pack_ids(token_ids), encoded.prompt.key_ids
         keys = encoded.prompt.keys
-        scheduler = self._schedulers.choose(keys, request.options.cache_salt)
+        scheduler = self._schedulers.choose(keys, request.options.root)
         pictures = {one.key: one for one in encoded.prompt.pictures}
         scheduler.images.check_room(pictures.values())
         prompt_info = self._prompt_info(encoded, packed_ids)
@@ -343,6 +343,7 @@ class TokenizerProcess:
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
                 second_segment_start=encoded.prompt.second_segment_start,
+                messages_end=encoded.prompt.messages_end,
                 prediction=encoded.prediction,
                 group=request.group_id or request.request_id,
                 group_size=max(request.group_size, request.sampling.n),

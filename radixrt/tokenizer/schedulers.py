@@ -22,6 +22,7 @@ from radixrt.joining.fingerprint import model_fingerprint
 from radixrt.joining.ingress_end import JoinedEngine, JoinPort
 from radixrt.joining.sockets import JoinKeys
 from radixrt.messages.answers import EngineInfo
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import (
     AnySchedulerCall,
     CallReply,
@@ -165,24 +166,24 @@ class Schedulers:
         if not self.links:
             await self._joined.wait()
 
-    def choose(self, token_ids: PackedIds, salt: str) -> SchedulerLink:
+    def choose(self, token_ids: PackedIds, root: CacheRoot) -> SchedulerLink:
         """The scheduler for the answers of a request. One must live."""
         if not self._is_routed:
             return self.links[0]
         router = self._router_of_all()
-        prompt = RoutedPrompt.from_tokens(token_ids, salt, router.page_size)
+        prompt = RoutedPrompt.from_tokens(token_ids, root, router.page_size)
         answers = {replica: link.num_open for replica, link in self.links.items()}
         chosen = router.choose(prompt, answers)
         link = self.links[chosen.replica]
         router.send(prompt, chosen, link.num_sequences + 1)
         return link
 
-    def owner(self, token_ids: PackedIds, salt: str) -> SchedulerLink:
+    def owner(self, token_ids: PackedIds, root: CacheRoot) -> SchedulerLink:
         """The scheduler that has most of a prompt cached. One must live."""
         if not self._is_routed:
             return self.links[0]
         router = self._router_of_all()
-        return self.links[router.owner(RoutedPrompt.from_tokens(token_ids, salt, router.page_size))]
+        return self.links[router.owner(RoutedPrompt.from_tokens(token_ids, root, router.page_size))]
 
     async def serve(self, absorb: Absorb, lose: Lose) -> None:
         """Hand on what the schedulers send.
@@ -249,7 +250,7 @@ class Schedulers:
         info = await link.info()
         if self._router is None:
             self._router = Router(info.page_size)
-        self._router.join(link.replica)
+        self._router.join(link.replica, has_states=info.kept_states > 0)
         self.links[link.replica] = link
         self._joined.set()
         self._first = self._first or info
@@ -367,9 +368,9 @@ class ReplicaCalls:
             return opened.values[0]
         return call.merge(opened.values, self.num_replicas)
 
-    def owner(self, token_ids: PackedIds, cache_salt: str) -> int:
+    def owner(self, token_ids: PackedIds, root: CacheRoot) -> int:
         """The replica that has most of a prompt cached."""
-        return self._schedulers.owner(token_ids, cache_salt).replica
+        return self._schedulers.owner(token_ids, root).replica
 
     def absorb(self, link: SchedulerLink, reply: CallReply) -> None:
         """Take the reply of one replica."""

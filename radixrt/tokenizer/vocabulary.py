@@ -24,6 +24,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.tags import Symbols, tag_symbols, token_symbols
 from radixrt.base.token_bytes import SavedTokens, TokenBytes, TokenBytesTable, load_tokenizer
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
+from radixrt.tokenizer import tiktoken_file
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.segments import (
@@ -255,6 +256,8 @@ class Vocabulary:
         try:
             if hf is None:
                 hf = _load(Path(path), config.trust_remote_code)
+        except ConfigError:
+            raise
         except Exception as error:  # transformers raises many kinds
             reason = " ".join(str(error).split())
             raise ConfigError(
@@ -438,6 +441,10 @@ def _load(folder: Path, trust_remote_code: bool) -> Any:
     named = orjson.loads(settings.read_bytes()) if settings.is_file() else {}
     if named.get("tokenizer_class") in _NO_PARTICULAR_CLASS and "auto_map" not in named:
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    if (folder / tiktoken_file.FILE).is_file() and not (
+        trust_remote_code or (folder / _TOKENIZER).is_file()
+    ):
+        return tiktoken_file.read_tiktoken(folder, named)
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 

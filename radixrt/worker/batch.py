@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from radixrt.attention.metadata import AttentionMetadata, PrefixGroups
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
+from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
 from radixrt.messages.images import ImageKey
 from radixrt.messages.requests import PoolingRequest
@@ -79,6 +80,9 @@ class StepInputs:
     runs: "Runs"
     slots: NDArray[np.int64]  # [sequences] of the flat batch
     starts: NDArray[np.int64]  # [sequences] positions of their first tokens
+    adapters: (
+        torch.Tensor | None
+    )  # [num_tokens] int64, the place of each row's adapter; None: no row has one
     images: list[ImagePart]
 
 
@@ -160,9 +164,11 @@ class PersistentBatch:
         spare_page: int = 0,
         graph_rows: Callable[[int], int | None] | None = None,
         whole_images: bool = False,
+        num_adapters: int = 0,
     ) -> None:
         """
         Args:
+            num_adapters: places of LoRA adapters; this number stands for none in ``adapters``.
             spare_page: page that padding writes to; no sequence has it.
             graph_rows: from the rows of a decode step to those that it is padded to, or None where
                 it is not padded; None: no step is padded.
@@ -181,6 +187,9 @@ class PersistentBatch:
         """The prompt is computed; each step advances the slot by one token."""
         (self.last_tokens,) = device.upload(np.zeros(max_slots, dtype=np.int64))
         """Sampled last, input of the next decode step."""
+        self._num_adapters = num_adapters
+        self.adapters = np.full(max_slots, num_adapters, dtype=np.int64)
+        """The place of each slot's adapter."""
         self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
@@ -200,6 +209,7 @@ class PersistentBatch:
     def admit(self, admit: Admit) -> None:
         slot = admit.slot
         self._prompts[slot] = admit
+        self.adapters[slot] = self._num_adapters if admit.adapter == NO_ADAPTER else admit.adapter
         self.computed[slot] = admit.num_cached
         self.is_decoding[slot] = False
         self.set_block_table(slot, unpack_ids(admit.pages))
@@ -329,8 +339,17 @@ class PersistentBatch:
             runs=runs,
             slots=sequences[0],
             starts=sequences[1],
+            adapters=self._adapters_of_rows(sequences[0], np.diff(step.qo_indptr)),
             images=images,
         )
+
+    def _adapters_of_rows(
+        self, slots: NDArray[np.int64], lengths: NDArray[np.int32]
+    ) -> torch.Tensor | None:
+        adapters = self.adapters[slots]
+        if (adapters == self._num_adapters).all():
+            return None
+        return torch.from_numpy(np.repeat(adapters, lengths[: len(slots)]))
 
     def record(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep the sampled ``tokens`` of ``slots``, both [rows] on the device, as the next

@@ -29,8 +29,10 @@ from radixrt.device.device import Device
 from radixrt.device.machine import bind, num_cores, numa_nodes, place_of, usable_cpus
 from radixrt.layers.kernels.choice import layer_kernels
 from radixrt.layers.kernels.interface import LayerKernels
+from radixrt.layers.mlp import count_tokens
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
+from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, pack_ids
@@ -45,6 +47,8 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
+from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
+from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
 from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
@@ -119,6 +123,8 @@ class _Loaded:
     """Without those of the KV pool."""
     pooler: Pooler | None
     """The pooler of a checkpoint that gives numbers."""
+    expert_counts: torch.Tensor | None = None
+    """See ``RunnerParts``."""
 
 
 def build_runner(
@@ -126,13 +132,15 @@ def build_runner(
     device: Device,
     tp: TensorParallel,
     tokenizer_file: Path,
-    report_grammar: Callable[[GrammarLoaded], None],
+    report: Callable[[GrammarLoaded | AdapterRead], None],
+    kept_adapters: Path | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
     """Load a decoder and lay out its memory.
 
     Args:
         tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
-        report_grammar: called with every grammar that is ready, from other threads.
+        report: called with every grammar and adapter that is ready, from other threads.
+        kept_adapters: see :func:`load_at_start`.
 
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and
@@ -140,23 +148,46 @@ def build_runner(
     """
     _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
+    weights = None if config.cache_dir is None else begin_weights_digest(config)
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
+    adapters = make_adapters(config, model, kernels)
+    if adapters is not None and info.vision is not None:
+        raise ConfigError(
+            f"--lora: not yet for a model that sees images ({info.architecture}); leave it out, or serve the text-only checkpoint."
+        )
+    if adapters is not None:
+        info = replace(info, adapters=load_at_start(config, adapters, kept_adapters))
     longest = info.context_length
     one_state = state_bytes(model.state_specs())
+    if one_state and config.cache_dir is not None:
+        raise ConfigError(
+            f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
+            "leave it out."
+        )
     setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
-    loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report_grammar)
+    loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
     backend = make_backend(backend_name, setup)
     taped = kernels.is_taped and isinstance(backend, CpuBackend) and tp.size == 1
     parts = RunnerParts(
-        config, model, setup, backend, info.eos_token_ids, loader, taped, tp, loaded.pooler
+        config,
+        model,
+        setup,
+        backend,
+        info.eos_token_ids,
+        loader,
+        taped,
+        tp,
+        loaded.pooler,
+        loaded.expert_counts,
     )
     parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
     pages = _pool_pages(config, setup, tp, longest, one_state)
     pool = KVPool(setup, pages)
+    adapter_loader = None if adapters is None else AdapterLoader(adapters, report)
     states, num_kept = None, 0
     if one_state:
         num_kept = kept_states(setup, pages, one_state)
@@ -167,15 +198,32 @@ def build_runner(
         info = replace(info, vision=None, why_no_images=reason)
     if info.vision is not None:
         images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool), states, images), replace(
+    graphs = parts.decode_graphs(pool)
+    return ModelRunner(parts, pool, graphs, states, adapter_loader, images), replace(
         info,
         kept_states=num_kept,
         state_bytes=one_state * tp.size,
         kv_pool_tokens=pages * config.page_size,
         max_running_requests=setup.max_rows,
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
+        kv_parts={}
+        if weights is None
+        else kv_parts(config, model, setup, backend_name, weights.result()),
         attention_backend=backend_name,
     )
+
+
+def _count_tokens(model: Any, device: Device) -> torch.Tensor:
+    """
+    Raises:
+        ConfigError: the model or the device has no counts.
+    """
+    if is_gpu(device):
+        raise ConfigError("--expert-metrics counts on a CPU alone; leave it out.")
+    counts = count_tokens(model)
+    if not len(counts):
+        raise ConfigError("--expert-metrics: this model has no experts; leave it out.")
+    return counts
 
 
 def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, EngineInfo]:
@@ -184,6 +232,10 @@ def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, 
     Raises:
         ConfigError: the checkpoint is broken, or does not fit into the memory.
     """
+    if config.cache_dir is not None:
+        raise ConfigError("--cache-dir: encoders keep no KV; leave it out.")
+    if config.num_adapter_places:
+        raise ConfigError("LoRA adapters of an encoder are not served yet: leave --lora out.")
     kernels = layer_kernels(device.torch_device)
     loaded = _load_with_facts(config, device, TensorParallel(), kernels)
     info = loaded.info
@@ -242,7 +294,8 @@ def _load_with_facts(
         vision=vision_info(model),
         why_no_images=why_no_images(model_dir, hf_config, device.torch_device.type) or "",
     )
-    return _Loaded(model, info, pooler)
+    counts = _count_tokens(model, device) if config.expert_metrics else None
+    return _Loaded(model, info, pooler, counts)
 
 
 def _check_and_say(config: ServerConfig, device: Device) -> None:
@@ -254,6 +307,8 @@ def _check_and_say(config: ServerConfig, device: Device) -> None:
     """
     if not is_gpu(device):
         return
+    if config.cache_dir is not None:
+        raise ConfigError("--cache-dir: not yet on a GPU; leave it out, or use --device cpu.")
     if config.kv_cache_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
     if config.speculation == "auto":

@@ -135,7 +135,10 @@ class EncoderRunner:
         """Prompts that are not computed yet, by slot."""
 
     def order(self, message: WorkerOrder) -> None:
-        """Nothing is generated, so no grammar is ever used."""
+        """Nothing is generated, so no grammar is ever used; an encoder has no adapters."""
+
+    def expert_tokens(self) -> None:
+        """No encoder has experts."""
 
     def seconds_loading(self) -> float:
         return 0.0

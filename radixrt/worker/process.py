@@ -19,12 +19,13 @@ from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages.links import ToWorker
-from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.messages.links import PageMove, ToWorker
+from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.worker.build import build_encoder, build_runner, take_share
 from radixrt.worker.images import ImageFeatures
+from radixrt.worker.kv.page_mover import PageMover
 from radixrt.worker.pooling import EncoderRunner
 from radixrt.worker.runner import ModelRunner
 from radixrt_kernels.memory import keep_freed_memory
@@ -33,6 +34,8 @@ LOOK_AGAIN_S = 20e-6
 """Seconds between two polls of the socket and of the device. No system call waits for both."""
 
 
+EXPERTS_EVERY_S = 1.0
+"""Seconds between two reports of the experts' tokens."""
 PIECE_S = 0.005
 """Seconds of the vision tower between two looks for orders while nothing else is to do."""
 
@@ -44,7 +47,9 @@ class WorkerProcess:
         self._inbox: Inbox[ToWorker] = Inbox(
             channels.address("scheduler", f"worker{rank}"), ToWorker
         )
-        self._outbox = Outbox(channels.address("worker", "scheduler"))
+        self._to_scheduler = channels.address("worker", "scheduler")
+        self._outbox = Outbox(self._to_scheduler)
+        self._mover: PageMover | None = None
         self._answers = rank == 0
         self._heartbeat = Heartbeat(channels.heartbeat_file("worker", rank))
         self._step_timeout_s = work_limit_s(config.step_timeout)
@@ -54,14 +59,19 @@ class WorkerProcess:
         elif config.numa:
             raise ConfigError("--numa binds workers on CPUs; on a GPU, leave it out.")
         config = replica_share(config, place)
-        tp = join_ranks(channels.folder, rank, config.tp, place)
-        from_threads = Outbox(channels.address("worker", "scheduler"))
+        tp = join_ranks(channels.folder, rank, config.tp, place, config.expert_groups)
+        from_threads = Outbox(self._to_scheduler)
         device, tokenizer_file = make_device(place), channels.tokenizer_file
         self._runner: ModelRunner | EncoderRunner
         if is_encoder(check_architecture(read_config(Path(config.model_path)))):
             self._runner, info = build_encoder(config, device)
         else:
-            self._runner, info = build_runner(config, device, tp, tokenizer_file, from_threads.send)
+            self._runner, info = build_runner(
+                config, device, tp, tokenizer_file, from_threads.send, channels.kept_adapters
+            )
+        self._counts_experts = self._answers and config.expert_metrics
+        self._reported: ExpertTokens | None = None
+        self._next_report_s = 0.0
         if self._answers:
             self._outbox.send(info)
 
@@ -69,7 +79,9 @@ class WorkerProcess:
         """Execute plans until the process is ended."""
         while True:
             message, idle_s = self._next_order()
-            if isinstance(message, StepPlan):
+            if isinstance(message, PageMove):
+                self._move(message)
+            elif isinstance(message, StepPlan):
                 self._beat()
                 results = self._runner.step(message, idle_s)
                 self._answer(results)
@@ -79,6 +91,14 @@ class WorkerProcess:
                     self._run_tower(images, images.beside_steps_s)
             else:
                 self._runner.order(message)
+
+    def _move(self, order: PageMove) -> None:
+        """Move pages between memory and disk."""
+        if self._mover is None:
+            assert isinstance(self._runner, ModelRunner), "an encoder keeps no KV"
+            report = Outbox(self._to_scheduler).send
+            self._mover = PageMover(self._runner.kv_caches, report)
+        self._mover.take(order)
 
     def _next_order(self) -> tuple[ToWorker, float]:
         """Wait for the scheduler's next message, and answer a step that the device finishes before
@@ -111,8 +131,15 @@ class WorkerProcess:
             self._outbox.send(loaded)
 
     def _beat(self) -> None:
-        """Give a sign of life, unless a grammar takes too long to load."""
+        """Give a sign of life, unless a grammar takes too long to load; and report the experts'
+        tokens at times."""
         self._heartbeat.promise_work(self._step_timeout_s, self._runner.seconds_loading())
+        if self._counts_experts and time.monotonic() >= self._next_report_s:
+            self._next_report_s = time.monotonic() + EXPERTS_EVERY_S
+            tokens = self._runner.expert_tokens()
+            if tokens is not None and tokens != self._reported:
+                self._reported = tokens
+                self._outbox.send(tokens)
 
     def _answer(self, results: list[StepResult]) -> None:
         if self._answers:
@@ -155,7 +182,9 @@ def replica_share(config: ServerConfig, device: torch.device) -> ServerConfig:
     return dataclasses.replace(config, mem_fraction_static=config.mem_fraction_static / config.dp)
 
 
-def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> TensorParallel:
+def join_ranks(
+    folder: Path, rank: int, size: int, device: torch.device, expert_groups: int = 1
+) -> TensorParallel:
     """Meet the other ranks, over NCCL between GPUs and gloo between CPU processes.
 
     Every rank gets every plan and computes the same tokens from the same logits; rank 0 answers.
@@ -173,7 +202,7 @@ def join_ranks(folder: Path, rank: int, size: int, device: torch.device) -> Tens
         world_size=size,
     )
     on_host = dist.new_group(backend="gloo") if device.type == "cuda" else None
-    return TensorParallel(rank, size, host_group=on_host)
+    return TensorParallel(rank, size, host_group=on_host, expert_groups=expert_groups)
 
 
 def run_worker(

@@ -9,8 +9,8 @@ place before a replay.
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from radixrt.attention.flashinfer import FlashInferBackend, lacks_kernels
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import Device
+from radixrt.layers.lora import StepRows
 from radixrt.models.decoder import CausalLM
 from radixrt.worker.batch import StepInputs
 from radixrt.worker.kv.pool import KVPool
@@ -140,15 +141,69 @@ class StepTapes:
     """A tape for each number of tokens, from token ids to hidden states. Of steps with prompts, few
     rows are wanted: behind the last attention these are computed without a tape.
 
+    Steps with rows of LoRA adapters have tapes of their own, so that the others stay as they are.
+
     The backend of ``context`` must call its kernels by ``radixrt_kernels.tape``.
     """
 
-    def __init__(self, model: CausalLM, context: ForwardContext) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        context: ForwardContext,
+        expert_counts: torch.Tensor | None = None,
+        adapter_rows: StepRows | None = None,
+    ) -> None:
+        """
+        Args:
+            expert_counts: of ``count_tokens``; None: the model does not count.
+            adapter_rows: None: there are no adapters.
+        """
         self._model = model
         self._context = context
-        self._tapes = _tapes_of(model, context)
+        self._expert_counts = expert_counts
+        self._rows = adapter_rows
+        self._tapes = _tapes_of(model, context, expert_counts)
         """The tapes, by whether they end with the last attention. None: this model has none."""
         self._tape_of = functools.lru_cache(MAX_KEPT)(self._make)
+        self._with_adapters: Tapes | None = None
+        self._adapter_tape_of = functools.lru_cache(MAX_KEPT)(self._make_with_adapters)
+
+    def forget_adapters(self) -> None:
+        """Layers have adapters that had none: drop the tapes without them."""
+        self._with_adapters = None
+        self._adapter_tape_of.cache_clear()
+
+    def forward_with_adapters(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, adapters: torch.Tensor
+    ) -> torch.Tensor:
+        """As :meth:`forward`, of all rows.
+
+        Args:
+            adapters: [num_tokens] int64, the place of each row's adapter.
+        """
+        if len(token_ids) > MAX_TOKENS or self._tapes is None:
+            return with_adapters(
+                self._model, self._context, self._rows, token_ids, positions, adapters
+            )
+        whole: torch.Tensor = self._adapter_tape_of(len(token_ids)).replay(
+            token_ids, positions, adapters
+        )
+        return whole
+
+    def _make_with_adapters(self, count: int) -> Tape:
+        if self._with_adapters is None:
+
+            def compute(
+                token_ids: torch.Tensor, positions: torch.Tensor, adapters: torch.Tensor
+            ) -> torch.Tensor:
+                return with_adapters(
+                    self._model, self._context, self._rows, token_ids, positions, adapters
+                )
+
+            self._with_adapters = _tapes_of_part(
+                compute, self._context, self._expert_counts, num_inputs=3
+            )
+        return self._with_adapters.of(count)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
@@ -182,23 +237,56 @@ class StepTapes:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-def _tapes_of(model: CausalLM, context: ForwardContext) -> dict[bool, Tapes] | None:
-    parts: dict[bool, Callable[..., Any]] = {False: model.forward}
-    if model.ends_by_rows:
-        parts[True] = model.up_to_last_attention
+def with_adapters(
+    model: CausalLM,
+    context: ForwardContext,
+    rows: StepRows | None,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    adapters: torch.Tensor,
+) -> torch.Tensor:
+    """The model's ``forward`` of all rows, each with its adapter."""
+    assert rows is not None, "adapters were admitted to a model without"
+    rows.sort(adapters)
     try:
-        return {by_rows: _tapes_of_part(part, context) for by_rows, part in parts.items()}
+        return model.forward(token_ids, positions, context)
+    finally:
+        rows.clear()
+
+
+def _tapes_of(
+    model: CausalLM, context: ForwardContext, counts: torch.Tensor | None
+) -> dict[bool, Tapes] | None:
+    parts: dict[bool, Callable[..., Any]] = {False: lambda i, p: model.forward(i, p, context)}
+    if model.ends_by_rows:
+        parts[True] = lambda i, p: model.up_to_last_attention(i, p, context)
+    try:
+        return {by_rows: _tapes_of_part(part, context, counts) for by_rows, part in parts.items()}
     except NotRecordable as reason:
         log.info("Steps of this model are not taped: %s.", reason)
         return None
 
 
-def _tapes_of_part(part: Callable[..., Any], context: ForwardContext) -> Tapes:
-    """The tapes of a function of (token ids, positions, context)."""
+@contextmanager
+def _unchanged(counts: torch.Tensor | None) -> Iterator[None]:
+    before = None if counts is None else counts.clone()
+    yield
+    if counts is not None and before is not None:
+        counts.copy_(before)
 
-    def check(token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
-        with context.states.unchanged() if context.states is not None else nullcontext():
-            return part(token_ids, positions, context)
 
-    ids = positions = torch.zeros(1, dtype=torch.int64)
-    return Tapes(lambda i, p: part(i, p, context), ids, positions, check=check)
+def _tapes_of_part(
+    part: Callable[..., Any],
+    context: ForwardContext,
+    counts: torch.Tensor | None,
+    num_inputs: int = 2,
+) -> Tapes:
+    """The tapes of a function of token ids, positions, and perhaps adapters."""
+
+    def check(*inputs: torch.Tensor) -> Any:
+        states = nullcontext() if context.states is None else context.states.unchanged()
+        with states, _unchanged(counts):
+            return part(*inputs)
+
+    zeros = torch.zeros(1, dtype=torch.int64)
+    return Tapes(part, *[zeros] * num_inputs, check=check)

@@ -17,16 +17,21 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
+from radixrt.attention.kv_spec import LayerKV
+from radixrt.messages.adapters import LoadAdapter, PutAdapter
+from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.images import DropImage, LoadImage
 from radixrt.messages.links import WorkerOrder
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     Admit,
+    ExpertTokens,
     StepPlan,
     StepResult,
     VerifiedDraft,
 )
+from radixrt.worker.adapters import AdapterLoader
 from radixrt.worker.batch import (
     NO_SLOTS,
     PersistentBatch,
@@ -41,7 +46,7 @@ from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.states import SlotStates
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors, step_order
-from radixrt.worker.replays import DecodeGraphs, StepTapes
+from radixrt.worker.replays import DecodeGraphs, StepTapes, with_adapters
 from radixrt.worker.runner_parts import RunnerParts
 from radixrt.worker.sampling.deferred_rows import DeferredRows, SamplingRows
 from radixrt.worker.sampling.matchers import SlotMatchers
@@ -62,10 +67,12 @@ class ModelRunner:
         pool: KVPool,
         graphs: DecodeGraphs | None = None,
         states: SlotStates | None = None,
+        adapters: AdapterLoader | None = None,
         images: ImageFeatures | None = None,
     ) -> None:
         """
         Args:
+            adapters: None: there are none.
             states: of recurrent layers; None: the model has none.
             images: None: the model sees none.
             graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
@@ -83,7 +90,9 @@ class ModelRunner:
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
             whole_images=images is not None and images.whole,
+            num_adapters=0 if adapters is None else adapters.adapters.num_adapters,
         )
+        self._adapters = adapters
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
         jumps = not config.debug_disable_jump_forward
         self.matchers = SlotMatchers(
@@ -104,9 +113,18 @@ class ModelRunner:
         self.images = images
         tables = None if states is None else states.tables
         self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
-        self._tapes = StepTapes(parts.model, self._context) if parts.taped else None
+        rows = None if adapters is None else adapters.adapters.rows
+        self._expert_counts = parts.expert_counts
+        self._tapes = None
+        if parts.taped:
+            self._tapes = StepTapes(parts.model, self._context, parts.expert_counts, rows)
         self._in_flight: LaunchedStep | None = None
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
+
+    @property
+    def kv_caches(self) -> list[LayerKV]:
+        """The KV cache of each layer."""
+        return self._context.kv_caches
 
     @property
     def in_flight(self) -> LaunchedStep | None:
@@ -114,16 +132,31 @@ class ModelRunner:
         return self._in_flight
 
     def order(self, message: WorkerOrder) -> None:
-        """Begin to load a grammar or an image, or drop one."""
-        if isinstance(message, LoadImage | DropImage):
-            assert self.images is not None, "an image for a model that sees none"
-            self.images.order(message)
-        else:
-            self.matchers.loader.order(message)
+        """Begin to load a grammar, an image or an adapter, drop one, or put an adapter into its
+        place."""
+        match message:
+            case LoadGrammar() | DropGrammar():
+                self.matchers.loader.order(message)
+            case LoadImage() | DropImage():
+                assert self.images is not None, "an image for a model that sees none"
+                self.images.order(message)
+            case LoadAdapter():
+                assert self._adapters is not None, "the scheduler knows whether there are places"
+                self._adapters.load(message)
+            case PutAdapter():
+                assert self._adapters is not None, "the scheduler knows whether there are places"
+                if self._adapters.put(message) and self._tapes is not None:
+                    self._tapes.forget_adapters()
 
     def seconds_loading(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
         return self.matchers.loader.seconds_at_work()
+
+    def expert_tokens(self) -> ExpertTokens | None:
+        """The tokens of each expert so far; None: they are not counted."""
+        if (counts := self._expert_counts) is None:
+            return None
+        return ExpertTokens(layers=len(counts), counts=counts.numpy().tobytes())
 
     # ------------------------------------------------------------ a step
 
@@ -249,7 +282,9 @@ class ModelRunner:
         if admit.grammar is not None:
             # A forced token has no logits, and would not be checked against the request's own
             # lists.
-            may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
+            sampling = admit.sampling
+            wants_logits = sampling.logprobs is not None or sampling.kept_mass
+            may_jump = not wants_logits and not sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
         if not self._order.overlaps:
@@ -283,7 +318,9 @@ class ModelRunner:
         self._backend.plan(inputs.attention)
         everything = bool(inputs.prompt_spans or inputs.pooled)
         rows = None if everything else inputs.sampling_rows
-        if self.images is not None and inputs.images:
+        if inputs.adapters is not None:
+            hidden = self._forward_with_adapters(inputs, inputs.adapters, rows)
+        elif self.images is not None and inputs.images:
             features = self.images.rows(inputs.images)
             hidden = self.images.model.forward_with_images(
                 inputs.token_ids, inputs.positions, self._context, rows, features
@@ -293,6 +330,24 @@ class ModelRunner:
         else:
             hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)
         return hidden, self._model.logits(hidden[inputs.sampling_rows] if everything else hidden)
+
+    def _forward_with_adapters(
+        self, inputs: StepInputs, adapters: torch.Tensor, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The hidden states of a step with rows that have adapters."""
+        assert self._adapters is not None, "an adapter was admitted where there are none"
+        if self._tapes is not None:
+            hidden = self._tapes.forward_with_adapters(inputs.token_ids, inputs.positions, adapters)
+        else:
+            hidden = with_adapters(
+                self._model,
+                self._context,
+                self._adapters.adapters.rows,
+                inputs.token_ids,
+                inputs.positions,
+                adapters,
+            )
+        return hidden if rows is None else hidden[rows]
 
     def _rows_to_sample(
         self, inputs: StepInputs, logits: torch.Tensor, *, alone: bool

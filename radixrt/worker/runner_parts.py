@@ -5,6 +5,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+import torch
+
 from radixrt.attention.backend import AttentionBackend, AttentionSetup
 from radixrt.attention.flashinfer import FlashInferBackend
 from radixrt.base.config import ServerConfig
@@ -34,6 +36,8 @@ class RunnerParts:
     tp: TensorParallel
     pooler: Pooler | None = None
     """The pooler of a checkpoint that gives numbers in place of text."""
+    expert_counts: torch.Tensor | None = None
+    """Tokens of each expert, int64 [layers, experts]; None: they are not counted."""
 
     @property
     def _capturable(self) -> FlashInferBackend | None:

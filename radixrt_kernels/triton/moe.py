@@ -173,11 +173,14 @@ def _multiply(
     tiling: Tiling,
     pairs: int,
     pair_weights: torch.Tensor | None,
+    zero: bool = False,
 ) -> torch.Tensor:
     """Multiply [rows, columns] by the pairs' matrices [num_experts, rows_out, columns], and add
-    their biases [num_experts, rows_out]. Returns [pairs, rows_out]."""
+    their biases [num_experts, rows_out]. Returns [pairs, rows_out]; with ``zero``, rows of pairs
+    that have no matrix are 0."""
     rows_out, columns = matrices.shape[1:]
-    output = torch.empty((pairs, rows_out), dtype=hidden.dtype, device=hidden.device)
+    make = torch.zeros if zero else torch.empty
+    output = make((pairs, rows_out), dtype=hidden.dtype, device=hidden.device)
     inner = block_of(columns, tiling.inner) if columns >= 16 else 16
     _grouped_matmul_kernel[(triton.cdiv(rows_out, tiling.out), routing.max_blocks)](
         hidden, matrices, hidden if biases is None else biases, output, hidden if pair_weights is None else pair_weights,
@@ -198,6 +201,7 @@ def experts_mlp(
     down: torch.Tensor,
     activation: str,
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    is_part: bool = False,
 ) -> torch.Tensor:
     """Compute the weighted sum of the selected experts' gated MLPs, accumulated in float32.
 
@@ -209,6 +213,7 @@ def experts_mlp(
         down: [num_experts, hidden_size, size], contiguous
         activation: one of ``GATED_ACTIVATIONS``.
         biases: of gate_up and of down, [num_experts, rows of a matrix] each
+        is_part: numbers outside of 0 to num_experts - 1 may be chosen, and add nothing
 
     Returns:
         as hidden
@@ -222,5 +227,5 @@ def experts_mlp(
     merged = _multiply(hidden, gate_up, biases[0], routing, tiling, pairs, None)
     activated = gated_activation(activation, merged)
     flat_weights = weights.reshape(-1).float()
-    output = _multiply(activated, down, biases[1], routing, tiling, pairs, flat_weights)
+    output = _multiply(activated, down, biases[1], routing, tiling, pairs, flat_weights, is_part)
     return output.view(tokens, top_k, -1).sum(dim=1)

@@ -250,7 +250,7 @@ def test_a_prompt_is_warmed_and_pinned_in_the_same_tokens(
     (pin,) = server.scheduler.cache_calls
     assert isinstance(pin, PinCall) and pin.ttl_s == 60
     assert first.token_ids == second.token_ids == pin.token_ids
-    assert first.options.cache_salt == second.options.cache_salt == pin.cache_salt == "s"
+    assert first.options.root.salt == second.options.root.salt == pin.root.salt == "s"
     num_tokens = len(unpack_ids(pin.token_ids))
     counts = {
         "prompt_tokens": num_tokens,
@@ -321,7 +321,7 @@ def test_release_names_a_lease_or_a_session(server: RunningServer) -> None:
         assert post(server, "/v1/cache/release", body) == (200, {"released_tokens": 32})
         (call,) = server.scheduler.cache_calls
         assert isinstance(call, ReleaseCacheCall)
-        assert (call.lease, call.session, call.cache_salt) == (lease, session, salt)
+        assert (call.lease, call.session, call.root.salt) == (lease, session, salt)
     assert post(server, "/v1/cache/release", {"lease": "gone"})[0] == 404
 
 
@@ -330,7 +330,7 @@ def test_release_names_many_sessions(server: RunningServer) -> None:
     body = {"sessions": ["a", "b", "c"], "cache_salt": "t"}
     assert post(server, "/v1/cache/release", body) == (200, {"released_tokens": 3 * 32})
     calls = [call for call in server.scheduler.cache_calls if isinstance(call, ReleaseCacheCall)]
-    assert [(call.session, call.cache_salt) for call in calls] == [(name, "t") for name in "abc"]
+    assert [(call.session, call.root.salt) for call in calls] == [(name, "t") for name in "abc"]
     assert post(server, "/v1/cache/release", {"sessions": []}) == (200, {"released_tokens": 0})
 
 

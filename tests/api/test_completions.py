@@ -94,7 +94,7 @@ def test_fields_beyond_openais_reach_the_scheduler(server: RunningServer) -> Non
     assert sampling.allowed_token_ids == (50, 60)
     own = server.vocabulary.encode
     assert sampling.bad_words_token_ids == (tuple(own("the", False)), tuple(own(" the", False)))
-    assert request.options.cache_salt == "tenant" and request.options.deadline is not None
+    assert request.options.root.salt == "tenant" and request.options.deadline is not None
 
 
 def test_answers_of_one_seeded_request_have_seeds_of_their_own_and_always_the_same(

@@ -152,7 +152,7 @@ def test_a_long_input_is_refused_or_cut_as_asked(embedder: RunningServer) -> Non
 def test_salt_priority_and_deadline_count_as_in_other_requests(embedder: RunningServer) -> None:
     post(embedder, "/v1/embeddings", {"input": "hi", "cache_salt": "mine", "timeout": 50})
     (request,) = embedder.scheduler.requests
-    assert request.options.cache_salt == "mine" and request.options.deadline
+    assert request.options.root.salt == "mine" and request.options.deadline
 
 
 BAD = [

@@ -18,6 +18,7 @@ from radixrt.client.engine_client import EngineClient
 from radixrt.client.leases import ClientLeases
 from radixrt.client.warming import pin
 from radixrt.messages.answers import AnswerBatch, AnswerChunk, AnswerReport, RequestFailed
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.calls import (
     CallReply,
     FlushCacheCall,
@@ -114,7 +115,7 @@ class Engines:
 
     async def pin(self, lease: str, ttl_s: float = 60.0) -> None:
         pinning = asyncio.create_task(
-            self.client.call(PinCall(prompt=PROMPT, cache_salt="salt", ttl_s=ttl_s))
+            self.client.call(PinCall(prompt=PROMPT, root=CacheRoot(salt="salt"), ttl_s=ttl_s))
         )
         await self.grant(lease)
         assert (await pinning).lease == lease
@@ -160,7 +161,7 @@ def test_the_first_engine_may_die_before_it_is_ready() -> None:
 
 @with_engines
 async def test_a_call_is_asked_again(engines: Engines) -> None:
-    asking = asyncio.create_task(engines.client.call(TokenizeCall(PROMPT, NO_TENANT, "")))
+    asking = asyncio.create_task(engines.client.call(TokenizeCall(PROMPT, NO_TENANT, BASE_ROOT)))
     await engines.next(TokenizeCall)
     engines.die()
     await engines.restart()
@@ -184,7 +185,7 @@ async def test_a_call_that_comes_while_no_engine_lives_waits_for_one(engines: En
 @with_engines
 async def test_a_call_that_was_asked_at_two_deaths_fails(engines: Engines) -> None:
     """It may be their cause."""
-    asking = asyncio.create_task(engines.client.call(TokenizeCall(PROMPT, NO_TENANT, "")))
+    asking = asyncio.create_task(engines.client.call(TokenizeCall(PROMPT, NO_TENANT, BASE_ROOT)))
     for _ in range(2):
         await engines.next(TokenizeCall)
         engines.die()
@@ -201,9 +202,9 @@ async def test_what_cannot_be_sent_to_the_next_engine_fails_alone(engines: Engin
     engines.die()
     chat = ChatPrompt(messages=[], template_kwargs={"x": 10**30})
     hopeless = [
-        asyncio.create_task(engines.client.call(TokenizeCall(chat, NO_TENANT, ""))),
+        asyncio.create_task(engines.client.call(TokenizeCall(chat, NO_TENANT, BASE_ROOT))),
         asyncio.create_task(
-            engines.client.call(TokenizeCall(TextPrompt("a\ud800b"), NO_TENANT, ""))
+            engines.client.call(TokenizeCall(TextPrompt("a\ud800b"), NO_TENANT, BASE_ROOT))
         ),
         asyncio.create_task(anext(engines.client.generate(a_request(chat)))),  # type: ignore[arg-type]
     ]
@@ -272,7 +273,7 @@ async def test_leases_are_taken_again_under_their_ids(engines: Engines) -> None:
     await engines.restart()
     await engines.compute()
     call = await engines.grant("another")
-    assert (call.lease, call.prompt, call.cache_salt) == ("lease-1", PROMPT, "salt")
+    assert (call.lease, call.prompt, call.root) == ("lease-1", PROMPT, CacheRoot(salt="salt"))
     assert 50 < call.ttl_s < 60
     releasing = asyncio.create_task(engines.client.call(ReleaseCacheCall(lease="lease-1")))
     release = await engines.next(ReleaseCacheCall)
@@ -357,11 +358,11 @@ def test_kept_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(leases, "MAX_PROMPT_BYTES", 1000)
         held = ClientLeases(compute, repin, never, lambda: now[0])
         small, large = (TokenPrompt(pack_ids(range(n))) for n in (5, 220))
-        held.add("short", PinCall(prompt=large, cache_salt="", ttl_s=1.0))
+        held.add("short", PinCall(prompt=large, root=BASE_ROOT, ttl_s=1.0))
         now[0] = 2.0
-        held.add("first", PinCall(prompt=large, cache_salt="", ttl_s=60))  # "short" has expired
-        held.add("too much", PinCall(prompt=large, cache_salt="", ttl_s=60))
-        held.add("small", PinCall(prompt=small, cache_salt="", ttl_s=60))
+        held.add("first", PinCall(prompt=large, root=BASE_ROOT, ttl_s=60))  # "short" has expired
+        held.add("too much", PinCall(prompt=large, root=BASE_ROOT, ttl_s=60))
+        held.add("small", PinCall(prompt=small, root=BASE_ROOT, ttl_s=60))
         held.restore()
         with pytest.raises(RequestError, match="too large to be kept"):
             await held.before_release("too much")
@@ -377,5 +378,5 @@ def test_leases_that_have_expired_are_forgotten() -> None:
     held = ClientLeases(never, never, never, lambda: now[0])
     for number in range(1000):
         now[0] += 1.0
-        held.add(str(number), PinCall(prompt=TokenPrompt(b""), cache_salt="", ttl_s=10.0))
+        held.add(str(number), PinCall(prompt=TokenPrompt(b""), root=BASE_ROOT, ttl_s=10.0))
     assert len(held) < 100

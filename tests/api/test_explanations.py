@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from radixrt.messages.cache_explanation import CacheExplanation
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.scheduler.radix.ghosts import GhostList
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import key_file
@@ -77,7 +79,7 @@ class Client:
     def check_index(self, prompt: list[int], explained: dict[str, Any]) -> None:
         seen = max((_common(prompt, other) for other in self.sequences), default=0)
         if explained["divergence"] is None:
-            assert explained["cause"] == "none" or seen >= len(prompt) - 1
+            assert explained["cause"] in ("none", "missing_state") or seen >= len(prompt) - 1
         else:
             assert explained["divergence"]["token_index"] == seen
 
@@ -219,7 +221,7 @@ def test_the_end_of_a_conversation_was_evicted_by_its_rule(client: Client) -> No
         client.sequences.append(filler)
         if length < 1500:
             break
-    cached = kv.tree.match(np.array(bear_tokens, np.int32), "key:alice\0")
+    cached = kv.tree.match(np.array(bear_tokens, np.int32), CacheRoot("key:alice"))
     client.sequences.append(bear_tokens[: cached.num_pages * PAGE])
     found = client.explained(*bear)
     assert found.cause == "evicted" and found.evicted.rule == "retain=none"
@@ -304,6 +306,28 @@ def test_log_probabilities_of_the_prompt_are_no_miss(client: Client) -> None:
     client.explained(SYSTEM, user("Who jumps?"))
     found = client.explained(SYSTEM, user("Who jumps?"), prompt_logprobs=0)
     assert (found.cause, found.cached_tokens) == ("none", 0) and "log-probabilities" in found.detail
+
+
+def test_tokens_whose_state_is_gone_are_told_as_such(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    """Also where the whole prompt was seen before."""
+    info = engine_info(page_size=PAGE, kept_states=40, state_bytes=8 * PAGE * 1024)
+    model = save_byte_level(tmp_path, TEMPLATE)
+    server = start_server(info=info, model=model, scheduler_type=RealScheduler)
+    answer_with(server, "The fox.")
+    client, shared = Client(server), [100 + i for i in range(30)]
+    client.completion([*shared, *range(200, 210)])
+    left = client.completion([*shared, *range(300, 305)])
+    assert (left["cause"], left["cached_tokens"]) == ("missing_state", 0)
+    assert client.completion([*shared, 330])["cached_tokens"] == 28
+    kv = server.scheduler.process.scheduler.state.kv
+    for page in list(kv.states.pages().values()):
+        kv.states.drop_of(page)
+    again = client.completion([*shared, *range(300, 305)])
+    assert (again["cause"], again["cached_tokens"]) == ("missing_state", 0)
+    counters = server.scheduler.process.scheduler.state.counters
+    assert (counters.stateless_hits, counters.stateless_tokens) == (2, 28 + 32)
 
 
 # ------------------------------------------------------------ no false cause

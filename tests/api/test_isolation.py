@@ -9,8 +9,9 @@ import pytest
 
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.requests.protocol import RequestBody
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.calls import PinCall
-from radixrt.messages.requests import PoolingInfo, split_salt
+from radixrt.messages.requests import PoolingInfo
 from radixrt.tokenizer.prompt.prompts import PromptEncoder
 from tests.api.conftest import RunningServer, StartServer
 from tests.api.test_keys import http, key_file, routes
@@ -69,16 +70,16 @@ def test_the_walk_knows_every_route_that_takes_a_body() -> None:
 @pytest.fixture(scope="module")
 def encoded() -> Iterator[list[str]]:
     """The salts of all prompts that any tokenizer process encodes."""
-    salts: list[str] = []
+    roots: list[CacheRoot] = []
     encode = PromptEncoder.encode
 
-    def noting(self: PromptEncoder, prompt: Any, limits: Any, salt: str = "") -> Any:
-        salts.append(salt)
-        return encode(self, prompt, limits, salt)
+    def noting(self: PromptEncoder, prompt: Any, limits: Any, root: CacheRoot = BASE_ROOT) -> Any:
+        roots.append(root)
+        return encode(self, prompt, limits, root)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PromptEncoder, "encode", noting)
-        yield salts
+        yield roots
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +117,12 @@ def test_no_request_shares_kv_or_encoded_text_with_another_key_or_salt(
                 assert response.status_code == 200, response.text
                 found = set(encoded)
                 for request in scheduler.requests:
-                    found.add(request.options.cache_salt)
+                    found.add(request.options.root)
                     assert request.options.tenant.name == name
                 for call in scheduler.cache_calls:
-                    found.add(call.cache_salt)
+                    found.add(call.root)
                     assert not isinstance(call, PinCall) or call.tenant.name == name
-                assert {split_salt(one) for one in found} == {(namespace, salt)}
+                assert found == {CacheRoot(namespace, salt)}
 
 
 def test_a_body_without_a_salt_is_no_body_of_a_route() -> None:

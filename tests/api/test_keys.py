@@ -24,7 +24,7 @@ from radixrt.base.api_keys import KeyLimits, KeySource, digest_of, new_key
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
 from radixrt.messages.calls import CacheTreeCall, FlushCacheCall, ReleaseCacheCall
-from radixrt.messages.requests import Tenant, split_salt
+from radixrt.messages.requests import Tenant
 from radixrt.messages.stats import TenantStats
 from tests.api.conftest import RunningServer, StartServer, wait_until
 from tests.fake_scheduler import engine_info
@@ -284,13 +284,11 @@ class _Flushing:
 # ------------------------------------------------------------ namespaces
 
 
-def test_a_salt_belongs_to_one_namespace() -> None:
-    tenants = [Tenant(), Tenant(cache_namespace="key:a"), Tenant(cache_namespace="group:a")]
-    salts = ["", "a", "key:a", "\0", "\0a", "key:a\0", "key:a\0a", "group:a\0\0"]
-    made = {tenant.salt(salt): (tenant, salt) for tenant in tenants for salt in salts}
-    assert len(made) == len(tenants) * len(salts)
-    for salt, (tenant, own) in made.items():
-        assert split_salt(salt) == (tenant.cache_namespace, own)
+def test_no_field_of_a_cache_root_is_taken_for_another() -> None:
+    """Neither as a key of a dictionary nor in the hashes of its blocks."""
+    values = ["", "a", "key:a", "\0", "\0a", "key:a\0", "a" * 64, "\x01\0\0\0a"]
+    roots = [Tenant(cache_namespace=t).root(s, a) for t in values for s in values for a in values]
+    assert len(set(roots)) == len({root.packed() for root in roots}) == len(values) ** 3
 
 
 def test_an_id_in_use_by_another_key_is_neither_disclosed_nor_aborted(

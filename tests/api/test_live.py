@@ -17,6 +17,7 @@ from radixrt.api.metrics import RecentCounters
 from radixrt.api.native.live import MAX_STREAMS
 from radixrt.base.api_keys import new_key
 from radixrt.kv.reading import Rates, Reading
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import CacheTreeCall, PinCall, ReleaseCacheCall
 from radixrt.messages.ids import num_ids
 from radixrt.messages.stats import RequestStats
@@ -197,7 +198,7 @@ def test_an_admin_pins_a_node_where_it_is_and_releases_all_its_leases(keyed: Any
             60,
         )
         (pin,) = (call for call in calls if isinstance(call, PinCall))
-        assert (pin.cache_salt, num_ids(pin.token_ids)) == ("key:alice\0", 32)
+        assert (pin.root, num_ids(pin.token_ids)) == (CacheRoot("key:alice"), 32)
         assert pin.tenant.name == "root"
         assert http.post("/v1/cache/release", json={"node": 7}).json() == {"released_tokens": 32}
         release = calls[-1]

@@ -52,9 +52,11 @@ def test_a_frame_of_a_hybrid_model_tells_of_its_states(server: RunningServer) ->
     stats = ServerWatch(server.url).read().engine.stats
     none = msgspec.structs.replace(stats, kept_states=0)
     assert "computed again" not in drawn(server, stats=none)
-    hybrid = msgspec.structs.replace(stats, kept_states=12, prompt_tokens=200, stateless_tokens=50)
+    hybrid = msgspec.structs.replace(
+        stats, kept_states=12, kept_state_bytes=3 << 20, prompt_tokens=200, stateless_tokens=50
+    )
     text = drawn(server, stats=hybrid)
-    assert re.search(r"states +12 kept; 25.0% of prompt tokens", text)
+    assert re.search(r"states +12 kept \(3 MiB\); 25.0% of prompt tokens", text)
 
 
 def test_a_server_that_is_away_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

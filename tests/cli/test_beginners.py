@@ -66,7 +66,7 @@ def test_2_a_file_of_the_hub_as_llama_cpp_and_ollama_write_it(says: Callable[...
 
 def test_3_a_misspelt_flag_and_one_that_does_not_exist_here(says: Callable[..., str]) -> None:
     assert "did you mean --context-length?" in says("serve", "--context-lenght", "512")
-    assert "merge the adapter into the checkpoint" in says("serve", "demo", "--enable-lora")
+    assert "change lora_alpha" in says("serve", "demo", "--lora-scaled", "a:2")
 
 
 def test_4_no_network(says: Callable[..., str], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from radixrt import demo_model
 from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import CacheHints, RequestOptions, Retention
 from radixrt.messages.sequences import SequenceRequest
@@ -78,7 +79,7 @@ def test_random_hints_pins_and_ends_of_sessions_change_no_answer(
         assert hinted._run([request]) == [expected]
         if rng.random() < 0.3:
             try:
-                kv.leases.pin(prompt, "", 60.0)
+                kv.leases.pin(prompt, BASE_ROOT, 60.0)
                 given += 1
             except RequestError as refused:
                 assert refused.status == 429

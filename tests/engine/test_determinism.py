@@ -74,6 +74,10 @@ if THOROUGH:
     CASES += [Case("qwen3", "bfloat16", "auto", "int8"), Case("gemma3", "float32", "int4", "int8")]
     CASES += [Case("gemma4_e", "float32", "int8", "int8"), Case("gemma4_moe", "bfloat16", "int4")]
     CASES += [Case("gpt_oss", "float32", "int4", "int8")]
+    CASES += [
+        Case("deepseek_v3", "bfloat16", "int8", "int8"),
+        Case("glm4_moe_lite", "float32", "auto", "int8"),
+    ]
     CASES += [Case(family, "bfloat16", "auto", "int8", "8x1") for family in ("qwen2", "gemma2")]
 
 

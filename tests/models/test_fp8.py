@@ -144,7 +144,7 @@ def test_a_product_is_off_by_what_three_bits_of_mantissa_cost() -> None:
 @pytest.mark.parametrize(
     ("found", "names"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "block"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "block"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "e5m2"),
         (channel(kv_cache_scheme={"num_bits": 8}), "compressed-tensors"),
         (channel(format="pack-quantized"), "compressed-tensors"),

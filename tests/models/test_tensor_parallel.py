@@ -1,26 +1,21 @@
 """Two ranks compute the logits that one computes."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench import children
 from radixrt.base.errors import ConfigError
 from radixrt.layers.linear import Heads
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.loader import load_model
 from tests.checkpoints import make_checkpoint
-from tests.models.tp_rank import logits
+from tests.models.ranks import Ranks, run_ranks
+from tests.models.tp_rank import Job, compute
 
 torch.set_num_threads(1)
-ROOT = Path(__file__).parents[2]
 
 JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "auto", {}),
@@ -44,47 +39,20 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Name to architecture, load format and what its config has beside the usual."""
 
 
-@dataclass
-class Ranks:
-    """What two ranks computed."""
-
-    folder: Path
-
-    def logits(self, job: str, rank: int) -> torch.Tensor:
-        return torch.load(self.folder / f"{job}.out.{rank}", weights_only=True)
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """All jobs in one pair of processes: starting them costs more than the work."""
-    folder = tmp_path_factory.mktemp("ranks")
-    arguments = [str(folder / "store")]
-    for job, (architecture, load_format, overrides) in JOBS.items():
-        make_checkpoint(architecture, folder / job, **overrides)
-        arguments.append(f"{folder / job},{load_format},{folder / job}.out")
-    processes = [
-        children.start(
-            [sys.executable, "-m", "tests.models.tp_rank", str(rank), "2", *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors.decode()
-    finally:
-        for process in processes:
-            children.end(process, timeout_s=0)
-    return Ranks(folder)
+    folder, jobs = tmp_path_factory.mktemp("ranks"), {}
+    for name, (architecture, load_format, overrides) in JOBS.items():
+        model = make_checkpoint(architecture, folder / name, **overrides)
+        jobs[name] = Job(str(model), load_format=load_format)
+    return run_ranks(2, jobs, folder)
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_two_ranks_give_the_logits_of_one(ranks: Ranks, job: str) -> None:
-    alone = logits(ranks.folder / job, TensorParallel(), JOBS[job][1])
-    for rank in range(2):
-        torch.testing.assert_close(ranks.logits(job, rank), alone, atol=1e-4, rtol=0)
+    alone = compute(ranks.jobs[job], TensorParallel())
+    for result in ranks.results(job):
+        torch.testing.assert_close(result.logits, alone.logits, atol=1e-4, rtol=0)
 
 
 def test_ranks_that_outnumber_the_kv_heads_share_them() -> None:

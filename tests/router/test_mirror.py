@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule
 
@@ -66,18 +67,23 @@ REPORTS = [0.1] * 7 + [1.0] * 3
 """Seconds between reports: after the steps of a request, then once a second."""
 
 
-def test_an_index_that_loses_one_report_in_twenty_is_the_snapshot_within_two_seconds() -> None:
+@pytest.mark.parametrize("kept_states", [0, 9])
+def test_an_index_that_loses_one_report_in_twenty_is_the_snapshot_within_two_seconds(
+    kept_states: int,
+) -> None:
     """Answers to its requests get lost as well; the replica is also started again, at the same
     address."""
-    random = np.random.default_rng(5)
+    random, num_states = np.random.default_rng(5), 0
     router, tree_hashes = Router(page_size=4), set[int]()
-    router.join(0)
+    router.join(0, has_states=kept_states > 0)
     num_lost, now, equal_at, longest_s = 0, 0.0, 0.0, 0.0
     for number in range(400):
         if number % 100 == 0:
-            engine = EngineModel(limits(context_length=96))
-            recorder = EventRecorder(64, 4, with_token_ids=False)
-            engine.scheduler.state.kv.tree.observer = recorder
+            bounds = limits(context_length=96, kept_states=kept_states, state_interval=16)
+            engine = EngineModel(bounds, has_states=kept_states > 0)
+            is_kept = engine.scheduler.state.kv.states.is_kept if kept_states else None
+            recorder = EventRecorder(64, 4, with_token_ids=False, is_kept=is_kept)
+            engine.scheduler.state.kv.tree.observers = (recorder,)
             stream = EventStream(recorder, max_batches=8)
         engine.add(random.integers(0, 4, random.integers(20, 60)).tolist(), 4)
         for pause_s in REPORTS:
@@ -95,11 +101,13 @@ def test_an_index_that_loses_one_report_in_twenty_is_the_snapshot_within_two_sec
                         stream.replay(missing), type=list[msgspec.Raw]
                     )
                     router.take_events(0, map(bytes, replayed))
-            tree_hashes = set(unpack_hashes(recorder.snapshot().block_hashes))
-            if router._replicas[0].mirror.hashes == tree_hashes:
+            snapshot, mirror = recorder.snapshot(), router._replicas[0].mirror
+            tree_hashes, states = map(set, map(unpack_hashes, (snapshot.block_hashes, snapshot.states)))  # fmt: skip
+            num_states = max(num_states, len(states))
+            if (mirror.hashes, mirror.states) == (tree_hashes, states):
                 equal_at = now
             longest_s = max(longest_s, now - equal_at)
-    assert num_lost > 150 and tree_hashes
+    assert num_lost > 150 and tree_hashes and num_states == kept_states
     assert 0 < longest_s <= 2
 
 

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 
 from radixrt.kv import events
-from radixrt.kv.events import BlockStored, EventBatch, block_hashes, namespace_hash, prompt_hashes
+from radixrt.kv.events import (
+    BlockStored,
+    EventBatch,
+    StatesChanged,
+    block_hashes,
+    namespace_hash,
+    prompt_hashes,
+)
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.replicas import ReplicaLoad
 from radixrt.router.router import EXPECTED_S, RoutedPrompt, Router
@@ -33,14 +41,14 @@ class Clock:
 class Fleet:
     """A router of replicas that report by hand."""
 
-    def __init__(self, num_replicas: int = 2) -> None:
+    def __init__(self, num_replicas: int = 2, *, has_states: bool = False) -> None:
         self.clock = Clock()
         self.router = Router(PAGE_SIZE, self.clock)
         self.sequences = [0] * num_replicas
         self.sent = [0] * num_replicas
         self.open = dict.fromkeys(range(num_replicas), 0)
         for replica in range(num_replicas):
-            self.router.join(replica)
+            self.router.join(replica, has_states=has_states)
             self.report(replica)
 
     def report(
@@ -65,11 +73,22 @@ class Fleet:
 
     def cache(self, replica: int, tokens: list[int], salt: str = "") -> None:
         """A replica has a prompt in its cache."""
-        self.sequences[replica] += 1
-        hashes = block_hashes(namespace_hash(salt), pack_ids(tokens), PAGE_SIZE)
+        hashes = block_hashes(namespace_hash(CacheRoot(salt=salt)), pack_ids(tokens), PAGE_SIZE)
         event = BlockStored(
             block_hashes=hashes, parent_hash=None, token_ids=None, page_size=PAGE_SIZE, salted=False
         )
+        self.tell(replica, event)
+
+    def keep_state(self, replica: int, tokens: list[int], *, dropped: bool = False) -> None:
+        """A replica has got, or lost, the state behind these tokens, which end with a block."""
+        hashes = block_hashes(namespace_hash(BASE_ROOT), pack_ids(tokens), PAGE_SIZE)[
+            -events.HASH_BYTES :
+        ]
+        kept = b"" if dropped else hashes
+        self.tell(replica, StatesChanged(kept=kept, dropped=hashes if dropped else b""))
+
+    def tell(self, replica: int, event: events.AnyEvent) -> None:
+        self.sequences[replica] += 1
         batch = EventBatch(
             stream=str(replica), sequence=self.sequences[replica], timestamp=0.0, events=[event]
         )
@@ -90,7 +109,7 @@ class Fleet:
 
 
 def prompt(tokens: list[int], salt: str = "") -> RoutedPrompt:
-    return RoutedPrompt.from_tokens(pack_ids(tokens), salt, PAGE_SIZE)
+    return RoutedPrompt.from_tokens(pack_ids(tokens), CacheRoot(salt=salt), PAGE_SIZE)
 
 
 def tokens(count: int, first: int = 0) -> list[int]:
@@ -104,8 +123,8 @@ def test_remembered_hashes_are_those_of_the_whole_prompt(page_size: int) -> None
     forked = packed[:30_000] + pack_ids(random.integers(0, 1000, 1000))
     for salt in ("", "tenant"):
         for part in (packed, packed[:-4], forked, packed[:16_384], packed[:4], b""):
-            assert prompt_hashes(salt, part, page_size) == block_hashes(
-                namespace_hash(salt), part, page_size
+            assert prompt_hashes(CacheRoot(salt=salt), part, page_size) == block_hashes(
+                namespace_hash(CacheRoot(salt=salt)), part, page_size
             )
 
 
@@ -122,7 +141,7 @@ def test_the_next_turn_hashes_little_more_than_its_new_part(
     random = np.random.default_rng(0)
     turns = random.integers(0, 1000, 20_000)
     for end in range(10_000, 20_001, 500):
-        prompt_hashes("", pack_ids(turns[:end]), 16)
+        prompt_hashes(BASE_ROOT, pack_ids(turns[:end]), 16)
     assert max(hashed) == 1024 and sum(hashed) <= 20_000, "each stride once"
     assert events._stride_hashes.cache_info().maxsize, "bounded"
 
@@ -309,3 +328,27 @@ def test_memory_does_not_grow_with_the_number_of_requests() -> None:
         len(known.young) + len(known.old) <= most for known in fleet.router._replicas.values()
     )
     assert all(len(known.pending) <= 1 for known in fleet.router._replicas.values())
+
+
+def test_pages_behind_the_last_state_of_a_hybrid_model_do_not_count() -> None:
+    fleet, known = Fleet(has_states=True), tokens(40)
+    fleet.cache(0, known)
+    fleet.cache(1, known[:20])
+    assert fleet.cached_tokens(known) == [0, 0]
+    fleet.keep_state(0, known[:8])
+    fleet.keep_state(1, known[:20])
+    assert fleet.cached_tokens(known) == [8, 20]
+    fleet.keep_state(0, known[:32])
+    assert fleet.cached_tokens([*known[:30], 99]) == [8, 20]
+    assert fleet.cached_tokens([*known[:35], 99]) == [32, 20]
+    fleet.keep_state(1, known[:20], dropped=True)
+    fleet.keep_state(0, known[:32], dropped=True)
+    assert fleet.cached_tokens([*known[:35], 99]) == [8, 0]
+    assert fleet.choose([*known[:35], 99]) == 0
+
+
+def test_prompts_of_a_hybrid_model_that_arrive_together_share_a_replica() -> None:
+    """The states of the first are expected as its pages are."""
+    fleet, document = Fleet(has_states=True), tokens(4000)
+    first = fleet.choose([*document, 1])
+    assert fleet.choose([*document, 2]) == first

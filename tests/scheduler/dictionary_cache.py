@@ -1,6 +1,8 @@
 """A prefix cache one can see to be right: the oracle of the radix tree's tests."""
 
-Prefix = tuple[str, tuple[int, ...]]
+from radixrt.messages.cache_root import CacheRoot
+
+Prefix = tuple[CacheRoot, tuple[int, ...]]
 
 
 class DictionaryCache:
@@ -16,30 +18,30 @@ class DictionaryCache:
         self.clock = 0
         self.locks: list[Prefix] = []
         self.max_pages: dict[str, int] = {}
-        """Shares of namespaces, each the part of a salt before its NUL."""
+        """Shares of namespaces, each the tenant of a root."""
 
-    def prefixes(self, salt: str, tokens: tuple[int, ...]) -> list[Prefix]:
+    def prefixes(self, root: CacheRoot, tokens: tuple[int, ...]) -> list[Prefix]:
         size = self.page_size
-        return [(salt, tokens[:end]) for end in range(size, len(tokens) + 1, size)]
+        return [(root, tokens[:end]) for end in range(size, len(tokens) + 1, size)]
 
-    def match(self, salt: str, tokens: tuple[int, ...]) -> list[int]:
+    def match(self, root: CacheRoot, tokens: tuple[int, ...]) -> list[int]:
         found = []
-        for prefix in self.prefixes(salt, tokens):
+        for prefix in self.prefixes(root, tokens):
             if prefix not in self.pages:
                 break
             found.append(self.pages[prefix])
         return found
 
-    def use(self, salt: str, tokens: tuple[int, ...]) -> None:
+    def use(self, root: CacheRoot, tokens: tuple[int, ...]) -> None:
         self.clock += 1
-        for prefix in self.prefixes(salt, tokens):
+        for prefix in self.prefixes(root, tokens):
             if prefix in self.pages:
                 self.used[prefix] = self.clock
 
-    def insert(self, salt: str, tokens: tuple[int, ...], pages: list[int]) -> None:
-        for prefix, page in zip(self.prefixes(salt, tokens), pages, strict=True):
+    def insert(self, root: CacheRoot, tokens: tuple[int, ...], pages: list[int]) -> None:
+        for prefix, page in zip(self.prefixes(root, tokens), pages, strict=True):
             self.pages.setdefault(prefix, page)
-        self.use(salt, tokens)
+        self.use(root, tokens)
 
     def evict(self, count: int) -> list[int]:
         """The last page of the branch that was used longest ago, again and again; first, of the
@@ -57,13 +59,11 @@ class DictionaryCache:
     def leaves(self, namespace: str | None = None) -> list[Prefix]:
         """Prefixes that may be evicted, in a namespace or in all."""
         kept = self.parents() | self.locked()
-        return [
-            p for p in self.pages if p not in kept and namespace in (None, p[0].partition("\0")[0])
-        ]
+        return [p for p in self.pages if p not in kept and namespace in (None, p[0].tenant)]
 
     def excess(self, namespace: str) -> int:
         """Pages of a namespace above its share."""
-        own = sum(salt.partition("\0")[0] == namespace for salt, _ in self.pages)
+        own = sum(root.tenant == namespace for root, _ in self.pages)
         return max(0, own - self.max_pages[namespace])
 
     def furthest_above(self) -> str | None:
@@ -76,10 +76,10 @@ class DictionaryCache:
         }
         return min(above, key=lambda name: (-above[name], name), default=None)
 
-    def prune(self, salt: str, tokens: tuple[int, ...]) -> list[int]:
+    def prune(self, root: CacheRoot, tokens: tuple[int, ...]) -> list[int]:
         """A prefix, from its end up to where somebody else needs it."""
         freed, parents, locked = [], self.parents(), self.locked()
-        for prefix in reversed(self.prefixes(salt, tokens)):
+        for prefix in reversed(self.prefixes(root, tokens)):
             if prefix in parents or prefix in locked:
                 break
             freed.append(self.pages.pop(prefix))
@@ -88,7 +88,7 @@ class DictionaryCache:
 
     def parents(self) -> set[Prefix]:
         """Prefixes that another one continues."""
-        return {(salt, tokens[: -self.page_size]) for salt, tokens in self.pages}
+        return {(root, tokens[: -self.page_size]) for root, tokens in self.pages}
 
     def locked(self) -> set[Prefix]:
         """Prefixes that a lock holds."""

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.scheduler.radix.divergence import continuation
 from radixrt.scheduler.radix.node import SequenceEnd
 from radixrt.scheduler.radix.tree import RadixTree
@@ -14,7 +15,7 @@ PAGE_SIZE = 2
 
 def use(tree: RadixTree, tokens: list[int], next_page: int, salt: str = "") -> int:
     """Insert a sequence, as one that ends does; returns the next free page."""
-    root = tree.lock_root(salt)
+    root = tree.lock_root(CacheRoot(salt=salt))
     count = len(tokens) // PAGE_SIZE
     whole = np.array(tokens[: count * PAGE_SIZE], np.int32)
     end, _ = tree.insert(root, whole, np.arange(next_page, next_page + count, dtype=np.int32))
@@ -25,7 +26,7 @@ def use(tree: RadixTree, tokens: list[int], next_page: int, salt: str = "") -> i
 
 def ask(tree: RadixTree, prompt: list[int], limit: int, salt: str = "") -> list[int]:
     tokens = np.array(prompt, np.int32)
-    match = tree.match(tokens[:-1], salt)
+    match = tree.match(tokens[:-1], CacheRoot(salt=salt))
     if match is None:
         return []
     return continuation(tree, match, tokens[match.num_pages * PAGE_SIZE :], limit).tolist()

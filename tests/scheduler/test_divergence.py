@@ -82,6 +82,15 @@ def test_the_rule_of_an_eviction(retain: Any, rule: str) -> None:
     assert found is not None and found.rule == rule
 
 
+def test_another_adapter_is_told_from_another_salt() -> None:
+    model, prompt = EngineModel(limits(num_pages=200)), list(range(8, 48))
+    ask(model, prompt, adapter="a")
+    base = ask(model, prompt)
+    assert (base.cached_tokens, base.other_adapter_tokens, base.other_salt_tokens) == (0, 36, 0)
+    salted = ask(model, prompt, salt="a")
+    assert (salted.other_adapter_tokens, salted.other_salt_tokens) == (0, 36)
+
+
 def test_only_the_salts_of_the_same_key_are_told() -> None:
     model = EngineModel(limits(num_pages=200))
     alice, bob = (Tenant(name=name, cache_namespace="friends") for name in ("alice", "bob"))

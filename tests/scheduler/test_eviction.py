@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.base.settings.setting import EvictionPolicyName
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.requests import NO_HINTS, CacheHints, Retention
 from radixrt.scheduler.radix.eviction import make_policy
 from radixrt.scheduler.radix.node import DEFAULT, HIGH, LEVELS, NONE
@@ -208,19 +209,19 @@ def test_a_stated_next_use_that_is_past_saves_no_page_above_a_share() -> None:
     tree = RadixTree(1, make_policy("lru", clock), clock)
     tree.limit_share("key:a", 2)
 
-    def use(salt: str, pages: list[int], hints: CacheHints = NO_HINTS) -> None:
+    def use(tenant: str, pages: list[int], hints: CacheHints = NO_HINTS) -> None:
         clock.now += 1
-        root = tree.lock_root(salt)
+        root = tree.lock_root(CacheRoot(tenant))
         ids = np.array(pages, dtype=np.int32)
         end, _ = tree.insert(root, ids, ids)
         tree.move_lock(root, end)
         apply_hints(tree, end, len(pages), hints, clock.now, 0)
         tree.unlock(end)
 
-    use("key:a\0", [1, 2], CacheHints(next_use_s=3.0))
+    use("key:a", [1, 2], CacheHints(next_use_s=3.0))
     use("", [3, 4])
     clock.now += 10
     assert tree.evict(1).tolist() == [4], "nobody is above a share"
-    use("key:a\0", [5, 6])
+    use("key:a", [5, 6])
     assert sorted(tree.evict(2).tolist()) == [1, 2]
     assert tree.evict(1).tolist() == [3]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.base.settings.setting import EvictionPolicyName
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.requests import CacheHints, Retention
 from radixrt.scheduler.radix.eviction import (
     ByKey,
@@ -286,7 +287,7 @@ def test_a_session_that_ended_goes_first_and_leaves_what_it_shared() -> None:
     released = model.scheduler.release_session("two")
     assert released == 24  # in spite of "high", which it asked for itself
     assert model.scheduler.release_session("two") == 0, "it is forgotten"
-    assert model.scheduler.release_session("one", salt="other") == 0
+    assert model.scheduler.release_session("one", CacheRoot(salt="other")) == 0
     model.scheduler.state.kv.allocator.free(model.scheduler.state.kv.tree.evict(6))
     assert num_cached(model, [*system, *[70] * 24]) == 16
     assert num_cached(model, [*system, *[63] * 24]) == 40

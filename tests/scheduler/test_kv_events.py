@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
 from radixrt.kv.events import EventBatch, ReplayRequest
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import unpack_ids
 from radixrt.scheduler.radix import kv_events
 from radixrt.scheduler.radix.kv_events import (
@@ -41,13 +42,13 @@ DOCUMENTED = runpy.run_path(str(EXAMPLE))
 def hashes_in(tree: RadixTree) -> set[bytes]:
     """What the tree holds, by the rule of the documentation."""
     found: set[bytes] = set()
-    for salt, root in tree.roots().items():
+    for name, root in tree.roots().items():
         pending: list[tuple[list[int], Any]] = [([], root)]
         while pending:
             before, node = pending.pop()
             tokens = before + node.tokens.tolist()
             if not node.children:
-                found.update(DOCUMENTED["block_hashes"](tokens, tree.page_size, salt))
+                found.update(DOCUMENTED["block_hashes"](tokens, tree.page_size, *name))
             pending += [(tokens, child) for child in node.children.values()]
     return found
 
@@ -107,8 +108,9 @@ class MirrorMachine(RuleBasedStateMachine):
         )
         self.tree = self.engine.scheduler.state.kv.tree
         num_pages = self.engine.scheduler.state.limits.num_pages
-        self.tree.observer = EventRecorder(num_pages, self.page_size, with_token_ids=True)
-        self.stream = EventStream(self.tree.observer, self.buffer)
+        recorder = EventRecorder(num_pages, self.page_size, with_token_ids=True)
+        self.tree.observers = (recorder,)
+        self.stream = EventStream(recorder, self.buffer)
 
     @rule(
         stem=st.sampled_from(STEMS),
@@ -202,7 +204,7 @@ class Publishing:
         self.next_page = 0
 
     def insert(self, tokens: list[int], salt: str = "") -> None:
-        root = self.tree.lock_root(salt)
+        root = self.tree.lock_root(CacheRoot(salt=salt))
         pages = np.arange(len(tokens) // self.tree.page_size, dtype=np.int32) + self.next_page
         self.next_page += len(pages)
         node, _ = self.tree.insert(root, np.array(tokens, dtype=np.int32), pages)
@@ -248,12 +250,14 @@ def ask(publishing: Publishing, stream: str, sequence: int) -> list[EventBatch]:
 
 
 def test_hashes_are_those_that_b2sum_computes() -> None:
-    """``printf tenant | b2sum -l 64``, then ``(printf %s HASH | xxd -r -p; printf TOKENS) | b2sum
-    -l 64``."""
-    hashes = list(DOCUMENTED["block_hashes"]([0x61626364, 0x65666768, 5], 2, "tenant"))
-    assert hashes == [bytes.fromhex("8c3f0df129a2b753")]
+    """``printf '\\0\\0\\0\\0\\6\\0\\0\\0tenant\\0\\0\\0\\0' | b2sum -l 64``, then ``(printf %s HASH | xxd -r -p;
+    printf TOKENS) | b2sum -l 64``."""
+    hashes = list(DOCUMENTED["block_hashes"]([0x61626364, 0x65666768, 5], 2, salt="tenant"))
+    assert hashes == [bytes.fromhex("2222bf4f23e74d76")]
+    hashes = list(DOCUMENTED["block_hashes"]([0x61626364], 1, adapter="ad"))
+    assert hashes == [bytes.fromhex("be5f4afda864a42c")]
     hashes = list(DOCUMENTED["block_hashes"]([0x61626364, 0x65666768], 1))
-    assert hashes == [bytes.fromhex("40b4025ee6a3fb76"), bytes.fromhex("a9d22c74c8405bf1")]
+    assert hashes == [bytes.fromhex("7656e403cc38be49"), bytes.fromhex("d1a03e73b256ffe2")]
 
 
 def test_a_replay_brings_the_batches_that_were_missed(publishing: Publishing) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.calls import PinCall, ReleaseCacheCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import Tenant, TokenPrompt
@@ -37,7 +38,7 @@ class Pinned:
         self.model.run()
 
     def pin(self, prompt: list[int], ttl_s: float = 60.0) -> Lease:
-        return self.leases.pin(np.array(prompt, dtype=np.int32), "", ttl_s)
+        return self.leases.pin(np.array(prompt, dtype=np.int32), BASE_ROOT, ttl_s)
 
     def refusal(self, prompt: list[int], ttl_s: float = 60.0) -> RequestError:
         with pytest.raises(RequestError) as refused:
@@ -106,7 +107,7 @@ def test_a_lease_that_is_taken_twice_is_one() -> None:
     engine.run(DOCUMENT)
     tokens = np.array(DOCUMENT, dtype=np.int32)
     for _ in range(2):
-        engine.leases.pin(tokens, "", 60.0, lease_id="mine")
+        engine.leases.pin(tokens, BASE_ROOT, 60.0, lease_id="mine")
         check_invariants(engine.scheduler)
     assert len(engine.leases) == 1 and engine.leases.release("mine").num_pages == 5
     assert engine.tree.num_pinned_pages == 0
@@ -183,7 +184,7 @@ def test_a_lock_that_no_lease_accounts_for_is_noticed() -> None:
 def test_calls_are_answered_with_values_or_with_what_to_do() -> None:
     engine, replies = Pinned(), []
     calls = engine.model.calls(replies)
-    pin = PinCall(call_id=1, prompt=TokenPrompt(pack_ids(DOCUMENT)), cache_salt="", ttl_s=60.0)
+    pin = PinCall(call_id=1, prompt=TokenPrompt(pack_ids(DOCUMENT)), root=BASE_ROOT, ttl_s=60.0)
     calls.take(pin)
     assert replies[-1].call_id == 1 and replies[-1].error.status == 409
     engine.run(DOCUMENT)
@@ -215,14 +216,14 @@ def test_a_lease_is_its_tenants_own_and_counts_for_its_share() -> None:
         for name, share in {"alice": 0.3, "bob": 1.0}.items()
     }
     for number, tenant in enumerate(tenants.values()):
-        root = tree.lock_root(tenant.salt(""))
+        root = tree.lock_root(tenant.root(""))
         tokens = np.arange(6, dtype=np.int32)
         tree.insert(root, tokens, tokens + 6 * number)
 
     def pin(name: str, length: int) -> str:
         tenant = tenants[name]
         tokens = np.arange(length, dtype=np.int32)
-        return leases.pin(tokens, tenant.salt(""), 10.0, tenant=tenant).lease_id
+        return leases.pin(tokens, tenant.root(""), 10.0, tenant=tenant).lease_id
 
     first = pin("alice", 2)
     pin("alice", 3)  # of which two are pinned already

@@ -35,7 +35,7 @@ def prompt_of_some_kind(engine: EngineModel, rng: random.Random) -> tuple[list[i
     seq_id = rng.randrange(len(engine.requests))
     request = engine.requests[seq_id]
     known = unpack_ids(request.token_ids).tolist() + engine.answers[seq_id]
-    return known[: rng.randint(1, CONTEXT - 20)] + tail, request.options.cache_salt
+    return known[: rng.randint(1, CONTEXT - 20)] + tail, request.options.root.salt
 
 
 def arrive(engine: EngineModel, rng: random.Random) -> None:

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.scheduler.radix.node import Node
 from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.dictionary_cache import DictionaryCache
@@ -13,7 +14,7 @@ from tests.scheduler.dictionary_cache import DictionaryCache
 
 def insert(tree: RadixTree, salt: str, tokens: np.ndarray, pages: np.ndarray) -> int:
     """As a sequence does it: lock, insert below, unlock."""
-    root = tree.lock_root(salt)
+    root = tree.lock_root(CacheRoot(salt=salt))
     node, existing = tree.insert(root, tokens, pages)
     tree.move_lock(root, node)
     tree.unlock(node)
@@ -38,17 +39,17 @@ def test_tree_is_a_dictionary_of_prefixes_with_lru_leaves(operations: list, page
     for action, salt, ids, count in operations:
         whole = ids[: len(ids) // page_size * page_size]
         tokens = np.array(whole, dtype=np.int32)
-        match = tree.match(tokens, salt)
-        expected = model.match(salt, tuple(whole))
+        match = tree.match(tokens, CacheRoot(salt=salt))
+        expected = model.match(CacheRoot(salt=salt), tuple(whole))
         assert ([] if match is None else match.pages.tolist()) == expected
         if action == "insert" and whole:
             pages = np.arange(next_page, next_page + len(whole) // page_size, dtype=np.int32)
             next_page += len(pages)
             assert insert(tree, salt, tokens, pages) == len(expected)
-            model.insert(salt, tuple(whole), pages.tolist())
+            model.insert(CacheRoot(salt=salt), tuple(whole), pages.tolist())
         elif action == "use" and match is not None:
             tree.unlock(tree.lock_match(match))
-            model.use(salt, tuple(whole[: len(expected) * page_size]))
+            model.use(CacheRoot(salt=salt), tuple(whole[: len(expected) * page_size]))
         elif action == "evict":
             assert sorted(tree.evict(count).tolist()) == sorted(model.evict(count))
         assert tree.num_pages == tree.num_evictable_pages == len(model.pages)

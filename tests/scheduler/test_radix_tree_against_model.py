@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds
 from radixrt.scheduler.radix import node as node_module
 from radixrt.scheduler.radix.node import Node
@@ -20,15 +21,21 @@ from tests.scheduler.dictionary_cache import DictionaryCache
 
 NUM_OPERATIONS = int(os.environ.get("RADIXRT_TREE_OPERATIONS", "1500"))
 NUM_PAGES = 60
-SALTS = ("", "", "tenant")
-KEYS = ("key:a\0", "key:a\0salt", "key:b\0", "key:c\0")
+ROOTS = (BASE_ROOT, BASE_ROOT, CacheRoot(salt="tenant"))
+KEYS = (
+    CacheRoot("key:a"),
+    CacheRoot("key:a", "salt"),
+    CacheRoot("key:a", "", "salt"),
+    CacheRoot("key:b"),
+    CacheRoot("key:c"),
+)
 
 
 @dataclass
 class Reader:
     """A sequence that holds a lock."""
 
-    salt: str
+    root: CacheRoot
     tokens: tuple[int, ...]
     """The prefix it has locked."""
     node: Node
@@ -42,10 +49,10 @@ class Listener:
         self.prefixes: dict[int, tuple[str, tuple[int, ...]]] = {}
 
     def stored(
-        self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
+        self, root: CacheRoot | None, previous_page: int | None, tokens: TokenIds, pages: Pages
     ) -> None:
-        assert (salt is None) != (previous_page is None)
-        begin = (salt or "", ()) if previous_page is None else self.prefixes[previous_page]
+        assert (root is None) != (previous_page is None)
+        begin = (root or BASE_ROOT, ()) if previous_page is None else self.prefixes[previous_page]
         for index, page in enumerate(pages.tolist()):
             assert page not in self.prefixes, "a page is stored twice"
             known = tokens[: (index + 1) * self.page_size].tolist()
@@ -59,12 +66,13 @@ class Listener:
 class Life:
     """Tree, allocator and dictionary, side by side."""
 
-    def __init__(self, seed: int, page_size: int, salts: tuple[str, ...] = SALTS) -> None:
-        self.salts = salts
+    def __init__(self, seed: int, page_size: int, roots: tuple[CacheRoot, ...] = ROOTS) -> None:
+        self.roots = roots
         self.random = random.Random(seed)
         self.page_size = page_size
         self.tree, self.model = RadixTree(page_size), DictionaryCache(page_size)
-        self.tree.observer = self.listener = Listener(page_size)
+        self.listener = Listener(page_size)
+        self.tree.observers = (self.listener,)
         self.allocator = PageAllocator(NUM_PAGES)
         self.readers: list[Reader] = []
 
@@ -80,19 +88,19 @@ class Life:
 
     def begin(self) -> None:
         """Look a prompt up and lock what is there."""
-        salt, tokens = self.random.choice(self.salts), self.some_tokens(15)
+        root, tokens = self.random.choice(self.roots), self.some_tokens(15)
         asked = np.array(
             tokens + (1,) * self.random.randrange(self.page_size), dtype=np.int32
         )  # a page that is not full counts for nothing
-        match = self.tree.match(asked, salt)
+        match = self.tree.match(asked, root)
         found = [] if match is None else match.pages.tolist()
-        expected = self.model.match(salt, tuple(asked.tolist()))
+        expected = self.model.match(root, tuple(asked.tolist()))
         assert found == expected
-        node = self.tree.lock_root(salt) if match is None else self.tree.lock_match(match)
+        node = self.tree.lock_root(root) if match is None else self.tree.lock_match(match)
         prefix = tuple(asked[: len(found) * self.page_size].tolist())
-        self.model.locks.append((salt, prefix))
-        self.model.use(salt, prefix)
-        self.readers.append(Reader(salt, prefix, node))
+        self.model.locks.append((root, prefix))
+        self.model.use(root, prefix)
+        self.readers.append(Reader(root, prefix, node))
 
     def extend(self) -> None:
         """A sequence goes on, on pages of its own, and puts them into the tree."""
@@ -103,24 +111,24 @@ class Life:
         if self.allocator.num_free < count:
             return
         pages, tokens = self.allocator.allocate(count), reader.tokens + more
-        known = self.model.match(reader.salt, tokens)
+        known = self.model.match(reader.root, tokens)
         end, existing = self.tree.insert(reader.node, np.array(more, dtype=np.int32), pages)
         assert existing == len(known) - len(reader.tokens) // self.page_size
         self.allocator.free(pages[:existing])
         self.tree.move_lock(reader.node, end)
-        self.model.insert(reader.salt, tokens, [*known, *pages[existing:].tolist()])
-        self.model.locks.remove((reader.salt, reader.tokens))
-        self.model.locks.append((reader.salt, tokens))
+        self.model.insert(reader.root, tokens, [*known, *pages[existing:].tolist()])
+        self.model.locks.remove((reader.root, reader.tokens))
+        self.model.locks.append((reader.root, tokens))
         reader.node, reader.tokens = end, tokens
 
     def end(self, *, prune: bool = False) -> None:
         reader = self.readers.pop(self.random.randrange(len(self.readers)))
         self.tree.unlock(reader.node)
-        self.model.locks.remove((reader.salt, reader.tokens))
-        self.model.use(reader.salt, reader.tokens)
+        self.model.locks.remove((reader.root, reader.tokens))
+        self.model.use(reader.root, reader.tokens)
         if prune:
             freed = self.tree.prune(reader.node)
-            expected = self.model.prune(reader.salt, reader.tokens)
+            expected = self.model.prune(reader.root, reader.tokens)
             assert sorted(freed.tolist()) == sorted(expected)
             self.allocator.free(freed)
 
@@ -131,7 +139,7 @@ class Life:
 
     def limit(self) -> None:
         """A namespace gets a share, or another one, or loses it."""
-        namespace = self.random.choice(KEYS).partition("\0")[0]
+        namespace = self.random.choice(KEYS).tenant
         most = self.random.choice((None, 0, 1, 5, 10, 20))
         self.tree.limit_share(namespace, most)
         self.model.max_pages.pop(namespace, None)
@@ -160,7 +168,7 @@ class Life:
         assert tree.num_pages == len(held)
         assert tree.num_locked_pages == len(model.locked())
         for namespace, share in tree.shares.all().items():
-            assert share.num_pages == sum(s.partition("\0")[0] == namespace for s, _ in model.pages)
+            assert share.num_pages == sum(root.tenant == namespace for root, _ in model.pages)
         free = self.allocator.free_pages().tolist()
         assert sorted([*free, *held]) == list(range(NUM_PAGES))
         nodes = list(tree.nodes())
@@ -197,7 +205,7 @@ def test_tree_is_a_dictionary_of_prefixes_whatever_happens(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("seed", "page_size"), [(4, 1), (5, 16)])
 def test_namespaces_above_their_shares_are_evicted_first(seed: int, page_size: int) -> None:
-    life = Life(seed, page_size, salts=("", *KEYS))
+    life = Life(seed, page_size, roots=(BASE_ROOT, *KEYS))
     for operation in range(NUM_OPERATIONS):
         if life.random.random() < 0.03:
             life.limit()

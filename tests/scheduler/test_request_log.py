@@ -13,6 +13,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.bench.cache.bounds import infinite_cache
 from radixrt.bench.cache.trace import read_trace
 from radixrt.messages.answers import AnswerReport
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
@@ -24,7 +25,9 @@ def arrive(log: RequestLog, seq_id: int, tokens: np.ndarray, salt: str = "") -> 
         SequenceRequest(
             seq_id=seq_id,
             token_ids=pack_ids(tokens),
-            options=RequestOptions(sampling=SamplingParams(max_tokens=9), cache_salt=salt),
+            options=RequestOptions(
+                sampling=SamplingParams(max_tokens=9), root=CacheRoot(salt=salt)
+            ),
         )
     )
 

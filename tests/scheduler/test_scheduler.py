@@ -9,6 +9,7 @@ import pytest
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import SchedulePolicyName
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.requests import DEFAULT_POOLING, PoolingInfo, RequestOptions
 from radixrt.messages.sequences import SequenceRequest
@@ -416,7 +417,7 @@ def test_nothing_of_a_lost_tokenizer_process_is_left_but_the_cache() -> None:
     model.plan()
     model.absorb()
     assert model.plan() is not None and model.plan() is not None
-    scheduler.state.kv.leases.pin(np.arange(1, 9, dtype=np.int32), "", 60.0)
+    scheduler.state.kv.leases.pin(np.arange(1, 9, dtype=np.int32), BASE_ROOT, 60.0)
     assert scheduler.num_running == 2 and len(scheduler.state.waiting) == 1 and model.loading
 
     scheduler.forget_all()

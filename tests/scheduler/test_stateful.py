@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import (
     DEFAULT_POOLING,
@@ -20,7 +21,6 @@ from radixrt.messages.requests import (
     CacheHints,
     Retention,
     Tenant,
-    split_salt,
 )
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.radix.leases import Lease
@@ -183,7 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         cut = data.draw(st.integers(0, min(len(known), CONTEXT - len(tail) - 1)))
         prompt = known[:cut] + tail
         max_tokens = data.draw(st.integers(1, CONTEXT - len(prompt)))
-        _, salt = split_salt(request.options.cache_salt)
+        salt = request.options.root.salt
         tenant = request.options.tenant
         self.engine.add(prompt, max_tokens, salt, tenant=tenant, cache_hints=cache_hints)
 
@@ -216,14 +216,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pin(self, data: st.DataObject, ttl_s: float) -> None:
         seq_id = data.draw(st.sampled_from(sorted(self.engine.requests)))
         request = self.engine.requests[seq_id]
-        tokens, salt = unpack_ids(request.token_ids), request.options.cache_salt
+        tokens, root = unpack_ids(request.token_ids), request.options.root
         kv = self.engine.scheduler.state.kv
         try:
-            lease = kv.leases.pin(tokens, salt, ttl_s)
+            lease = kv.leases.pin(tokens, root, ttl_s)
         except RequestError as error:
             assert error.status in (400, 409, 429)
         else:
-            self.leased[lease.lease_id] = (lease, tokens, salt)
+            self.leased[lease.lease_id] = (lease, tokens, root)
         assert (
             kv.tree.num_pinned_pages
             <= self.engine.scheduler.state.limits.settings.max_pinned_fraction
@@ -242,7 +242,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(["one", "two"]), salt=st.sampled_from(["", "tenant"]))
     def session_ends(self, session: str, salt: str) -> None:
-        self.engine.scheduler.release_session(session, salt)
+        self.engine.scheduler.release_session(session, CacheRoot(salt=salt))
 
     @rule(seconds=st.integers(1, 5))
     def time_goes_by(self, seconds: int) -> None:
@@ -273,9 +273,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.scheduler.state.kv.tree,
             self.engine.scheduler.state.kv.leases.all(),
         )
-        for lease, tokens, salt in self.leased.values():
+        for lease, tokens, root in self.leased.values():
             if lease in live:
-                match = tree.match(tokens, salt)
+                match = tree.match(tokens, root)
                 assert match is not None and match.num_pages >= lease.num_pages
 
     def teardown(self) -> None:
@@ -290,6 +290,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.scheduler.state.kv.allocator.num_free
             == self.engine.scheduler.state.limits.num_pages
         )
+        states = self.engine.scheduler.state.kv.states
+        assert states.num_free == states.num_rows
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -7,8 +7,14 @@ it, so a wrong one fails wherever it is used.
 import numpy as np
 import pytest
 
+from radixrt.messages.cache_root import BASE_ROOT
+from radixrt.messages.calls import CacheTreeCall, CallReply, MatchCall
+from radixrt.messages.ids import pack_ids
+from radixrt.messages.requests import CacheHints, Retention, TokenPrompt
 from radixrt.messages.steps import EMPTY_STATE
+from radixrt.scheduler.radix.kv_cache import ANSWER_STRIDE
 from radixrt.scheduler.radix.states import KeptStates
+from radixrt.scheduler.radix.view import TreeView
 from tests.scheduler.engine_model import EngineModel, limits
 
 PAGE = 4
@@ -49,14 +55,132 @@ def test_an_identical_prompt_computes_its_last_page_only() -> None:
         assert ask(model, prompt) == whole_pages(length - 1)
 
 
-def test_the_next_turn_continues_from_the_end_of_the_answer() -> None:
+@pytest.mark.parametrize("page_size", [1, 4, 16, 24])
+def test_the_next_turn_continues_from_the_end_of_the_answer(page_size: int) -> None:
+    """From the last end of a page, or of 16 tokens where pages are shorter."""
+    stride = max(page_size, ANSWER_STRIDE)
     for max_tokens in range(1, 40):
-        model = engine()
+        model = engine(page_size=page_size, state_interval=400 * page_size, num_pages=250)
         seq_id = model.add([1, 2, 3, 4, 5, 6], max_tokens, ignore_eos=True)
         model.run()
         history = [1, 2, 3, 4, 5, 6, *model.answers[seq_id]]
         # the last token of an answer is never an input
-        assert ask(model, [*history, 30, 31]) == whole_pages(len(history) - 1)
+        most = (len(history) - 1) // stride * stride or 6 // page_size * page_size
+        assert ask(model, [*history, 30, 31]) == most
+        assert model.worker.states_written <= 6 + len(history) / stride
+
+
+def test_states_that_the_worker_has_missed_do_not_fill_the_memory() -> None:
+    """Forced tokens take it past positions that it is to keep the state of."""
+    model = engine(kept_states=6, num_pages=300)
+    for seed in range(30):
+        prompt = [(seed * 7 + i * 3) % 17 for i in range(20)]
+        model.add(prompt, 60, ignore_eos=True, grammar=b"json")
+        model.load_grammar()
+        model.run()
+    assert ask(model, [3] * 41) == 0
+    assert ask(model, [3] * 41) == 40
+    model.plan()
+    states = model.scheduler.state.kv.states
+    assert states.count(np.array(list(states.pages().values()))) == len(states)
+
+
+def test_an_answer_that_is_taken_back_computes_few_tokens_again() -> None:
+    """A checked value was wrong: a new sequence goes on from the tokens before it."""
+    for taken_back in range(1, 150, 7):
+        model = engine(page_size=16, state_interval=1600, num_pages=64)
+        prompt = [(i * 3) % 17 for i in range(20)]
+        seq_id = model.add(prompt, 200, ignore_eos=True, grammar=b"json")
+        model.load_grammar()
+        while len(model.answers[seq_id]) < 180:
+            model.plan()
+            model.absorb()
+        answer = model.answers[seq_id]
+        kept = answer[: len(answer) - taken_back]
+        model.release(seq_id)
+        before = model.worker.computed_tokens
+        again = model.add(
+            [*prompt, *kept], len(kept) + 1, num_output=len(kept), grammar=b"json", ignore_eos=True
+        )
+        model.load_grammar()
+        model.run()
+        assert again in model.finished
+        assert model.worker.computed_tokens - before <= max(taken_back, 16) + 3 * 16
+
+
+def test_a_sequence_that_is_retracted_computes_few_tokens_again() -> None:
+    model = engine(page_size=16, state_interval=1600, num_pages=64)
+    prompt = [(i * 3) % 17 for i in range(20)]
+    for max_tokens in range(40, 60):
+        model.add([*prompt, max_tokens], max_tokens, ignore_eos=True)
+        for _ in range(max_tokens - 10):
+            model.plan()
+            model.absorb()
+        before, planner = model.worker.computed_tokens, model.scheduler.planner
+        assert planner._retract()
+        model.run()
+        assert model.worker.computed_tokens - before <= 10 + 3 * 16
+
+
+def test_sequences_with_forced_tokens_and_drafts_keep_a_state_near_their_ends() -> None:
+    for options in ({"speculates": True}, {}):
+        for seed in range(8):
+            model = engine(page_size=16, state_interval=1600, num_pages=64, **options)
+            prompt = [(seed * 7 + i * 3) % 17 for i in range(20)]
+            seq_id = model.add(
+                prompt, 100 + seed, ignore_eos=True, grammar=None if options else b"json"
+            )
+            model.load_grammar()
+            model.run()
+            history = [*prompt, *model.answers[seq_id]]
+            assert ask(model, [*history, 30, 31]) >= len(history) - 1 - 3 * 16
+
+
+def test_the_next_turn_of_a_chat_finds_the_messages_of_the_turn_before() -> None:
+    """Whatever the template writes behind them, and drops in the next turn."""
+    for num_messages in range(20, 40):
+        model, messages = engine(), [(5 * i) % 13 for i in range(num_messages)]
+        generation_prompt = list(range(20, 33))
+        seq_id = model.add([*messages, *generation_prompt], 2, messages_end=num_messages)
+        model.run()
+        assert seq_id in model.finished
+        assert ask(model, [*messages, 20, 21, 40, 41]) >= whole_pages(num_messages)
+
+
+def test_a_cache_breakpoint_has_a_state() -> None:
+    for covered in range(9, 30):
+        model, prompt = engine(), [(5 * i) % 13 for i in range(50)]
+        model.add(prompt, 2, cache_hints=CacheHints(retain=[Retention("high", covered, 60.0)]))
+        model.run()
+        assert ask(model, [*prompt[:covered], 40, 41]) == whole_pages(covered)
+
+
+def test_a_match_of_a_prompt_ends_at_a_state() -> None:
+    model, prompt = engine(), [(5 * i) % 13 for i in range(30)]
+    ask(model, prompt)
+    replies: list[CallReply] = []
+    prompts = [TokenPrompt(pack_ids(one)) for one in (prompt, [*prompt[:21], 40])]
+    model.calls(replies).take(MatchCall(prompts=prompts, root=BASE_ROOT))
+    found = [one.cached_tokens for one in replies[0].value]
+    assert found == [ask(model, [*prompt, 9, 9]), 0]
+
+
+def test_the_view_of_the_tree_counts_the_states_of_each_node() -> None:
+    model, prompt = engine(), [(5 * i) % 13 for i in range(50)]
+    ask(model, prompt)
+    ask(model, [*prompt[:21], 40])
+    kv = model.scheduler.state.kv
+    slices = TreeView(kv.tree, CacheTreeCall(call_id=1, depth=9), states=kv.states).slices()
+    with pytest.raises(StopIteration) as stop:
+        while True:
+            next(slices)
+    shown = [*stop.value.value.namespaces[0].children]
+    counts = []
+    while shown:
+        node = shown.pop()
+        counts.append(node.states)
+        shown += node.children
+    assert sum(counts) == len(kv.states) == len(kv.states.pages()) and max(counts) < sum(counts)
 
 
 def test_eight_requests_on_one_new_document_compute_it_once() -> None:
@@ -132,7 +256,7 @@ def test_a_pinned_prefix_keeps_its_state() -> None:
     model = engine(kept_states=2, num_pages=200, context_length=128)
     pinned = [(3 * i) % 17 for i in range(40)]
     ask(model, [*pinned, 50])
-    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), "", 1000.0)
+    lease = model.scheduler.state.kv.leases.pin(np.array(pinned, dtype=np.int32), BASE_ROOT, 1000.0)
     for first in range(20, 30):
         ask(model, [first + i for i in range(40)])
     assert ask(model, [*pinned, 51, 52]) == len(pinned)
@@ -140,3 +264,14 @@ def test_a_pinned_prefix_keeps_its_state() -> None:
     for first in range(20, 30):
         ask(model, [first + i for i in range(40)])
     assert ask(model, [*pinned, 53, 54]) == 0
+
+
+def test_a_lease_on_the_beginning_of_an_edge_pins_a_state_of_its_own_prefix() -> None:
+    model = engine(kept_states=40, num_pages=200, state_interval=2 * PAGE)
+    prompt = [(3 * i) % 17 for i in range(80)]
+    ask(model, prompt)
+    kv = model.scheduler.state.kv
+    lease = kv.leases.pin(np.array(prompt[:42], dtype=np.int32), BASE_ROOT, 1000.0)
+    match = kv.tree.match(np.array(prompt, dtype=np.int32))
+    assert match is not None
+    assert kv.states.pages()[lease.state] == match.pages[40 // PAGE - 1]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.cache_tree import CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall, CallReply
 from radixrt.messages.ids import unpack_ids
@@ -24,24 +25,25 @@ prompts = st.lists(
 )
 
 
-def insert(tree: RadixTree, salt: str, pages: list[int], first_page: int) -> None:
+def insert(tree: RadixTree, name: CacheRoot, pages: list[int], first_page: int) -> None:
     """Put a prompt of which each page is one token, twice."""
     tokens = np.repeat(np.array(pages, dtype=np.int32), PAGE_SIZE)
-    root = tree.lock_root(salt)
+    root = tree.lock_root(name)
     ids = np.arange(first_page, first_page + len(pages), dtype=np.int32)
     end, _ = tree.insert(root, tokens, ids)
     tree.move_lock(root, end)
     tree.unlock(end)
 
 
-def grown(prompts: list[tuple[str, list[int]]], seen_at: float) -> RadixTree:
+def grown(prompts: list[tuple[str | CacheRoot, list[int]]], seen_at: float) -> RadixTree:
     """A prompt a second, and then a wait until ``seen_at``."""
     now = 0.0
     tree = RadixTree(PAGE_SIZE, clock=lambda: now)
     for number, (salt, pages) in enumerate(prompts):
         now = float(number)
         if pages:
-            insert(tree, salt, pages, 100 * number)
+            name = salt if isinstance(salt, CacheRoot) else CacheRoot(salt=salt)
+            insert(tree, name, pages, 100 * number)
     now = seen_at
     return tree
 
@@ -78,8 +80,8 @@ def test_every_number_of_the_view_is_a_sum_over_nodes(
         salts = [
             s for s, r in tree.roots().items() if len(all_below(r)) - 1 == namespace.total_nodes
         ]
-        assert any(bool(salt) == namespace.salted for salt in salts)
-        roots = [tree.roots()[salt] for salt in salts if bool(salt) == namespace.salted]
+        assert any(bool(salt.salt) == namespace.salted for salt in salts)
+        roots = [tree.roots()[salt] for salt in salts if bool(salt.salt) == namespace.salted]
         assert any(agrees(namespace.children, root, depth, children) for root in roots)
 
 
@@ -141,7 +143,7 @@ def test_a_walk_in_slices_survives_what_happens_between_them(
         while not done:
             for _ in range(rng.randrange(3)):
                 pages = [rng.randrange(3) for _ in range(rng.randint(1, 9))]
-                insert(tree, rng.choice(["", "a"]), pages, next_page)
+                insert(tree, CacheRoot(salt=rng.choice(["", "a"])), pages, next_page)
                 next_page += len(pages)
             tree.evict(rng.randrange(6))
             try:
@@ -230,17 +232,20 @@ def test_a_view_below_a_node_shows_its_part_and_the_way_to_it() -> None:
 def test_a_node_keeps_its_id_when_its_edge_is_split_and_one_that_is_gone_shows_the_whole() -> None:
     tree, known = grown([("", [1, 2, 3]), ("", [5])], 9.0), KnownNodes()
     node = searched(tree, known).namespaces[0].children[0].node
-    insert(tree, "", [1, 9], 500)
+    insert(tree, BASE_ROOT, [1, 9], 500)
     below = searched(tree, known, below=node)
     assert [n.num_tokens for n in below.above] == [2] and below.total_tokens == 4
     tree.evict(100)
-    insert(tree, "", [4], 600)
+    insert(tree, BASE_ROOT, [4], 600)
     gone = searched(tree, known, below=node)
     assert gone.above == [] and gone.total_tokens == 2
 
 
 def test_nobody_sees_below_a_node_of_another_namespace() -> None:
-    tree, known = grown([("key:alice\0", [1, 2]), ("key:bob\0", [3])], 9.0), KnownNodes()
+    tree, known = (
+        grown([(CacheRoot("key:alice"), [1, 2]), (CacheRoot("key:bob"), [3])], 9.0),
+        KnownNodes(),
+    )
     alices = next(n for n in searched(tree, known).namespaces if n.namespace == "key:alice")
     seen = searched(tree, known, below=alices.children[0].node, namespace="key:bob")
     assert [n.namespace for n in seen.namespaces] == ["key:bob"] and seen.total_tokens == 2

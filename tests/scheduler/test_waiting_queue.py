@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import SchedulePolicyName
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RequestOptions
 from radixrt.messages.sequences import SequenceRequest
@@ -39,7 +40,7 @@ class Bench:
             seq_id=self._next_id,
             token_ids=pack_ids(tokens),
             options=RequestOptions(
-                sampling=SamplingParams(max_tokens=1), cache_salt=salt, priority=priority
+                sampling=SamplingParams(max_tokens=1), root=CacheRoot(salt=salt), priority=priority
             ),
         )
         self._next_id += 1

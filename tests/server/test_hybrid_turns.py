@@ -24,10 +24,6 @@ EXTRA: dict[str, Any] = {
 }
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the state at the end of a prompt may lie in its generation prompt, where no turn goes on",
-)
 @pytest.mark.parametrize("architecture", ["qwen3_5"])
 def test_a_turn_finds_the_prompt_of_the_turn_before(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,7 @@ def generate(
         timeout=30,
     )
     tokens = prompt + answer.raise_for_status().json()["output_ids"]
-    return set(docs["block_hashes"](tokens[:-1], PAGE_SIZE, salt or ""))
+    return set(docs["block_hashes"](tokens[:-1], PAGE_SIZE, salt=salt or ""))
 
 
 def listen(mirror: Any, expected: set[bytes]) -> None:

@@ -16,6 +16,7 @@ from radixrt.base.liveness.link import (
     ToSupervisor,
 )
 from radixrt.client.engine_client import EngineClient
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.calls import CacheTreeCall, FlushCacheCall, PinCall, StatsCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import TokenPrompt
@@ -140,7 +141,7 @@ def test_calls_reach_all_engines_or_their_owner(vocabulary: Vocabulary) -> None:
         nodes = {node["node"] for space in tree["namespaces"] for node in space["children"]}
         assert nodes == {MAX_REPLICAS * 7, MAX_REPLICAS * 7 + 1}
         granted = await fleet.client.call(
-            PinCall(prompt=TokenPrompt(pack_ids(list(range(64)))), cache_salt="", ttl_s=60.0)
+            PinCall(prompt=TokenPrompt(pack_ids(list(range(64)))), root=BASE_ROOT, ttl_s=60.0)
         )
         [owner] = [r for r, engine in fleet.replicas.items() if len(engine.cache_calls) == 2]
         fleet.replicas.pop(owner).close()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.tokenizer.prompt import kept_answers
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES, KeptAnswers, TokenMemory
 from radixrt.tokenizer.prompt.segments import joined
@@ -41,12 +42,12 @@ def test_a_conversation_begins_with_its_earlier_prompt_and_answer(data: st.DataO
     text, before, ends = "", [], []
     for _ in range(data.draw(st.integers(1, 4))):
         prompt = text + ask + data.draw(words) + reply
-        ids = joined(encoder.encode(prompt, "salt", ends))
+        ids = joined(encoder.encode(prompt, CacheRoot(salt="salt"), ends))
         assert tokenizer.decode(ids, skip_special_tokens=False) == prompt
         assert ids[: len(before)] == before, "the KV of prompt and answer can be used again"
         answer = data.draw(words)
         spoken = spelled(tokenizer, answer)
-        encoder.answers.keep(prompt, answer, spoken, "salt")
+        encoder.answers.keep(prompt, answer, spoken, CacheRoot(salt="salt"))
         before, text = ids + spoken, prompt + answer + end
         ends = [*ends, len(prompt + answer)]
 
@@ -56,15 +57,15 @@ def test_another_conversation_or_salt_is_encoded_by_the_tokenizer() -> None:
     encoder = encoder_of(tokenizer)
     prompt, answer = "<|im_start|>user\nhi<|im_start|>assistant\n", "the quick brown fox"
     spoken = spelled(tokenizer, answer)
-    encoder.answers.keep(prompt, answer, spoken, "mine")
+    encoder.answers.keep(prompt, answer, spoken, CacheRoot(salt="mine"))
     text = prompt + answer + "<|im_end|>"
     assert spoken != at_once(tokenizer, answer)
-    assert joined(encoder.encode(text, "mine")) == [
+    assert joined(encoder.encode(text, CacheRoot(salt="mine"))) == [
         *at_once(tokenizer, prompt), *spoken, *at_once(tokenizer, "<|im_end|>")
     ]  # fmt: skip
-    assert joined(encoder.encode(text, "yours")) == at_once(tokenizer, text)
+    assert joined(encoder.encode(text, CacheRoot(salt="yours"))) == at_once(tokenizer, text)
     other = text.replace("hi", "ho")
-    assert joined(encoder.encode(other, "mine")) == at_once(tokenizer, other)
+    assert joined(encoder.encode(other, CacheRoot(salt="mine"))) == at_once(tokenizer, other)
 
 
 @pytest.mark.parametrize("make", [byte_fallback, metaspace])
@@ -76,18 +77,18 @@ def test_where_a_text_cannot_be_cut_anywhere_only_special_tokens_end_answers(
     encoder = encoder_of(tokenizer)
     special = special_tokens(tokenizer)[-1].content
     prompt, answer = f"{special}user hi{special}", "the quick brown fox"
-    encoder.answers.keep(prompt, answer, [5, 6, 7], "")
+    encoder.answers.keep(prompt, answer, [5, 6, 7], BASE_ROOT)
     cut, marked = f"{prompt}{answer} and", f"{prompt}{answer}{special}"
-    assert joined(encoder.encode(cut, "", [len(prompt + answer)])) == at_once(tokenizer, cut)
+    assert joined(encoder.encode(cut, BASE_ROOT, [len(prompt + answer)])) == at_once(tokenizer, cut)
     assert [5, 6, 7] in [segment.ids.tolist() for segment in encoder.encode(marked)]
 
 
 def test_answers_in_doubt_do_not_overlap() -> None:
     kept = KeptAnswers()
-    kept.keep("a", "bcd", [1], "")
-    kept.keep("ab", "cdef", [2], "")
-    kept.keep("abcd", "efg", [3], "")
-    found = kept.find("abcdefg", [4, 6, 7], "")
+    kept.keep("a", "bcd", [1], BASE_ROOT)
+    kept.keep("ab", "cdef", [2], BASE_ROOT)
+    kept.keep("abcd", "efg", [3], BASE_ROOT)
+    found = kept.find("abcdefg", [4, 6, 7], BASE_ROOT)
     assert [(each.start, each.end, each.ids.tolist()) for each in found] == [
         (1, 4, [1]),
         (4, 7, [3]),
@@ -118,8 +119,8 @@ def test_kept_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_answers, "CAPACITY_BYTES", 3 * (ENTRY_BYTES + 4))
     kept = KeptAnswers()
     for number in range(4):
-        kept.keep(f"{number}", "x", [number], "")
-    assert [len(kept.find(f"{number}x", [2], "")) for number in range(4)] == [0, 1, 1, 1]
+        kept.keep(f"{number}", "x", [number], BASE_ROOT)
+    assert [len(kept.find(f"{number}x", [2], BASE_ROOT)) for number in range(4)] == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("length", [1, 50, 1000])
@@ -129,7 +130,7 @@ def test_the_bound_is_one_of_memory(length: int) -> None:
     tracemalloc.start()
     try:
         for number in range(800):
-            kept.keep(str(number), "x", [7] * length, "")
+            kept.keep(str(number), "x", [7] * length, BASE_ROOT)
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

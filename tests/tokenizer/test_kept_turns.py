@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt import kept_turns
@@ -19,14 +20,14 @@ def prompt_of(*messages: dict[str, Any], **fields: Any) -> ChatPrompt:
 
 
 def keep(turns: KeptTurns, prompt: ChatPrompt, text: str, written: str) -> None:
-    history = History(prompt, "salt")
+    history = History(prompt, CacheRoot(salt="salt"))
     found = turns.last(history, len(prompt.messages))
     parts = AnswerParts(["There."], ["Look."])
     OpenTurn(turns, history, text, found and found[1]).keep(written, parts)
 
 
 def texts(turns: KeptTurns, prompt: ChatPrompt, salt: str = "salt") -> list[str]:
-    found = turns.last(History(prompt, salt), len(prompt.messages))
+    found = turns.last(History(prompt, CacheRoot(salt=salt)), len(prompt.messages))
     return [] if found is None else [turn.text for turn in found[1].chain()]
 
 
@@ -70,7 +71,9 @@ def test_calls_count_by_name_and_arguments() -> None:
     turns, parts = KeptTurns(), AnswerParts()
     parts.add("", "", [ToolCall(0, "f", '{"a": 1, ')])
     parts.add("", "", [ToolCall(0, "", '"b": 2}')])
-    OpenTurn(turns, History(prompt_of(ASK), "salt"), "ask:", None).keep("f(1, 2)", parts)
+    OpenTurn(turns, History(prompt_of(ASK), CacheRoot(salt="salt")), "ask:", None).keep(
+        "f(1, 2)", parts
+    )
     call = {"id": "any", "function": {"name": "f", "arguments": {"b": 2, "a": 1}}}
     assert texts(turns, prompt_of(ASK, {"role": "assistant", "content": "", "tool_calls": [call]}))
     call = {"function": {"name": "f", "arguments": {"b": 2, "a": 3}}}

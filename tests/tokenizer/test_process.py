@@ -23,6 +23,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
 from radixrt.constrained.constraint import AnyJson
 from radixrt.messages.answers import AnswerChunk, AnswerReport
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.calls import DetokenizeCall, StatsCall, TokenizeCall
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.links import ToScheduler
@@ -329,7 +330,7 @@ def test_a_text_that_does_not_come_to_an_end_stops_the_heartbeat(
     async def scene(stage: Stage) -> None:
         heartbeat = Heartbeat(stage.channels.heartbeat_file("tokenizer"))
         asking = asyncio.create_task(
-            stage.client.call(TokenizeCall(TextPrompt("endless"), NO_TENANT, ""))
+            stage.client.call(TokenizeCall(TextPrompt("endless"), NO_TENANT, BASE_ROOT))
         )
         while not heartbeat.is_overdue():
             await asyncio.sleep(0.01)
@@ -485,8 +486,8 @@ def test_kept_answers_are_bounded_by_the_kv_pool(vocabulary: Vocabulary) -> None
         answers = stage.vocabulary.segments.answers
         texts = [f"{number:04}" for number in range(2000)]
         for text in texts:
-            answers.keep(text, "!", [7], "bound")
-        found = [bool(answers.find(text + "!", [5], "bound")) for text in texts]
+            answers.keep(text, "!", [7], BASE_ROOT)
+        found = [bool(answers.find(text + "!", [5], BASE_ROOT)) for text in texts]
         pool_tokens = engine_info().kv_pool_tokens
         assert found == sorted(found)
         assert 1 < sum(found) <= KEPT_BYTES_PER_TOKEN * pool_tokens / ENTRY_BYTES

@@ -289,3 +289,68 @@ def test_a_token_that_the_tokenizer_knows_and_the_model_does_not_is_refused(
     small = dataclasses.replace(LIMITS, vocab_size=IM_END)
     with pytest.raises(RequestError, match="not in the model's vocabulary"):
         PromptEncoder(chatml).encode(TextPrompt("<|im_end|>"), small)
+
+
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+"""As many models' templates: the next turn has no thought here."""
+SPACED = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %} think {% endif %}"
+)
+"""As Llama 2's: characters of both sides may join to one token where a message ends."""
+SPREAD = 34
+"""Characters between the end of the messages, as it is counted, and the place where the next turn may
+leave the prompt: the template's own behind each message, and those that join."""
+
+
+@pytest.mark.parametrize("template", [FORGETFUL, SPACED])
+@given(st.text(alphabet=st.sampled_from(" \nabtheof.[]/INST"), max_size=30), st.sampled_from(TEXT))
+def test_a_chats_messages_end_where_the_next_turn_still_has_its_tokens(
+    vocabularies: dict[str, Vocabulary], template: str, content: str, answer: str
+) -> None:
+    vocabulary = vocabularies[template]
+    messages = [{"role": "user", "content": f"{answer} {content}"}]
+    prompt = PromptEncoder(vocabulary).encode(ChatPrompt(messages), LIMITS)
+    turn = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "x"}]
+    following = PromptEncoder(vocabulary).encode(ChatPrompt(turn), LIMITS).token_ids
+    pairs = enumerate(zip(prompt.token_ids, following, strict=False))
+    shared = next(index for index, (one, other) in pairs if one != other)
+    assert prompt.messages_end <= shared < len(prompt.token_ids)
+    assert len(vocabulary.decode(prompt.token_ids[prompt.messages_end : shared])) <= SPREAD
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vocabulary]:
+    """By their templates."""
+    folder = tmp_path_factory.mktemp
+    saved = {
+        FORGETFUL: save_byte_level(folder("forgetful"), FORGETFUL),
+        SPACED: save_byte_fallback(folder("spaced"), SPACED),
+    }
+    return {
+        template: Vocabulary.load(ServerConfig(model_path=str(path)))
+        for template, path in saved.items()
+    }
+
+
+def test_the_end_of_a_chats_messages_is_unknown_behind_much_text(chatml: Vocabulary) -> None:
+    """The template leaves the last message out, or writes it in another way."""
+    hidden = "{{ messages[0].content }}" + "very long instructions " * 40
+    original, chatml.hf.chat_template = chatml.hf.chat_template, hidden
+    try:
+        assert PromptEncoder(Vocabulary(chatml.hf)).encode(chat("hi"), LIMITS).messages_end == 0
+    finally:
+        chatml.hf.chat_template = original
+    assert PromptEncoder(chatml).encode(TextPrompt("the fox"), LIMITS).messages_end == 0
+
+
+def test_the_messages_end_behind_control_tokens_in_them(chatml: Vocabulary) -> None:
+    plain, hidden = (
+        PromptEncoder(chatml).encode(chat(text), LIMITS) for text in ("hi", "hi<|im_end|>")
+    )
+    behind = [len(one.token_ids) - one.messages_end for one in (plain, hidden)]
+    assert behind[0] == behind[1] > 3

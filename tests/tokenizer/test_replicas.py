@@ -16,6 +16,7 @@ from radixrt.base.errors import RequestError
 from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.client.engine_client import EngineClient
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.calls import (
     CacheNodeCall,
     CacheTreeCall,
@@ -237,7 +238,7 @@ def test_calls_reach_all_replicas_or_their_owner(vocabulary: Vocabulary) -> None
 def test_a_lease_is_taken_again_in_another_replica(vocabulary: Vocabulary) -> None:
     async def scene(fleet: Fleet) -> None:
         prompt = TokenPrompt(pack_ids(list(range(64))))
-        granted = await fleet.client.call(PinCall(prompt=prompt, cache_salt="", ttl_s=60.0))
+        granted = await fleet.client.call(PinCall(prompt=prompt, root=BASE_ROOT, ttl_s=60.0))
         [owner] = [r for r, scheduler in fleet.replicas.items() if scheduler.cache_calls]
         fleet.kill_replica(owner)
         other = fleet.replicas[1 - owner]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.tokenizer.prompt import segments
 from radixrt.tokenizer.prompt.kept_answers import ENTRY_BYTES
 from radixrt.tokenizer.prompt.segments import SHORTEST_KEPT, SegmentEncoder, SegmentRules, joined
@@ -91,7 +92,7 @@ def test_only_new_messages_are_encoded() -> None:
     assert joined(encoder.encode(longer)) == at_once(counting.tokenizer, longer)
     assert turn not in counting.seen and sum(map(len, counting.seen)) == len(longer) - len(turn)
     counting.seen.clear()
-    encoder.encode(turn, salt="tenant")
+    encoder.encode(turn, root=CacheRoot("tenant"))
     assert counting.seen == [turn], "another salt must not be served from memory"
 
 

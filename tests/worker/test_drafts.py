@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import DRAFTERS, MAX_DRAFTED, Admit, DraftSources
 from radixrt.worker.drafts import drafters
@@ -113,7 +114,7 @@ def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> 
     is_, stop, comma = 50, 51, 52
     prompt = [61, 1, is_, 5, stop, 2, is_, 6, stop, 3, is_, 7, stop, 60]
     drafter, text = NgramDrafter(), list(prompt)
-    drafter.admit(0, text, len(prompt), DraftSources(salt="a"))
+    drafter.admit(0, text, len(prompt), DraftSources(root=CacheRoot(salt="a")))
     for token, value in ((1, 5), (2, 6)):
         text += [token]
         assert drafter.propose(0, 4) == Draft(prompt[prompt.index(token) + 1 :][:4], ONCE)
@@ -125,7 +126,12 @@ def test_what_comes_at_the_end_of_a_copy_is_drafted_when_it_has_come_twice() -> 
     assert drafter.propose(0, 2, ahead=[7, comma]) == Draft([60, 3], AGAIN)
 
     def drafted(salt: str | None) -> list[int]:
-        drafter.admit(1, [*prompt, 3, is_], len(prompt), DraftSources(salt=salt))
+        drafter.admit(
+            1,
+            [*prompt, 3, is_],
+            len(prompt),
+            DraftSources(root=None if salt is None else CacheRoot(salt=salt)),
+        )
         draft = drafter.propose(1, 2)
         assert draft is not None
         return draft.token_ids
@@ -190,15 +196,19 @@ def test_a_prediction_begins_with_the_answer_also_if_that_goes_on_elsewhere() ->
 
 def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafters, "MAX_POOL_TOKENS", 40)
-    monkeypatch.setattr(drafters, "MAX_SALTS", 2)
+    monkeypatch.setattr(drafters, "MAX_ROOTS", 2)
     drafter = PoolDrafter()
 
     def answer(salt: str | None, tokens: list[int]) -> None:
-        drafter.admit(0, [0, 1, *tokens], 2, DraftSources(salt=salt))
+        drafter.admit(
+            0, [0, 1, *tokens], 2, DraftSources(root=None if salt is None else CacheRoot(salt=salt))
+        )
         drafter.release(0)
 
     def ask(salt: str | None, ending: list[int]) -> list[int] | None:
-        drafter.admit(1, ending, 0, DraftSources(salt=salt))
+        drafter.admit(
+            1, ending, 0, DraftSources(root=None if salt is None else CacheRoot(salt=salt))
+        )
         draft = drafter.propose(1, 3)
         drafter._slots.pop(1, None)
         return None if draft is None else draft.token_ids
@@ -216,10 +226,10 @@ def test_a_pool_serves_its_salt_alone_and_is_bounded(monkeypatch: pytest.MonkeyP
         answer("a", list(range(start, start + 10)))
     assert ask("a", [11, 12, 13]) is None
     assert ask("a", [190, 191, 192]) == [193, 194, 195]
-    assert len(drafter._pools["a"].text) <= 40
+    assert len(drafter._pools[CacheRoot(salt="a")].text) <= 40
     answer("b", [1, 2, 3, 4])
     answer("c", [1, 2, 3, 4])
-    assert list(drafter._pools) == ["b", "c"]
+    assert [root.salt for root in drafter._pools] == ["b", "c"]
 
 
 # ------------------------------------------------------------ the number of drafts

@@ -47,7 +47,7 @@ async def messages(fields: MessagesRequest, context: Context) -> Response:
         chat.max_reasoning_tokens = fields.max_reasoning_tokens  # there is nothing to bound
     prepared = prepare_chat(chat, context, "msg")
     prepared.check_one_answer()
-    return await respond(_Message(prepared, config.model_name), context)
+    return await respond(_Message(prepared, context.model_name), context)
 
 
 @routes.takes("/v1/messages/count_tokens", CountTokensRequest, _refuse)
@@ -55,7 +55,9 @@ async def count_tokens(fields: CountTokensRequest, context: Context) -> Response
     chat = to_chat(fields)
     continuation = Continuation.find(chat, "messages", context)
     prompt = chat_prompt(chat, chat.messages, continuation.messages)
-    tokenized = await context.call(TokenizeCall(prompt, context.tenant, fields.cache_salt or ""))
+    tokenized = await context.call(
+        TokenizeCall(prompt, context.tenant, context.root(fields.cache_salt))
+    )
     return json_response({"input_tokens": len(tokenized.token_ids)})
 
 

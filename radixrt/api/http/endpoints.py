@@ -79,11 +79,9 @@ class Endpoints(APIRouter):
                 body = await read_json(request, state.json_bounds)
                 refuse(body)
                 fields = to_struct(body, struct)
-                # No endpoint ever sees a salt outside of its caller's namespace.
-                fields.cache_salt = caller.tenant.salt(fields.cache_salt)
                 if isinstance(fields, QueueFields | GenerationFields):
                     fields.cache = _with_headers(fields.cache, request.headers)
-                state.check_model(getattr(fields, "model", None))
+                request.state.adapter = state.adapter_of(getattr(fields, "model", None))
                 caller.check_model(state.config.model_names)
                 return await answer(fields, context)
 

@@ -113,9 +113,13 @@ ADMIN_PATHS = frozenset(
         "/api/pull",
         "/flush_cache",
         "/get_server_info",
+        "/load_lora_adapter",
         "/server_info",
+        "/unload_lora_adapter",
+        "/v1/load_lora_adapter",
         "/v1/replicas/drain",
         "/v1/replicas/start",
+        "/v1/unload_lora_adapter",
     }
 )
 """Read or change the state of all keys. docs/security.md lists the role of every path."""

@@ -36,7 +36,6 @@ from radixrt.messages.requests import (
     Tenant,
     TextPrompt,
     TokenPrompt,
-    split_salt,
 )
 
 MAX_TREE_LEVELS = 16
@@ -114,7 +113,7 @@ async def pin(fields: PinRequest, context: Context) -> Response:
 @routes.takes("/v1/cache/release", ReleaseRequest)
 async def release(fields: ReleaseRequest, context: Context) -> Response:
     _check_release(fields)
-    caller, salt = context.caller, fields.cache_salt or ""
+    caller, root = context.caller, context.root(fields.cache_salt)
     if fields.lease is not None:
         calls = [ReleaseCacheCall(lease=fields.lease, tenant=caller.tenant)]
     elif fields.node is not None:  # all leases that hold it
@@ -124,7 +123,7 @@ async def release(fields: ReleaseRequest, context: Context) -> Response:
         ]
     else:
         names = [fields.session] if fields.session is not None else fields.sessions or []
-        calls = [ReleaseCacheCall(session=caller.session(name), cache_salt=salt) for name in names]
+        calls = [ReleaseCacheCall(session=caller.session(name), root=root) for name in names]
     released = sum(await asyncio.gather(*map(context.call, calls)))
     return json_response({"released_tokens": released})
 
@@ -132,8 +131,8 @@ async def release(fields: ReleaseRequest, context: Context) -> Response:
 @routes.takes("/v1/cache/match", MatchRequest)
 async def match(fields: MatchRequest, context: Context) -> Response:
     """The number of tokens that the cache holds of each prompt. Nothing is computed."""
-    salt = fields.cache_salt or ""
-    if context.state.keys.count > 1 and not split_salt(salt)[1]:
+    root = context.root(fields.cache_salt)
+    if context.state.keys.count > 1 and not root.salt:
         raise RequestError(
             "With several API keys on the server, a request needs a cache_salt here: without one it could tell what others "
             "have asked.",
@@ -141,7 +140,7 @@ async def match(fields: MatchRequest, context: Context) -> Response:
             param="cache_salt",
         )
     prompts = _prompts(fields, context)
-    call = MatchCall(prompts=prompts, cache_salt=salt, tenant=context.tenant)
+    call = MatchCall(prompts=prompts, root=root, tenant=context.tenant)
     matches = msgspec.to_builtins(await context.wait(context.call(call)))
     return json_response({"matches": matches, "page_size": context.state.info.page_size})
 
@@ -191,7 +190,7 @@ async def tree(
 async def tree_node(context: Here, node: int = Path(ge=0, le=MAX_NODE_ID)) -> Response:
     found = await _node(node, context)
     shown = msgspec.to_builtins(found)
-    del shown["cache_salt"], shown["token_ids"]
+    del shown["root"], shown["token_ids"]
     shown["prefix_tokens"] = num_ids(found.token_ids)
     for lease in shown["leases"]:
         del lease["lease"]
@@ -224,7 +223,7 @@ async def _pin_node(node: int, ttl_s: float, context: Context) -> Pinned:
     num_tokens = num_ids(found.token_ids)
     call = PinCall(
         prompt=TokenPrompt(found.token_ids),
-        cache_salt=found.cache_salt,
+        root=found.root,
         ttl_s=ttl_s,
         tenant=context.tenant,
     )

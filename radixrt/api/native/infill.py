@@ -55,7 +55,7 @@ async def infill(fields: InfillRequest, context: Context) -> Response:
     completion = fields.translated(CompletionRequest, **shared, prompt="")
     prepared = prepare_completion(completion, context, prompt, default_max_tokens=None)
     prepared.check_one_answer()
-    return await respond(_Infill(prepared, context.state.config.model_name), context)
+    return await respond(_Infill(prepared, context.model_name), context)
 
 
 class _Infill(Formatter):

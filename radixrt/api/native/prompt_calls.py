@@ -53,7 +53,7 @@ async def tokenize(fields: TokenizeRequest, context: Context) -> Response:
     if fields.prompt is None:
         fields.prompt = fields.text
     prompt = one_prompt(fields, context)
-    call = TokenizeCall(prompt, context.tenant, fields.cache_salt or "")
+    call = TokenizeCall(prompt, context.tenant, context.root(fields.cache_salt))
     tokenized = await context.call(call)
     return json_response(
         {

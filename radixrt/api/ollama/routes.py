@@ -159,7 +159,7 @@ def _loaded(fields: OllamaFields, context: Context, field: str) -> Response:
     state, given = context.state, fields.keep_alive
     unloads = state.is_one_of_several and given is not None and seconds_of(given) == 0
     end = {"done": True, "done_reason": "unload" if unloads else "load"}
-    return json_response(_object(state.config.model_name, field, "") | end)
+    return json_response(_object(context.model_name, field, "") | end)
 
 
 class _Lines(Formatter):
@@ -168,7 +168,7 @@ class _Lines(Formatter):
     def __init__(self, prepared: PreparedRequest[Any], context: Context, field: str) -> None:
         super().__init__(prepared)
         prepared.check_one_answer()
-        self._object = partial(_object, context.state.config.model_name, field)
+        self._object = partial(_object, context.model_name, field)
         self._calls: list[dict[str, Any]] = []
         """Calls that may go on."""
 

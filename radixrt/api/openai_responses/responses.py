@@ -58,7 +58,7 @@ async def responses(fields: ResponsesRequest, context: Context) -> Response:
     with _unknown_response(400, "previous_response_id"):
         prepared = prepare_chat(to_chat(fields), context, "resp", fields.instructions or "")
     prepared.check_one_answer()
-    made = _Response(prepared, fields, context.state.config.model_name)
+    made = _Response(prepared, fields, context.model_name)
     json_text(made.response)  # the response returns its metadata, tools and format
     return await respond(made, context)
 
@@ -86,7 +86,7 @@ async def delete_response(
 
 def _access_key(context: Context, cache_salt: str | None) -> bytes:
     """The access key of a request whose body has this salt."""
-    return access_key_of(context.caller, context.tenant.salt(cache_salt))
+    return access_key_of(context.caller, cache_salt)
 
 
 @contextmanager

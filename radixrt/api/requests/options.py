@@ -150,7 +150,8 @@ def request_options(
     return RequestOptions(
         sampling=sampling,
         tenant=caller.tenant,
-        cache_salt=fields.cache_salt or "",
+        root=context.root(fields.cache_salt),
+        adapter_name="" if context.adapter is None else context.adapter.name,
         cache_hints=replace(
             hints,
             session=caller.session(hints.session),

@@ -15,6 +15,8 @@ ALIASES = {
     "quantization": "-q",
     "context_length": "--max-model-len --ctx-size -c --n-ctx --num-ctx",
     "chat_template": "--chat-template-file",
+    "lora": "--lora-modules --lora-paths",
+    "max_loras": "--max-loras-per-batch --max-loaded-loras --max-cpu-loras",
     "random_seed": "--seed -s",
     "cors_origins": "--allowed-origins",
     "tls_cert": "--ssl-certfile --ssl-cert-file",
@@ -23,6 +25,8 @@ ALIASES = {
     "step_timeout": "--watchdog-timeout",
     "log_level": "--uvicorn-log-level --log-level-http",
     "tp": "--tensor-parallel-size --tp-size -tp",
+    "ep": "--ep-size",
+    "expert_metrics": "--enable-expert-distribution-metrics",
     "deterministic": "--enable-deterministic-inference",
     "kernel_threads": "--threads -t --n-threads",
     "cuda_graph_max_batch_size": "--cuda-graph-max-bs --max-cudagraph-capture-size",
@@ -46,6 +50,8 @@ CONSTANTS: Mapping[str, tuple[str, Any]] = {
     "-v": ("log_level", "debug"),
     "--log-disable": ("log_level", "error"),
     "--cpu": ("device", "cpu"),
+    "--enable-expert-parallel": ("ep", 0),
+    "--enable-ep-moe": ("ep", 0),
 }
 """Switches that stand for one value of a setting."""
 
@@ -69,10 +75,10 @@ IGNORED = {
         "--max-log-len --log-requests-level --log-requests-format --decode-log-interval --log-colors --verbosity --log-verbosity -lv",
     ),
     "the engine chooses it for the machine and the model": (
-        "--mlock --no-mmap --mmap --use-mmap --use-mlock --enable-torch-compile --disable-custom-all-reduce --enable-p2p-check --worker-use-ray --enable-expert-parallel --enable-dp-attention "
-        "--disable-flashinfer --warmup --no-warmup --skip-server-warmup --disable-cuda-graph-padding --enable-ep-moe --offload-kqv --no-op-offload --no-repack --check-tensors --disable-hybrid-kv-cache-manager --disable-shared-experts-fusion",
+        "--mlock --no-mmap --mmap --use-mmap --use-mlock --enable-torch-compile --disable-custom-all-reduce --enable-p2p-check --worker-use-ray --enable-dp-attention "
+        "--disable-flashinfer --warmup --no-warmup --skip-server-warmup --disable-cuda-graph-padding --offload-kqv --no-op-offload --no-repack --check-tensors --disable-hybrid-kv-cache-manager --disable-shared-experts-fusion",
         "--threads-batch -tb --ubatch-size -ub --n-ubatch --prio --poll --fit -fit --defrag-thold -dt --swap-space --max-seq-len-to-capture --compilation-config -O --num-scheduler-steps --scheduler-delay-factor "
-        "--distributed-executor-backend --max-parallel-loading-workers --ep-size --moe-runner-backend --moe-a2a-backend --sampling-backend --prefill-attention-backend --decode-attention-backend --mamba-ssm-dtype "
+        "--distributed-executor-backend --max-parallel-loading-workers --moe-runner-backend --moe-a2a-backend --sampling-backend --prefill-attention-backend --decode-attention-backend --mamba-ssm-dtype "
         "--stream-interval --num-continuous-decode-steps --schedule-conservativeness --max-num-partial-prefills --long-prefill-token-threshold --preemption-mode --prefill-max-requests --tokenizer-mode --tokenizer-worker-num "
         "--api-server-count --threads-http --config-format --model-impl --load-mode --ignore-patterns --model-loader-extra-config --nccl-port --load-balance-method --renderer-num-workers",
     ),
@@ -93,6 +99,10 @@ IGNORED = {
         "--no-mmproj --language-model-only --enable-multimodal",
         "--limit-mm-per-prompt --mm-processor-kwargs --mm-processor-cache-gb --mm-attention-backend",
     ),
+    "adapters are served where --lora or --max-loras is given, and one may change any linear layer": (
+        "--enable-lora --no-enable-lora",
+        "--lora-target-modules --lora-backend --lora-dtype --lora-eviction-policy",
+    ),
     "the web page is always served": ("--webui --ui --no-webui --no-ui", ""),
     "the server decides it for all clients": (
         "--allow-credentials --disable-fastapi-docs --disable-frontend-multiprocessing --enable-request-id-headers --return-tokens-as-token-ids --reuse-port --cors-credentials --enable-custom-logit-processor",
@@ -103,7 +113,7 @@ IGNORED = {
 that ends in ``=`` may have one."""
 
 REFUSED = {
-    "LoRA adapters are not served; merge the adapter into the checkpoint, and serve the result": "--enable-lora --lora-modules --lora-paths --lora --lora-scaled --max-loras --max-lora-rank --max-loras-per-batch --lora-target-modules",
+    "an adapter has the scaling of its config; change lora_alpha in a copy of its folder": "--lora-scaled",
     "images, audio and video are not read; leave it out to serve the model's text": "--mmproj -mm --mmproj-url",
     "layers run on one machine and are split with --tp; there is no pipeline parallelism": "--pipeline-parallel-size --pp-size -pp",
     "engines on other machines join by --replica-listen and --join": "--nnodes --node-rank --dist-init-addr --nccl-init-addr --rpc --data-parallel-address --data-parallel-size-local",
@@ -123,6 +133,7 @@ REFUSED = {
     "send max_reasoning_tokens with each request": "--reasoning-budget",
     "a proxy in front of the server can strip the path": "--root-path --fastapi-root-path --api-prefix --uds",
     "set --kv-events ADDRESS --kv-events-tokens --kv-events-format vllm": "--kv-events-config",
+    "experts stay on their ranks (--ep); --expert-metrics counts the tokens of each": "--enable-eplb --eplb-config --ep-num-redundant-experts",
     "requests with token ids need no other mode: send them as the prompt": "--skip-tokenizer-init",
     "set --grammar-whitespace compact": "--constrained-json-whitespace-pattern",
     "set --cuda-graph-max-batch-size to the largest": "--cuda-graph-bs --cudagraph-capture-sizes",

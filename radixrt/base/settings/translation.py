@@ -54,7 +54,9 @@ def add_peer_flags(parser: argparse.ArgumentParser, settings: Mapping[str, Setti
         flags |= {f.rstrip("="): "?" if f.endswith("=") else None for f in valued.split()}
     flags |= dict.fromkeys(peers.CONSTANTS, 0)
     for name, aliases in peers.ALIASES.items():
-        flags |= dict.fromkeys(aliases.split(), 0 if settings[name].type is bool else None)
+        setting = settings[name]
+        nargs = 0 if setting.type is bool else "+" if setting.several else None
+        flags |= dict.fromkeys(aliases.split(), nargs)
     for flag, nargs in flags.items():
         if flag in parser._option_string_actions:
             continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from radixrt.bench.arguments import RouterName
 from radixrt.bench.cache.engine import SimulatedEngine
+from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.router.router import RoutedPrompt, Router
 from radixrt.scheduler.process import replica_load
@@ -60,7 +61,7 @@ class _RadixRT(RoutingRule):
             self.router.join(replica)
 
     def pick(self, arrival: Arrival) -> int:
-        prompt = RoutedPrompt.from_tokens(arrival.request.token_ids, "", self.page_size)
+        prompt = RoutedPrompt.from_tokens(arrival.request.token_ids, BASE_ROOT, self.page_size)
         chosen = self.router.choose(prompt, dict(enumerate(self.in_flight)))
         self.sent[chosen.replica] += 1
         self.router.send(prompt, chosen, self.sent[chosen.replica])

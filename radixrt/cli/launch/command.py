@@ -136,6 +136,7 @@ _MEANING = {
     "evicted": "evicted",
     "missing_state": "tokens whose state was not kept",
     "other_salt": "cached under another salt",
+    "other_adapter": "cached by another adapter",
     "template_rewrote_history": "earlier messages that the chat template wrote in another way",
     "tools_changed": "changed tools",
     "volatile_text": "a time, a number or an id in the prompt that differs",

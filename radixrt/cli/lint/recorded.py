@@ -16,6 +16,7 @@ from radixrt.api.openai_responses.translation import to_chat as chat_of_response
 from radixrt.api.requests.prompts import chat_prompt, token_prompt
 from radixrt.api.requests.protocol import ChatCompletionRequest, CompletionRequest
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.requests import Prompt, TextPrompt
 
 _ANY_ID = 1 << 31
@@ -29,7 +30,7 @@ class Recorded:
     line: int
     """Counted from 1."""
     prompt: Prompt
-    salt: str
+    root: CacheRoot
     computed_tokens: int = 0
     """Prompt tokens that its response says were not cached; 0 where there is no response with usage
     and times."""
@@ -80,7 +81,8 @@ def _recorded(number: int, line: Any) -> Recorded:
     response = response.get("body", response) if isinstance(response, dict) else {}
     computed, seconds = _measured(response)
     prompt = _prompt(body, str(line.get("url", "")))
-    return Recorded(number, prompt, str(body.get("cache_salt") or ""), computed, seconds)
+    root = CacheRoot(salt=str(body.get("cache_salt") or ""))
+    return Recorded(number, prompt, root, computed, seconds)
 
 
 def _prompt(body: dict[str, Any], url: str) -> Prompt:

@@ -13,6 +13,7 @@ import numpy as np
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.cli.lint.recorded import Recorded
 from radixrt.messages.cache_explanation import CacheExplanation, CacheFacts
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.requests import CacheHints, RequestOptions
 from radixrt.messages.sequences import SequenceRequest
@@ -69,25 +70,25 @@ class PromptLinter:
         Raises:
             RequestError: the template refuses it, or it is empty.
         """
-        encoded = self._encoder.encode(request.prompt, self._limits, request.salt)
+        encoded = self._encoder.encode(request.prompt, self._limits, request.root)
         packed = pack_ids(encoded.token_ids)
         record = PromptRecord(str(request.line), "", packed, encoded.layout, [number])
-        sequence = _sequence(number, packed, request.salt)
+        sequence = _sequence(number, packed, request.root)
         facts = self._cache.facts(sequence)
-        if self._note_answer(record, facts, request.salt):
+        if self._note_answer(record, facts, request.root):
             facts = self._cache.facts(sequence)
         explanation = self._explainer.explain(record, facts)
         lost = self._lost_tokens(record, sequence, facts, explanation)
         self._explainer.records.add(record)
-        self._insert(unpack_ids(packed), request.salt, number)
+        self._insert(unpack_ids(packed), request.root, number)
         return Linted(request.line, explanation, lost)
 
-    def _insert(self, tokens: TokenIds, salt: str, seq_id: int) -> None:
+    def _insert(self, tokens: TokenIds, root: CacheRoot, seq_id: int) -> None:
         for cache in (self._cache, self._larger):
             if cache is not None:
-                cache.insert(tokens, salt, seq_id)
+                cache.insert(tokens, root, seq_id)
 
-    def _note_answer(self, record: PromptRecord, facts: CacheFacts, salt: str) -> bool:
+    def _note_answer(self, record: PromptRecord, facts: CacheFacts, root: CacheRoot) -> bool:
         """Let the cache have the answer to the earlier request that this one goes on from, if it
         goes on from one."""
         earlier, layout = self._explainer.records.of_sequence(facts.seq_id), record.layout
@@ -100,7 +101,7 @@ class PromptLinter:
         if facts.seen_tokens < earlier.num_tokens:
             return False
         end = self._token_at(record, layout, layout.spans[alike][1])
-        self._insert(unpack_ids(record.token_ids)[:end], salt, facts.seq_id)
+        self._insert(unpack_ids(record.token_ids)[:end], root, facts.seq_id)
         return True
 
     # ------------------------------------------------------------ what would have been saved
@@ -171,16 +172,16 @@ class _Cache:
 
     def facts(self, sequence: Sequence) -> CacheFacts:
         """Where a prompt leaves the tree."""
-        match = self.tree.match(sequence.cacheable_tokens(), sequence.salt)
+        match = self.tree.match(sequence.cacheable_tokens(), sequence.root)
         facts = cache_facts(self.tree, sequence, match)
         facts.cached_tokens = 0 if match is None else match.num_pages * self.tree.page_size
         return facts
 
-    def insert(self, tokens: TokenIds, salt: str, seq_id: int) -> None:
+    def insert(self, tokens: TokenIds, root: CacheRoot, seq_id: int) -> None:
         """Let the tree have a sequence."""
         tree, page_size = self.tree, self.tree.page_size
-        match = tree.match(tokens, salt)
-        node = tree.lock_root(salt) if match is None else tree.lock_match(match)
+        match = tree.match(tokens, root)
+        node = tree.lock_root(root) if match is None else tree.lock_match(match)
         start = 0 if match is None else match.num_pages
         pages = self._allocate(len(tokens) // page_size - start)
         full = start + len(pages)
@@ -198,10 +199,8 @@ class _Cache:
         return self._free.allocate(min(count, self._free.num_free))
 
 
-def _sequence(number: int, packed: bytes, salt: str) -> Sequence:
-    options = RequestOptions(
-        sampling=SamplingParams(max_tokens=1), cache_salt=salt, cache_hints=_EXPLAIN
-    )
+def _sequence(number: int, packed: bytes, root: CacheRoot) -> Sequence:
+    options = RequestOptions(sampling=SamplingParams(max_tokens=1), root=root, cache_hints=_EXPLAIN)
     return Sequence(SequenceRequest(seq_id=number, token_ids=packed, options=options), 0.0, ())
 
 

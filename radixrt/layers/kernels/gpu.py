@@ -169,10 +169,18 @@ class GpuKernels(LayerKernels):
             return getattr(ours.flashinfer, _ACTIVATIONS[name])(gate_up)
         return self._activation.gated_activation(name, gate_up)
 
-    def experts(self, hidden: Tensor, choice: Choice, stacks: Stacks, activation: str) -> Tensor:
+    def experts(
+        self,
+        hidden: Tensor,
+        choice: Choice,
+        stacks: Stacks,
+        activation: str,
+        *,
+        is_part: bool = False,
+    ) -> Tensor:
         gate_up, down = stacks
         weights, biases = (_weights_of(gate_up), _weights_of(down)), (gate_up.bias, down.bias)
-        return self._moe.experts_mlp(hidden, *choice, *weights, activation, biases)
+        return self._moe.experts_mlp(hidden, *choice, *weights, activation, biases, is_part)
 
     def pack(self, matrix: Matrix) -> Matrix:
         if isinstance(matrix, GroupwiseMatrix) and TritonGroupwiseMatrix.takes(matrix):

@@ -124,18 +124,30 @@ class LayerKernels:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, experts
 
-    def experts(self, hidden: Tensor, choice: Choice, stacks: Stacks, activation: str) -> Tensor:
+    def experts(
+        self,
+        hidden: Tensor,
+        choice: Choice,
+        stacks: Stacks,
+        activation: str,
+        *,
+        is_part: bool = False,
+    ) -> Tensor:
         """The weighted sum of the chosen experts' gated MLPs. Each expert that got any tokens
         computes all of them at once.
 
         Args:
             hidden: [num_tokens, hidden_size]
+            is_part: the stacks have some of the experts. A choice of any other, whose number is
+                below 0 or beyond the stacks, adds nothing.
         """
         (weights, experts), (gate_up, down) = choice, stacks
+        if is_part:  # the others become the last in the order
+            experts = among(experts, gate_up.count)
         order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
         tokens = order // experts.shape[1]
         pair_weights = weights.flatten()[order].unsqueeze(-1)
-        counts = experts.flatten().bincount(minlength=gate_up.count).tolist()
+        counts = experts.flatten().bincount(minlength=gate_up.count)[: gate_up.count].tolist()
         output = torch.zeros_like(hidden)
         end = 0
         for expert, count in enumerate(counts):
@@ -162,6 +174,11 @@ class LayerKernels:
     def pack_stack(self, matrix: Matrix, count: int) -> Weights:
         """As ``pack``, of a stack of ``count`` matrices."""
         return matrix
+
+
+def among(experts: Tensor, count: int) -> Tensor:
+    """Expert ids, ``count`` in place of those that are not from 0 to ``count - 1``."""
+    return torch.where((experts >= 0) & (experts < count), experts, count)
 
 
 def in_halves(heads: Tensor) -> Tensor:

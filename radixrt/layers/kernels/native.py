@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks
+from radixrt.layers.kernels.interface import Choice, LayerKernels, Stacks, among
 from radixrt.layers.matrix import DenseMatrix, EmbeddingMatrix, HeadMatrices, Matrix, Weights
 from radixrt.layers.quantization.blocks import BlockStack, MixedStack
 from radixrt.layers.quantization.groupwise import GroupwiseMatrix, PackedGroupwiseMatrix
@@ -62,17 +62,34 @@ class NativeKernels(LayerKernels):
     def choose_experts(self, logits: Tensor, top_k: int, *, normalize: bool) -> Choice:
         return mixture.choose_experts(logits, top_k, normalize)
 
-    def experts(self, hidden: Tensor, choice: Choice, stacks: Stacks, activation: str) -> Tensor:
+    def experts(
+        self,
+        hidden: Tensor,
+        choice: Choice,
+        stacks: Stacks,
+        activation: str,
+        *,
+        is_part: bool = False,
+    ) -> Tensor:
         (weights, experts), (gate_up, down) = choice, stacks
         if not isinstance(gate_up.matrix, NativeExperts) or not isinstance(
             down.matrix, NativeExperts
         ):
-            return super().experts(hidden, choice, stacks, activation)
-        groups = mixture.group_by_expert(experts, gate_up.count)
+            return super().experts(hidden, choice, stacks, activation, is_part=is_part)
+        count = gate_up.count
+        if is_part:
+            groups = mixture.group_by_expert(among(experts, count), count + 1).first(count)
+        else:
+            groups = mixture.group_by_expert(experts, count)
         rows = Rows(hidden, groups.tokens, groups.starts)
         merged = gate_up.matrix.multiply_groups(rows, gate_up.bias)
         activated = self.gated_activation(activation, merged)
-        outputs = down.matrix.multiply_groups(Rows(activated, None, groups.starts), down.bias)
+        rows, outputs = Rows(activated, None, groups.starts), None
+        if is_part:  # choices of other experts have their places in the last row
+            outputs = hidden.new_zeros(len(activated) + 1, hidden.shape[1])
+            down.matrix.multiply_groups(rows, down.bias, outputs[:-1])
+        else:
+            outputs = down.matrix.multiply_groups(rows, down.bias)
         return mixture.weighted_sum(outputs, groups.places, weights)
 
     def pack(self, matrix: Matrix) -> Matrix:

@@ -27,6 +27,8 @@ _FORMATS: dict[str, Callable[..., LoadableMatrix]] = {
 _EMBEDDING = "embed_tokens"
 _LAYER_INPUTS = "embed_tokens_per_layer"
 _HEAD = "lm_head"
+_ABSORBED = "kv_b_proj"
+"""Latent attention multiplies queries and results by its parts, which are plain."""
 
 
 def matrix_formats(
@@ -45,7 +47,9 @@ def matrix_formats(
             return DenseMatrix
         last = path.rpartition(".")[2]
         if last in (_HEAD, _LAYER_INPUTS) or (last == _EMBEDDING and tied_head):
-            return _head_format(scheme, last)
+            return _head_format(scheme, path)
+        if last == _ABSORBED and scheme.method == "rounding":
+            return DenseMatrix  # decoded when it is packed: rounding it would save nothing
         if last == _EMBEDDING or not scheme.covers(path, projections):
             return DenseMatrix
         return _format(scheme)
@@ -53,13 +57,13 @@ def matrix_formats(
     return format_of
 
 
-def _head_format(scheme: QuantizationScheme, name: str) -> MatrixFormat:
-    if scheme.method == "rounding":
+def _head_format(scheme: QuantizationScheme, path: str) -> MatrixFormat:
+    if scheme.method == "rounding" and scheme.covers(path):
         bits = max(scheme.bits, HEAD_BITS)
         return _format(
             dataclasses.replace(scheme, bits=bits, group_size=DEFAULT_GROUP_SIZE, symmetric=True)
         )
-    if scheme.quantized_head and name == _HEAD:
+    if scheme.quantized_head and path.endswith(_HEAD):
         return _format(scheme)
     return DenseMatrix
 
@@ -86,7 +90,7 @@ def check_experts(model: nn.Module, scheme: QuantizationScheme, kernels: LayerKe
     if not kernels.multiplies_quantized_experts and scheme.method != "mxfp4":
         raise ConfigError(
             "Quantized weights of a mixture of experts are supported on CPUs alone; choose --device cpu, or the plain "
-            "checkpoint without --quantization."
+            "checkpoint without --quantization. One with fp8 blocks is decoded by --quantization plain."
         )
     if scheme.method.startswith("fp8"):
         raise ConfigError(

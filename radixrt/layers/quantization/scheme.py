@@ -1,6 +1,7 @@
 """Reads from config.json how the weights of a checkpoint are quantized, without torch, so that a
 form that is not served is refused before anything starts."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -126,7 +127,7 @@ def quantization_scheme(
     """The scheme of a checkpoint, or the one it is to be brought into; None: plain weights.
 
     Args:
-        quantization: ``auto`` for the checkpoint's own, or a name of ``ROUNDINGS``.
+        quantization: ``auto`` for the checkpoint's own, a name of ``ROUNDINGS``, or ``plain``.
 
     Raises:
         ConfigError: a form that is not served, or a checkpoint that would be quantized twice.
@@ -134,12 +135,36 @@ def quantization_scheme(
     own = _checkpoint_scheme(config)
     if quantization == "auto":
         return own
-    if own is not None:
+    if own is not None and fp8_block(config) is None:
         raise ConfigError(
             f"--quantization {quantization} needs a plain checkpoint, and this one is quantized already "
             f"({own.method}, {own.bits} bits); leave the flag out."
         )
-    return ROUNDINGS[quantization]
+    return ROUNDINGS.get(quantization)
+
+
+def fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The (rows, columns) of the blocks that have a scale each, in a checkpoint of 8-bit floats
+    with such blocks, which is decoded while it is read; None: any other checkpoint.
+
+    Raises:
+        ConfigError: they are no sizes.
+    """
+    found = config.get("quantization_config")
+    if not isinstance(found, dict) or found.get("quant_method") != "fp8":
+        return None
+    if not (block := found.get("weight_block_size")):
+        return None
+    if not (isinstance(block, list) and len(block) == 2 and all(map(_is_size, block))):
+        raise ConfigError(
+            f"The checkpoint's quantization_config has 'weight_block_size': {block!r}; it must be the rows and columns of a "
+            "block, such as [128, 128]."
+        )
+    return block[0], block[1]
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
 def _checkpoint_scheme(config: Mapping[str, Any]) -> QuantizationScheme | None:
@@ -164,18 +189,22 @@ def _checkpoint_scheme(config: Mapping[str, Any]) -> QuantizationScheme | None:
     )
 
 
+_PLAIN_WITH_FP8_BLOCKS = ("lm_head", "embed_tokens", "embed_tokens_per_layer")
+"""Modules that are plain in checkpoints with a scale a block, listed or not."""
+
+
 def _fp8(found: Mapping[str, Any]) -> QuantizationScheme:
-    """One scale a projection; activations by a scale that is calibrated or each token's own."""
-    if found.get("weight_block_size"):
-        raise ConfigError(
-            f"The checkpoint's fp8 weights have a scale for each block of {found['weight_block_size']}, which is not "
-            "supported; choose the bfloat16 original with --quantization fp8, or a checkpoint with one scale per channel."
-        )
+    """One scale a projection, with activations by a scale that is calibrated or each token's own;
+    or one scale a block, which radixrt rounds to 8-bit integers."""
     if found.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise ConfigError(
             f"The checkpoint's weights are {found['fmt']}; of 8-bit floats e4m3 is supported."
         )
-    kept = tuple(found.get("modules_to_not_convert") or found.get("ignored_layers") or ())
+    listed = found.get("modules_to_not_convert") or found.get("ignored_layers") or ()
+    kept = tuple(name.replace("model.language_model.", "model.") for name in listed)
+    if fp8_block({"quantization_config": found}) is not None:
+        rounded = QuantizationScheme("rounding", 8, DEFAULT_GROUP_SIZE, symmetric=True)
+        return dataclasses.replace(rounded, kept=(*_PLAIN_WITH_FP8_BLOCKS, *kept))
     static = found.get("activation_scheme", "dynamic") == "static"
     return QuantizationScheme("fp8", 8, None, kept=kept, scale_a_row=False, input_scales=static)
 

@@ -199,33 +199,3 @@ class Mistral(ToolCallFormat):
         yield from text.blank()
         yield from text.json(calls.add)
         calls.end()
-
-
-class Hunyuan(ToolCallFormat):
-    openings = ("<tool_calls>",)
-    closings = ("</tool_calls>", "</tool_call>")
-    other_marks = ("<tool_call>",)
-    separator = "\n"
-    lists = (("<tool_calls>", "</tool_calls>"),)
-    names = re.compile(r"[^<>\s`]+")
-    template_marks = ("<tool_calls>", "function_arguments_in_json_format")
-
-    def tag(self, tool: Tool) -> Tag:
-        return tool.json_tag(f"<tool_call>{tool.name}\n```json\n", "\n```</tool_call>")
-
-    def read(self, text: Scanner, mark: str, calls: CallSink, tools: ToolSchemas) -> Reading[None]:
-        mark = yield from text.expect("<tool_call>")
-        while mark == "<tool_call>":
-            name, _ = yield from text.until("```")
-            if not self.names.fullmatch(name.strip()):
-                raise NoCallError
-            calls.begin(name.strip())
-            yield from text.accept("json")
-            yield from text.blank()
-            yield from text.json(calls.add)
-            calls.end()
-            text.record()  # what is read is not content any more
-            for closing in ("```", "</tool_call>"):
-                yield from text.expect(closing)
-            yield from text.blank()
-            mark = yield from text.accept("<tool_call>", "</tool_calls>")

@@ -7,7 +7,6 @@ from radixrt.parsers.tool_calls.json_calls import (
     Falcon,
     Granite,
     Hermes,
-    Hunyuan,
     Llama3Json,
     Mistral,
     MistralV3,
@@ -16,7 +15,7 @@ from radixrt.parsers.tool_calls.json_calls import (
 )
 from radixrt.parsers.tool_calls.parameter_tags import Glm45, Glm47, MinimaxM2, Qwen3Coder, SeedOss
 from radixrt.parsers.tool_calls.pythonic import FunctionGemma, Gemma4, Lfm2, Olmo3, Pythonic
-from radixrt.parsers.tool_calls.sections import DeepseekV3, DeepseekV31, KimiK2
+from radixrt.parsers.tool_calls.sections import DeepseekV3, DeepseekV31, Hunyuan, KimiK2
 
 FORMATS: dict[str, ToolCallFormat] = {
     "hermes": Hermes(),

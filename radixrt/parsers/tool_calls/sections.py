@@ -1,4 +1,4 @@
-"""Tool calls in a section of tokens: DeepSeek V3, R1 and V3.1, Kimi K2."""
+"""Tool calls in a section of their own: DeepSeek V3, R1 and V3.1, Kimi K2, Hunyuan."""
 
 import re
 
@@ -47,7 +47,7 @@ class Section(ToolCallFormat):
         yield from text.blank()
         mark = yield from text.expect(self.call)
         while mark == self.call:
-            written, _ = yield from text.until(self.middle)
+            written, _ = yield from text.until(self.middle.strip())
             calls.begin(self.name_of(written))
             yield from text.blank()
             yield from text.json(calls.add)
@@ -102,3 +102,16 @@ class KimiK2(Section):
 
     def name_of(self, written: str) -> str:
         return super().name_of(written.strip().removeprefix("functions.").rpartition(":")[0])
+
+
+class Hunyuan(Section):
+    openings = ("<tool_calls>",)
+    closings = ("</tool_calls>", "</tool_call>")
+    other_marks = ("<tool_call>",)
+    lists = (("<tool_calls>", "</tool_calls>"),)
+    separator = "\n"
+    call, end = "<tool_call>", "</tool_call>"
+    middle = f"\n{_FENCE}\n"
+    tail = "\n```"
+    names = re.compile(r"[^<>\s`]+")
+    template_marks = ("<tool_calls>", "function_arguments_in_json_format")

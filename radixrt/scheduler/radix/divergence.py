@@ -5,7 +5,7 @@ The facts for an explanation are noted when a sequence is admitted, because the 
 For sequences whose client has not asked, the search is short, so that it costs some microseconds.
 
 The radix tree holds prompts with their answers, so nothing else needs to be stored for drafts. A
-root has one cache salt, so no text of another is found.
+cache root has a tree of its own, so no text of another is found.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,6 @@ import numpy as np
 
 from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheFacts, Eviction
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.ghosts import Before
 from radixrt.scheduler.radix.node import ID_BYTES, Match, Node, Packed, SequenceEnd, common_length
 from radixrt.scheduler.radix.tree import RadixTree
@@ -25,13 +24,13 @@ MAX_REMEMBERED = 1000
 """Sequences whose facts can be asked for afterwards; up to some 600 bytes each."""
 
 MAX_COMPARED = 64
-"""Children of a node, and other salts, that are looked at for a sequence whose client has not
+"""Children of a node, and other roots, that are looked at for a sequence whose client has not
 asked."""
 
 MAX_COMPARED_IF_ASKED = 4096
 
-MAX_MATCHED_SALTS = 8
-"""Other salts under which a whole prompt is looked up."""
+MAX_MATCHED_ROOTS = 8
+"""Other roots under which a whole prompt is looked up."""
 
 _DEEPEST = 64
 """Levels searched for the end of a sequence below a node."""
@@ -69,19 +68,19 @@ def cache_facts(tree: RadixTree, sequence: Sequence, match: Match | None) -> Cac
             facts.seq_id, facts.is_own = end.seq_id, end.tenant == sequence.options.tenant.name
     missing = reusable[start : start + tree.page_size]
     if len(missing) == tree.page_size:
-        before = sequence.salt if match is None else _before(tree, match)
+        before = sequence.root if match is None else _before(tree, match)
         ghost = tree.ghosts.find(before, missing.tobytes())
         if ghost is not None:
             facts.evicted = Eviction(seconds_ago=tree.clock() - ghost.time, rule=ghost.rule)
         if len(tree.roots()) > (match is not None):
-            facts.other_salt_tokens = _under_other_salt(tree, sequence, start, most)
+            _note_other_roots(facts, tree, sequence, start, most)
     return facts
 
 
 def _before(tree: RadixTree, match: Match) -> Before:
     """The last page of a match, as the ghost list names it."""
     if match.num_pages == 0:
-        return tree.salt_of(match.node)
+        return tree.root_of(match.node)
     return int(match.node.pages[match.pages_in_edge - 1])
 
 
@@ -153,25 +152,28 @@ def _end(node: Node) -> SequenceEnd | None:
     return None
 
 
-def _under_other_salt(tree: RadixTree, sequence: Sequence, start: int, most: int) -> int:
-    """Leading tokens of a prompt that are cached under another salt of its key, if they are more
-    than ``start``; else 0."""
-    tokens = sequence.cacheable_tokens()
+def _note_other_roots(
+    facts: CacheFacts, tree: RadixTree, sequence: Sequence, start: int, most: int
+) -> None:
+    """Note how many leading tokens of a prompt its key has cached under another salt, and under
+    another adapter, if they are more than ``start``."""
+    tokens, own = sequence.cacheable_tokens(), sequence.root
     first_page = tokens[: tree.page_size].tobytes()
-    namespace, _ = split_salt(sequence.salt)
-    longest = matched = 0
-    for salt, root in islice(reversed(tree.roots().items()), most):
-        if first_page not in root.children or salt == sequence.salt or split_salt(salt)[0] != namespace:  # fmt: skip
+    matched = 0
+    for name, root in islice(reversed(tree.roots().items()), most):
+        if first_page not in root.children or name == own or name.tenant != own.tenant:
             continue
-        match = tree.match(tokens, salt)
+        match = tree.match(tokens, name)
         assert match is not None
-        end = _end(match.node)
-        if end is not None and end.tenant == sequence.options.tenant.name:
-            longest = max(longest, match.num_pages * tree.page_size)
+        end, found = _end(match.node), match.num_pages * tree.page_size
+        if end is not None and end.tenant == sequence.options.tenant.name and found > start:
+            if name.salt != own.salt:
+                facts.other_salt_tokens = max(facts.other_salt_tokens, found)
+            else:
+                facts.other_adapter_tokens = max(facts.other_adapter_tokens, found)
         matched += 1
-        if matched == MAX_MATCHED_SALTS:
+        if matched == MAX_MATCHED_ROOTS:
             break
-    return longest if longest > start else 0
 
 
 MAX_CHILDREN = 64

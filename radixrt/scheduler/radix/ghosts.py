@@ -9,13 +9,15 @@ forgotten: of an evicted conversation one entry remains.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from radixrt.messages.cache_root import CacheRoot
+
 MAX_GHOSTS = 16384
 """Some 300 bytes each."""
 GHOSTS_A_PAGE = 2
 """Ghosts for each page of the pool, if that is fewer: a small pool forgets its past soon."""
 
-Before = int | str
-"""The id of the page before; of the first page of a prompt, the cache salt."""
+Before = int | CacheRoot
+"""The id of the page before; of the first page of a prompt, the cache root."""
 
 
 class Ghost(NamedTuple):

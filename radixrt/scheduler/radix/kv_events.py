@@ -1,4 +1,4 @@
-"""Tells routers outside which blocks of KV this engine holds: docs/kv_events.md.
+"""Tells routers outside which blocks of KV this engine holds: docs/internals/kv_events.md.
 
 The tree's changes become events with block hashes (:class:`EventRecorder`), numbered batches of
 them are kept for replays (:class:`EventStream`), and a PUB socket publishes them
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
@@ -25,26 +26,30 @@ from radixrt.base.ipc import Decoder
 from radixrt.kv.events import (
     AllBlocks,
     AllBlocksCleared,
+    AnyEvent,
     BlockRemoved,
     BlockStored,
     Event,
     EventBatch,
     ReplayRequest,
+    StatesChanged,
     block_hashes,
     namespace_hash,
 )
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.stats import SchedulerStats
 from radixrt.scheduler.radix.page_allocator import Pages
+from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 
-_ABSENT, _PLAIN, _SALTED = 0, 1, 2
+_ABSENT = -1
 
 
 class _Stored(NamedTuple):
     """The arguments of :meth:`EventRecorder.stored`."""
 
-    salt: str | None
+    root: CacheRoot | None
     previous_page: int | None
     tokens: TokenIds
     pages: Pages
@@ -56,59 +61,95 @@ class EventRecorder:
 
     Args:
         with_token_ids: whether the events contain the blocks' token ids.
+        is_kept: whether each page has a state of recurrent layers (:class:`KeptStates`); None: the
+            model has no such layers.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, with_token_ids: bool) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        with_token_ids: bool,
+        is_kept: NDArray[np.bool_] | None = None,
+    ) -> None:
         self._page_size = page_size
         self._with_token_ids = with_token_ids
         self._changes: list[_Stored | Pages] = []
         self._hashes = np.zeros(num_pages, dtype=np.uint64)  # 8 bytes each, never used as numbers
-        self._state = np.full(num_pages, _ABSENT, dtype=np.uint8)
+        self._kind = np.full(num_pages, _ABSENT, dtype=np.int32)
+        """Of each page: a number of :attr:`_kinds`."""
+        self._kinds: list[tuple[bool, str]] = []
+        """Whether the root has a tenant or a salt, and its adapter."""
         self._num_cached = 0
+        self._is_kept = is_kept
+        self._with_state = np.zeros(num_pages, dtype=np.bool_)
+        """The pages whose states are published."""
 
     def stored(
-        self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
+        self, root: CacheRoot | None, previous_page: int | None, tokens: TokenIds, pages: Pages
     ) -> None:
-        self._changes.append(_Stored(salt, previous_page, tokens, pages))
+        self._changes.append(_Stored(root, previous_page, tokens, pages))
 
     def removed(self, pages: Pages) -> None:
         self._changes.append(pages)
 
-    def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+    def take_events(self) -> list[AnyEvent]:
         """The events since the last call, in order."""
         changes, self._changes = self._changes, []
-        return [
+        events: list[AnyEvent] = [
             self._store(change) if isinstance(change, _Stored) else self._remove(change)
             for change in changes
         ]
+        if self._is_kept is not None:
+            events += self._changed_states(self._is_kept & (self._kind != _ABSENT))
+        return events
+
+    def _changed_states(self, now: NDArray[np.bool_]) -> list[StatesChanged]:
+        """The change to these pages with states, if there is one."""
+        before, self._with_state = self._with_state, now
+        kept, dropped = (self._hashes[pages] for pages in (now & ~before, before & ~now))
+        if not len(kept) and not len(dropped):
+            return []
+        return [StatesChanged(kept=kept.tobytes(), dropped=dropped.tobytes())]
 
     def snapshot(self) -> AllBlocks:
         """All blocks of the tree, as of the last events taken."""
-        cached = self._hashes[self._state != _ABSENT]
-        return AllBlocks(block_hashes=cached.tobytes(), page_size=self._page_size)
+        cached, states = self._hashes[self._kind != _ABSENT], self._hashes[self._with_state]
+        return AllBlocks(
+            block_hashes=cached.tobytes(), page_size=self._page_size, states=states.tobytes()
+        )
 
     def _store(self, change: _Stored) -> BlockStored:
         previous, packed = change.previous_page, change.tokens.tobytes()
         if previous is None:
-            parent, before = None, namespace_hash(change.salt or "")
-            state = _SALTED if change.salt else _PLAIN
+            root = change.root or BASE_ROOT
+            parent, before = None, namespace_hash(root)
+            kind = self._number_of((bool(root.tenant or root.salt), root.adapter))
         else:
             parent = before = self._hashes[previous].tobytes()
-            state = int(self._state[previous])
+            kind = int(self._kind[previous])
         hashes = block_hashes(before, packed, self._page_size)
         self._hashes[change.pages] = np.frombuffer(hashes, dtype=np.uint64)
-        self._state[change.pages] = state
+        self._kind[change.pages] = kind
         self._num_cached += len(change.pages)
         return BlockStored(
             block_hashes=hashes,
             parent_hash=parent,
             token_ids=packed if self._with_token_ids else None,
             page_size=self._page_size,
-            salted=state == _SALTED,
+            salted=self._kinds[kind][0],
+            adapter=self._kinds[kind][1],
         )
 
+    def _number_of(self, kind: tuple[bool, str]) -> int:
+        if kind not in self._kinds:
+            self._kinds.append(kind)
+        return self._kinds.index(kind)
+
     def _remove(self, pages: Pages) -> BlockRemoved | AllBlocksCleared:
-        self._state[pages] = _ABSENT
+        self._kind[pages] = _ABSENT
+        self._with_state[pages] = False
         self._num_cached -= len(pages)
         if self._num_cached == 0:
             return AllBlocksCleared()  # the same in fewer bytes
@@ -135,7 +176,7 @@ class EventStream:
         self._kept_bytes = 0
         self.num_batches = 0
         """Published; also the number of the last one."""
-        self.last_events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared] = ()
+        self.last_events: Sequence[AnyEvent] = ()
         self.last_time = 0.0
         """The events of the last batch, and the Unix time of its publication."""
         self.num_events = 0
@@ -212,7 +253,11 @@ class VLLMFormat:
 
     def message(self, batch: bytes) -> list[bytes]:
         """The frames of the stream's last batch."""
-        events = list(map(vllm_event, self._stream.last_events))
+        events = [
+            vllm_event(event)
+            for event in self._stream.last_events
+            if not isinstance(event, StatesChanged)  # vLLM's stream says nothing of states
+        ]
         payload = msgspec.msgpack.encode([self._stream.last_time, events, self._rank])
         number = (self._stream.num_batches - 1).to_bytes(8, "big")
         self._kept.append((number, payload))
@@ -236,12 +281,12 @@ def topic_of(config: ServerConfig) -> str:
     return f"kv@{os.environ.get('POD_IP', config.host)}:{config.port}@{config.model_name}"
 
 
-def vllm_event(event: BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks) -> list[Any]:
+def vllm_event(event: AnyEvent) -> list[Any]:
     """An event as an array.
 
     The blocks of a prompt with a cache salt have an extra key, so that nobody takes them for blocks
     without one. vLLM publishes the salt itself; here it is the hash of the first block, since a
-    salt is a secret.
+    salt is a secret. The name of the adapter is its digest.
     """
     match event:
         case BlockStored(token_ids=packed) if packed is not None:
@@ -251,7 +296,7 @@ def vllm_event(event: BlockStored | BlockRemoved | AllBlocksCleared | AllBlocks)
             if event.salted and parent is None:
                 extra_keys = [[event.block_hashes[:8].hex()], *[None] * (len(hashes) - 1)]
             tokens = unpack_ids(packed).tolist()
-            lora_id = lora_name = None
+            lora_id, lora_name = None, event.adapter or None
             return [
                 "BlockStored",
                 hashes,
@@ -287,7 +332,7 @@ MAX_REQUEST_BYTES = 1024
 
 
 class _OwnFormat:
-    """Writes what docs/kv_events.md describes."""
+    """Writes what docs/internals/kv_events.md describes."""
 
     max_queued_replies = MAX_QUEUED_REPLIES
 
@@ -382,9 +427,13 @@ class EventPublisher:
 
 
 def start_publisher(
-    config: ServerConfig, tree: RadixTree, num_pages: int, replica: int = 0
+    config: ServerConfig,
+    tree: RadixTree,
+    num_pages: int,
+    replica: int = 0,
+    states: KeptStates | None = None,
 ) -> EventPublisher | None:
-    """Publish the changes of ``tree``, if ``--kv-events`` is set, or the engine is one of several
+    """Publish the changes of ``tree``, and of the states behind its pages, if ``--kv-events`` is set, or the engine is one of several
     replicas.
 
     Raises:
@@ -393,7 +442,10 @@ def start_publisher(
     if config.kv_events is None and not config.is_routed:
         return None
     with_token_ids = config.kv_events_tokens
-    recorder = EventRecorder(num_pages, tree.page_size, with_token_ids=with_token_ids)
+    is_kept = states.is_kept if states else None
+    recorder = EventRecorder(
+        num_pages, tree.page_size, with_token_ids=with_token_ids, is_kept=is_kept
+    )
     stream = EventStream(recorder)
     publisher = EventPublisher(
         stream,
@@ -403,7 +455,7 @@ def start_publisher(
         if config.kv_events_format == "vllm"
         else None,
     )
-    tree.observer = recorder
+    tree.observers += (recorder,)
     return publisher
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from radixrt.base.errors import RequestError
 from radixrt.kv.cache_hint import check_pin_seconds
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds
-from radixrt.messages.requests import NO_TENANT, Tenant, split_salt
+from radixrt.messages.requests import NO_TENANT, Tenant
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.radix.node import Match, Node
 from radixrt.scheduler.radix.states import NO_ROW, KeptStates
@@ -84,7 +85,7 @@ class Leases:
     def pin(
         self,
         tokens: TokenIds,
-        salt: str,
+        root: CacheRoot,
         ttl_s: float,
         lease_id: str = "",
         tenant: Tenant = NO_TENANT,
@@ -98,16 +99,17 @@ class Leases:
             RequestError: no full page is cached, or the lease would exceed a bound.
         """
         check_pin_seconds(ttl_s)
-        match = self._tree.match(tokens, salt)
+        match = self._tree.match(tokens, root)
         if match is None or match.num_pages == 0:
             raise RequestError(
                 "The cache holds no full page of this prompt, so there is nothing to pin. Warm it first; prompts shorter "
                 f"than a page of {self._tree.page_size} tokens, and servers with --disable-radix-cache, keep nothing.",
                 status=409,
             )
-        namespace, _ = split_salt(salt)
+        namespace = root.tenant
         self._check_bounds(match, tenant)
         self._check_share(match, namespace, tenant)
+        pages = match.pages  # a lock may split the edge
         node = self._tree.lock_match(match)
         before = self._tree.num_pinned_pages
         self._tree.pin(node)
@@ -121,7 +123,7 @@ class Leases:
             node,
             match.num_pages,
             self._clock() + ttl_s,
-            self._states.pin(match.pages) if self._states else NO_ROW,
+            self._states.pin(pages) if self._states else NO_ROW,
         )
         self._leases[lease.lease_id] = lease
         self._by_expiry.place(lease.lease_id, lease.expires)

@@ -133,7 +133,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
     end: SequenceEnd | None = None
     """None: no request has ended here."""
     namespace: str = ""
-    """The namespace of the cache salt; empty without declared keys."""
+    """The tenant of the cache root; empty without declared keys."""
 
     @property
     def num_pages(self) -> int:

@@ -12,8 +12,10 @@ counts.
 
 from collections import deque
 
-MissingPage = tuple[str, int, bytes]
-"""Cache salt, number of pages before it, and its packed token ids. Equal pages at one depth below
+from radixrt.messages.cache_root import CacheRoot
+
+MissingPage = tuple[CacheRoot, int, bytes]
+"""Cache root, number of pages before it, and its packed token ids. Equal pages at one depth below
 different prefixes are not told apart; the cost is an unnecessary lookup."""
 
 
@@ -21,8 +23,8 @@ class PrefixWatch:
     """Sequence ids by the page they lack."""
 
     def __init__(self) -> None:
-        self._lacking: dict[int, dict[tuple[str, bytes], set[int]]] = {}
-        """The sequences that lack a page, by the number of pages before it, and then by salt and
+        self._lacking: dict[int, dict[tuple[CacheRoot, bytes], set[int]]] = {}
+        """The sequences that lack a page, by the number of pages before it, and then by root and
         page."""
         self._outdated: deque[set[int]] = deque()
 
@@ -31,19 +33,19 @@ class PrefixWatch:
         return bool(self._lacking)
 
     def add(self, seq_id: int, page: MissingPage) -> None:
-        salt, depth, packed = page
-        self._lacking.setdefault(depth, {}).setdefault((salt, packed), set()).add(seq_id)
+        root, depth, packed = page
+        self._lacking.setdefault(depth, {}).setdefault((root, packed), set()).add(seq_id)
 
     def discard(self, seq_id: int, page: MissingPage) -> None:
         """Forget a sequence. One that is set aside is still taken."""
-        salt, depth, packed = page
-        lacking = self._lacking.get(depth, {}).get((salt, packed))
+        root, depth, packed = page
+        lacking = self._lacking.get(depth, {}).get((root, packed))
         if lacking is not None:
             lacking.discard(seq_id)
             if not lacking:
-                self._forget(depth, (salt, packed))
+                self._forget(depth, (root, packed))
 
-    def inserted(self, salt: str, depth: int, packed: bytes, page_bytes: int) -> None:
+    def inserted(self, root: CacheRoot, depth: int, packed: bytes, page_bytes: int) -> None:
         """Set aside all sequences that lacked one of the pages just inserted.
 
         Args:
@@ -54,7 +56,7 @@ class PrefixWatch:
         end = depth + len(packed) // page_bytes
         for place in self._depths_between(depth, end):
             start = (place - depth) * page_bytes
-            page = salt, packed[start : start + page_bytes]
+            page = root, packed[start : start + page_bytes]
             lacking = self._lacking[place].get(page)
             if lacking is not None:
                 self._outdated.append(lacking)
@@ -66,7 +68,7 @@ class PrefixWatch:
             return [depth for depth in range(start, end) if depth in self._lacking]
         return [depth for depth in self._lacking if start <= depth < end]
 
-    def _forget(self, depth: int, page: tuple[str, bytes]) -> None:
+    def _forget(self, depth: int, page: tuple[CacheRoot, bytes]) -> None:
         del self._lacking[depth][page]
         if not self._lacking[depth]:
             del self._lacking[depth]

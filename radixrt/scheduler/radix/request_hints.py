@@ -15,6 +15,7 @@ Several requests may use a node and hint differently:
 
 from collections import Counter, OrderedDict, deque
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.requests import CacheHints
 from radixrt.scheduler.radix.node import DEFAULT, HIGH, LEVELS, NO_HINT, NONE, Hint, Node
 from radixrt.scheduler.radix.tree import RadixTree
@@ -92,8 +93,8 @@ LOOKED_AT = 2
 """Sessions of which each note looks whether their KV has left the cache. More than one, so that
 they are found as fast as new ones come."""
 
-Session = tuple[str, str]
-"""Cache salt and name."""
+Session = tuple[str, str, str]
+"""Tenant and salt of the cache root, and name: a session may use several adapters."""
 
 
 class Sessions:
@@ -110,12 +111,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def note(self, name: str, salt: str, end: Node) -> None:
+    def note(self, name: str, root: CacheRoot, end: Node) -> None:
         """A request of a session has ended at ``end``."""
-        if (salt, name) not in self._ends:
-            self._to_look_at.append((salt, name))
-        ends = self._ends.setdefault((salt, name), deque())
-        self._ends.move_to_end((salt, name))
+        session = root.tenant, root.salt, name
+        if session not in self._ends:
+            self._to_look_at.append(session)
+        ends = self._ends.setdefault(session, deque())
+        self._ends.move_to_end(session)
         for node in [node for node in ends if node.parent is None]:
             self._forget(ends, node)
         if end not in ends and end.parent is not None:
@@ -127,7 +129,7 @@ class Sessions:
             self._drop(next(iter(self._ends)))
         self._drop_evicted()
 
-    def release(self, name: str, salt: str) -> int:
+    def release(self, name: str, root: CacheRoot) -> int:
         """Set the level of all nodes that only this session has used to "none".
 
         Nodes that are locked or leased, at which another session ended, or that others continue
@@ -136,7 +138,7 @@ class Sessions:
         Returns:
             Number of pages that are evicted first from now on; 0 for an unknown session.
         """
-        ends = self._drop((salt, name))
+        ends = self._drop((root.tenant, root.salt, name))
         released: Counter[Node] = Counter()
         """Number of released children of each node."""
         pages, pending = 0, deque(ends)

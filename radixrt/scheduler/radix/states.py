@@ -11,7 +11,7 @@ although a step in flight still reads or writes it, because steps run in order.
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import islice
 
@@ -62,10 +62,15 @@ class KeptStates:
         self.num_rows = num_rows
         self._row_of = np.full(num_pages, NO_ROW, dtype=np.int32)
         """The row of the state behind each page."""
+        self.is_kept = np.zeros(num_pages, dtype=np.bool_)
+        """Whether each page has a state that may be read, at the latest from the next plan on."""
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         """The states by row, the one used least recently first."""
         self._free = list(range(num_rows - 1, -1, -1))
         self._step = 0
+        self._settling: deque[tuple[int, int, _Kept]] = deque()
+        """States that are dropped unless a step up to the first number writes them; each with its
+        row."""
 
     def __bool__(self) -> bool:
         return self.num_rows > 0
@@ -73,9 +78,17 @@ class KeptStates:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def begin_plan(self, step: int) -> None:
-        """Begin the plan of this step. What the steps before it keep may be read now."""
+    def begin_plan(self, step: int, num_in_flight: int = 0) -> None:
+        """Begin the plan of this step. What the steps before it keep may be read now.
+
+        Args:
+            num_in_flight: steps before it whose results are not known.
+        """
         self._step = step
+        while self._settling and self._settling[0][0] < step - num_in_flight:
+            _, row, kept = self._settling.popleft()
+            if self._kept.get(row) is kept and kept.ready_from == math.inf:
+                self.drop_of(kept.page)
 
     def nearest(self, pages: Pages) -> tuple[int, int]:
         """The longest prefix of these pages whose state may be read: its pages, and the row.
@@ -106,6 +119,10 @@ class KeptStates:
     def has(self, page: int) -> bool:
         """Whether the state behind a page is kept, or about to be."""
         return bool(self._row_of[page] != NO_ROW)
+
+    def count(self, pages: Pages) -> int:
+        """Number of these pages whose state may be read."""
+        return int(np.count_nonzero(self.is_kept[pages]))
 
     def use(self, row: int) -> None:
         """A sequence starts from this state now."""
@@ -139,7 +156,15 @@ class KeptStates:
         row = self._free.pop()
         self._row_of[page] = row
         self._kept[row] = _Kept(page, saves, self._step, self._step + 1 if is_certain else math.inf)
+        self.is_kept[page] = is_certain
         return row
+
+    def settle(self, page: int) -> None:
+        """The worker is past the position of this page's state, or its slot is released: the state
+        is dropped if none of the steps in flight has written it."""
+        row = int(self._row_of[page])
+        if row != NO_ROW and self._kept[row].ready_from == math.inf:
+            self._settling.append((self._step, row, self._kept[row]))
 
     def _drop_one(self) -> bool:
         """Drop the state that saves least of those used least recently; False: all are new."""
@@ -158,6 +183,7 @@ class KeptStates:
         kept = self._kept.get(row)
         if kept is not None and kept.step <= step and kept.ready_from == math.inf:
             kept.ready_from = step + 1
+            self.is_kept[kept.page] = True
             self.use(row)
 
     def drop_of(self, page: int) -> None:
@@ -165,6 +191,7 @@ class KeptStates:
         row = int(self._row_of[page])
         if row != NO_ROW:
             self._row_of[page] = NO_ROW
+            self.is_kept[page] = False
             del self._kept[row]
             self._free.append(row)
 
@@ -181,6 +208,7 @@ class KeptStates:
             if not self.has(page):
                 row = int(self._row_of[before])
                 self._row_of[before], self._row_of[page] = NO_ROW, row
+                self.is_kept[page], self.is_kept[before] = self.is_kept[before], False
                 self._kept[row].page = page
 
     def pages(self) -> dict[int, int]:

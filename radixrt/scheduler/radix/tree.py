@@ -3,8 +3,8 @@
 An edge carries token ids and the ids of the pages that hold their K and V, in whole pages. The idea
 is RadixAttention's (Zheng et al., "SGLang", 2024, section 3). Three things differ: tokens enter the
 tree when the step that computes them is *planned*, eviction trims leaves page by page from a
-priority queue, and chains of nodes without branches are joined again. Each cache salt has its own
-root, so different salts never share a page.
+priority queue, and chains of nodes without branches are joined again. Each cache root (tenant, salt,
+adapter) has a tree of its own, so different ones never share a page.
 
 Costs in pages: lookup O(prefix found) and one copy of the prompt's ids, lock O(depth of the node),
 insertion O(pages inserted), eviction O(pages evicted + log leaves); amortised, because edges are
@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
-from radixrt.messages.requests import split_salt
 from radixrt.scheduler.radix.eviction import EvictionPolicy, least_recently_used
 from radixrt.scheduler.radix.ghosts import MAX_GHOSTS, Before, Ghost, GhostList
 from radixrt.scheduler.radix.node import (
@@ -46,10 +46,10 @@ class TreeObserver(Protocol):
     """
 
     def stored(
-        self, salt: str | None, previous_page: int | None, tokens: TokenIds, pages: Pages
+        self, root: CacheRoot | None, previous_page: int | None, tokens: TokenIds, pages: Pages
     ) -> None:
-        """Pages have entered the tree, in order of position, behind a page, or behind the root of
-        a cache salt."""
+        """Pages have entered the tree, in order of position, behind a page, or behind a cache
+        root."""
 
     def removed(self, pages: Pages) -> None:
         """Pages have left the tree, in arbitrary order."""
@@ -81,13 +81,13 @@ class RadixTree:
     ) -> None:
         self.page_size = page_size
         self.policy: EvictionPolicy = policy or least_recently_used()
-        self.observer: TreeObserver | None = None
+        self.observers: tuple[TreeObserver, ...] = ()
         """Called for every page that enters or leaves the tree."""
         self.ghosts = GhostList(most_ghosts)  # the pages that were evicted last
         self.shares = Shares()
         self._page_bytes = page_size * ID_BYTES
-        self._roots: dict[str, Node] = {}
-        self._salts: dict[Node, str] = {}  # of each root
+        self._roots: dict[CacheRoot, Node] = {}
+        self._names: dict[Node, CacheRoot] = {}  # of each root
         self.clock = clock
         self._last_stamp = 0
         self.num_pages = 0
@@ -110,9 +110,9 @@ class RadixTree:
 
     # ------------------------------------------------------------ lookup
 
-    def match(self, tokens: TokenIds, salt: str = "") -> Match | None:
+    def match(self, tokens: TokenIds, name: CacheRoot = BASE_ROOT) -> Match | None:
         """Find the longest cached prefix of ``tokens``, in whole pages. Changes nothing."""
-        root = self._roots.get(salt)
+        root = self._roots.get(name)
         if root is None:
             return None
         if not self.holds_first_page(root, tokens):
@@ -139,13 +139,17 @@ class RadixTree:
         self.lock(node)
         return node
 
-    def lock_root(self, salt: str = "") -> Node:
-        """Lock the empty prefix of a namespace."""
-        root = self._roots.get(salt)
-        if root is None:
-            root = self._roots[salt] = Node(None, b"", b"", namespace=split_salt(salt)[0])
-            self._salts[root] = salt
+    def lock_root(self, name: CacheRoot = BASE_ROOT) -> Node:
+        """Lock the empty prefix of a cache root."""
+        root = self._root(name)
         self.lock(root)
+        return root
+
+    def _root(self, name: CacheRoot) -> Node:
+        root = self._roots.get(name)
+        if root is None:
+            root = self._roots[name] = Node(None, b"", b"", namespace=name.tenant)
+            self._names[root] = name
         return root
 
     def lock(self, node: Node) -> None:
@@ -158,6 +162,27 @@ class RadixTree:
         new.stamp = self._new_stamp()
         self._lock_path(new, old)
         self._join_upwards(new)
+
+    def hold_match(self, match: Match | None, root: CacheRoot) -> Node:
+        """Keep a matched prefix, or the empty one of a cache root, from eviction until
+        :meth:`let_go`, without a use of it; returns the node at whose end it ends."""
+        node = self._root(root) if match is None else match.node
+        if match is not None and match.pages_in_edge < node.num_pages:
+            node = self.split(node, match.pages_in_edge)
+        self.hold(node)
+        return node
+
+    def hold(self, node: Node) -> None:
+        """As :meth:`hold_match`, for the prefix at whose end a node is."""
+        for above in node.path():
+            if above.lock_count == 0:
+                self.num_locked_pages += above.num_pages
+            above.lock_count += 1
+
+    def let_go(self, node: Node) -> None:
+        """End one :meth:`hold`. The prefix keeps the time of its last use."""
+        self._unlock_path(node)
+        self._offer_for_eviction(node)
 
     def pin(self, node: Node) -> None:
         """Turn a lock on ``node``, which the caller holds, into a lease's; :meth:`unpin` ends
@@ -175,8 +200,7 @@ class RadixTree:
             above.lease_count -= 1
             if above.lease_count == 0:
                 self.num_pinned_pages -= above.num_pages
-        self._unlock_path(node)
-        self._offer_for_eviction(node)
+        self.let_go(node)
 
     def _lock_path(self, node: Node, end: Node | None = None) -> None:
         above: Node | None = node  # not node.path(): every request walks here
@@ -247,9 +271,10 @@ class RadixTree:
         self.num_nodes += 1
         self.generation += 1
         leaf.stamp = leaf.created = leaf.last_used = self._new_stamp()
-        if self.observer is not None:
+        if self.observers:
             before = int(parent.pages[-1]) if parent.page_ids else None
-            self.observer.stored(self._salts.get(parent), before, leaf.tokens, leaf.pages)
+            for observer in self.observers:
+                observer.stored(self._names.get(parent), before, leaf.tokens, leaf.pages)
         return leaf
 
     def holds_first_page(self, node: Node, tokens: TokenIds) -> bool:
@@ -335,8 +360,8 @@ class RadixTree:
     def _offer_for_eviction(self, node: Node) -> None:
         if node.is_evictable:
             self._offer(node)
-        elif node in self._salts and node.lock_count == 0 and not node.children:
-            del self._roots[self._salts.pop(node)]
+        elif node in self._names and node.lock_count == 0 and not node.children:
+            del self._roots[self._names.pop(node)]
 
     def evict(
         self, count: int, rule: Callable[[Node, bool], str] = lambda leaf, is_above_share: ""
@@ -382,8 +407,8 @@ class RadixTree:
         if num_pages:
             return int(node.pages[num_pages - 1])
         assert node.parent is not None
-        salt = self._salts.get(node.parent)
-        return int(node.parent.pages[-1]) if salt is None else salt
+        name = self._names.get(node.parent)
+        return int(node.parent.pages[-1]) if name is None else name
 
     def prune(self, node: Node) -> Pages:
         """Drop ``node`` and the prefix above it, up to the first node that is in use.
@@ -422,8 +447,8 @@ class RadixTree:
         self.num_pages -= len(pages)
         self.generation += 1
         self.ghosts.forget_below(pages.tolist())
-        if self.observer is not None:
-            self.observer.removed(pages)
+        for observer in self.observers:
+            observer.removed(pages)
         return pages
 
     # ------------------------------------------------------------ inspection
@@ -437,10 +462,10 @@ class RadixTree:
             yield node
             pending.extend(node.children.values())
 
-    def salt_of(self, root: Node) -> str:
-        """The cache salt of a root."""
-        return self._salts[root]
+    def root_of(self, root: Node) -> CacheRoot:
+        """What a root node stands for."""
+        return self._names[root]
 
-    def roots(self) -> dict[str, Node]:
-        """The root of each namespace in use."""
+    def roots(self) -> dict[CacheRoot, Node]:
+        """The node of each root in use."""
         return self._roots

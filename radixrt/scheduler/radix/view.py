@@ -13,11 +13,13 @@ from collections.abc import Callable, Generator, Mapping
 from itertools import count, islice
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import pack_ids
-from radixrt.messages.requests import RetentionLevel, split_salt
+from radixrt.messages.requests import RetentionLevel
 from radixrt.scheduler.radix.node import ID_BYTES, LEVELS, Node
+from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
 
 SLICE_S = 0.002
@@ -86,8 +88,10 @@ class TreeView:
         call: CacheTreeCall,
         clock: Callable[[], float] = time.monotonic,
         known: KnownNodes | None = None,
+        states: KeptStates | None = None,
     ) -> None:
         self._tree = tree
+        self._states = states
         self._call = call
         self._clock = clock
         self._known = known or KnownNodes()
@@ -139,20 +143,20 @@ class TreeView:
         except RequestError:
             return None
         *_, root = start.path()
-        return start if self._is_own(self._tree.salt_of(root)) else None
+        return start if self._is_own(self._tree.root_of(root)) else None
 
-    def _is_own(self, salt: str) -> bool:
-        return self._call.namespace in (None, split_salt(salt)[0])
+    def _is_own(self, name: CacheRoot) -> bool:
+        return self._call.namespace in (None, name.tenant)
 
     def _largest_roots(self) -> Generator[None, None, tuple[list[Node], int, int]]:
         """The largest roots, and the sums of pages and nodes below all roots."""
         largest: list[tuple[int, int, Node]] = []
         pages = nodes = 0
-        for number, (salt, root) in enumerate(list(self._tree.roots().items())):
+        for number, (name, root) in enumerate(list(self._tree.roots().items())):
             if number % NODES_PER_LOOK == 0 and self._slice_is_over():
                 yield
                 self._begin_slice()
-            if not root.nodes_below or not self._is_own(salt):
+            if not root.nodes_below or not self._is_own(name):
                 continue
             pages += root.pages_below
             nodes += root.nodes_below
@@ -218,10 +222,11 @@ class TreeView:
         return waiting
 
     def _namespace(self, root: Node) -> CacheNamespace:
-        name, own = split_salt(self._tree.salt_of(root))
+        name = self._tree.root_of(root)
         return CacheNamespace(
-            namespace=name,
-            salted=bool(own),
+            namespace=name.tenant,
+            salted=bool(name.salt),
+            adapter=name.adapter,
             total_tokens=root.pages_below * self._tree.page_size,
             total_nodes=root.nodes_below,
             num_children=len(root.children),
@@ -242,6 +247,7 @@ class TreeView:
             running=node.lock_count - node.lease_count,
             waiting=self._waiting[node],
             leases=node.lease_count,
+            states=self._states.count(node.pages) if self._states else 0,
             locked=node.lock_count > 0,
             pinned=node.lease_count > 0,
             idle_s=idle_seconds(node, now),

@@ -151,9 +151,10 @@ class Explainer:
             cached_tokens=facts.cached_tokens,
             missed_tokens=record.num_tokens - facts.cached_tokens,
             cause=cause,
-            detail=detail,
+            detail=detail if facts.disk is None else f"{facts.disk.sentence} {detail}",
             divergence=divergence,
             evicted=facts.evicted if cause == "evicted" else None,
+            disk=facts.disk,
         )
 
     def _cause(
@@ -162,13 +163,13 @@ class Explainer:
         cached, reusable = facts.cached_tokens, facts.reusable_tokens
         if cached >= reusable:
             return "none", _all_reused(record, facts), None
+        stateless = min(facts.stateless_tokens, reusable - cached)
+        if 2 * stateless > reusable - cached:
+            return "missing_state", _without_state(stateless, cached), None
         is_shared = cached > facts.seen_tokens
         """Another sequence computed more of the same prompt meanwhile."""
         if facts.seen_tokens >= reusable or (is_shared and reusable - cached < self._page_size):
             return "page_rounding", self._rounded(reusable - cached), None
-        stateless = min(facts.stateless_tokens, reusable - cached)
-        if 2 * stateless > reusable - cached:
-            return "missing_state", _without_state(stateless, cached), None
         difference = _Difference(self._vocabulary, record, facts)
         cause: Cause = "never_seen"
         detail = self._new(difference)
@@ -188,6 +189,10 @@ class Explainer:
             return "other_salt", (
                 f"The first {facts.other_salt_tokens} tokens are cached under another cache_salt of the same key; prefixes are "
                 "shared only within one salt."
+            )
+        if facts.other_adapter_tokens and with_texts:
+            return "other_adapter", (
+                f"The first {facts.other_adapter_tokens} tokens are cached as another adapter, or the base model, computed them."
             )
         if (number := difference.record.image_at(difference.token_index)) is not None:
             return "never_seen", (

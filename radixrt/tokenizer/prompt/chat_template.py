@@ -22,6 +22,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt import template_sandbox
@@ -108,12 +109,12 @@ class ChatTemplate:
         self.turns = KeptTurns()
 
     def render(
-        self, prompt: ChatPrompt, salt: str = "", max_literals: int = 1 << 16
+        self, prompt: ChatPrompt, root: CacheRoot = BASE_ROOT, max_literals: int = 1 << 16
     ) -> RenderedChat:
         """Run the template.
 
         Args:
-            salt: kept answers are repeated only in requests with the same one.
+            root: kept answers are repeated only in requests with the same one.
             max_literals: more special-token strings in the messages are refused.
 
         Raises:
@@ -129,7 +130,7 @@ class ChatTemplate:
         tools = self._hide_special_tokens(prompt.tools, literals)
         kwargs = self._hide_special_tokens(prompt.template_kwargs or {}, literals)
         has_literals = bool(literals.placeholders)
-        history = History(prompt, salt) if prompt.replay_reasoning and not has_literals else None
+        history = History(prompt, root) if prompt.replay_reasoning and not has_literals else None
         turn, text = self._replay(prompt, history, messages, tools, kwargs)
         beginning = msgspec.structs.replace(
             prompt, add_generation_prompt=False, continue_final_message=False
@@ -157,7 +158,7 @@ class ChatTemplate:
     def encode(
         self,
         chat: RenderedChat,
-        salt: str,
+        root: CacheRoot,
         check_length: CheckLength = any_length,
         spread: Spread = as_they_are,
     ) -> tuple[str, list[int], list[int], list[Segment]]:
@@ -166,7 +167,7 @@ class ChatTemplate:
         template adds special tokens.
 
         Args:
-            salt: messages that were encoded before with the same salt are not encoded again.
+            root: messages that were encoded before with the same root are not encoded again.
             check_length: gets the number of tokens before they are copied.
             spread: repeats the placeholders of images.
         """
@@ -174,10 +175,23 @@ class ChatTemplate:
             text, found, counts = self._encode_with_literals(chat, check_length)
             ids = np.array(found, dtype=np.int32)
             return text, spread(ids).tolist(), [len(spread(ids[:n])) for n in counts], []
-        segments = self._vocabulary.segments.encode(chat.text, salt, chat.answer_ends, check_length)
+        segments = self._vocabulary.segments.encode(chat.text, root, chat.answer_ends, check_length)
         segments = [one._replace(ids=spread(one.ids)) for one in segments]
         counts = [self._num_tokens_within(segments, length, spread) for length in chat.agreed]
         return chat.text, joined(segments), counts, segments
+
+    def messages_end(self, chat: RenderedChat, num_tokens: int) -> int:
+        """Number of a chat's tokens up to the end of its last message, where the next turn may
+        leave this prompt; 0 where more text than a generation prompt follows. A token or two off
+        where the tokenizer joins characters of both sides.
+
+        Args:
+            num_tokens: of the whole prompt.
+        """
+        behind = chat.text[chat.spans[-1][1] :] if chat.spans else chat.text
+        if len(behind) > MAX_BEHIND_MESSAGES:
+            return 0
+        return max(0, num_tokens - len(self._vocabulary.encode(behind, add_special_tokens=False)))
 
     def _num_tokens_within(self, segments: list[Segment], length: int, spread: Spread) -> int:
         """Number of leading tokens within the first ``length`` characters of a text."""
@@ -361,19 +375,34 @@ def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
     spans = []
     position = 0
     for message in messages:
-        start, texts = -1, _texts(message.get("content"))
-        for content in texts:
-            if (found := text.find(content, position)) < 0:
-                start = -1
-                break
-            start, position = found if start < 0 else start, found + len(content)
-        if start < 0:
-            start = position
+        start, position = _content_span(text, position, message.get("content"))
         for call in message.get("tool_calls") or ():
             position = _end_of_call(text, position, call)
         spans.append((start, position))
     return spans
 
+
+def _content_span(text: str, position: int, content: object) -> tuple[int, int]:
+    """Beginning and end of a content's texts behind ``position``; a template may trim each."""
+    start, end = -1, position
+    for written in _texts(content):
+        found, length = _find_trimmed(text, written, end)
+        if found < 0:
+            return position, position
+        start, end = found if start < 0 else start, found + length
+    return (position, position) if start < 0 else (start, end)
+
+
+def _find_trimmed(text: str, written: str, position: int) -> tuple[int, int]:
+    """Where a text, perhaps trimmed, begins behind ``position``, and its length; -1: nowhere."""
+    for part in (written, written.strip()):
+        if (start := text.find(part, position)) >= 0:
+            return start, len(part)
+    return -1, 0
+
+
+MAX_BEHIND_MESSAGES = 512
+"""Characters behind the last message that may be a generation prompt."""
 
 _CALL_DISTANCE = 256
 """Most characters that a template writes before the name of a called function, or between its

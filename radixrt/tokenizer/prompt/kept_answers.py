@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds
 
 ENTRY_BYTES = 448
@@ -79,24 +80,24 @@ class KeptAnswers:
     def __init__(self) -> None:
         self.memory: TokenMemory[KeptAnswer] = TokenMemory(CAPACITY_BYTES)
 
-    def keep(self, prompt: str, answer: str, ids: list[int], salt: str) -> None:
+    def keep(self, prompt: str, answer: str, ids: list[int], root: CacheRoot) -> None:
         """Keep the tokens of an answer to a prompt (as text)."""
-        digest = text_digest(salt, prompt)
+        digest = text_digest(root, prompt)
         digest.update(_bytes(answer))
         start, end = len(prompt), len(prompt) + len(answer)
         kept = KeptAnswer(start, end, np.array(ids, dtype=np.int32))
         self.memory.keep(digest.digest(), kept, kept.ids.nbytes)
 
-    def find(self, text: str, ends: Iterable[int], salt: str) -> list[KeptAnswer]:
+    def find(self, text: str, ends: Iterable[int], root: CacheRoot) -> list[KeptAnswer]:
         """The answers in a text, in order; none overlaps the one before it.
 
         Args:
             ends: where in the text answers may end, ascending.
-            salt: the cache salt; answers are found only by requests with the same one.
+            root: the cache root; answers are found only by requests with the same one.
         """
         if not len(self.memory):
             return []
-        digest = text_digest(salt)
+        digest = text_digest(root)
         position = 0
         found: list[KeptAnswer] = []
         for end in ends:
@@ -108,9 +109,9 @@ class KeptAnswers:
         return found
 
 
-def text_digest(salt: str, text: str = "") -> "hashlib.blake2b":
-    """A digest of text, to which more may be added; it differs with the salt. 16 bytes."""
-    key = hashlib.blake2b(_bytes(salt), digest_size=32).digest()
+def text_digest(root: CacheRoot, text: str = "") -> "hashlib.blake2b":
+    """A digest of text, to which more may be added; it differs with the root. 16 bytes."""
+    key = hashlib.blake2b(root.packed(), digest_size=32).digest()
     return hashlib.blake2b(_bytes(text), key=key, digest_size=16)
 
 

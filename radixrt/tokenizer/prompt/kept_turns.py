@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.message import ToolCall
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt.kept_answers import TokenMemory, text_digest
@@ -82,9 +83,9 @@ class History:
         answers: of each message of the assistant: its index, the digest up to it, its reasoning.
     """
 
-    def __init__(self, prompt: ChatPrompt, salt: str) -> None:
+    def __init__(self, prompt: ChatPrompt, root: CacheRoot) -> None:
         encoder = msgspec.json.Encoder(order="deterministic")
-        self._digest = text_digest(salt)
+        self._digest = text_digest(root)
         self._digest.update(encoder.encode([prompt.tools, prompt.template_kwargs]))
         self.answers: list[tuple[int, bytes, str]] = []
         for index, message in enumerate(prompt.messages):

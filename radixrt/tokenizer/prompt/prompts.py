@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from radixrt.base.errors import RequestError
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
 from radixrt.messages.images import ImageRun
 from radixrt.messages.requests import (
@@ -69,6 +70,9 @@ class EncodedPrompt(NamedTuple):
     """The images themselves."""
     layout: ChatLayout | None = None
     """The places of a chat's messages; None where special tokens in the messages hide them."""
+    messages_end: int = 0
+    """Tokens of a chat up to the end of its last message, before the generation prompt; 0: it is
+    not known."""
 
     @property
     def keys(self) -> PackedIds:
@@ -83,7 +87,7 @@ class PairEncoder:
         named = _ROLE.findall(str(vocabulary.hf.chat_template))  # there may be several
         self._takes_roles = {role for _, role in named} == {"query", "document"}
 
-    def encode(self, pair: PairPrompt, limits: Limits, salt: str) -> EncodedPrompt:
+    def encode(self, pair: PairPrompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
         """Raises:
         RequestError: the texts are far too long, or the chat template refuses them.
         """
@@ -93,10 +97,10 @@ class PairEncoder:
             document = self._beginning(document, pair.max_document_tokens)
         if limit is None:
             self._vocabulary.check_text(document, limits)
-            return self._join(pair, document, limits, salt)
+            return self._join(pair, document, limits, root)
         document = document[: limit * self._vocabulary.longest_token]
         for _ in range(_MAX_CUTS):  # tokens may join differently where the text is cut
-            encoded = self._join(pair, document, limits, salt)
+            encoded = self._join(pair, document, limits, root)
             surplus = len(encoded.token_ids) - limit
             if surplus <= 0:
                 return encoded
@@ -115,11 +119,13 @@ class PairEncoder:
         _, ends = self._vocabulary.encode_with_ends(text)
         return text if len(ends) <= num_tokens else text[: ends[num_tokens - 1]]
 
-    def _join(self, pair: PairPrompt, document: str, limits: Limits, salt: str) -> EncodedPrompt:
+    def _join(
+        self, pair: PairPrompt, document: str, limits: Limits, root: CacheRoot
+    ) -> EncodedPrompt:
         if not self._vocabulary.hf.chat_template:
             return self._vocabulary_pair(pair.query, document)
-        chat = self._template.render(self._chat(pair, document), salt, limits.call_tokens)
-        _, ids, _, _ = self._template.encode(chat, salt, limits.check_num_tokens)
+        chat = self._template.render(self._chat(pair, document), root, limits.call_tokens)
+        _, ids, _, _ = self._template.encode(chat, root, limits.check_num_tokens)
         return EncodedPrompt(None, ids)
 
     def _chat(self, pair: PairPrompt, document: str) -> ChatPrompt:
@@ -166,21 +172,21 @@ class PromptEncoder:
         for memory in (segments.memory, segments.answers.memory, self._template.turns.memory):
             memory.limit(max_bytes)
 
-    def encode(self, prompt: Prompt, limits: Limits, salt: str = "") -> EncodedPrompt:
+    def encode(self, prompt: Prompt, limits: Limits, root: CacheRoot = BASE_ROOT) -> EncodedPrompt:
         """The prompt as text and as token ids.
 
         Args:
-            salt: messages that were encoded before with the same salt are not encoded again.
+            root: messages that were encoded before with the same root are not encoded again.
 
         Raises:
             RequestError: it is empty, far too long, not text, or refused by the chat template.
         """
-        encoded = self._encode(prompt, limits, salt)
+        encoded = self._encode(prompt, limits, root)
         # a tokenizer may know tokens that its model does not
         limits.check_token_ids(np.array(encoded.token_ids))
         return encoded
 
-    def _encode(self, prompt: Prompt, limits: Limits, salt: str) -> EncodedPrompt:
+    def _encode(self, prompt: Prompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
         vocabulary, check_length = self._vocabulary, limits.check_num_tokens
         match prompt:
             case TokenPrompt():
@@ -198,22 +204,22 @@ class PromptEncoder:
                 vocabulary.check_text(whole, limits)
                 return EncodedPrompt(None, self.fill_in_middle.encode(prompt, check_length))
             case PairPrompt():
-                return self._pairs.encode(prompt, limits, salt)
+                return self._pairs.encode(prompt, limits, root)
             case ChatPrompt():
-                return self._encode_chat(prompt, limits, salt)
+                return self._encode_chat(prompt, limits, root)
 
-    def _encode_chat(self, prompt: ChatPrompt, limits: Limits, salt: str) -> EncodedPrompt:
+    def _encode_chat(self, prompt: ChatPrompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
         placer, pictures = self._placer, list[ProcessedImage]()
         if has_images(prompt.messages):
             if placer is None:
                 raise RequestError(self._why_no_images, param="messages", code="no_images")
             messages, pictures = placer.process(prompt.messages, limits.context_length)
             prompt = msgspec.structs.replace(prompt, messages=messages)
-        chat = self._template.render(prompt, salt, limits.call_tokens)
+        chat = self._template.render(prompt, root, limits.call_tokens)
         self._vocabulary.check_text(chat.text, limits)
         if placer is not None and pictures:
-            return self._encode_with_images(prompt, chat, placer, pictures, limits, salt)
-        return self._encode_rendered(prompt, chat, limits, salt)
+            return self._encode_with_images(prompt, chat, placer, pictures, limits, root)
+        return self._encode_rendered(prompt, chat, limits, root)
 
     def _encode_with_images(
         self,
@@ -222,10 +228,10 @@ class PromptEncoder:
         placer: ImagePlacer,
         pictures: list[ProcessedImage],
         limits: Limits,
-        salt: str,
+        root: CacheRoot,
     ) -> EncodedPrompt:
         chat, tiles = placer.place(chat, pictures)
-        encoded = self._encode_rendered(prompt, chat, limits, salt, placer.spread)
+        encoded = self._encode_rendered(prompt, chat, limits, root, placer.spread)
         ids = np.array(encoded.token_ids, dtype=np.int32)
         runs = placer.runs(ids, tiles)
         keys = pack_ids(placer.key_ids(ids, runs, tiles))
@@ -236,11 +242,11 @@ class PromptEncoder:
         prompt: ChatPrompt,
         chat: RenderedChat,
         limits: Limits,
-        salt: str,
+        root: CacheRoot,
         spread: Spread = as_they_are,
     ) -> EncodedPrompt:
         text, ids, lengths, segments = self._template.encode(
-            chat, salt, limits.check_num_tokens, spread
+            chat, root, limits.check_num_tokens, spread
         )
         retain = [
             Retention("high", length, breakpoint.ttl_s)
@@ -248,7 +254,8 @@ class PromptEncoder:
             if length
         ]
         layout = ChatLayout.from_prompt(prompt, segments, chat.spans) if segments else None
-        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout=layout)
+        end = self._template.messages_end(chat, len(ids))
+        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout=layout, messages_end=end)
 
 
 def size_in_chars(prompt: Prompt) -> int:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import TokenIds
 from radixrt.tokenizer.prompt.breakpoints import Literals
 from radixrt.tokenizer.prompt.kept_answers import KeptAnswer, KeptAnswers, TokenMemory, text_digest
@@ -82,7 +83,7 @@ class SegmentEncoder:
     def encode(
         self,
         text: str,
-        salt: str = "",
+        root: CacheRoot = BASE_ROOT,
         answer_ends: Sequence[int] = (),
         check_length: CheckLength = any_length,
     ) -> list[Segment]:
@@ -90,7 +91,7 @@ class SegmentEncoder:
         without a special token.
 
         Args:
-            salt: segments are shared only among texts with the same salt, so that the time this
+            root: segments are shared only among texts with the same root, so that the time this
                 takes reveals nothing about other clients' texts.
             answer_ends: where in the text, beside special tokens, an earlier answer may end.
             check_length: gets the number of tokens that are encoded anew before they are copied.
@@ -98,14 +99,14 @@ class SegmentEncoder:
         found = () if self._begin is None else self._begin.finditer(text)
         starts = {match.start() for match in found}
         ends = starts.union(answer_ends) if self.rules.joins_anywhere else starts
-        answers = self.answers.find(text, sorted(ends), salt)
+        answers = self.answers.find(text, sorted(ends), root)
         kept = {answer.start: answer.ids for answer in answers}
         bounds = _without_inner(sorted({0, len(text)} | starts), answers)
         pieces = [text[start:end] for start, end in pairwise(bounds)]
         # Only segments that begin with a special token: tokenizers may treat the beginning of a
         # text in their own way.
         keys = [
-            text_digest(salt, piece).digest()
+            text_digest(root, piece).digest()
             if start in starts and start not in kept and len(piece) >= SHORTEST_KEPT
             else None
             for start, piece in zip(bounds, pieces, strict=False)

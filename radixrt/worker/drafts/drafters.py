@@ -1,29 +1,30 @@
 """Drafters are sources of tokens that may come next: grammars, expected texts, the sequence itself,
-and the last answers under its cache salt."""
+and the last answers under its cache root."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.ids import PackedIds, unpack_ids
 from radixrt.messages.steps import DraftSources
 from radixrt.worker.drafts.suffix_index import SEPARATOR, SuffixIndex, ending_of
 
-MAX_SALTS = 32
-"""Cache salts of which pools and exits are kept: those used last. All pools together take at most
-some 55 MB. None is shared by two salts, because what is drafted can be learned from the time of an
+MAX_ROOTS = 32
+"""Cache roots of which pools and exits are kept: those used last. All pools together take at most
+some 55 MB. None is shared by two roots, because what is drafted can be learned from the time of an
 answer (arXiv 2411.01076 extracts the contents of shared stores)."""
 
 Learned = TypeVar("Learned")
 
 
-def _keep(by_salt: OrderedDict[str, Learned], salt: str, learned: Learned) -> None:
-    """Keep what was learned under a salt, as the one used last."""
-    by_salt[salt] = learned
-    by_salt.move_to_end(salt)
-    if len(by_salt) > MAX_SALTS:
-        by_salt.popitem(last=False)
+def _keep(by_root: OrderedDict[CacheRoot, Learned], root: CacheRoot, learned: Learned) -> None:
+    """Keep what was learned under a root, as the one used last."""
+    by_root[root] = learned
+    by_root.move_to_end(root)
+    if len(by_root) > MAX_ROOTS:
+        by_root.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class _Followed:
 
 
 MAX_EXITS = 256
-"""Tokens whose exits are remembered under a salt: those met last."""
+"""Tokens whose exits are remembered under a root: those met last."""
 
 MIN_TRUST, MAX_TRUST = 2, 4
 """Between these, an exit is drafted."""
@@ -173,7 +174,7 @@ class CopyExit:
 
 
 class CopyExits:
-    """The exits under one cache salt."""
+    """The exits under one cache root."""
 
     def __init__(self) -> None:
         self.by_token: OrderedDict[int, CopyExit] = OrderedDict()
@@ -223,15 +224,15 @@ class NgramDrafter(Drafter):
 
     def __init__(self) -> None:
         self._slots: dict[int, _Copying] = {}
-        self._exits: OrderedDict[str, CopyExits] = OrderedDict()
+        self._exits: OrderedDict[CacheRoot, CopyExits] = OrderedDict()
 
     def admit(self, slot: int, text: list[int], num_prompt: int, sources: DraftSources) -> None:
         index = SuffixIndex(text, max(0, len(text) - MAX_INDEXED))
         index.catch_up()
         exits = CopyExits()
-        if sources.salt is not None:
-            exits = self._exits.get(sources.salt, exits)
-            _keep(self._exits, sources.salt, exits)
+        if sources.root is not None:
+            exits = self._exits.get(sources.root, exits)
+            _keep(self._exits, sources.root, exits)
         self._slots[slot] = _Copying(index, exits)
 
     def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
@@ -288,29 +289,29 @@ class _Copying:
 
 
 MAX_POOL_TOKENS = 8192
-"""Tokens of the answers of one salt; of more, the older half is dropped."""
+"""Tokens of the answers of one root; of more, the older half is dropped."""
 
 _CONTEXT = 2
 """Tokens before an answer that are kept with it, so that its beginning can be found."""
 
 
 class PoolDrafter(Drafter):
-    """One pool a salt."""
+    """One pool a root."""
 
     def __init__(self) -> None:
-        self._pools: OrderedDict[str, SuffixIndex] = OrderedDict()
-        self._slots: dict[int, tuple[str, list[int], int]] = {}
-        """Salt, text, and tokens of the prompt."""
+        self._pools: OrderedDict[CacheRoot, SuffixIndex] = OrderedDict()
+        self._slots: dict[int, tuple[CacheRoot, list[int], int]] = {}
+        """Root, text, and tokens of the prompt."""
 
     def admit(self, slot: int, text: list[int], num_prompt: int, sources: DraftSources) -> None:
-        if sources.salt is not None:
-            self._slots[slot] = sources.salt, text, num_prompt
+        if sources.root is not None:
+            self._slots[slot] = sources.root, text, num_prompt
 
     def propose(self, slot: int, budget: int, ahead: Sequence[int] = ()) -> Draft | None:
         if slot not in self._slots:
             return None
-        salt, text, _ = self._slots[slot]
-        pool = self._pools.get(salt)
+        root, text, _ = self._slots[slot]
+        pool = self._pools.get(root)
         if pool is None or (match := pool.find(ending_of(text, ahead))) is None:
             return None
         draft = pool.text[match.place : match.place + budget]
@@ -320,11 +321,11 @@ class PoolDrafter(Drafter):
 
     def release(self, slot: int) -> None:
         """Add the answer of a slot to its pool."""
-        salt, text, num_prompt = self._slots.pop(slot, ("", [], 0))
+        root, text, num_prompt = self._slots.pop(slot, (BASE_ROOT, [], 0))
         if len(text) <= num_prompt:
             return
         new = text[max(0, num_prompt - _CONTEXT) :][-MAX_POOL_TOKENS // 2 :]
-        pool = self._pools.get(salt) or SuffixIndex([])
+        pool = self._pools.get(root) or SuffixIndex([])
         kept = pool.text
         if len(kept) + len(new) >= MAX_POOL_TOKENS:
             kept = (
@@ -332,4 +333,4 @@ class PoolDrafter(Drafter):
             )
             pool = SuffixIndex(kept)
         kept += [SEPARATOR, *new]
-        _keep(self._pools, salt, pool)
+        _keep(self._pools, root, pool)

@@ -6,14 +6,16 @@ from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.cpu import CPU_CACHE_DTYPES
 from radixrt.attention.kv_spec import CachedTensor, KVSpec, LayerKV
 from radixrt.base.errors import ConfigError
-from radixrt.device.machine import CPU_POOL_LIMIT, CPU_POOL_SHARE, available_memory
+from radixrt.device.machine import (
+    CPU_POOL_LIMIT,
+    CPU_POOL_SHARE,
+    MIN_KEPT_STATES,
+    MIN_STATE_ROWS,
+    available_memory,
+)
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
-MIN_KEPT_STATES = 32
-"""States of recurrent layers that are kept in any case."""
-MIN_STATE_ROWS = 8
-"""Sequences with such states that may run at a time."""
 
 
 class KVPool:

@@ -55,6 +55,32 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
     return ids, values - _log_sum_exp(logits).unsqueeze(-1)
 
 
+def log_kept_masses(
+    logits: Tensor, asked: LogprobRows, mask: TokenMask | None, device: Device
+) -> Tensor:
+    """The logarithm of the probability that the mask leaves in each row that asks for it.
+
+    Args:
+        logits: float32 [n, vocab] of the rows ``asked``, as the model gave them.
+
+    Returns:
+        float32 [n]; 0 where the row has no mask, or does not ask
+    """
+    masses = logits.new_zeros(len(logits))
+    if mask is None or not len(mask.rows):
+        return masses
+    places = np.searchsorted(mask.rows, asked.on_host).clip(max=len(mask.rows) - 1)
+    own = np.flatnonzero(asked.kept_mass & (mask.rows[places] == asked.on_host))
+    if len(own):
+        (there,) = device.upload(own)
+        shifted = logits[there]
+        shifted -= shifted.amax(dim=-1, keepdim=True)  # so that float32 rounds the sums little
+        whole = _log_sum_exp(shifted)
+        _keep_allowed(shifted, TokenMask(np.arange(len(own)), mask.bits[places[own]]), device)
+        masses[there] = (_log_sum_exp(shifted) - whole).clamp(max=0.0)
+    return masses
+
+
 def _log_sum_exp(logits: Tensor) -> Tensor:
     """[n, vocab] -> [n]; on a CPU by a kernel whose rows do not depend on one another."""
     if logits.is_cpu and available():
@@ -65,14 +91,23 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
 
 
 def logprob_rows(
-    token_ids: Tensor, logprobs: Tensor, slots: Sequence[int], num_top: Sequence[int]
+    token_ids: Tensor,
+    logprobs: Tensor,
+    slots: Sequence[int],
+    num_top: Sequence[int],
+    kept: Sequence[float | None] | None = None,
 ) -> list[SlotLogprobs]:
     """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked
-    for."""
-    columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), strict=True)
+    for.
+
+    Args:
+        kept: the logarithm of each row's kept mass; None: it is not asked for.
+    """
+    kept = [None] * len(slots) if kept is None else kept
+    columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), kept, strict=True)
     return [
-        SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
-        for slot, top, ids, values in columns
+        SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top], mass)
+        for slot, top, ids, values, mass in columns
     ]
 
 
@@ -109,9 +144,9 @@ class SampledTokens:
     kept: NDArray[np.int64] | None
     """[rows] of the rows that were to be sampled; None: all."""
     peaks: Tensor  # [rows] float32, each row's largest logit as the model gave it
-    logprobs: tuple[Tensor, Tensor] | None
+    logprobs: tuple[Tensor, ...] | None
     """Token ids and log-probabilities of the rows that ask for them, as ``raw_logprobs`` returns
-    them."""
+    them; and ``log_kept_masses``, if a row asks for it."""
 
     def tensors(self) -> list[Tensor]:
         """The tensors that :meth:`read` needs on the host."""
@@ -125,7 +160,11 @@ class SampledTokens:
         """
         rows: list[SlotLogprobs] = []
         if self.logprobs is not None and self.asked is not None:
-            rows = logprob_rows(tensors[1], tensors[2], self.asked.slots, self.asked.num_top)
+            kept, asked = None, self.asked
+            if len(self.logprobs) > 2:
+                masses = zip(tensors[3].tolist(), asked.kept_mass, strict=True)
+                kept = [mass if wanted else None for mass, wanted in masses]
+            rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top, kept)
         return tensors[0].numpy().astype(np.int32), rows
 
 
@@ -166,9 +205,11 @@ def sample(
     if kept is not None and raw is not None and asked is not None:
         chosen = np.flatnonzero(np.isin(asked.rows.numpy(), kept))
         raw, asked = raw[chosen], asked.take(chosen.tolist())
-    logprobs = None
+    logprobs: tuple[Tensor, ...] | None = None
     if raw is not None and asked is not None:
-        logprobs = raw_logprobs(raw, token_ids[asked.rows], max(asked.num_top))
+        logprobs = raw_logprobs(raw, token_ids[asked.rows], max(0, *asked.num_top))
+        if asked.kept_mass.any():
+            logprobs = (*logprobs, log_kept_masses(raw, asked, mask, state.device))
     if kept is not None:
         token_ids, peaks = token_ids[kept], peaks[kept]
     return SampledTokens(token_ids, asked, kept, peaks, logprobs)
@@ -229,9 +270,13 @@ def _penalise(logits: Tensor, penalised: PenalisedRows, counts: TokenCounts) -> 
 def _keep_allowed(logits: Tensor, mask: TokenMask, device: Device) -> None:
     """Set the logits of all tokens that the mask does not allow to minus infinity."""
     vocab = logits.shape[-1]
-    rows, words = device.upload(mask.rows, mask.bits)
-    places = torch.arange(32, dtype=torch.int32, device=words.device)
-    forbidden = (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(1)[:, :vocab] == 0
+    if logits.is_cpu:
+        allowed = np.unpackbits(mask.bits.view(np.uint8), axis=1, count=vocab, bitorder="little")
+        rows, forbidden = torch.from_numpy(mask.rows), torch.from_numpy(allowed) == 0
+    else:
+        rows, words = device.upload(mask.rows, mask.bits)
+        places = torch.arange(32, dtype=torch.int32, device=words.device)
+        forbidden = (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(1)[:, :vocab] == 0
     logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
 
 

@@ -104,6 +104,70 @@ void grouped_linear(
   });
 }
 
+// Adds to the outputs of tokens what low-rank adapters make of their inputs: output[token] += up (down hidden[token]), with the two
+// matrices of the token's adapter. An output has parts, projections of the same input; each has a `down` of its own, `rank` rows of the
+// merged one. What is between the two products stays in float32, so an output is rounded once.
+void add_lora(
+    const Tensor& hidden, const Tensor& tokens, const Tensor& starts, const Tensor& down, const Tensor& up, int64_t rank,
+    const Tensor& ranks, const Tensor& widths, const Tensor& output) {
+  require(hidden.dimensions == 2 && hidden.dense_after(0), "hidden must be [num_tokens, columns], rows without gaps", hidden);
+  require(hidden.dtype == down.dtype && up.dtype == down.dtype && output.dtype == down.dtype, "all tensors must be of one dtype", hidden);
+  require(ranks.dimensions == 2 && ranks.dense() && ranks.dtype == DType::int32, "ranks must be [adapters, parts] int32", ranks);
+  const int64_t columns = hidden.shape[1], adapters = ranks.shape[0], parts = ranks.shape[1], merged = parts * rank;
+  require(widths.dimensions == 1 && widths.dense() && widths.dtype == DType::int32 && widths.shape[0] == parts,
+          "widths must be [parts] int32", widths);
+  require(starts.dimensions == 1 && starts.dense() && starts.dtype == DType::int32 && starts.shape[0] > adapters,
+          "starts must be int32 with more elements than adapters", starts);
+  const int32_t* chosen = chosen_tokens(tokens, hidden.shape[0]);
+  const Groups groups{starts.as<int32_t>(), adapters, starts.as<int32_t>()[adapters]};
+  require(groups.starts[0] == 0 && groups.rows <= tokens.shape[0], "starts must begin with 0 and end within the tokens");
+  for (int64_t i = 0; i < adapters; ++i) require(groups.starts[i] <= groups.starts[i + 1], "starts must not descend");
+  std::vector<int64_t> first_panel(parts + 1), first_output(parts + 1);
+  for (int64_t part = 0; part < parts; ++part) {
+    const int32_t width = widths.as<int32_t>()[part];
+    require(width > 0, "widths must be positive");
+    first_panel[part + 1] = first_panel[part] + panels_of(width);
+    first_output[part + 1] = first_output[part] + width;
+  }
+  const int64_t panels = first_panel[parts];
+  check_packed(down, merged, columns, adapters);
+  require(up.dense() && up.elements() == adapters * panels * rank * kPanel, "up must be [adapters, panels, rank, 16]", up);
+  require(output.dimensions == 2 && output.shape[0] == hidden.shape[0] && output.shape[1] == first_output[parts] && output.dense_after(0),
+          "output must be [num_tokens, sum of widths], rows without gaps", output);
+  if (groups.rows == 0) return;
+  const auto& kernel = kernels_for(down.dtype);
+  const auto& by_float = down.dtype == DType::bfloat16 ? kernels<LinearKernels>().bfloat16_by_float : kernel;
+  const int64_t size = size_of(down.dtype), hidden_bytes = hidden.strides[0] * size, prepared = kernel.prepared_bytes(columns);
+  nb::gil_scoped_release release;
+  static thread_local std::vector<float> between_memory;
+  between_memory.resize(groups.rows * merged);
+  char* between = reinterpret_cast<char*>(between_memory.data());
+  Linear shrink{nullptr, merged, columns, nullptr, nullptr, prepared > 0 ? prepared : (columns * size + 63) / 64 * 64, between,
+                merged * static_cast<int64_t>(sizeof(float)), false};
+  shrink.hidden = prepare_rows(groups.rows, nullptr, groups.rows, shrink.hidden_bytes, kElementsPerThread / columns + 1,
+                               [&](int64_t row, char* to) {
+    const char* from = hidden.as<char>() + chosen[row] * hidden_bytes;
+    prepared > 0 ? kernel.prepare(from, columns, to) : static_cast<void>(memcpy(to, from, columns * size));
+  });
+  const int64_t down_bytes = down.elements() / adapters * size, panel_bytes = rank * kPanel * size;
+  for_each_group_unit(groups, merged, columns * kPanel * size, [&](int64_t adapter, int64_t panel, int count, int64_t row, int rows) {
+    Linear own = shrink;
+    own.weights = down.as<char>() + adapter * down_bytes;
+    kernel.multiply(own, panel, count, row, rows);
+  });
+  for_each_group_unit(groups, panels * kPanel, panel_bytes, [&](int64_t adapter, int64_t panel, int count, int64_t row, int rows) {
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t begin = panel > first_panel[part] ? panel : first_panel[part];
+      const int64_t end = panel + count < first_panel[part + 1] ? panel + count : first_panel[part + 1];
+      if (begin >= end || ranks.as<int32_t>()[adapter * parts + part] == 0) continue;
+      Linear own{up.as<char>() + (adapter * panels + first_panel[part]) * panel_bytes, widths.as<int32_t>()[part], rank, nullptr,
+                 between + part * rank * sizeof(float), shrink.output_bytes, output.as<char>() + first_output[part] * size,
+                 output.strides[0] * size, true, true, chosen};
+      by_float.multiply(own, begin - first_panel[part], static_cast<int>(end - begin), row, rows);
+    }
+  });
+}
+
 // Each head of each token times the head's own matrix.
 void linear_by_head(const Tensor& hidden, const Tensor& weights, int64_t rows, const Tensor& output) {
   require(hidden.dimensions == 3 && hidden.dense_after(1), "hidden must be [num_tokens, heads, columns], heads without gaps in them", hidden);
@@ -163,6 +227,9 @@ void bind_linear(nb::module_& module) {
   module.def(
       "grouped_linear", grouped_linear, nb::arg("hidden"), nb::arg("tokens").none(), nb::arg("starts"), nb::arg("weights"),
       nb::arg("rows"), nb::arg("output"), nb::arg("bias") = nb::none());
+  module.def(
+      "add_lora", add_lora, nb::arg("hidden"), nb::arg("tokens"), nb::arg("starts"), nb::arg("down"), nb::arg("up"), nb::arg("rank"),
+      nb::arg("ranks"), nb::arg("widths"), nb::arg("output"));
   module.def("linear_by_head", linear_by_head, nb::arg("hidden"), nb::arg("weights"), nb::arg("rows"), nb::arg("output"));
   module.def("look_up", look_up, nb::arg("weights"), nb::arg("rows"), nb::arg("wanted"), nb::arg("output"));
 }

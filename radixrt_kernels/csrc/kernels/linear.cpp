@@ -186,13 +186,16 @@ RADIXRT_INLINE void add_tile(
 template <class T, class Output, int kPanels>
 RADIXRT_INLINE void write(const Linear& linear, int64_t first_panel, int64_t token, const TokenSums<kPanels>& sums) {
   auto bias = static_cast<const T*>(linear.bias);
-  auto output = reinterpret_cast<Output*>(linear.output + token * linear.output_bytes);
+  auto output = reinterpret_cast<Output*>(linear.output + (linear.places ? linear.places[token] : token) * linear.output_bytes);
   for (int p = 0; p < kPanels; ++p) {
     for (int v = 0; v < kVectors; ++v) {
       int64_t row = (first_panel + p) * kPanel + v * kWidth;
       int64_t left = linear.rows - row;
       Floats x = sums.of[p].of[v];
-      if (left >= kWidth) {
+      if (linear.adds && left > 0) {
+        int some = static_cast<int>(left < kWidth ? left : kWidth);
+        store_first(output + row, x + load_first(output + row, some), some);
+      } else if (left >= kWidth) {
         store(output + row, bias ? x + load(bias + row) : x);
       } else if (left > 0) {
         int some = static_cast<int>(left);
@@ -304,7 +307,8 @@ constexpr LinearKernels::Of kernels_of() {
 template <>
 const LinearKernels& table_of<LinearKernels, Isa::RADIXRT_ISA>() {
   using namespace RADIXRT_ISA;
-  static constexpr LinearKernels table{kernels_of<OneByOne<float>>(), kernels_of<Pairs>(), kernels_of<OneByOne<Float16>>()};
+  static constexpr LinearKernels table{kernels_of<OneByOne<float>>(), kernels_of<Pairs>(), kernels_of<OneByOne<Float16>>(),
+                                       kernels_of<OneByOne<BFloat16>>()};
   return table;
 }
 

@@ -25,6 +25,8 @@ struct Linear {
   char* output;         // [tokens, rows] of the weights' dtype, or float32
   int64_t output_bytes; // from one token to the next
   bool rounds = true;   // to the weights' dtype; else outputs are float32
+  bool adds = false;    // to what the output holds, before it is rounded
+  const int32_t* places = nullptr;  // the output row of each token; null: its own index
 };
 
 struct LinearKernels {
@@ -38,6 +40,7 @@ struct LinearKernels {
     void (*look_up)(const char* weights, int64_t columns, int64_t row, void* output);
   };
   Of float32, bfloat16, float16;
+  Of bfloat16_by_float;  // inputs are float32, and a panel of weights is [columns][16] as in the other two
 };
 
 }  // namespace radixrt

@@ -6,7 +6,7 @@ import { json } from "./server.js";
 
 /**
  * @typedef {{node: number, text: string|null, num_tokens: number, total_tokens: number, total_nodes: number, num_children: number,
- *            uses: number, running: number, waiting: number, leases: number, idle_s: number, retention: string, children: TreeNode[]}} TreeNode
+ *            uses: number, running: number, waiting: number, leases: number, states: number, idle_s: number, retention: string, children: TreeNode[]}} TreeNode
  * @typedef {{id: string, name: string, tokens: number, own: number, numChildren: number, children: Cell[], node: TreeNode|null}} Cell
  *   a rectangle of the picture: a node, a namespace, or the whole cache
  */
@@ -345,6 +345,7 @@ function facts(node, found) {
     ["Last use", now.running ? "now" : `${duration(now.idle_s)} ago`],
     found && ["Computed", `${duration(found.age_s)} ago`],
     ["Running, waiting", `${now.running}, ${node.waiting}`],
+    node.states > 0 && ["States of recurrent layers", count(node.states)],
     node.retention !== "default" && ["Retention", node.retention],
     ["Leases", found ? found.leases.map((lease) => `${lease.tenant || "no key"}, ${duration(lease.expires_in_s)} left`).join("; ") || "none" : String(node.leases)],
   ].filter(Boolean);

@@ -63,7 +63,14 @@ function showTiles({ engine: { stats, cache }, device, kv_bytes_per_token }) {
     ["Evicted", count(cache.evicted_tokens), "tokens since start"],
     ["Leases", count(cache.leases), cache.leases_broken ? `${count(cache.leases_broken)} broken` : ""],
     ["Nodes of the tree", count(cache.tree_nodes)],
+    ...(cache.kept_states ? [statesTile(cache)] : []),
   ]);
+}
+
+/** The states of recurrent layers. */
+function statesTile({ kept_states, kept_state_bytes, stateless_tokens, prompt_tokens }) {
+  const again = percent(stateless_tokens / Math.max(1, prompt_tokens));
+  return ["States kept", count(kept_states), `${count(kept_state_bytes / 2 ** 20)} MiB; ${again} of prompt tokens computed again for lack of one`];
 }
 
 /** A user sees the counters of its key. @param {Reading} reading */

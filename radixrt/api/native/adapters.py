@@ -1,0 +1,60 @@
+"""Loads and unloads LoRA adapters while the server runs: the paths and fields of vLLM and SGLang."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import Response
+
+from radixrt.api.http.endpoints import Endpoints
+from radixrt.api.http.events import json_response
+from radixrt.api.requests.protocol import RequestBody
+from radixrt.api.state import Context
+from radixrt.base.errors import RequestError
+from radixrt.messages.calls import LoadAdapterCall, UnloadAdapterCall
+
+routes = Endpoints()
+
+
+class LoadRequest(RequestBody, kw_only=True):
+    lora_name: str
+    lora_path: str
+    """A folder on the server's machine."""
+    load_inplace: bool | None = None
+    """Replace an adapter of the same name."""
+
+
+class UnloadRequest(RequestBody, kw_only=True):
+    lora_name: str
+
+
+def _refuse_nothing(body: dict[str, Any]) -> None:
+    """``lora_path`` is a field of other endpoints too, which do not support it."""
+
+
+@routes.takes("/load_lora_adapter", LoadRequest, _refuse_nothing)
+@routes.takes("/v1/load_lora_adapter", LoadRequest, _refuse_nothing)
+async def load_lora_adapter(fields: LoadRequest, context: Context) -> Response:
+    config = context.state.config
+    if not config.num_adapter_places:
+        raise RequestError(
+            "This server has no places for adapters: start it with --max-loras, or with --lora.",
+            status=400,
+        )
+    if not fields.lora_name or fields.lora_name in config.model_names:
+        raise RequestError("lora_name must be a name of its own.", param="lora_name")
+    if not fields.lora_path:
+        raise RequestError("lora_path must be a folder.", param="lora_path")
+    call = LoadAdapterCall(
+        name=fields.lora_name,
+        path=str(Path(fields.lora_path).expanduser()),
+        replaces=bool(fields.load_inplace),
+    )
+    info = await context.call(call)
+    return json_response({"name": info.name, "digest": info.digest, "parent": config.model_name})
+
+
+@routes.takes("/unload_lora_adapter", UnloadRequest)
+@routes.takes("/v1/unload_lora_adapter", UnloadRequest)
+async def unload_lora_adapter(fields: UnloadRequest, context: Context) -> Response:
+    info = await context.call(UnloadAdapterCall(name=fields.lora_name))
+    return json_response({"name": info.name, "digest": info.digest})
