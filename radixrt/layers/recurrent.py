@@ -19,6 +19,9 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot, parameter
 from radixrt_kernels import tape
 
+WHOLE = TensorParallel()
+"""Each rank computes all of a recurrent block, and keeps whole states."""
+
 
 class RecurrentBlock(KernelLayer, ABC):
     """A block of layer ``layer_index``, whose states are the context's at that index. It advances
@@ -78,14 +81,12 @@ class ShortConvolution(RecurrentBlock):
     """A convolution over a few tokens between two gates, which are projections as its input is
     (LFM2)."""
 
-    def __init__(
-        self, layer_index: int, hidden_size: int, taps: int, bias: bool, tp: TensorParallel
-    ) -> None:
+    def __init__(self, layer_index: int, hidden_size: int, taps: int, bias: bool) -> None:
         super().__init__(layer_index)
         projection = [Projection.whole("in_proj", 3 * hidden_size)]
         self.in_proj = ColumnParallelLinear(hidden_size, projection, bias)
         self.conv = CausalConvolution(hidden_size, taps, bias)
-        self.out_proj = RowParallelLinear(hidden_size, hidden_size, bias, tp)
+        self.out_proj = RowParallelLinear(hidden_size, hidden_size, bias, WHOLE)
 
     def state_spec(self) -> StateSpec:
         return StateSpec((self.conv.state(),))
@@ -123,7 +124,7 @@ class GatedDeltaNet(RecurrentBlock):
     of the number of keys (``linear_value_heads_tiled``).
     """
 
-    def __init__(self, config: Any, layer_index: int, tp: TensorParallel) -> None:
+    def __init__(self, config: Any, layer_index: int) -> None:
         super().__init__(layer_index)
         hidden_size = config.hidden_size
         self.num_key_heads, self.key_dim = config.linear_num_key_heads, config.linear_key_head_dim
@@ -151,7 +152,7 @@ class GatedDeltaNet(RecurrentBlock):
         self.tiled = bool(getattr(config, "linear_value_heads_tiled", False))
         self.eps = config.rms_norm_eps
         self.norm = nn.Parameter(torch.ones(1, self.value_dim), requires_grad=False)
-        self.out_proj = RowParallelLinear(values, hidden_size, False, tp)
+        self.out_proj = RowParallelLinear(values, hidden_size, False, WHOLE)
 
     def state_spec(self) -> StateSpec:
         shape = (self.num_heads, self.key_dim, self.value_dim)
@@ -210,7 +211,7 @@ class Mamba2Options:
 class Mamba2(RecurrentBlock):
     """A state space with one decay for each head (Dao & Gu, 2024)."""
 
-    def __init__(self, options: Mamba2Options, layer_index: int, tp: TensorParallel) -> None:
+    def __init__(self, options: Mamba2Options, layer_index: int) -> None:
         super().__init__(layer_index)
         self.options = o = options
         size, keys = o.num_heads * o.head_dim, o.num_groups * o.state_size
@@ -231,7 +232,7 @@ class Mamba2(RecurrentBlock):
         self.norm = None
         if o.has_norm:
             self.norm = nn.Parameter(torch.ones(groups, size // groups), requires_grad=False)
-        self.out_proj = RowParallelLinear(size, o.hidden_size, o.output_bias, tp)
+        self.out_proj = RowParallelLinear(size, o.hidden_size, o.output_bias, WHOLE)
 
     def state_spec(self) -> StateSpec:
         o = self.options

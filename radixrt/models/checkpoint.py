@@ -15,7 +15,7 @@ from radixrt.layers.quantization.scheme import QuantizationScheme, fp8_block, qu
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.hub import PREFIX, hub_file, refuse
 from radixrt.models.refusals import check_rope, damaged, no_checkpoint
-from radixrt.models.registry import check_architecture, is_recurrent
+from radixrt.models.registry import check_architecture
 
 log = logging.getLogger(__name__)
 
@@ -351,12 +351,8 @@ def check_ranks(config: Mapping[str, Any], tp: int) -> None:
     """Check that ``tp`` ranks can share a model, before a process is started for each.
 
     Raises:
-        ConfigError: its heads cannot be split evenly, or it has recurrent layers.
+        ConfigError: its heads cannot be split evenly.
     """
-    if tp > 1 and is_recurrent(architecture := check_architecture(config)):
-        raise ConfigError(
-            f"{architecture} has recurrent layers, which are not split over ranks yet; use --tp 1."
-        )
     text = text_config(config)
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = text.get(name)

@@ -34,6 +34,10 @@ from tests.models.tp_rank import Job, Result, compute
 torch.set_num_threads(1)
 
 FAMILIES = [
+    "lfm2_moe",
+    "qwen3_5_moe",
+    "granite_hybrid",
+    "nemotron_h",
     "mixtral",
     "minimax_m2",
     "qwen3_moe",
@@ -45,7 +49,7 @@ FAMILIES = [
     "gpt_oss",
     "gemma4_moe",
 ]
-"""The mixtures that ranks share; others have recurrent layers."""
+"""The mixtures that ranks share."""
 COUNTS = {
     "mixtral": 4,
     **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"), 8),

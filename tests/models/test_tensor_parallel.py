@@ -17,6 +17,8 @@ from tests.models.tp_rank import Job, compute
 
 torch.set_num_threads(1)
 
+RECURRENT = ["lfm2_moe", "qwen3_5", "granite_hybrid", "falcon_h1", "nemotron_h"]
+"""Each rank computes all of their recurrent blocks, and its part of the others."""
 JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "auto", {}),
     "biases_and_tied_embeddings": ("llama_biased_tied", "auto", {}),
@@ -33,6 +35,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", "auto", {}),
     "gemma4_e": ("gemma4_e", "auto", {}),
     "gpt_oss": ("gpt_oss", "auto", {}),
+    **{name: (name, "auto", {}) for name in RECURRENT},
     "dummy_llama": ("llama", "dummy", {}),
     "dummy_qwen3_moe": ("qwen3_moe", "dummy", {}),
 }

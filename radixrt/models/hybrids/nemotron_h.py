@@ -51,7 +51,7 @@ class Mamba2ForCausalLM(HybridCausalLM):
             output_bias=config.use_bias,
             dt_limit=(self.least_dt(), config.time_step_limit[1]),
         )
-        return Mamba2(options, index, self.tp)
+        return Mamba2(options, index)
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         return SingleBlockLayer(self._block(index, rotary), self.norm(self.config.hidden_size))

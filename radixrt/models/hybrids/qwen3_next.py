@@ -42,7 +42,7 @@ class Qwen3_5ForCausalLM(HybridCausalLM):
         return SparseMoE(router, experts, shared, Router(hidden, 1, 1, normalize=False))
 
     def recurrent(self, index: int) -> GatedDeltaNet:
-        return GatedDeltaNet(self.config, index, self.tp)
+        return GatedDeltaNet(self.config, index)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         _, is_layer, rest = name.partition("model.layers.")
