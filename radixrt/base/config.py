@@ -60,7 +60,7 @@ class SchedulerSettings:
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
     cache_dir: str | None = _cache(
         None,
-        "Folder in which KV outlives the server (docs/caching.md); only on a CPU.",
+        "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
         metavar="DIR",
     )
     cache_dir_gb: float = _cache(

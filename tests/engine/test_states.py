@@ -16,6 +16,8 @@ import torch
 
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.steps import KeepState
+from radixrt.scheduler.radix import kv_cache
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint
@@ -136,6 +138,19 @@ def test_a_state_that_is_one_page_off_is_seen(
     assert ask(warm, prompt) != expected
 
 
+def test_a_state_that_is_one_token_off_is_seen(
+    engines: tuple[InProcessEngine, InProcessEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm, cold = engines
+    monkeypatch.setattr(
+        kv_cache, "KeepState", lambda slot, position, state: KeepState(slot, position - 1, state)
+    )
+    prompt = prompts(50, seed=8)[0]
+    expected = ask(cold, prompt)
+    ask(warm, prompt)
+    assert ask(warm, prompt) != expected
+
+
 def test_rejected_drafts_leave_no_trace(
     folder: Path,
     engines: tuple[InProcessEngine, InProcessEngine],
@@ -169,6 +184,15 @@ def test_pages_of_one_token(folder: Path, engines: tuple[InProcessEngine, InProc
         for index, prompt in enumerate(prompts(length, seed=6)):
             assert ask(small, prompt) == ask(cold, prompt), f"prefix of {length}, prompt {index}"
         assert small.cached == [length]
+
+
+def test_keys_and_values_in_int8(folder: Path) -> None:
+    warm = InProcessEngine(folder, kv_cache_dtype="int8")
+    cold = InProcessEngine(folder, kv_cache_dtype="int8", disable_radix_cache=True)
+    for prompt in prompts(70, seed=9):
+        assert warm.generate([prompt], SAMPLING) == cold.generate([prompt], SAMPLING)
+        assert warm.logprobs == cold.logprobs
+    assert warm.cached == [64]
 
 
 def test_sequences_that_compute_one_document_together(
