@@ -66,7 +66,7 @@ class SchedulerSettings:
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
     cache_dir: str | None = _cache(
         None,
-        "Folder in which KV outlives the server (docs/caching.md); only on a CPU.",
+        "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
         metavar="DIR",
     )
     cache_dir_gb: float = _cache(
@@ -106,8 +106,7 @@ class SchedulerSettings:
     )
     speculation: Literal["auto", "off"] = _scheduling(
         "auto",
-        "Draft tokens from text that the server knows, and verify several in one step where that "
-        "saves time; answers stay the same. Only on a CPU.",
+        "Draft tokens from known text where that saves time; answers stay the same. Only on a CPU.",
     )
 
 
@@ -245,7 +244,7 @@ class ServerConfig(SchedulerSettings):
     )
     receipts: bool = _http(
         False,
-        "On a CPU: requests may ask for receipts (docs/guides/receipts.md); at the first start, all weights are hashed.",
+        "On a CPU: let requests ask for receipts (docs/guides/receipts.md).",
     )
     step_timeout: float | None = _http(
         None,

@@ -25,7 +25,7 @@ from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.worker.kv.pool import KVPool
 from tests.checkpoints import YARN_OF_LATENTS, make_checkpoint
-from tests.models.harness import Harness, Sequence
+from tests.models.harness import Harness, check_chunks_and_batches
 from tests.models.test_against_transformers import random_tokens
 
 torch.set_num_threads(1)
@@ -82,15 +82,7 @@ def test_chunks_and_batches_change_no_bit(
 ) -> None:
     model = load_model(folder, dtype=dtype, kernels=NativeKernels())
     harness = Harness(model, page_size=4, kv_dtype=kv_dtype)
-    whole = harness.logits(PROMPT)
-    assert whole.isfinite().all()
-    for chunk in (1, 7, 64):
-        assert torch.equal(harness.logits(PROMPT, chunk), whole)
-    ours, first, second = Sequence(), Sequence(), Sequence()
-    harness.step([(first, PROMPT[:9]), (ours, PROMPT[:30])])
-    harness.step([(ours, PROMPT[30:31]), (first, [5])])
-    _, found, _ = harness.step([(second, PROMPT[3:40]), (ours, PROMPT[31:]), (first, [7])])
-    assert torch.equal(found, whole[31:])
+    check_chunks_and_batches(harness, PROMPT)
 
 
 def log_probabilities(model: CausalLM, kv_dtype: torch.dtype | None = None) -> torch.Tensor:

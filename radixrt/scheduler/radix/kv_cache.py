@@ -33,6 +33,13 @@ from radixrt.scheduler.slot_table import SlotTable
 MAX_CONTINUED = 2048
 """Tokens of a continuation that go to the worker."""
 
+ANSWER_STRIDE = 16
+"""Tokens of an answer, at least, from state to state: each is a copy."""
+
+MAX_TAKEN_BACK = 256
+"""Tokens by which an answer may be taken back to a state of its own, where a value is checked and
+found wrong."""
+
 NO_TOKENS = unpack_ids(b"")
 
 
@@ -68,9 +75,9 @@ class KVCache:
         self._share = limits.shares_prefixes
         self._clock = clock
 
-    def begin_plan(self, step: int) -> None:
-        """Begin the plan of a step."""
-        self.states.begin_plan(step)
+    def begin_plan(self, step: int, num_in_flight: int) -> None:
+        """Begin the plan of a step; see :meth:`KeptStates.begin_plan`."""
+        self.states.begin_plan(step, num_in_flight)
         if self.disk is not None:
             self.disk.begin_plan()
 
@@ -140,6 +147,12 @@ class KVCache:
         """Leading tokens of a prefix that need not be computed, and the state behind them."""
         num_pages, state = self.states.nearest(pages) if self.states else (len(pages), SAME_STATE)
         return num_pages * self.page_size, state
+
+    @staticmethod
+    def _before_image(sequence: Sequence, usable: int) -> int:
+        """``usable`` leading tokens, or those before the image that they would split."""
+        split = sequence.split_image(usable)
+        return usable if split is None else split[0]
 
     def is_state_coming(self, match: Match | None) -> bool:
         """Whether the plan in the making keeps a state of a found prefix that is better than what
@@ -244,6 +257,7 @@ class KVCache:
         again: the same bits.
         """
         usable, state = self._usable(pages)
+        usable = self._before_image(sequence, usable)
         self._slots.planned[sequence.slot] = sequence.kept_to = usable
         if self.states:
             end = len(pages) * self.page_size
@@ -278,7 +292,10 @@ class KVCache:
             return None  # nothing new; saves a lookup of the whole prompt
         assert sequence.node is not None
         match = self.find_prefix(sequence)
-        if match is None or self.usable_tokens(match) <= slots.planned[slot]:
+        if match is None:
+            return None
+        usable = self._before_image(sequence, self.usable_tokens(match))
+        if usable <= slots.planned[slot]:
             return None
         pages, node = match.pages, self.tree.lock_match(match)
         self._used_again(pages)
@@ -360,30 +377,54 @@ class KVCache:
         return orders
 
     def keep_answer_states(self, decoding: NDArray[np.intp]) -> list[KeepState]:
-        """Order a state at the next end of a page, for each of these slots that has passed the one
-        ordered before. The last two of an answer stay, and those at intervals."""
+        """Order the next state of an answer, for each of these slots that has passed the one
+        ordered before and has a page there."""
         if not self.states:
             return []
-        slots, size = self._slots, self.page_size
-        due = decoding[slots.planned[decoding] > slots.next_state[decoding]]
+        slots, stride = self._slots, self.pages_for(ANSWER_STRIDE) * self.page_size
+        planned = slots.planned[decoding]
+        positions = -(-planned // stride) * stride
+        has_page = positions <= slots.num_pages[decoding] * self.page_size
+        due = (planned > slots.next_state[decoding]) & has_page
         orders = []
-        for slot in due.tolist():
+        for slot, position in zip(decoding[due].tolist(), positions[due].tolist(), strict=True):
             sequence = slots.sequences[slot]
-            position = -(-int(slots.planned[slot]) // size) * size
             if not self._share or position > slots.last_position[slot]:
                 continue
             slots.next_state[slot] = position
-            new = self._keep_state(sequence, position, is_certain=False)
-            if new:
-                pages = sequence.answer_states
-                pages.append(int(slots.block_tables[slot, position // size - 1]))
-                if len(pages) > 2:
-                    before = (position // size - 2) * size
-                    oldest = pages.pop(0)
-                    if before % self._state_interval:
-                        self.states.drop_of(oldest)
-            orders += new
+            if new := self._keep_state(sequence, position, is_certain=False):
+                self._drop_old_states(sequence)
+                page = int(slots.block_tables[slot, position // self.page_size - 1])
+                sequence.answer_states.append((position, page))
+                orders += new
         return orders
+
+    def _drop_old_states(self, sequence: Sequence) -> None:
+        """Drop the states of an answer that the worker has missed, and those before the newest that
+        may be read, except at intervals and where the answer may be taken back to.
+
+        A state goes when the answer is twice as far beyond it as the largest power of two of
+        strides that divides its position. So an answer that is taken back by some tokens has a
+        state at most as many tokens, or a stride, further back.
+        """
+        stride = self.pages_for(ANSWER_STRIDE) * self.page_size
+        reach = stride if sequence.grammar is None else MAX_TAKEN_BACK
+        stay: list[tuple[int, int]] = []
+        newest: int | None = None
+        for position, page in reversed(sequence.answer_states):
+            strides = position // stride
+            if not self.states.is_kept[page]:
+                if position >= sequence.num_tokens:
+                    stay.append((position, page))  # a step in flight may write it
+                else:
+                    self.states.drop_of(page)
+                continue
+            newest = newest or position
+            if newest - position <= min(reach, 2 * stride * (strides & -strides)):
+                stay.append((position, page))
+            elif position % self._state_interval:
+                self.states.drop_of(page)
+        sequence.answer_states = stay[::-1]
 
     def _keep_state(
         self, sequence: Sequence, position: int, *, is_certain: bool = True
@@ -408,6 +449,8 @@ class KVCache:
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         own = slots.own_pages(slot)
+        for _, page in sequence.answer_states:
+            self.states.settle(page)
         start, full = self._unpublished(sequence)
         if self._share and start < full:
             tokens = sequence.tokens[start * self.page_size : full * self.page_size]
