@@ -136,6 +136,12 @@ def add_lint_schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the advice as JSON")
 
 
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt verify``."""
+    parser.add_argument("receipt", metavar="RECEIPT", help="a receipt, or a response of the API with receipts, as JSON; - is standard input")  # fmt: skip
+    parser.add_argument("--model-path", required=True, metavar="DIR", help="the checkpoint to compute with")  # fmt: skip
+
+
 def add_cache_info_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the argument of ``radixrt cache info``."""
     parser.add_argument(

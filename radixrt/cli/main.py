@@ -164,6 +164,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
     "models": ("list the checkpoints that are on this machine", (flags.add_models_arguments,), _runs("cli.doctor.models")),
     "completion": ('print a script for the shell: eval "$(radixrt completion bash)"', (flags.add_completion_arguments,), _completion),
     "lint-schema": ("say what of JSON schemas is exact, checked after generation, and slow", (flags.add_lint_schema_arguments,), _runs("cli.lint.schema")),
+    "verify": ("compute an answer again by its receipt, and compare", (flags.add_verify_arguments,), _runs("cli.verify")),
     "key": ("make API keys", (flags.add_key_arguments,), _new_key),
 }  # fmt: skip
 """Help text, flags and function of each command but ``bench`` and ``cache``."""
