@@ -60,7 +60,7 @@ class AdapterRegistry:
         num_ranks: int = 1,
         kept: Path | None = None,
     ) -> None:
-        self._num_ranks = num_ranks
+        self._num_places, self._num_ranks = num_places, num_ranks
         self._kept = kept
         self._by_name = {info.name: info for info in infos}
         self._places = {info.place: _Place(info.digest) for info in infos}
@@ -116,6 +116,10 @@ class AdapterRegistry:
         Raises:
             RequestError: the name is in use, or there is no place.
         """
+        if not self._num_places:
+            raise RequestError(
+                "There are no places for adapters: start with --max-loras, or with --lora."
+            )
         if call.name in self._by_name and not call.replaces:
             raise RequestError(
                 f"An adapter {call.name} is loaded already; load_inplace: true replaces it.",
@@ -123,7 +127,7 @@ class AdapterRegistry:
             )
         if not self._free:
             raise RequestError(
-                f"All {len(self._places) + len(self._loads)} places for adapters (--max-loras) are taken: unload one first; "
+                f"All {self._num_places} places for adapters (--max-loras) are taken: unload one first; "
                 "its place is free when its last request has ended.",
                 status=409,
             )
