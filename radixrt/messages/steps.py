@@ -69,6 +69,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """The kept state of recurrent layers behind the first ``num_cached`` tokens."""
     adapter: int = NO_ADAPTER
     """The place of the sequence's LoRA adapter."""
+    adapter_from: int = 0
+    """The first position at which the adapter works."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):

@@ -340,6 +340,7 @@ class Planner:
                 drafts=drafts,
                 state=state,
                 adapter=sequence.adapter,
+                adapter_from=sequence.adapter_from,
             )
         )
 

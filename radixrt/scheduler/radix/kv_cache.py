@@ -17,6 +17,7 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.divergence import cache_facts, continuation
 from radixrt.scheduler.radix.eviction import make_policy
 from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
+from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.leases import Leases
 from radixrt.scheduler.radix.node import HIGH, NONE, Match, Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
@@ -181,11 +182,11 @@ class KVCache:
         cached prefix."""
         followed = NO_TOKENS
         if match is not None and self._reads_tree(sequence):
-            rest = sequence.known_tokens()[match.num_pages * self.page_size :]
+            rest = sequence.known_ids()[match.num_pages * self.page_size :]
             limit = sequence.max_output - sequence.num_output
             followed = continuation(self.tree, match, rest, min(limit, MAX_CONTINUED))
         return DraftSources(
-            continuation=pack_ids(followed),
+            continuation=pack_ids(tokens_of(followed)),
             prediction=sequence.prediction,
             root=sequence.root if self._share else None,
         )
