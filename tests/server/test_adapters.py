@@ -24,8 +24,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROMPT = "The cat sat on the mat and the dog"
-CYCLES = int(os.environ.get("RADIXRT_ADAPTER_CYCLES", "6"))
-"""Loads and unloads; 100 for a thorough test."""
+THOROUGH = "RADIXRT_ADAPTERS" in os.environ
+CYCLES = int(os.environ.get("RADIXRT_ADAPTERS", "4"))
+"""Loads and unloads; ``make adapters`` has 100."""
 NAMES = ["one", "two", "three"]
 
 
@@ -246,6 +247,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+@pytest.mark.skipif(not THOROUGH, reason="make adapters: it starts two servers")
 @pytest.mark.parametrize("flags", [("--tp", "2"), ("--dp", "2")], ids=str)
 def test_ranks_and_replicas_answer_as_one(
     server: Server,
