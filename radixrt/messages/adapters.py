@@ -24,6 +24,9 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The folder from which it was read."""
     place: int
     """Its number in the workers."""
+    invocation: tuple[int, ...] = ()
+    """The tokens from whose last occurrence in the prompt on an activated adapter works; empty: it
+    works on the whole sequence."""
 
 
 class LoadAdapter(Message, frozen=True, kw_only=True):
@@ -38,6 +41,7 @@ class AdapterRead(Message, frozen=True, kw_only=True):
 
     place: int
     digest: str = ""
+    invocation: tuple[int, ...] = ()
     error: str | None = None
 
 

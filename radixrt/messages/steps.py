@@ -70,6 +70,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """The kept state of recurrent layers behind the first ``num_cached`` tokens."""
     adapter: int = NO_ADAPTER
     """The place of the sequence's LoRA adapter."""
+    adapter_from: int = 0
+    """The first position at which the adapter works."""
     images: list[ImageRun] = []
     """The images of the prompt, whose features the worker has."""
 

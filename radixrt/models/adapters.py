@@ -32,7 +32,6 @@ _REFUSED = {
     "lora_bias": "biases (lora_bias)",
     "layer_replication": "repeated layers (layer_replication)",
     "target_parameters": "experts (target_parameters)",
-    "alora_invocation_tokens": "an activated LoRA (alora_invocation_tokens)",
     "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
     "use_qalora": "QA-LoRA",
     "use_bdlora": "block-diagonal LoRA (use_bdlora)",
@@ -61,6 +60,8 @@ class Adapter:
     """By the checkpoint's name of the projection: ``model.layers.0.self_attn.q_proj``."""
     rank: int
     """The largest of a projection."""
+    invocation: tuple[int, ...] = ()
+    """As of ``AdapterInfo``."""
 
 
 def read_adapter(folder: Path, model: CausalLM, max_rank: int) -> Adapter:
@@ -86,7 +87,12 @@ def read_adapter(folder: Path, model: CausalLM, max_rank: int) -> Adapter:
         largest = max(len(pair.down) for pair in modules.values())
         if largest > max_rank:
             raise AdapterError(f"its rank is {largest}; start with --max-lora-rank {largest}")
-        return Adapter(digest_of(config, tensors), dict(_projections(modules, model)), largest)
+        return Adapter(
+            digest_of(config, tensors),
+            dict(_projections(modules, model)),
+            largest,
+            invocation_of(config),
+        )
     except AdapterError as error:
         raise AdapterError(f"The LoRA adapter {folder} cannot be served: {error}.") from error
 
@@ -105,6 +111,11 @@ def check_config(config: Mapping[str, Any]) -> None:
             )
     if config.get("bias", "none") != "none":
         raise AdapterError(f"biases (bias: {config['bias']}) are not served yet")
+
+
+def invocation_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that invoke an activated adapter; empty: it is none."""
+    return tuple(config.get("alora_invocation_tokens") or ())
 
 
 def scaling_of(config: Mapping[str, Any], module: str, rank: int) -> float:
@@ -130,9 +141,9 @@ def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -
 
 
 def digest_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """The digest of an adapter: of names, dtypes, shapes and bytes of its tensors, and of its
-    scalings."""
-    digest = hashlib.sha256()
+    """The digest of an adapter: of names, dtypes, shapes and bytes of its tensors, of its
+    scalings and its invocation."""
+    digest = hashlib.sha256(msgspec.msgpack.encode(invocation_of(config)))
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         found = _NAME.fullmatch(name)

@@ -32,9 +32,16 @@ from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
 from radixrt.kv.cache_hint import CacheHint, hints_of
 from radixrt.kv.reading import CacheStats
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.cache_root import CacheRoot
-from radixrt.messages.calls import FlushCacheCall, ReleaseCacheCall, StatsCall
+from radixrt.messages.calls import (
+    FlushCacheCall,
+    LoadAdapterCall,
+    ReleaseCacheCall,
+    StatsCall,
+    UnloadAdapterCall,
+)
 from radixrt.messages.requests import (
     DEFAULT_POOLING,
     ChatPrompt,
@@ -122,6 +129,7 @@ class LLM:
         *,
         cache_salt: str = "",
         cache: CacheHint | None = None,
+        adapter: str = "",
         progress: bool = True,
         **constraint: Unpack[ConstraintKeywords],
     ) -> Output | list[Output]:
@@ -133,6 +141,8 @@ class LLM:
                 generation_config.json, with at most :data:`DEFAULT_MAX_TOKENS` tokens of an answer.
             cache_salt: prefixes are shared only among requests with the same salt.
             cache: hint about the future use of these prompts' KV; never changes an answer.
+            adapter: name of a LoRA adapter of the setting ``lora``, or of :meth:`load_adapter`;
+                empty: the base model.
             progress: show a progress bar (only for many prompts).
             constraint: on all answers, one of: ``schema`` (a JSON schema as a dict or its text, or
                 a type such as a pydantic model; with ``strict=False`` as far as it can be
@@ -149,7 +159,7 @@ class LLM:
         single = is_one_prompt(prompts)
         many: Sequence[Any] = [prompts] if single else list_of(prompts, "prompts")  # type: ignore[list-item]
         prompts_of_all = [prompt_of(p) for p in many]
-        options, structured = _options(cache_salt, cache), from_keywords(constraint)
+        options, structured = self._options(cache_salt, cache, adapter), from_keywords(constraint)
         return self._answer(prompts_of_all, single, sampling_params, options, structured, progress)
 
     @overload
@@ -165,6 +175,7 @@ class LLM:
         template_kwargs: dict[str, Any] | None = None,
         cache_salt: str = "",
         cache: CacheHint | None = None,
+        adapter: str = "",
         progress: bool = True,
         **constraint: Unpack[ConstraintKeywords],
     ) -> Output | list[Output]:
@@ -173,7 +184,7 @@ class LLM:
         single = len(chats) > 0 and isinstance(chats[0], dict)
         many: Sequence[Any] = [chats] if single else chats
         prompts = [chat_of(chat, tools, template_kwargs) for chat in many]
-        options, structured = _options(cache_salt, cache), from_keywords(constraint)
+        options, structured = self._options(cache_salt, cache, adapter), from_keywords(constraint)
         return self._answer(prompts, single, sampling_params, options, structured, progress)
 
     def stream(
@@ -183,6 +194,7 @@ class LLM:
         *,
         cache_salt: str = "",
         cache: CacheHint | None = None,
+        adapter: str = "",
         **constraint: Unpack[ConstraintKeywords],
     ) -> Iterator[AnswerChunk]:
         """Yield the pieces of the answers to one prompt (or chat) as they are generated.
@@ -193,7 +205,7 @@ class LLM:
         request = self._request(
             wire_prompt,
             sampling_params or self._default_for(wire_prompt, constraint),
-            _options(cache_salt, cache),
+            self._options(cache_salt, cache, adapter),
             from_keywords(constraint),
             stream=True,
         )
@@ -220,6 +232,7 @@ class LLM:
         continue_final_message: bool = False,
         cache_salt: str = "",
         cache: CacheHint | None = None,
+        adapter: str = "",
     ) -> ChoiceScores:
         """Log-probabilities of several texts behind a prompt; all are scored in one batch, and the
         prompt is computed once.
@@ -236,7 +249,7 @@ class LLM:
         wire_prompt = prompt_or_chat(prompt, continue_final_message=continue_final_message)
         assert isinstance(wire_prompt, TextPrompt | ChatPrompt)
         question = ChoiceQuestion(wire_prompt, choices, unconditional)
-        client, options = self._engine.client, _options(cache_salt, cache)
+        client, options = self._engine.client, self._options(cache_salt, cache, adapter)
         return self._engine.run(
             score_choices(client, client.run, self._new_request_id(), question, options)
         )
@@ -398,6 +411,37 @@ class LLM:
             lease=lease or "", session=session or "", root=CacheRoot(salt=cache_salt)
         )
         return self._engine.run(self._engine.client.call(call))
+
+    def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load a LoRA adapter from a folder; the settings ``lora`` or ``max_loras`` make places for
+        adapters.
+
+        Raises:
+            RequestError: it cannot be served, the name is in use, or there is no place.
+        """
+        return self._engine.run(self._engine.client.call(LoadAdapterCall(name=name, path=path)))
+
+    def unload_adapter(self, name: str) -> AdapterInfo:
+        """Let a LoRA adapter go, when the last request that uses it has ended.
+
+        Raises:
+            RequestError: there is none of this name.
+        """
+        return self._engine.run(self._engine.client.call(UnloadAdapterCall(name=name)))
+
+    def _options(
+        self, cache_salt: str, cache: CacheHint | None, adapter: str = ""
+    ) -> RequestOptions:
+        """Raises RequestError if the cache hint is invalid, or there is no such adapter."""
+        options = _options(cache_salt, cache)
+        if not adapter:
+            return options
+        found = self._engine.client.adapters.get(adapter)
+        if found is None:
+            names = ", ".join(self._engine.client.adapters) or "none"
+            raise RequestError(f"There is no adapter {adapter}; loaded: {names}.", status=404)
+        root = options.root._replace(adapter=found.digest)
+        return replace(options, root=root, adapter_name=adapter)
 
     def cache_stats(self) -> CacheStats:
         """The use of the KV cache, and its hit rate."""

@@ -20,8 +20,12 @@ from radixrt.messages.adapters import (
     LoadAdapter,
     PutAdapter,
 )
+from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import LoadAdapterCall, UnloadAdapterCall
+from radixrt.messages.ids import TokenIds
 from radixrt.messages.requests import RequestOptions
+from radixrt.scheduler.radix.key_ids import MAX_NAMESPACES, key_ids, last_occurrence
+from radixrt.scheduler.sequence import Sequence
 
 Loaded = Callable[[AdapterInfo | RequestError], None]
 """Hears of the end of a load."""
@@ -30,6 +34,7 @@ Loaded = Callable[[AdapterInfo | RequestError], None]
 @dataclass(eq=False, slots=True)
 class _Place:
     digest: str
+    invocation: tuple[int, ...]
     users: int = 0
     """Sequences that wait or run."""
 
@@ -42,6 +47,7 @@ class _Load:
     done: Loaded
     ranks_to_read: int
     digests: set[str]
+    invocation: tuple[int, ...] = ()
     error: str | None = None
 
 
@@ -60,10 +66,15 @@ class AdapterRegistry:
         num_ranks: int = 1,
         kept: Path | None = None,
     ) -> None:
-        self._num_ranks = num_ranks
+        self._num_places, self._num_ranks = num_places, num_ranks
         self._kept = kept
         self._by_name = {info.name: info for info in infos}
-        self._places = {info.place: _Place(info.digest) for info in infos}
+        self._namespaces: dict[str, int] = {}
+        """Of the ids of each digest of an activated adapter. A digest keeps its own, because KV of
+        it may be in the tree."""
+        self._places: dict[int, _Place] = {}
+        for info in infos:
+            self._take(info.place, info.digest, info.invocation)
         self._free = [place for place in range(num_places) if place not in self._places]
         self._loads: dict[int, _Load] = {}
         self._orders: list[LoadAdapter | PutAdapter] = []
@@ -88,20 +99,38 @@ class AdapterRegistry:
         name = options.adapter_name or digest
         return f"The adapter {name} (digest {digest[:12]}) is not loaded any more."
 
-    def use(self, digest: str) -> int:
-        """Count a sequence that is accepted; returns the place of its adapter."""
+    def use(self, sequence: Sequence) -> None:
+        """Give a sequence that is accepted its adapter. Where the invocation of an activated one is
+        not in the prompt, it works nowhere, as in peft."""
+        digest = sequence.options.root.adapter
         if not digest:
-            return NO_ADAPTER
-        place = self._place_of(digest)
-        assert place is not None, "the adapter of an accepted sequence is loaded"
-        self._places[place].users += 1
-        return place
+            return
+        number = self._place_of(digest)
+        assert number is not None, "the adapter of an accepted sequence is loaded"
+        place = self._places[number]
+        place.users += 1
+        sequence.place = number
+        if place.invocation:
+            prompt = sequence.tokens[: sequence.num_prompt]
+            start = last_occurrence(prompt, place.invocation)
+            sequence.activate(start, self._namespaces[digest])
 
-    def leave(self, place: int) -> None:
+    def place_in_tree(self, tokens: TokenIds, root: CacheRoot) -> tuple[TokenIds, CacheRoot]:
+        """The ids and the root under which a prompt would be in the tree."""
+        number = self._place_of(root.adapter)
+        if number is None or not (invocation := self._places[number].invocation):
+            return tokens, root
+        start = last_occurrence(tokens, invocation)
+        ids = tokens.copy()
+        if start >= 0:
+            ids[start:] = key_ids(ids[start:], self._namespaces[root.adapter])
+        return ids, root._replace(adapter="")
+
+    def leave(self, sequence: Sequence) -> None:
         """A sequence has ended."""
-        if place != NO_ADAPTER:
-            self._places[place].users -= 1
-            self._free_if_unused(place)
+        if sequence.place != NO_ADAPTER:
+            self._places[sequence.place].users -= 1
+            self._free_if_unused(sequence.place)
 
     @property
     def users(self) -> dict[int, int]:
@@ -116,14 +145,23 @@ class AdapterRegistry:
         Raises:
             RequestError: the name is in use, or there is no place.
         """
+        if not self._num_places:
+            raise RequestError(
+                "There are no places for adapters: start with --max-loras, or with --lora."
+            )
         if call.name in self._by_name and not call.replaces:
             raise RequestError(
                 f"An adapter {call.name} is loaded already; load_inplace: true replaces it.",
                 param="lora_name",
             )
+        if len(self._namespaces) >= MAX_NAMESPACES:
+            raise RequestError(
+                "Too many activated adapters were loaded since the start; start the server again.",
+                status=409,
+            )
         if not self._free:
             raise RequestError(
-                f"All {len(self._places) + len(self._loads)} places for adapters (--max-loras) are taken: unload one first; "
+                f"All {self._num_places} places for adapters (--max-loras) are taken: unload one first; "
                 "its place is free when its last request has ended.",
                 status=409,
             )
@@ -139,6 +177,7 @@ class AdapterRegistry:
         load.error = load.error or message.error
         if message.digest:
             load.digests.add(message.digest)
+            load.invocation = message.invocation
         if load.ranks_to_read:
             return
         del self._loads[message.place]
@@ -150,17 +189,24 @@ class AdapterRegistry:
                 self._orders.append(PutAdapter(place=message.place, is_wanted=False))
             load.done(RequestError(load.error, param="lora_path"))
             return
-        load.done(self._loaded(load.call, load.digests.pop(), message.place))
+        load.done(self._loaded(load, load.digests.pop(), message.place))
 
-    def _loaded(self, call: LoadAdapterCall, digest: str, place: int) -> AdapterInfo:
+    def _loaded(self, load: _Load, digest: str, place: int) -> AdapterInfo:
+        call = load.call
         known = self._place_of(digest)
         self._orders.append(PutAdapter(place=place, is_wanted=known is None))
         if known is None:
-            self._places[place] = _Place(digest)
+            self._take(place, digest, load.invocation)
         else:
             self._free.insert(0, place)
             place = known
-        info = AdapterInfo(name=call.name, digest=digest, path=call.path, place=place)
+        info = AdapterInfo(
+            name=call.name,
+            digest=digest,
+            path=call.path,
+            place=place,
+            invocation=load.invocation,
+        )
         replaced = self._by_name.pop(call.name, None)
         self._by_name[call.name] = info
         if replaced is not None:
@@ -180,6 +226,11 @@ class AdapterRegistry:
         self._free_if_unused(info.place)
         self._keep()
         return info
+
+    def _take(self, place: int, digest: str, invocation: tuple[int, ...]) -> None:
+        self._places[place] = _Place(digest, invocation)
+        if invocation:
+            self._namespaces.setdefault(digest, len(self._namespaces))
 
     def _place_of(self, digest: str) -> int | None:
         found = (number for number, place in self._places.items() if place.digest == digest)

@@ -30,9 +30,10 @@ from radixrt.messages.calls import (
     TenantStatsCall,
     UnloadAdapterCall,
 )
-from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.messages.stats import SchedulerStats, TenantStats
 from radixrt.scheduler.invariants import InvariantError, check_invariants
+from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.view import KnownNodes, Slices, TreeView, idle_seconds
 from radixrt.scheduler.scheduler import Scheduler
 
@@ -186,7 +187,9 @@ class Calls:
         *path, root = node.path()
         return CacheNode(
             root=kv.tree.root_of(root),
-            token_ids=b"".join(above.edge for above in reversed(path)),
+            token_ids=pack_ids(
+                tokens_of(unpack_ids(b"".join(above.edge for above in reversed(path))))
+            ),
             num_tokens=node.num_pages * kv.page_size,
             age_s=max(0.0, now - node.created * 1e-9),
             idle_s=idle_seconds(node, now),
@@ -207,13 +210,15 @@ class Calls:
 
     def _match(self, tokens: TokenIds, root: CacheRoot) -> CacheMatch:
         kv = self._scheduler.state.kv
-        usable = kv.usable_tokens(kv.tree.match(tokens, root))
+        found = kv.tree.match(*self._scheduler.adapters.place_in_tree(tokens, root))
+        usable = kv.usable_tokens(found)
         return CacheMatch(prompt_tokens=len(tokens), cached_tokens=usable)
 
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.state.kv.pin(tokens, call.root, call.ttl_s, call.lease, call.tenant)
+        tokens, root = self._scheduler.adapters.place_in_tree(tokens, call.root)
+        lease = self._scheduler.state.kv.pin(tokens, root, call.ttl_s, call.lease, call.tenant)
         return LeaseGranted(
             lease=lease.lease_id,
             pinned_tokens=lease.num_pages * self._scheduler.state.limits.page_size,

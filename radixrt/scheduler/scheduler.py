@@ -155,7 +155,7 @@ class Scheduler:
             self.state.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
-        sequence.adapter = self.adapters.use(sequence.root.adapter)
+        self.adapters.use(sequence)
         sequence.group = self.groups.join(request)
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
@@ -294,7 +294,7 @@ class Scheduler:
         self._deadlines.discard(sequence.seq_id)
         self.queue_time.forget(sequence.seq_id)
         self.groups.leave(sequence.group)
-        self.adapters.leave(sequence.adapter)
+        self.adapters.leave(sequence)
 
     # ------------------------------------------------------------ steps
 

@@ -21,6 +21,7 @@ from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
 from radixrt.scheduler.queue.accounts import Account
+from radixrt.scheduler.radix.key_ids import key_ids, tokens_of
 from radixrt.scheduler.radix.node import Node
 
 MAX_IDLE = 512
@@ -113,10 +114,11 @@ class Sequence:
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         self.seq_id = request.seq_id
         self.tokens = request.keys()
-        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid. Prefixes
-        are compared by them: key ids stand in the places of images."""
+        """Buffer of the ids that the tree matches, [at least num_tokens], int32; the first
+        ``num_tokens`` are valid. They are the tokens but for images and behind the invocation of
+        an adapter."""
         self._replaced = unpack_ids(request.token_ids[: len(request.key_ids)])
-        """The model's ids at the beginning, where others stand in ``tokens``."""
+        """The tokens at the beginning, where images have other ids in ``tokens``."""
         self.images = request.images
         self.keeps_images_whole = False
         """A step computes all placeholders of an image or none."""
@@ -144,8 +146,13 @@ class Sequence:
         self.group = Group()
         """The group of its request, once it is accepted."""
 
-        self.adapter = NO_ADAPTER
+        self.place = NO_ADAPTER
         """The place of its adapter, once it is accepted."""
+        self.adapter_from = 0
+        """The first position at which the adapter works; -1: nowhere."""
+        self._is_activated = False
+        self._namespace: int | None = None
+        """Of the ids of the tokens from there on; None: they are the tokens."""
         self.slot = NO_SLOT
         """Slot in the worker's persistent batch while it runs."""
         self.node: Node | None = None
@@ -188,7 +195,24 @@ class Sequence:
 
     @property
     def root(self) -> CacheRoot:
-        return self.options.root
+        """Where its KV is in the tree: that before an invocation is the base model's."""
+        root = self.options.root
+        return root._replace(adapter="") if self._is_activated else root
+
+    @property
+    def adapter(self) -> int:
+        """The place of the adapter that it computes with."""
+        return self.place if self.adapter_from >= 0 else NO_ADAPTER
+
+    def activate(self, start: int, namespace: int) -> None:
+        """Let its adapter work from a position on, where its ids in the tree are those of a
+        namespace; -1: nowhere."""
+        self.adapter_from = start
+        self._is_activated = True
+        if start >= 0:
+            self._namespace = namespace
+            self.tokens = self.tokens.copy()
+            self.tokens[start:] = key_ids(self.tokens[start:], namespace)
 
     @property
     def num_output(self) -> int:
@@ -238,12 +262,14 @@ class Sequence:
                     return run.start, run.start + run.num_tokens
         return None
 
-    def known_tokens(self) -> TokenIds:
+    def known_ids(self) -> TokenIds:
+        """The ids of the known tokens in the tree."""
         return self.tokens[: self.num_tokens]
 
-    def model_tokens(self) -> TokenIds:
+    def known_tokens(self) -> TokenIds:
         """The known tokens as the model reads them."""
-        return np.concatenate((self._replaced, self.tokens[len(self._replaced) : self.num_tokens]))
+        ids = self.known_ids() if self._namespace is None else tokens_of(self.known_ids())
+        return np.concatenate((self._replaced, ids[len(self._replaced) :]))
 
     def append(self, token: int) -> FinishReason | None:
         """Append a token; returns the reason if it is the last one.
@@ -256,6 +282,9 @@ class Sequence:
             grown[: self.num_tokens] = self.tokens
             self.tokens = grown
         self.tokens[self.num_tokens] = token
+        if self._namespace is not None:
+            new = slice(self.num_tokens, self.num_tokens + 1)
+            self.tokens[new] = key_ids(self.tokens[new], self._namespace)
         self.num_tokens += 1
         num_output = self.num_tokens - self.num_prompt
         if token in self.stop_tokens and (

@@ -53,7 +53,11 @@ class AdapterLoader:
             self._report(AdapterRead(place=message.place, error=f"Unexpected error: {error!r}"))
         else:
             self._read[message.place] = adapter
-            self._report(AdapterRead(place=message.place, digest=adapter.digest))
+            self._report(
+                AdapterRead(
+                    place=message.place, digest=adapter.digest, invocation=adapter.invocation
+                )
+            )
 
 
 def make_adapters(
@@ -104,5 +108,13 @@ def load_at_start(
             places[adapter.digest] = len(places)
             adapters.put(places[adapter.digest], adapter)
         place = places[adapter.digest]
-        found.append(AdapterInfo(name=name, digest=adapter.digest, path=path, place=place))
+        found.append(
+            AdapterInfo(
+                name=name,
+                digest=adapter.digest,
+                path=path,
+                place=place,
+                invocation=adapter.invocation,
+            )
+        )
     return tuple(found)

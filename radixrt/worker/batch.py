@@ -190,6 +190,8 @@ class PersistentBatch:
         self._num_adapters = num_adapters
         self.adapters = np.full(max_slots, num_adapters, dtype=np.int64)
         """The place of each slot's adapter."""
+        self.adapter_from = np.zeros(max_slots, dtype=np.int64)
+        """The first position at which it works."""
         self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
@@ -210,6 +212,7 @@ class PersistentBatch:
         slot = admit.slot
         self._prompts[slot] = admit
         self.adapters[slot] = self._num_adapters if admit.adapter == NO_ADAPTER else admit.adapter
+        self.adapter_from[slot] = admit.adapter_from
         self.computed[slot] = admit.num_cached
         self.is_decoding[slot] = False
         self.set_block_table(slot, unpack_ids(admit.pages))
@@ -339,17 +342,19 @@ class PersistentBatch:
             runs=runs,
             slots=sequences[0],
             starts=sequences[1],
-            adapters=self._adapters_of_rows(sequences[0], np.diff(step.qo_indptr)),
+            adapters=self._adapters_of_rows(sequences[0], step),
             images=images,
         )
 
-    def _adapters_of_rows(
-        self, slots: NDArray[np.int64], lengths: NDArray[np.int32]
-    ) -> torch.Tensor | None:
-        adapters = self.adapters[slots]
-        if (adapters == self._num_adapters).all():
+    def _adapters_of_rows(self, slots: NDArray[np.int64], step: RaggedStep) -> torch.Tensor | None:
+        """The place of each row's adapter [num_tokens] int64; None: no row has one."""
+        if (self.adapters[slots] == self._num_adapters).all():
             return None
-        return torch.from_numpy(np.repeat(adapters, lengths[: len(slots)]))
+        lengths = np.diff(step.qo_indptr)[: len(slots)]
+        places = np.repeat(self.adapters[slots], lengths)
+        works = step.positions >= np.repeat(self.adapter_from[slots], lengths)
+        places = np.where(works, places, self._num_adapters)
+        return torch.from_numpy(places) if (places != self._num_adapters).any() else None
 
     def record(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep the sampled ``tokens`` of ``slots``, both [rows] on the device, as the next

@@ -166,6 +166,8 @@ class StepTapes:
         """The tapes, by whether they end with the last attention. None: this model has none."""
         self._tape_of = functools.lru_cache(MAX_KEPT)(self._make)
         self._with_adapters: Tapes | None = None
+        self._adapter_memory = torch.empty(0, dtype=torch.uint8)
+        """The memory of all tapes with adapters."""
         self._adapter_tape_of = functools.lru_cache(MAX_KEPT)(self._make_with_adapters)
 
     def forget_adapters(self) -> None:
@@ -203,7 +205,9 @@ class StepTapes:
             self._with_adapters = _tapes_of_part(
                 compute, self._context, self._expert_counts, num_inputs=3
             )
-        return self._with_adapters.of(count)
+            num_bytes = self._with_adapters.num_bytes(MAX_TOKENS)
+            self._adapter_memory = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._with_adapters.of(count, self._adapter_memory)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None

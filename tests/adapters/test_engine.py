@@ -1,6 +1,7 @@
 """An answer depends on its request and its adapter alone, whatever else is in the batch, and no KV
 is shared by two adapters."""
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +26,13 @@ pytestmark = pytest.mark.skipif(
     not radixrt_kernels.available(), reason="adapters are computed by the native kernels"
 )
 
+CYCLES = int(os.environ.get("RADIXRT_ADAPTERS", "20"))
 KINDS = ["all_linear", "q_and_v", "rslora", "patterns"]
 NAMES = [f"adapter{number}" for number in range(8)]
 EVERY = ["", *NAMES]
 RANDOM = random.Random(3)
 PROMPTS = [[RANDOM.randrange(3, 380) for _ in range(n)] for n in (5, 40, 17, 33, 21, 3, 64, 9, 28)]
-SHORT = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+SHORT = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=12, logprobs=3, ignore_eos=True)
 
 
@@ -114,9 +116,9 @@ def test_an_adapter_changes_most_greedy_answers(
 ) -> None:
     engine = make_engine()
     prompts = [[RANDOM.randrange(3, 380) for _ in range(30)] for _ in range(30)]
-    base = engine.generate(prompts)
+    base = engine.generate(prompts, SHORT)
     for name in NAMES[:2]:
-        changed = engine.generate(prompts, adapters=name)
+        changed = engine.generate(prompts, SHORT, adapters=name)
         assert sum(a != b for a, b in zip(base, changed, strict=True)) >= 27
 
 
@@ -163,12 +165,12 @@ def test_a_reload_under_one_name_under_streams(
     assert 0 not in engine.scheduler.adapters.users, "the old adapter has left its place"
 
 
-def test_a_hundred_loads_and_unloads(
+def test_loads_and_unloads(
     make_engine: Callable[..., InProcessEngine], folders: dict[str, Path]
 ) -> None:
     engine = make_engine(lora=f"{NAMES[0]}={folders[NAMES[0]]}", max_loras=2)
     expected = {name: None for name in NAMES}
-    for number in range(100):
+    for number in range(CYCLES):
         name = NAMES[number % 8]
         info = engine.load_adapter("hot", folders[name])
         assert isinstance(info, AdapterInfo), info

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.requests import CacheHints, Retention, Tenant
@@ -83,7 +84,9 @@ def test_the_rule_of_an_eviction(retain: Any, rule: str) -> None:
 
 
 def test_another_adapter_is_told_from_another_salt() -> None:
-    model, prompt = EngineModel(limits(num_pages=200)), list(range(8, 48))
+    info = AdapterInfo(name="a", digest="a", path="", place=0)
+    adapters: Any = {"adapters": (info,), "num_adapter_places": 1}
+    model, prompt = EngineModel(limits(num_pages=200, **adapters)), list(range(8, 48))
     ask(model, prompt, adapter="a")
     base = ask(model, prompt)
     assert (base.cached_tokens, base.other_adapter_tokens, base.other_salt_tokens) == (0, 36, 0)

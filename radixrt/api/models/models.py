@@ -20,6 +20,7 @@ from radixrt.base.child import ServedModel
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.liveness.link import LoadModel, ServerStatus, SupervisorLink, UnloadModel
 from radixrt.base.liveness.supervision import supervise
+from radixrt.base.settings.adapters import named_adapters
 from radixrt.client.engine_client import EngineClient
 from radixrt.messages.answers import EngineInfo
 
@@ -66,6 +67,12 @@ class LoadableModel:
     @property
     def name(self) -> str:
         return self.config.model_name
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether a request for a model of this name is for an adapter of this one."""
+        base = name.partition(":")[0]
+        given = named_adapters(self.config.lora)
+        return name in given or name in self.client.adapters or base in self.config.model_names
 
     @property
     def first_state(self) -> ServerState:
@@ -217,6 +224,9 @@ class Models:
         """
         for model in self.all:
             if name is None or name in model.config.model_names:
+                return model
+        for model in self.all:
+            if name is not None and model.has_adapter(name):
                 return model
         names = ", ".join(model.name for model in self.all)
         raise RequestError(

@@ -35,11 +35,6 @@ def _refuse_nothing(body: dict[str, Any]) -> None:
 @routes.takes("/v1/load_lora_adapter", LoadRequest, _refuse_nothing)
 async def load_lora_adapter(fields: LoadRequest, context: Context) -> Response:
     config = context.state.config
-    if not config.num_adapter_places:
-        raise RequestError(
-            "This server has no places for adapters: start it with --max-loras, or with --lora.",
-            status=400,
-        )
     if not fields.lora_name or fields.lora_name in config.model_names:
         raise RequestError("lora_name must be a name of its own.", param="lora_name")
     if not fields.lora_path:

@@ -14,8 +14,9 @@ from itertools import islice
 import numpy as np
 
 from radixrt.messages.cache_explanation import SHOWN_TOKENS, CacheFacts, Eviction
-from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
 from radixrt.scheduler.radix.ghosts import Before
+from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.node import ID_BYTES, Match, Node, Packed, SequenceEnd, common_length
 from radixrt.scheduler.radix.tree import RadixTree
 from radixrt.scheduler.sequence import Sequence
@@ -63,7 +64,8 @@ def cache_facts(tree: RadixTree, sequence: Sequence, match: Match | None) -> Cac
             tree, match, prompt[: tree.page_size + SHOWN_TOKENS].tobytes(), most
         )
         facts.seen_tokens = start + seen // ID_BYTES
-        facts.cached_ids = bytes(continuation[seen : seen + SHOWN_TOKENS * ID_BYTES])
+        following = unpack_ids(bytes(continuation[seen : seen + SHOWN_TOKENS * ID_BYTES]))
+        facts.cached_ids = pack_ids(tokens_of(following))
         if end is not None:
             facts.seq_id, facts.is_own = end.seq_id, end.tenant == sequence.options.tenant.name
     missing = reusable[start : start + tree.page_size]

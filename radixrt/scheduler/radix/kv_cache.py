@@ -20,6 +20,7 @@ from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.divergence import cache_facts, continuation
 from radixrt.scheduler.radix.eviction import make_policy
 from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
+from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.leases import Lease, Leases
 from radixrt.scheduler.radix.node import HIGH, NONE, Match, Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
@@ -217,9 +218,9 @@ class KVCache:
         cached prefix."""
         followed = NO_TOKENS
         if match is not None and self.reads_tree(sequence):
-            rest = sequence.known_tokens()[match.num_pages * self.page_size :]
+            rest = sequence.known_ids()[match.num_pages * self.page_size :]
             limit = sequence.max_output - sequence.num_output
-            followed = continuation(self.tree, match, rest, min(limit, MAX_CONTINUED))
+            followed = tokens_of(continuation(self.tree, match, rest, min(limit, MAX_CONTINUED)))
             followed = followed[: np.argmax(np.append(followed, -1) < 0)]  # no image is drafted
         return DraftSources(
             continuation=pack_ids(followed),

@@ -18,6 +18,7 @@ from radixrt.messages.cache_tree import CacheNamespace, CacheTree, CacheTreeNode
 from radixrt.messages.calls import CacheTreeCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import RetentionLevel
+from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.node import ID_BYTES, LEVELS, Node
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.tree import RadixTree
@@ -238,7 +239,7 @@ class TreeView:
         hint = None if node.hint is None else node.hint.valid_at(now)
         return CacheTreeNode(
             node=self._known.add(node),
-            first_token_ids=pack_ids(node.tokens[:FIRST_TOKENS]),
+            first_token_ids=pack_ids(tokens_of(node.tokens[:FIRST_TOKENS])),
             num_tokens=node.num_pages * size,
             total_tokens=_num_pages(node) * size,
             total_nodes=1 + node.nodes_below,
