@@ -47,6 +47,7 @@ from radixrt.models.gguf.conversion import byte_level_splitter
 from radixrt.models.gguf.file import read_header
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.loader import load_model
+from radixrt.models.memory_need import memory_need
 from radixrt.models.pooling import Pooling, read_pooling
 from radixrt.offline.llm import LLM
 from radixrt_kernels import blockwise
@@ -353,6 +354,15 @@ def test_blocks_compute_what_decoded_weights_and_rounded_activations_do(
     # Where an activation lies between two whole numbers, the last bit of a sum decides.
     assert rms(result - expected) < 0.02 * expected.std()
     assert rms(result - unrounded) < 0.1 * unrounded.std()
+
+
+def test_plain_weights_can_be_asked_for(make: Callable[..., tuple[Path, Path]]) -> None:
+    _, file = make("llama", {}, kind=small)
+    model = native(served := resolve_model_path(str(file)), quantization="plain")
+    assert not block_matrices(model)
+    need = memory_need(served, dtype="float32", quantization="plain").in_memory
+    assert need == pytest.approx(weight_bytes(model), rel=1e-3)  # rotary factors are no weights
+    torch.testing.assert_close(Harness(model, 16).logits(PROMPT), logits(served), atol=1e-4, rtol=0)
 
 
 EVERY_KIND = {
