@@ -38,6 +38,7 @@ FAMILIES = [
     "qwen3_5_moe",
     "granite_hybrid",
     "nemotron_h",
+    "qwen3_next",
     "mixtral",
     "minimax_m2",
     "qwen3_moe",
@@ -50,10 +51,8 @@ FAMILIES = [
     "gemma4_moe",
 ]
 """The mixtures that ranks share."""
-COUNTS = {
-    "mixtral": 4,
-    **dict.fromkeys(("glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"), 8),
-}
+OF_EIGHT = ("glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "nemotron_h")
+COUNTS = {"mixtral": 4, **dict.fromkeys(OF_EIGHT, 8)}
 """Experts of families that have not six."""
 
 IS_NATIVE = radixrt_kernels.available()
