@@ -41,6 +41,7 @@ _TOWER: dict[str, Any] = {
 SPECIAL = {
     "llava": ["<image>"],
     "llava_siglip": ["<image>"],
+    "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
     "smolvlm": [
         "<image>",
         "<fake_token_around_image>",
@@ -64,9 +65,26 @@ TEMPLATE = (
 )
 
 
+_GEMMA3_TEXT: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "query_pre_attn_scalar": 40,
+    "sliding_window": 12,
+    "sliding_window_pattern": 2,
+    "tie_word_embeddings": True,
+}
+
+
 def _config(family: str, image_token: int) -> Any:
     import transformers
 
+    if family == "gemma3":
+        return transformers.Gemma3Config(
+            text_config={**_TEXT, **_GEMMA3_TEXT},
+            vision_config=_TOWER,
+            mm_tokens_per_image=16,
+            image_token_id=image_token,
+        )
     if family == "smolvlm":
         return transformers.SmolVLMConfig(
             text_config={**_TEXT, "model_type": "llama"},
@@ -88,6 +106,14 @@ def _processor(family: str, tokenizer: Any) -> Any:
     import transformers
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
+    if family == "gemma3":
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        return transformers.Gemma3Processor(
+            image_processor=Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}),
+            tokenizer=tokenizer,
+            image_seq_length=16,
+        )
     if family == "smolvlm":
         from transformers.models.idefics3.image_processing_pil_idefics3 import (
             Idefics3ImageProcessorPil,
@@ -122,9 +148,15 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
     import transformers
 
     make_tokenizer(folder)
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    names: dict[str, Any] = {}
+    if family == "gemma3":
+        names = dict(zip(("image_token", "boi_token", "eoi_token"), SPECIAL[family], strict=True))
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
+        folder, model_specific_special_tokens=names
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *SPECIAL[family]]})
-    tokenizer.chat_template = TEMPLATE.replace("MARK", SPECIAL[family][0])
+    mark = "<start_of_image>" if family == "gemma3" else SPECIAL[family][0]
+    tokenizer.chat_template = TEMPLATE.replace("MARK", mark)
     image_token = tokenizer.convert_tokens_to_ids(SPECIAL[family][0])
     config = _config(family, image_token)
     torch.manual_seed(4)
@@ -135,8 +167,12 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
                 weight.normal_(std=0.3 * weight[0].numel() ** -0.5 * 3)
             if weight.ndim == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
+            if name.endswith("projection_weight"):  # it begins as zeros
+                weight.normal_()
             if name.endswith(("linear_2.weight", "modality_projection.proj.weight")):
                 weight.mul_(matter)
+        if family == "gemma3":  # whose embeddings are tied, or it repeats its last token
+            model.get_input_embeddings().weight.mul_(0.2)
     model.save_pretrained(folder)
     _processor(family, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

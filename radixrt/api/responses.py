@@ -78,6 +78,13 @@ def explanation_extras(report: AnswerReport) -> dict[str, Any]:
     return {} if explanation is None else {"cache_explanation": msgspec.to_builtins(explanation)}
 
 
+def receipt_extras(chunk: AnswerChunk) -> dict[str, Any]:
+    """The ``receipt`` of a complete answer whose request asked for it."""
+    if chunk.receipt is None:
+        return {}
+    return {"receipt": orjson.Fragment(msgspec.json.encode(chunk.receipt))}
+
+
 def value_events(chunk: AnswerChunk) -> dict[str, Any]:
     """The ``values`` of a streamed choice; nothing if no value begins or ends in the chunk."""
     return {"values": [_value_event(event) for event in chunk.values]} if chunk.values else {}

@@ -43,6 +43,12 @@ MIN_RUNNING_REQUESTS, MAX_RUNNING_REQUESTS = 256, 1024
  _scheduling, _kv_events, _structured, _debug) = map(section, SECTIONS)  # fmt: skip
 
 
+_COMPUTING = (
+    "attention_backend", "context_length", "dtype", "ep", "grammar_backend", "grammar_whitespace", "kv_cache_dtype",
+    "load_format", "page_size", "quantization", "reasoning_parser", "tool_call_parser", "tp",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
     """The settings that the scheduler plans by."""
@@ -60,7 +66,7 @@ class SchedulerSettings:
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
     cache_dir: str | None = _cache(
         None,
-        "Folder in which KV outlives the server (docs/caching.md); only on a CPU.",
+        "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
         metavar="DIR",
     )
     cache_dir_gb: float = _cache(
@@ -100,8 +106,7 @@ class SchedulerSettings:
     )
     speculation: Literal["auto", "off"] = _scheduling(
         "auto",
-        "Draft tokens from text that the server knows, and verify several in one step where that "
-        "saves time; answers stay the same. Only on a CPU.",
+        "Draft tokens from known text where that saves time; answers stay the same. Only on a CPU.",
     )
 
 
@@ -236,6 +241,10 @@ class ServerConfig(SchedulerSettings):
     )
     max_timeout: float = _http(
         3600.0, "Largest timeout that a request may set, in seconds.", within=(1, None)
+    )
+    receipts: bool = _http(
+        False,
+        "On a CPU: let requests ask for receipts (docs/guides/receipts.md).",
     )
     step_timeout: float | None = _http(
         None,
@@ -452,6 +461,8 @@ class ServerConfig(SchedulerSettings):
                 yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
             if self.tp > 1:
                 yield "--cache-dir: not yet with --tp; leave one out."
+        if self.receipts and (self.join is not None or self.replica_listen is not None):
+            yield "--receipts names one engine: it does not go with --join or --replica-listen."
         if self.tls_key is not None and self.tls_cert is None:
             yield "--tls-key needs --tls-cert FILE."
         if 0 < (self.step_timeout or 0) < MIN_STEP_TIMEOUT_S:
@@ -500,6 +511,14 @@ class ServerConfig(SchedulerSettings):
         """Adapters that may be loaded at a time; 0: none are served."""
         given = len(named_adapters(self.lora))
         return self.max_loras or (max(given, MIN_ADAPTER_PLACES) if given else 0)
+
+    @property
+    def computing_settings(self) -> dict[str, str | int]:
+        """The settings that change what is computed, beside the checkpoint."""
+        values = {name: getattr(self, name) for name in _COMPUTING}
+        if self.load_format == "dummy":
+            values["random_seed"] = self.random_seed
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def expert_groups(self) -> int:

@@ -18,6 +18,7 @@ from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
 from radixrt.messages.images import VisionInfo
 from radixrt.messages.message import Message, ToolCall
+from radixrt.messages.receipts import Receipt
 from radixrt.messages.requests import PoolingInfo
 
 
@@ -258,6 +259,8 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     log_kept_masses: list[float] = []
     """One a new token, if the request has ``kept_mass``: the logarithm of the probability of all
     tokens that were allowed in its place."""
+    receipt: Receipt | None = None
+    """With the last chunk, if the request asked for it and the answer was not aborted."""
     vector: bytes = b""
     """The numbers of the prompt, if the request asked for them in place of an answer: as 32-bit
     floats."""
@@ -323,7 +326,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     """Over all layers and ranks."""
     kv_parts: dict[str, str] = {}
-    """What the bits of the KV depend on, by name; empty without ``--cache-dir``."""
+    """What the bits of the KV depend on, by name; empty without ``--cache-dir`` and
+    ``--receipts``."""
     kept_states: int = 0
     """States of recurrent layers that are kept beside the KV; 0: the model has no such layers."""
     state_bytes: int = 0

@@ -34,6 +34,9 @@ class VisionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Placeholders of one picture that the tower sees: a whole image, or a tile of it."""
     tile_size: int
     """Height and width of such a picture, in pixels."""
+    whole_images: bool = False
+    """The placeholders of an image see one another in both directions, so that a step computes all
+    of them or none."""
     image_token: int
     """Token id of a placeholder."""
     feature_bytes: int

@@ -235,6 +235,8 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """The text of the answers as the client expects them, from which tokens are drafted."""
     stream_values: bool = False
     """The chunks say which values of the JSON begin and are complete."""
+    receipt: bool = False
+    """The last chunk of each answer has its receipt."""
 
     resumed: list[PartialAnswer] = []
     """The ``n`` answers so far, which a new engine continues; empty: none has begun."""

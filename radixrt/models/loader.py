@@ -104,14 +104,17 @@ def transformers_config(model_dir: Path, trust_remote_code: bool) -> Any:
 
 def _load(model_dir: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     collects = gc.isenabled()
     gc.disable()  # it imports hundreds of modules, see radixrt/worker/__main__.py
     try:
-        if not trust_remote_code and (known := _as_known_type(checkpoint.read_config(model_dir))):
+        raw = checkpoint.read_config(model_dir)
+        if (known := _as_known_type(raw)) is not None:
             return AutoConfig.for_model(**known)
+        own_code = trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING_NAMES
         return AutoConfig.from_pretrained(
-            model_dir, trust_remote_code=trust_remote_code, local_files_only=True
+            model_dir, trust_remote_code=own_code, local_files_only=True
         )
     except Exception as error:  # transformers validates configs with many exception types
         reason = " ".join(str(error).split())
@@ -212,7 +215,8 @@ def load_model(
         seed: of dummy weights, which are the same for any number of ranks.
         context_length: longest sequence that will be served; default, and at most: the
             checkpoint's.
-        trust_remote_code: let transformers run the checkpoint's own config code.
+        trust_remote_code: let transformers run the checkpoint's own config code, of a model type
+            that it does not know.
         kernels: by which the layers compute; default: PyTorch's.
 
     Raises:

@@ -20,7 +20,7 @@ ARCHITECTURES = {
     "FalconH1ForCausalLM": "radixrt.models.hybrids.mamba:FalconH1ForCausalLM",
     "Gemma2ForCausalLM": "radixrt.models.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "radixrt.models.gemma:Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration": "radixrt.models.gemma:Gemma3ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration": "radixrt.models.vision.gemma3:Gemma3ForConditionalGeneration",
     "Gemma3TextModel": "radixrt.models.encoders:Gemma3TextModel",
     "Gemma4ForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",

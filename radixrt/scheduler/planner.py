@@ -402,8 +402,8 @@ class Planner:
         if index is not None:
             first = builder.prefill[index].start
         end = min(start + tokens, first + self._state.limits.longest_chunk)
+        end = self._beside_images(sequence, start, end)
         pages = self._state.kv.grow(sequence, end)
-        end = min(end, int(slots.num_pages[slot]) * slots.page_size)
         if end <= start:
             return
         if slot in self._adopters:
@@ -431,6 +431,20 @@ class Planner:
         if end == sequence.num_tokens:
             del self._prefilling[sequence.seq_id]
             slots.is_decoding[slot] = True
+
+    def _beside_images(self, sequence: Sequence, start: int, end: int) -> int:
+        """The end of a chunk from ``start`` for which there are pages, ``end`` if possible. It
+        splits no image that must be computed whole: one at ``start`` belongs to it."""
+        slots = self._state.slots
+        num_pages = int(slots.num_pages[sequence.slot]) + self._state.kv.num_available
+        reach = num_pages * slots.page_size
+        end = min(end, reach)
+        if (split := sequence.split_image(end)) is None:
+            return end
+        image_start, image_end = split
+        if image_start > start:
+            return image_start
+        return image_end if image_end <= reach else start
 
     def _seal(self, builder: PlanBuilder) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []

@@ -142,6 +142,7 @@ class Scheduler:
         if not is_accepted and (full := self._refuse_beyond_queue(request)):
             return full
         sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
+        sequence.keeps_images_whole = self.state.limits.whole_images
         if lost := self.grammars.refuse(sequence) or self.images.refuse(sequence):
             self.state.counters.refused += 1
             return lost

@@ -118,6 +118,8 @@ class Sequence:
         self._replaced = unpack_ids(request.token_ids[: len(request.key_ids)])
         """The model's ids at the beginning, where others stand in ``tokens``."""
         self.images = request.images
+        self.keeps_images_whole = False
+        """A step computes all placeholders of an image or none."""
         self.num_tokens = len(self.tokens)
         """Known tokens: the prompt and the tokens that the worker has returned."""
         self.num_prompt = self.num_tokens - request.num_output
@@ -226,6 +228,15 @@ class Sequence:
         if self.sampling.prompt_logprobs is not None:
             end = min(end, max(self.sampling.prompt_logprobs_start - 1, 0))
         return self.tokens[:end]
+
+    def split_image(self, position: int) -> tuple[int, int] | None:
+        """Beginning and end of the image that a step would split if it ended before ``position``;
+        None: it may end there."""
+        if self.keeps_images_whole:
+            for run in self.images:
+                if run.start < position < run.start + run.num_tokens:
+                    return run.start, run.start + run.num_tokens
+        return None
 
     def known_tokens(self) -> TokenIds:
         return self.tokens[: self.num_tokens]

@@ -60,6 +60,7 @@ from radixrt.tokenizer.prompt.prompts import (
     PromptEncoder,
     size_in_chars,
 )
+from radixrt.tokenizer.receipts import ReceiptMaker
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink, Schedulers
 from radixrt.tokenizer.trial import try_tokenizer
@@ -132,6 +133,7 @@ class TokenizerProcess:
         await learning
         self._info = info
         self._limits = Limits.from_info(info)
+        self._receipts = ReceiptMaker(self._config, info, self._vocabulary)
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
         kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
@@ -266,6 +268,7 @@ class TokenizerProcess:
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
         prompt = self._encoder.encode(request.prompt, self._limits, options.root)
+        self._receipts.check(request, prompt)
         token_ids, hints = prompt.token_ids, options.cache_hints
         if prompt.retain:
             hints = replace(hints, retain=[*hints.retain, *prompt.retain])
@@ -360,6 +363,7 @@ class TokenizerProcess:
                 unenforced=() if compiled is None else compiled.unenforced,
                 encode_s=encode_s,
                 grammar_s=grammar_s,
+                receipt_of=self._receipts.of(request, encoded.prompt, sampling),
             )
             checked = None if compiled is None else self._constraints.checked(sequence, compiled)
             if delivered.token_ids:

@@ -441,9 +441,7 @@ def _load(folder: Path, trust_remote_code: bool) -> Any:
     named = orjson.loads(settings.read_bytes()) if settings.is_file() else {}
     if named.get("tokenizer_class") in _NO_PARTICULAR_CLASS and "auto_map" not in named:
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    if (folder / tiktoken_file.FILE).is_file() and not (
-        trust_remote_code or (folder / _TOKENIZER).is_file()
-    ):
+    if (folder / tiktoken_file.FILE).is_file() and not (folder / _TOKENIZER).is_file():
         return tiktoken_file.read_tiktoken(folder, named)
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 

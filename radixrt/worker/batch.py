@@ -164,6 +164,7 @@ class PersistentBatch:
         spare_page: int = 0,
         graph_rows: Callable[[int], int | None] | None = None,
         num_adapters: int = 0,
+        whole_images: bool = False,
     ) -> None:
         """
         Args:
@@ -171,7 +172,9 @@ class PersistentBatch:
             spare_page: page that padding writes to; no sequence has it.
             graph_rows: from the rows of a decode step to those that it is padded to, or None where
                 it is not padded; None: no step is padded.
+            whole_images: the tokens of an image see one another in both directions.
         """
+        self._whole_images = whole_images
         self.page_size = page_size
         self._graph_rows = graph_rows
         self._device = device
@@ -318,7 +321,13 @@ class PersistentBatch:
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=step.metadata(kv_indices, kv_locations, self._device, groups),
+            attention=step.metadata(
+                kv_indices,
+                kv_locations,
+                self._device,
+                groups,
+                tuple((one.row, one.num_tokens) for one in images) if self._whole_images else (),
+            ),
             graph_rows=graph_rows,
             sampling_slots=sampling_slots,
             sampling_slots_on_device=slots,

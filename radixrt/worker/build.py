@@ -148,7 +148,8 @@ def build_runner(
     """
     _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
-    weights = None if config.cache_dir is None else begin_weights_digest(config)
+    names_kv = config.cache_dir is not None or (config.receipts and tp.rank == 0)
+    weights = begin_weights_digest(config) if names_kv else None
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     adapters = make_adapters(config, model, kernels)
@@ -193,6 +194,9 @@ def build_runner(
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
     images = None
+    if info.vision is not None and info.vision.whole_images and setup.kv_dtype == torch.int8:
+        reason = "Not yet: images for this model with --kv-cache-dtype int8; text is served."
+        info = replace(info, vision=None, why_no_images=reason)
     if info.vision is not None:
         images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
     graphs = parts.decode_graphs(pool)
@@ -231,6 +235,8 @@ def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, 
     """
     if config.cache_dir is not None:
         raise ConfigError("--cache-dir: encoders keep no KV; leave it out.")
+    if config.receipts:
+        raise ConfigError("--receipts: encoders generate nothing; leave it out.")
     if config.num_adapter_places:
         raise ConfigError("LoRA adapters of an encoder are not served yet: leave --lora out.")
     kernels = layer_kernels(device.torch_device)
@@ -306,6 +312,8 @@ def _check_and_say(config: ServerConfig, device: Device) -> None:
         return
     if config.cache_dir is not None:
         raise ConfigError("--cache-dir: not yet on a GPU; leave it out, or use --device cpu.")
+    if config.receipts:
+        raise ConfigError("--receipts: on a GPU bits depend on the batch; leave it out.")
     if config.kv_cache_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
     if config.speculation == "auto":

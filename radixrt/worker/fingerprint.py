@@ -74,8 +74,7 @@ def kv_parts(
     weights: str,
 ) -> dict[str, str]:
     """What the bits of the KV depend on, by name."""
-    native = radixrt_kernels.native
-    return {
+    return machine_parts() | {
         "weights": weights,
         "config": _digest_of((Path(config.model_path) / "config.json").read_bytes()),
         "model": type(model).__name__,
@@ -88,6 +87,13 @@ def kv_parts(
         "page_size": str(setup.page_size),
         "states": _digest_of(repr(model.state_specs()).encode()),
         "attention": backend_name,
+    }
+
+
+def machine_parts() -> dict[str, str]:
+    """Those that are the same for all models on this machine."""
+    native = radixrt_kernels.native
+    return {
         "isa": "torch" if native is None else str(native.isa()),
         "kernels": "" if native is None else file_digest(Path(str(native.__file__))),
         "code": _code_digest(),

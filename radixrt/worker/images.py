@@ -40,6 +40,7 @@ def vision_info(model: Any) -> VisionInfo | None:
         weights=model.vision_digest,
         tokens_per_tile=vision.tokens_per_tile,
         tile_size=vision.tile_size,
+        whole_images=vision.whole_images,
         image_token=model.whole_config.image_token_id,
         feature_bytes=model.config.hidden_size * model.dtype.itemsize,
     )
@@ -64,6 +65,11 @@ class ImageFeatures:
         """Seconds of :meth:`work` between two steps."""
         self.num_computed = 0
         """Images on which the tower was run."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the tokens of an image see one another in both directions."""
+        return self.model.vision is not None and self.model.vision.whole_images
 
     @property
     def has_work(self) -> bool:

@@ -90,6 +90,7 @@ class ModelRunner:
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
             num_adapters=0 if adapters is None else adapters.adapters.num_adapters,
+            whole_images=images is not None and images.whole,
         )
         self._adapters = adapters
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)

@@ -13,13 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.constrained.grammar import Grammar
 from radixrt.device.device import CPU, Device
 from radixrt.layers.parallel import TensorParallel
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerReport
 from radixrt.messages.cache_root import CacheRoot
-from radixrt.messages.grammars import GrammarLoaded, GrammarUse, LoadGrammar
+from radixrt.messages.calls import LoadAdapterCall
+from radixrt.messages.grammars import GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest, RequestOptions
@@ -54,7 +57,8 @@ class InProcessEngine:
             "log_level": "warning",
             "speculation": "off",
         }
-        self.loaded: queue.SimpleQueue[GrammarLoaded] = queue.SimpleQueue()
+        self.loaded: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """What the worker has loaded: grammars and adapters."""
         config = ServerConfig(model_path=str(model_dir), **{**defaults, **settings})  # type: ignore[arg-type]
         self.runner: Any
         if is_encoder(check_architecture(read_config(model_dir))):
@@ -93,10 +97,11 @@ class InProcessEngine:
         grammars: list[GrammarUse | None] | None = None,
         *,
         speculation: bool = True,
+        adapters: str | list[str] = "",
     ) -> list[list[int]]:
-        """Answer prompts that arrive together. Settings and salts are those of all prompts, or one
-        a prompt."""
-        return self._run(self._requests(prompts, sampling, salt, grammars, speculation))
+        """Answer prompts that arrive together. Settings, salts and names of adapters are those of
+        all prompts, or one a prompt."""
+        return self._run(self._requests(prompts, sampling, salt, grammars, speculation, adapters))
 
     def pool(
         self,
@@ -159,10 +164,32 @@ class InProcessEngine:
             then_after=pack_ids(then_after or []),
         )
 
-    def begin(self, prompts: list[list[int]], sampling: SamplingParams = GREEDY) -> None:
-        """Let prompts arrive together; :meth:`advance` works on them."""
-        for request in self._requests(prompts, sampling):
+    def begin(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams = GREEDY,
+        adapters: str | list[str] = "",
+    ) -> list[int]:
+        """Let prompts arrive together; :meth:`advance` works on them. Returns their sequence
+        ids."""
+        requests = self._requests(prompts, sampling, adapters=adapters)
+        for request in requests:
             assert self.scheduler.add(request) is None
+        return [request.seq_id for request in requests]
+
+    def load_adapter(self, name: str, folder: Path) -> AdapterInfo | RequestError:
+        """Load an adapter between two steps, in place of another of the name."""
+        found: list[AdapterInfo | RequestError] = []
+        call = LoadAdapterCall(name=name, path=str(folder), replaces=True)
+        self.scheduler.adapters.load(call, found.append)
+        self._order_adapters()
+        self.scheduler.adapters.read(self.loaded.get())
+        self._order_adapters()
+        return found[0]
+
+    def _order_adapters(self) -> None:
+        for order in self.scheduler.adapters.take_orders():
+            self.runner.order(order)
 
     def _requests(
         self,
@@ -171,7 +198,10 @@ class InProcessEngine:
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
         speculation: bool = True,
+        adapters: str | list[str] = "",
     ) -> list[SequenceRequest]:
+        digests = {info.name: info.digest for info in self.scheduler.adapters.infos} | {"": ""}
+        names = [adapters] * len(prompts) if isinstance(adapters, str) else adapters
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         salts = [salt] * len(prompts) if isinstance(salt, str) else salt
         requests = [
@@ -180,11 +210,13 @@ class InProcessEngine:
                 **self._prompt_fields(prompt),
                 grammar=grammar,
                 options=RequestOptions(
-                    sampling=params, root=CacheRoot(salt=own_salt), speculation=speculation
+                    sampling=params,
+                    root=CacheRoot(salt=own_salt, adapter=digests[name]),
+                    speculation=speculation,
                 ),
             )
-            for index, (prompt, params, own_salt, grammar) in enumerate(
-                zip(prompts, each, salts, grammars or [None] * len(prompts), strict=True)
+            for index, (prompt, params, own_salt, grammar, name) in enumerate(
+                zip(prompts, each, salts, grammars or [None] * len(prompts), names, strict=True)
             )
         ]
         self._next_id += len(requests)

@@ -8,16 +8,21 @@ import torch
 
 import radixrt_kernels
 from radixrt.layers.kernels.native import NativeKernels
+from radixrt.layers.lora import LoraStack, LowRank, StepRows
 from radixrt_kernels import tape
 from tests.expert_stacks import dense_stack
 
 WEIGHT, COS_SIN = torch.randn(8), torch.randn(10, 8)
 EXPERTS = tuple(dense_stack(torch.randn(4, rows, columns)) for rows, columns in ((12, 16), (16, 6)))
+ADAPTER_ROWS, ADAPTERS = StepRows(2), list[LoraStack]()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def packed() -> None:
     if radixrt_kernels.available():
+        ADAPTERS.append(LoraStack([8], 8, 16, ADAPTER_ROWS, 2, torch.float32))
+        for place in range(2):
+            ADAPTERS[0].put(place, [LowRank(torch.randn(4, 8), torch.randn(8, 4))])
         for stack in EXPERTS:
             stack.matrix = NativeKernels().pack_stack(stack.matrix, stack.count)
 
@@ -56,7 +61,14 @@ def mixed(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return kernels.experts(hidden, choice, EXPERTS, "silu")
 
 
-@pytest.mark.parametrize("compute", [rotated, normed, added, activated, gated, mixed])
+def adapted(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Each token has one of two adapters, or none."""
+    ADAPTER_ROWS.sort(positions % 3)
+    hidden, output = (states[:, i : i + 8].contiguous() for i in (0, 8))
+    return ADAPTERS[0].add(hidden, output)
+
+
+@pytest.mark.parametrize("compute", [rotated, normed, added, activated, gated, mixed, adapted])
 def test_a_replay_computes_what_a_call_does(
     isa: str, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:

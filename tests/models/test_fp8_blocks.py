@@ -256,6 +256,18 @@ def test_each_rank_holds_its_part(published: tuple[Path, Path]) -> None:
     assert (torch.cat(down, 1) - weight).abs().max() < 0.01 * weight.abs().max()
 
 
+def test_whole_experts_on_a_rank_are_those_of_one_rank(published: tuple[Path, Path]) -> None:
+    whole = quantized_layers(load_model(published[0]))
+    ranks = [
+        quantized_layers(load_model(published[0], tp=TensorParallel(r, 2, expert_groups=2)))
+        for r in range(2)
+    ]
+    for name in ("gate_up_proj", "down_proj"):
+        path = f"model.layers.1.mlp.experts.{name}"
+        parts = [rank[path].dequantized() for rank in ranks]
+        assert torch.equal(torch.cat(parts), whole[path].dequantized())
+
+
 def test_random_weights_have_its_form(published: tuple[Path, Path]) -> None:
     model = load_model(published[0], load_format="dummy")
     for matrix in quantized_layers(model).values():
@@ -272,6 +284,16 @@ def test_blocks_may_have_other_sizes(block: list[int]) -> None:
         scale = scales[row // block[0], column // block[1]].float()
         assert found["a.weight"][row, column] == codes[row, column].float() * scale
     assert torch.equal(found["b.weight"], torch.ones(3))
+
+
+def test_every_code_is_decoded() -> None:
+    """NaN, and numbers below the smallest normal one, too."""
+    codes = torch.arange(256, dtype=torch.uint8).view(FP8)
+    numbers = codes.float() * 0.37
+    for kept in (codes, codes[~numbers.isnan()]):
+        stream = {"a.weight": kept[None], "a.weight_scale_inv": torch.tensor([[0.37]])}
+        found = dict(decoded(stream.items(), (128, 256)))["a.weight"][0]
+        torch.testing.assert_close(found, kept.float() * 0.37, rtol=0, atol=0, equal_nan=True)
 
 
 # ---------------------------------------------------------------- what is wrong

@@ -135,8 +135,21 @@ def vocabulary(kimi: Path) -> Vocabulary:
     return Vocabulary.load(ServerConfig(model_path=str(kimi)))
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_the_code_of_a_checkpoint_is_not_run_where_it_is_not_needed(
+    kimi: Path, deepseek: Path, tmp_path: Path, trusted: bool
+) -> None:
+    """As recipes of other engines ask for it."""
+    assert transformers_config(kimi, trust_remote_code=trusted).model_type == "deepseek_v3"
+    config = json.loads((deepseek / "config.json").read_text())
+    own_code = {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **own_code}))
+    (tmp_path / "configuration_deepseek.py").write_text(CODE)
+    assert transformers_config(tmp_path, trust_remote_code=trusted).kv_lora_rank == 32
+    Vocabulary.load(ServerConfig(model_path=str(kimi), trust_remote_code=trusted))
+
+
 def test_the_model_is_that_of_deepseek_v3(kimi: Path, deepseek: Path) -> None:
-    assert transformers_config(kimi, trust_remote_code=False).model_type == "deepseek_v3"
     prompt = list(range(3, 60))
     ours, theirs = (
         Harness(load_model(folder), page_size=16).logits(prompt) for folder in (kimi, deepseek)

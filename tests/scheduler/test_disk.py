@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radixrt.kv.store.directory import CacheDirectory
 from radixrt.messages.cache_root import BASE_ROOT
+from radixrt.messages.requests import Tenant
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
@@ -131,8 +133,11 @@ def test_evicted_pages_come_back_from_disk(server: Server) -> None:
     assert server.answer(PROMPT) > 0
 
 
-@pytest.mark.parametrize("other", [{"salt": "x"}, {"salt": "\0"}], ids=["salt", "namespace"])
-def test_another_salt_finds_nothing(server: Server, other: dict[str, str]) -> None:
+BOB = Tenant(name="bob", cache_namespace="key:bob")
+
+
+@pytest.mark.parametrize("other", [{"salt": "x"}, {"tenant": BOB}], ids=["salt", "tenant"])
+def test_another_salt_or_tenant_finds_nothing(server: Server, other: dict[str, Any]) -> None:
     server.answer(PROMPT)
     server.answer(PROMPT)
     server.restart()

@@ -151,7 +151,7 @@ def test_another_instruction_set_finds_nothing(
     kept_server: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, folder = kept_server
-    monkeypatch.setenv("RADIXRT_KERNELS_ISA", "avx2")
+    monkeypatch.setenv("RADIXRT_KERNELS_ISA", "baseline")
     with serving("demo", "--cache-dir", str(folder)) as server:
         assert stats(server)["disk_pages"] == 0
         assert generate(server, DOCUMENTS[7])["meta_info"]["cached_tokens"] == 0

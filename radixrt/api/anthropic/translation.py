@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from radixrt.api.requests.images import image_part
 from radixrt.api.requests.messages import json_text, string_in, text_parts, warn_of_skipped
 from radixrt.api.requests.protocol import (
     UNSUPPORTED,
@@ -16,6 +15,7 @@ from radixrt.api.requests.protocol import (
     GenerationFields,
 )
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import image_part
 
 Blocks = str | list[dict[str, Any]]
 """Content: a text, or content blocks."""

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from radixrt.api.embeddings import PooledFields
-from radixrt.api.requests.images import image_base64
 from radixrt.api.requests.messages import json_text
 from radixrt.api.requests.protocol import (
     ChatCompletionRequest,
@@ -18,6 +17,7 @@ from radixrt.api.requests.protocol import (
     refuse_fields,
 )
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import image_base64
 from radixrt.kv.cache_hint import CacheHint
 
 TAG = ":latest"

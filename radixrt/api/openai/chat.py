@@ -22,7 +22,12 @@ from radixrt.api.requests.tools import (
     calls_tools,
     tool_constraint,
 )
-from radixrt.api.responses import prompt_extras, structured_extras, value_events
+from radixrt.api.responses import (
+    prompt_extras,
+    receipt_extras,
+    structured_extras,
+    value_events,
+)
 from radixrt.api.state import Context, ServerState
 from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import MAX_LOGPROBS
@@ -78,6 +83,7 @@ def prepare_chat(
         constraint=constraint,
         parse_reasoning=_reasoning_parser(fields, config.reasoning_parser, constraint),
         stream_values=streams_values(fields, constraint),
+        receipt=bool(fields.receipt),
         prediction="" if fields.prediction is None else fields.prediction.text(),
     )
     new = prompt.messages[bool(instructions) + continuation.taken :]
@@ -136,7 +142,7 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         if self.fields.return_token_ids:
             choice["token_ids"] = unpack_ids(chunk.token_ids).tolist()
         choice |= self._kept_mass[chunk.index].after(chunk.log_kept_masses)
-        choice |= value_events(chunk) | structured_extras(chunk.report)
+        choice |= value_events(chunk) | structured_extras(chunk.report) | receipt_extras(chunk)
         return [*found, (choice, extras)]
 
     def _finish_reason(self, chunk: AnswerChunk) -> str | None:

@@ -16,7 +16,12 @@ from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import parse_prompts
 from radixrt.api.requests.protocol import CompletionRequest, refuse_unsupported
-from radixrt.api.responses import prompt_extras, structured_extras, value_events
+from radixrt.api.responses import (
+    prompt_extras,
+    receipt_extras,
+    structured_extras,
+    value_events,
+)
 from radixrt.api.state import Context, ServerState
 from radixrt.base.errors import RequestError
 from radixrt.messages.answers import AnswerChunk
@@ -93,6 +98,7 @@ def prepare_completion(
             return_prompt_token_ids=bool(fields.return_token_ids or fields.echo),
             constraint=constraint,
             stream_values=streams_values(fields, constraint),
+            receipt=bool(fields.receipt),
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -191,7 +197,7 @@ class _Completion(OpenAIFormatter[CompletionRequest]):
             choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
         if not hidden:
             choice |= self._kept_mass[index].after(chunk.log_kept_masses)
-        choice |= value_events(chunk) | await self._prompt_extras(chunk)
+        choice |= value_events(chunk) | receipt_extras(chunk) | await self._prompt_extras(chunk)
         return [(choice | structured_extras(chunk.report), beside)]
 
     async def _prompt_extras(self, chunk: AnswerChunk) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from radixrt.api.requests.images import image_part
 from radixrt.api.requests.messages import string_in, text_parts, warn_of_skipped
 from radixrt.api.requests.protocol import (
     UNSUPPORTED,
@@ -17,6 +16,7 @@ from radixrt.api.requests.protocol import (
     refuse_fields,
 )
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import image_part
 
 Items = str | list[dict[str, Any]]
 """A text of the user, or items: messages, calls of functions and their outputs, reasoning."""

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from radixrt.api.requests.images import IMAGE_PARTS, image_part
 from radixrt.api.requests.protocol import TTL_S, CacheControl, ChatMessage, PromptCacheOptions
 from radixrt.api.requests.tools import call_of_custom
 from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError, shown
+from radixrt.base.image_parts import IMAGE_PARTS, image_part
 from radixrt.messages.requests import CacheBreakpoint
 
 log = logging.getLogger(__name__)

@@ -154,6 +154,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     prompt_logprobs: int | None = None
     kept_mass: bool | None = None
     """Return the probability that the constraint left, of each token and of the answer."""
+    receipt: bool | None = None
+    """Return each answer's receipt."""
     return_token_ids: bool | None = None
     cache: CacheHint | None = None
     """Cache hint: the client's knowledge of the future use of this request's KV."""

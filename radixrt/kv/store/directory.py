@@ -101,7 +101,7 @@ class CacheDirectory:
     def root_digest(self, root: bytes) -> bytes:
         """What stands for the empty prefix of a tenant and salt: [32]. Without the secret, nobody
         can compute it."""
-        return hmac.digest(self.secret, root, hashlib.sha256)
+        return root_digest(self.secret, root)
 
     # ------------------------------------------------------------ the quota of the whole directory
 
@@ -130,6 +130,11 @@ class CacheDirectory:
     def _others(self) -> list[Path]:
         """The folders of replicas beside this one."""
         return [one for one in replica_folders(self.path.parent.parent) if one != self.path]
+
+
+def root_digest(secret: bytes, root: bytes) -> bytes:
+    """The digest of the empty prefix below a root: [32]."""
+    return hmac.digest(secret, root, hashlib.sha256)
 
 
 def fingerprint_of(parts: dict[str, str]) -> str:

@@ -64,11 +64,26 @@ def _decode(path: str, codes: Tensor, scales: Tensor, block: tuple[int, int]) ->
             "'weight_block_size', or the files are of two checkpoints."
         )
     rows, columns = codes.shape
-    weight = codes.float()
+    weight = torch.empty(rows, columns)
     by_column = scales.float().repeat_interleave(block[1], dim=1)[:, :columns]
     for index, of_block in enumerate(by_column):  # without a scale for each weight in memory
-        weight[index * block[0] : min(rows, (index + 1) * block[0])] *= of_block
+        part = slice(index * block[0], min(rows, (index + 1) * block[0]))
+        torch.mul(*_numbers(codes[part], of_block), out=weight[part])
     return weight
+
+
+_BIAS_DIFFERENCE = 256.0
+"""2 to the power of the difference of float16's and E4M3's exponent biases."""
+_NAN = 0x3F80
+
+
+def _numbers(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of the weights: the bits of E4M3 are those of a float16 of another bias. That is twice
+    as fast as torch's conversion, which NaN needs."""
+    bits = codes.view(torch.int8).short().bitwise_left_shift_(7)  # the sign twice
+    if int((bits & 0x3FFF).amax()) == _NAN:
+        return codes.float(), scales
+    return bits.bitwise_and_(~0x4000).view(torch.float16), scales * _BIAS_DIFFERENCE
 
 
 def _listed(paths: Iterable[str], ending: str) -> str:

@@ -28,6 +28,8 @@ class ImageEncoder(nn.Module):
     """Placeholders of one picture."""
     tile_size: int
     """Height and width of a picture, in pixels."""
+    whole_images = False
+    """The placeholders of a picture see one another in both directions."""
 
     @abstractmethod
     def tile_pieces(self, pixels: Tensor) -> Pieces:

@@ -10,7 +10,7 @@ last at the same time, the deeper one is dropped first, so prefixes outlive what
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from radixrt.kv.store.journal import PagesDropped, PagesSaved, Record
@@ -217,11 +217,15 @@ class DiskIndex:
 
     def records(self) -> list[Record]:
         """A journal of what there is, the pages that were used longest ago first."""
+        return saved_records(self.pages())
+
+    def pages(self) -> list[tuple[PageName, int, bytes]]:
+        """Names, slots and checksums, the pages that were used longest ago first."""
         order = sorted(self._entries, key=lambda s: (self._used[s], self._entries[s].name.depth))
-        return saved_records([(self._entries[slot].name, slot, self.checksum(slot)) for slot in order])  # fmt: skip
+        return [(self._entries[slot].name, slot, self.checksum(slot)) for slot in order]
 
 
-def saved_records(pages: list[tuple[PageName, int, bytes]]) -> list[Record]:
+def saved_records(pages: Sequence[tuple[PageName, int, bytes]]) -> list[Record]:
     """The records of pages, their slots and checksums: one for each run of consecutive pages of a
     prefix."""
     runs: list[list[tuple[PageName, int, bytes]]] = []

@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 
 MAX_COPIED_BYTES = 64 << 20
 """Pages that were copied and are not written yet."""
-MAX_ORDER_BYTES = 8 << 20
-"""Pages of one order that could also be copied later: copying holds up the next step."""
+MAX_ORDER_BYTES = 2 << 20
+"""Pages of one order that could also be copied later: copying holds up the next step, by half a
+millisecond or so."""
 LEAST_COPIED = 8
 """Pages that may be copied in any case."""
 MAX_SLOTS = 1 << 19
@@ -113,7 +114,7 @@ class DiskPages:
         """By slot."""
         self._being_written: set[bytes] = set()
         self._most_copied = max(LEAST_COPIED, MAX_COPIED_BYTES // slot_bytes)
-        self._most_ordered = max(LEAST_COPIED, MAX_ORDER_BYTES // slot_bytes)
+        self._most_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
         self._is_open = False
         self.error = ""
         """Why nothing is written any more."""
@@ -179,36 +180,36 @@ class DiskPages:
             return None
         pages: list[int] = []
         slots: list[int] = []
-        dropped: list[int] = []
         for page, name in leaving:
-            if len(self._writing) < self._most_copied:
-                self._order(page, name, pages, slots, dropped)
+            if len(self._writing) < self._most_copied and (slot := self.take(name)) is not None:
+                pages.append(page)
+                slots.append(slot)
         while self._wanted and len(pages) < self._most_ordered and len(self._writing) < self._most_copied:  # fmt: skip
             page, name = self._wanted[0]
             if self.names.name(page) is name:
                 if not self.names.is_computed(page):
                     break
-                self._order(page, name, pages, slots, dropped)
+                if (slot := self.take(name)) is not None:
+                    pages.append(page)
+                    slots.append(slot)
             self._wanted.popleft()
-        self._drop(dropped)
         return SavePages(pages=pack_ids(pages), slots=pack_ids(slots)) if pages else None
 
-    def _order(
-        self, page: int, name: PageName, pages: list[int], slots: list[int], dropped: list[int]
-    ) -> None:
+    def take(self, name: PageName) -> int | None:
+        """A slot for a page, which is written now; None: it is there already, or there is no
+        room."""
         if self._is_there(name):
-            return
+            return None
         slot, is_dropped = self.index.take_slot()
-        if is_dropped and self._directory.drop_oldest():
-            self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
         if slot == NO_SLOT:
-            return
+            return None
         if is_dropped:
-            dropped.append(slot)
+            self._drop([slot])
+            if self._directory.drop_oldest():
+                self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
         self._writing[slot] = name
         self._being_written.add(name.digest)
-        pages.append(page)
-        slots.append(slot)
+        return slot
 
     def written(self, message: PagesWritten) -> None:
         """Note what the worker has written."""

@@ -3,6 +3,7 @@ out."""
 
 import math
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -17,6 +18,7 @@ from radixrt.messages.answers import (
 )
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.receipts import Receipt
 from radixrt.messages.requests import ChatPrompt, GenerateRequest
 from radixrt.messages.sequences import SequenceOutput
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer, StopStringFinder
@@ -50,6 +52,7 @@ class AnswerState:
         unenforced: tuple[Unenforced, ...] = (),
         encode_s: float = 0.0,
         grammar_s: float = 0.0,
+        receipt_of: Callable[[list[int]], Receipt] | None = None,
     ) -> None:
         """
         Args:
@@ -61,7 +64,11 @@ class AnswerState:
             explainer: explains the cache misses of the record's prompt, if the request asks for it.
             unenforced: parts of the constraint that the answer is not held to.
             encode_s, grammar_s: durations for its report.
+            receipt_of: makes the receipt of the answer's tokens; None: it is not asked for.
         """
+        self._receipt_of = receipt_of
+        self._receipt_ids: list[int] = []
+        """All tokens, if there will be a receipt."""
         self._encode_s, self._grammar_s = encode_s, grammar_s
         sampling = request.sampling
         self.request = request
@@ -155,6 +162,8 @@ class AnswerState:
             is_last = position == len(output.token_ids) - 1
             self._num_tokens += 1
             self._token_ids.append(token_id)
+            if self._receipt_of is not None:
+                self._receipt_ids.append(token_id)
             if position < len(output.logprobs):
                 row = output.logprobs[position]
                 if row.token_ids:
@@ -223,12 +232,17 @@ class AnswerState:
                 else self._logprobs.take(self._vocabulary.token_bytes)
             ),
             log_kept_masses=self._log_kept_masses,
+            receipt=self._receipt(),
             vector=self._vector,
             prompt=self._take_prompt(),
             report=self._report,
         )
         self._text, self._token_ids, self._log_kept_masses = [], [], []
         return chunk
+
+    def _receipt(self) -> Receipt | None:
+        is_whole = self._report.finish_reason in ("stop", "length")
+        return self._receipt_of(self._receipt_ids) if self._receipt_of and is_whole else None
 
     def _progress(self) -> AnswerChunk:
         """The new tokens of an answer that does not stream. Another engine would not know the

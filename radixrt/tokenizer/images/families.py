@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 Grid = tuple[int, int]
-"""Rows and columns of the tiles of an image before the last one, which shows the whole image; (0,
-0): there is one tile."""
+"""Rows and columns of the tiles of an image beside the one that shows all of it; (0, 0): there is
+no other."""
 
 
 class Family(NamedTuple):
@@ -40,7 +40,20 @@ def _tiled(placeholder: str, grid: Grid) -> str:
     return text + ("\n" if rows else "") + f"{around}{whole}{placeholder}{around}"
 
 
+def _between_tokens(placeholder: str, grid: Grid) -> str:
+    """One picture, or several if the processor also gives crops of a long image (Gemma 3)."""
+    one = f"\n\n<start_of_image>{placeholder}<end_of_image>\n\n"
+    _, crops = grid
+    if not crops:
+        return one
+    return (
+        f"Here is the original image {one} and here are some crops to help you see better "
+        + " ".join([one] * crops)
+    )
+
+
 FAMILIES = {
+    "gemma3": Family("<start_of_image>", _between_tokens),
     "llava": Family("", _one),
     "idefics3": Family("", _tiled, {"return_row_col_info": True}),
 }

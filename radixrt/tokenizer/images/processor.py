@@ -131,6 +131,8 @@ class ImageProcessor:
 
 
 def _grid(outputs: Any) -> Grid:
+    if "num_crops" in outputs:
+        return 1, int(np.ravel(outputs["num_crops"])[0])
     if "rows" not in outputs:
         return 0, 0
     return int(np.ravel(outputs["rows"])[0]), int(np.ravel(outputs["cols"])[0])

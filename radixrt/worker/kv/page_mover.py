@@ -8,6 +8,7 @@ Only for CPUs: there, a step is over when its call returns, so the thread and th
 the same pages at a time.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -135,6 +136,7 @@ class PageMover:
     def _read(self, order: ReadPages) -> PagesRead:
         pages, slots = unpack_ids(order.pages).tolist(), unpack_ids(order.slots).tolist()
         begin = time.perf_counter()
+        self._read_ahead(slots)
         count, is_damaged, error = 0, False, ""
         buffer = np.empty(self.page_bytes, dtype=np.uint8)
         for page, slot in zip(pages, slots, strict=True):
@@ -160,6 +162,13 @@ class PageMover:
             seconds=time.perf_counter() - begin,
             error=error,
         )
+
+    def _read_ahead(self, slots: list[int]) -> None:
+        """Let the system read all pages while the first ones are checked."""
+        with contextlib.suppress(OSError):
+            for slot in slots:
+                place = slot * self.page_bytes
+                os.posix_fadvise(self._fd, place, self.page_bytes, os.POSIX_FADV_WILLNEED)
 
     def _put(self, page: int, content: NDArray[np.uint8]) -> None:
         start = 0

@@ -61,23 +61,30 @@ def log_kept_masses(
     """The logarithm of the probability that the mask leaves in each row that asks for it.
 
     Args:
-        logits: float32 [n, vocab] of the rows ``asked``, as the model gave them.
+        logits: float32 [rows, vocab] of the batch, as the model gave them; not changed.
 
     Returns:
-        float32 [n]; 0 where the row has no mask, or does not ask
+        float32 [n] of the rows ``asked``; 0 where a row has no mask, or does not ask
     """
-    masses = logits.new_zeros(len(logits))
+    masses = logits.new_zeros(len(asked.on_host))
     if mask is None or not len(mask.rows):
         return masses
     places = np.searchsorted(mask.rows, asked.on_host).clip(max=len(mask.rows) - 1)
     own = np.flatnonzero(asked.kept_mass & (mask.rows[places] == asked.on_host))
-    if len(own):
-        (there,) = device.upload(own)
-        shifted = logits[there]
-        shifted -= shifted.amax(dim=-1, keepdim=True)  # so that float32 rounds the sums little
-        whole = _log_sum_exp(shifted)
-        _keep_allowed(shifted, TokenMask(np.arange(len(own)), mask.bits[places[own]]), device)
-        masses[there] = (_log_sum_exp(shifted) - whole).clamp(max=0.0)
+    if not len(own):
+        return masses
+    rows, bits = asked.on_host[own], mask.bits[places[own]]
+    if logits.is_cpu and available():
+        from radixrt_kernels.sampler import log_kept_mass
+
+        masses[own] = log_kept_mass(logits, torch.from_numpy(rows), torch.from_numpy(bits))
+        return masses
+    there, rows_there = device.upload(own, rows)
+    shifted = logits[rows_there]
+    shifted -= shifted.amax(dim=-1, keepdim=True)  # so that float32 rounds the sums little
+    whole = shifted.logsumexp(-1)
+    _keep_allowed(shifted, TokenMask(np.arange(len(own)), bits), device)
+    masses[there] = (shifted.logsumexp(-1) - whole).clamp(max=0.0)
     return masses
 
 
@@ -144,14 +151,17 @@ class SampledTokens:
     kept: NDArray[np.int64] | None
     """[rows] of the rows that were to be sampled; None: all."""
     peaks: Tensor  # [rows] float32, each row's largest logit as the model gave it
-    logprobs: tuple[Tensor, ...] | None
+    logprobs: tuple[Tensor, Tensor] | None
     """Token ids and log-probabilities of the rows that ask for them, as ``raw_logprobs`` returns
-    them; and ``log_kept_masses``, if a row asks for it."""
+    them."""
+    log_kept_masses: Tensor | None = None
+    """Of the rows ``asked``, if one of them asks for it."""
 
     def tensors(self) -> list[Tensor]:
         """The tensors that :meth:`read` needs on the host."""
         token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
-        return [token_ids, *(self.logprobs or ())]
+        masses = () if self.log_kept_masses is None else (self.log_kept_masses,)
+        return [token_ids, *(self.logprobs or ()), *masses]
 
     def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[SlotLogprobs]]:
         """Token ids [rows] and the log-probabilities asked for, in row order.
@@ -159,13 +169,18 @@ class SampledTokens:
         A row whose logits hold NaN or are infinite has NO_TOKEN.
         """
         rows: list[SlotLogprobs] = []
-        if self.logprobs is not None and self.asked is not None:
-            kept, asked = None, self.asked
-            if len(self.logprobs) > 2:
-                masses = zip(tensors[3].tolist(), asked.kept_mass, strict=True)
+        if (asked := self.asked) is not None:
+            kept = None
+            if self.log_kept_masses is not None:
+                masses = zip(tensors[-1].tolist(), asked.kept_mass, strict=True)
                 kept = [mass if wanted else None for mass, wanted in masses]
-            rows = logprob_rows(tensors[1], tensors[2], asked.slots, asked.num_top, kept)
+            ids, logprobs = tensors[1:3] if self.logprobs else (_no_columns(asked),) * 2
+            rows = logprob_rows(ids, logprobs, asked.slots, asked.num_top, kept)
         return tensors[0].numpy().astype(np.int32), rows
+
+
+def _no_columns(asked: LogprobRows) -> Tensor:
+    return torch.empty(len(asked.slots), 0)
 
 
 def sample(
@@ -194,25 +209,27 @@ def sample(
     batch = state.batch(slots)
     if drafted is not None:
         batch = state.with_drafts(batch, drafted)
-    asked, kept = batch.logprobs, None
-    raw = None if asked is None else logits[asked.rows]
+    asked, kept, raw, masses = batch.logprobs, None, None, None
+    if asked is not None:
+        raw = logits[asked.rows] if max(asked.num_top) >= 0 else None
+        if asked.kept_mass.any():
+            masses = log_kept_masses(logits, asked, mask, state.device)
     draw = draw or draw_by_torch
     token_ids, peaks = draw(batch, logits, positions, mask)
     if drafted is not None:
         unfilled = NO_ROWS if mask is None else mask.unfilled
         kept = rows_to_keep(token_ids.numpy(), drafted, unfilled)
     state.record(batch, token_ids, kept)
-    if kept is not None and raw is not None and asked is not None:
-        chosen = np.flatnonzero(np.isin(asked.rows.numpy(), kept))
-        raw, asked = raw[chosen], asked.take(chosen.tolist())
-    logprobs: tuple[Tensor, ...] | None = None
+    if kept is not None and asked is not None:
+        chosen = np.flatnonzero(np.isin(asked.on_host, kept))
+        raw, masses = (None if part is None else part[chosen] for part in (raw, masses))
+        asked = asked.take(chosen.tolist())
+    logprobs = None
     if raw is not None and asked is not None:
         logprobs = raw_logprobs(raw, token_ids[asked.rows], max(0, *asked.num_top))
-        if asked.kept_mass.any():
-            logprobs = (*logprobs, log_kept_masses(raw, asked, mask, state.device))
     if kept is not None:
         token_ids, peaks = token_ids[kept], peaks[kept]
-    return SampledTokens(token_ids, asked, kept, peaks, logprobs)
+    return SampledTokens(token_ids, asked, kept, peaks, logprobs, masses)
 
 
 def draw_by_native_kernel(
@@ -270,13 +287,9 @@ def _penalise(logits: Tensor, penalised: PenalisedRows, counts: TokenCounts) -> 
 def _keep_allowed(logits: Tensor, mask: TokenMask, device: Device) -> None:
     """Set the logits of all tokens that the mask does not allow to minus infinity."""
     vocab = logits.shape[-1]
-    if logits.is_cpu:
-        allowed = np.unpackbits(mask.bits.view(np.uint8), axis=1, count=vocab, bitorder="little")
-        rows, forbidden = torch.from_numpy(mask.rows), torch.from_numpy(allowed) == 0
-    else:
-        rows, words = device.upload(mask.rows, mask.bits)
-        places = torch.arange(32, dtype=torch.int32, device=words.device)
-        forbidden = (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(1)[:, :vocab] == 0
+    rows, words = device.upload(mask.rows, mask.bits)
+    places = torch.arange(32, dtype=torch.int32, device=words.device)
+    forbidden = (words.unsqueeze(-1) >> places).bitwise_and_(1).flatten(1)[:, :vocab] == 0
     logits[rows] = logits[rows].masked_fill_(forbidden, -math.inf)
 
 

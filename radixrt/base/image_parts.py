@@ -1,7 +1,9 @@
-"""Reads the images of messages: data URLs, which are decoded in the tokenizer process. Nothing is
-fetched."""
+"""Reads the images of messages: data URLs, which are decoded in the tokenizer process, and files of
+this program. Nothing is fetched."""
 
+import base64
 import re
+from pathlib import Path
 from typing import Any
 
 from radixrt.base.errors import RequestError, shown
@@ -13,7 +15,7 @@ Anthropic's."""
 MAX_IMAGE_CHARS = 28 << 20
 """Of one image in base64; 20 MiB decoded."""
 
-_DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]*/?[\w.+-]*)(?:;[\w.+=-]+)*;base64,", re.ASCII)
+_DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]*/?[\w.+*-]*)(?:;[\w.+=-]+)*;base64,", re.ASCII)
 
 
 def image_part(part: dict[str, Any], where: str) -> dict[str, Any]:
@@ -33,6 +35,19 @@ def image_part(part: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(url, dict):
         where, url = f"{where}.url", url.get("url")
     return {"type": "image", "data": _of_url(url, where)}
+
+
+def data_url(file: str | Path | bytes) -> str:
+    """The data URL of an image: of a file's name, or of its content. The server finds its format.
+
+    >>> data_url(b"GIF89a")
+    'data:image/*;base64,R0lGODlh'
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    content = file if isinstance(file, bytes) else Path(file).expanduser().read_bytes()
+    return f"data:image/*;base64,{base64.b64encode(content).decode()}"
 
 
 def _of_source(source: Any, where: str) -> str:

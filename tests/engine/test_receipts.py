@@ -1,0 +1,202 @@
+"""Receipts: equal however an answer was computed, and verified by computing it again."""
+
+import json
+import re
+import runpy
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from radixrt.base.errors import ConfigError, RequestError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.cli.main import main
+from radixrt.messages.receipts import Parameters, Receipt
+from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.servers import Server, serving
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "receipt.py"
+SCHEMA = {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}  # fmt: skip
+BODIES: dict[str, dict[str, Any]] = {
+    "greedy": {"prompt": "The cat sat on", "max_tokens": 24, "temperature": 0},
+    "sampled": {"prompt": "The cat sat on", "max_tokens": 24, "n": 2, "logit_bias": {"7": 2.0}},
+    "ends at a string": {"prompt": "abc", "max_tokens": 60, "seed": 4, "stop": ["e", "a"]},
+    "forbidden": {"prompt": "abc", "max_tokens": 20, "seed": 5, "bad_words": ["a", "th"]},
+    "checked": {"prompt": "abc", "max_tokens": 80, "seed": 6, "guided_json": SCHEMA},
+    "chat": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "seed": 7},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("receipts") / "llama"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    flags = ("--receipts", "--speculation", "auto", "--reasoning-parser", "deepseek-r1")
+    with serving(model, *flags) as server:
+        yield server
+
+
+def receipts(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
+    path = "chat/completions" if "messages" in body else "completions"
+    response = httpx.post(f"{server.url}/v1/{path}", json=body | {"receipt": True}, timeout=60)
+    assert response.status_code == 200, response.text
+    return [choice["receipt"] for choice in response.json()["choices"]]
+
+
+@pytest.fixture(scope="module")
+def given(server: Server) -> dict[str, list[dict[str, Any]]]:
+    """Of each body, the receipts of its answers."""
+    return {name: receipts(server, body) for name, body in BODIES.items()}
+
+
+def verify(capsys: pytest.CaptureFixture, file: Path, model: Path) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(file), "--model-path", str(model)])
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out + printed.err
+
+
+def written(tmp_path: Path, content: Any) -> Path:
+    file = tmp_path / "receipt.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_receipts_are_equal_cold_cached_speculated_and_streamed(
+    server: Server, given: dict[str, list[dict[str, Any]]]
+) -> None:
+    for name, body in BODIES.items():
+        if "seed" in body or body.get("temperature") == 0:
+            assert receipts(server, body) == given[name], name
+    streamed = BODIES["greedy"] | {"receipt": True, "stream": True}
+    text = httpx.post(f"{server.url}/v1/completions", json=streamed, timeout=60).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    found = [choice["receipt"] for e in events for choice in e["choices"] if "receipt" in choice]
+    assert found == given["greedy"]
+    first, second = given["sampled"]
+    assert first["chain"][:3] == second["chain"][:3] and first["chain"][-1] != second["chain"][-1]
+
+
+def test_answers_are_verified_by_computing_them_again(
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    model: Path,
+    given: dict[str, list[dict[str, Any]]],
+) -> None:
+    every = [one for some in given.values() for one in some]
+    status, output = verify(capsys, written(tmp_path, every), model)
+    assert status == 0, output
+    assert output.count("equal:") == len(every) == 7
+    assert output.count("and the engine is the same") == len(every)
+
+
+def test_a_flipped_bit_of_a_weight_is_named_with_the_first_token_that_differs(
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    model: Path,
+    given: dict[str, list[dict[str, Any]]],
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    file = other / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    (header,) = struct.unpack("<Q", content[:8])
+    receipt = given["greedy"][0]
+    row = json.loads(content[8 : 8 + header])["lm_head.weight"]["data_offsets"][0]
+    row += 8 + header + 4 * 64 * receipt["token_ids"][0]
+    content[row + 3] ^= 0x40  # the highest bit of an exponent, in the row of the first token
+    file.write_bytes(content)
+    status, output = verify(capsys, written(tmp_path, receipt), other)
+    assert status == 1 and "not the same: the weights" in output
+    assert re.search(r"different: token \d+ of the answer is \d+ in the receipt, and \d+", output)
+    changed = receipt | {"token_ids": [*receipt["token_ids"][:-1], 5]}
+    status, output = verify(capsys, written(tmp_path, changed), model)
+    assert status == 1 and "token_ids do not match" in output
+
+
+def test_another_instruction_set_is_named(
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    model: Path,
+    given: dict[str, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RADIXRT_KERNELS_ISA", "baseline")
+    if given["greedy"][0]["engine"]["isa"] in ("baseline", "torch"):
+        pytest.skip("the receipt is of the baseline")
+    _, output = verify(capsys, written(tmp_path, given["greedy"]), model)
+    assert "not the same: the kernels' instruction set" in output and "baseline here" in output
+
+
+def test_another_answer_is_told_by_its_first_token(
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    model: Path,
+    given: dict[str, list[dict[str, Any]]],
+) -> None:
+    """A forger can make a chain of digests, but not an answer."""
+    receipt = msgspec.convert(given["greedy"][0], Receipt)
+    tokens = [*receipt.token_ids]
+    tokens[11] = tokens[11] % 300 + 20
+    forged = Receipt.make(
+        receipt.engine, receipt.settings, receipt.prompt_ids, receipt.parameters, tokens
+    )
+    file = written(tmp_path, msgspec.to_builtins(forged, str_keys=True))
+    status, output = verify(capsys, file, model)
+    expected = f"token 11 of the answer is {tokens[11]} in the receipt, and {receipt.token_ids[11]}"
+    assert status == 1 and expected in output
+
+
+def test_each_part_is_covered_by_the_chain() -> None:
+    receipt = Receipt.make(
+        {"weights": "a"},
+        {"dtype": "auto"},
+        [1, 2],
+        Parameters(sampling=SamplingParams(seed=3, logit_bias={7: 1.0})),
+        [4],
+    )
+    again = msgspec.json.decode(msgspec.json.encode(receipt), type=Receipt)
+    again.check()
+    assert again == receipt
+    for name, value in {
+        "engine": {"weights": "b"},
+        "settings": {},
+        "prompt_ids": [1],
+        "parameters": Parameters(sampling=SamplingParams(seed=4)),
+        "token_ids": [],
+    }.items():
+        with pytest.raises(RequestError, match=f"its {name} do not match"):
+            msgspec.structs.replace(receipt, **{name: value}).check()
+    with pytest.raises(RequestError, match="version 2"):
+        msgspec.structs.replace(receipt, version=2).check()
+    with pytest.raises(RequestError, match="has 4 digests"):
+        msgspec.structs.replace(receipt, chain=receipt.chain[:4]).check()
+
+
+def test_the_example_checks_the_digests_by_itself(
+    capsys: pytest.CaptureFixture, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "own.json"
+    arguments = ["receipt.py", "--base-url", f"{server.url}/v1", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", arguments)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "20 tokens, receipt" in capsys.readouterr().out
+    msgspec.json.decode(out.read_bytes(), type=Receipt).check()
+
+
+def test_files_without_a_receipt_are_refused(tmp_path: Path) -> None:
+    from radixrt.cli.verify import read_receipts
+
+    for content in ({}, {"choices": []}, {"chain": [], "prompt_ids": "a"}):
+        with pytest.raises(ConfigError, match="receipt"):
+            read_receipts(str(written(tmp_path, content)))
+    with pytest.raises(ConfigError, match=r"nothing\.json"):
+        read_receipts(str(tmp_path / "nothing.json"))
