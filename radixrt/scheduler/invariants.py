@@ -34,7 +34,7 @@ def _require(condition: bool, message: str) -> None:
         raise InvariantError(message)
 
 
-def _agree(what: str, counted: int, found: int) -> None:
+def _agree(what: str, counted: int | set[int], found: int | set[int]) -> None:
     _require(counted == found, f"{what}: {counted} counted, {found} found")
 
 
@@ -163,6 +163,8 @@ def _check_states(scheduler: Scheduler) -> None:
     kv = scheduler.state.kv
     pages = kv.states.pages()
     _agree("rows of states", kv.states.num_rows, len(pages) + kv.states.num_free)
+    readable = kv.states.readable_pages()
+    _agree("states to be read", readable, set(np.flatnonzero(kv.states.is_kept).tolist()))
     free = {*kv.allocator.free_pages().tolist()}
     for row, page in pages.items():
         _require(kv.states.has(page), f"row {row} is not the state of its page")

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError
+from radixrt.scheduler.radix.kv_events import EventRecorder, EventStream, VLLMFormat
+from radixrt.scheduler.radix.states import KeptStates
+from radixrt.scheduler.radix.tree import RadixTree
 from tests.scheduler.test_kv_events import Publishing, connect, folder, hashes_in
 
 __all__ = ["folder"]
@@ -136,3 +140,21 @@ def test_replicas_need_ports_that_are_far_enough_apart() -> None:
     ServerConfig(dp=2, **addresses).validate()
     with pytest.raises(ConfigError, match="at least 3 apart"):
         ServerConfig(dp=3, **addresses).validate()
+
+
+def test_states_of_recurrent_layers_are_left_out() -> None:
+    """vLLM's events know no states; the own format tells of them."""
+    tree, states = RadixTree(page_size=2), KeptStates(num_rows=4, num_pages=8)
+    recorder = EventRecorder(8, 2, with_token_ids=True, is_kept=states.is_kept)
+    tree.observer, stream = recorder, EventStream(recorder)
+    states.begin_plan(0)
+    states.keep(page=5, saves=2)
+    root = tree.lock_root()
+    tree.insert(root, np.array([77, 78], dtype=np.int32), np.array([5], dtype=np.int32))
+    batch = stream.next_batch()
+    assert batch is not None
+    own = msgspec.msgpack.decode(batch)["events"]
+    assert [event["type"] for event in own] == ["BlockStored", "StatesChanged"]
+    *_, payload = VLLMFormat(stream, "kv", 0).message(batch)
+    (stored,) = msgspec.msgpack.decode(payload, type=KVEventBatch).events
+    assert isinstance(stored, BlockStored) and stored.token_ids == [77, 78]

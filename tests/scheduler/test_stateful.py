@@ -141,6 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_output=st.integers(0, 5),
         priority=st.integers(-1, 1),
         cache_hints=HINTS,
+        messages_end=st.just(0) | st.integers(0, 40),
     )
     def arrive(
         self, stem: list[int], cut: int, tail: list[int], max_tokens: int, **options: object

@@ -241,6 +241,30 @@ def test_a_worker_that_reports_a_row_late_does_not_vouch_for_its_next_state() ->
     assert states.nearest(np.array([3])) == (1, row)
 
 
+def test_a_state_that_no_step_in_flight_has_written_is_dropped() -> None:
+    states = KeptStates(num_rows=2, num_pages=8)
+    states.begin_plan(5)
+    rows = [states.keep(page=page, saves=PAGE, is_certain=False) for page in (2, 3)]
+    for page in (2, 3):
+        states.settle(page)
+    states.begin_plan(6, num_in_flight=1)  # step 5
+    assert states.has(2) and states.has(3)
+    assert rows[0] is not None
+    states.confirm(rows[0], step=5)
+    states.begin_plan(6)
+    assert states.has(2) and not states.has(3) and states.num_free == 1
+
+
+def test_a_state_that_moves_to_another_page_can_be_read_there() -> None:
+    states = KeptStates(num_rows=2, num_pages=8)
+    states.begin_plan(0)
+    row = states.keep(page=2, saves=PAGE)
+    states.move(np.array([2]), np.array([5]))
+    states.begin_plan(1)
+    assert states.nearest(np.array([5])) == (1, row)
+    assert (states.count(np.array([5])), states.count(np.array([2]))) == (1, 0)
+
+
 def test_the_state_that_saves_least_goes_first() -> None:
     states = KeptStates(num_rows=2, num_pages=8)
     states.begin_plan(0)

@@ -215,6 +215,11 @@ class KeptStates:
         """The page of each row in use, for checks of invariants."""
         return {row: kept.page for row, kept in self._kept.items()}
 
+    def readable_pages(self) -> set[int]:
+        """The pages of the states that may be read, at the latest from the next plan on; for checks
+        of invariants."""
+        return {kept.page for kept in self._kept.values() if kept.ready_from < math.inf}
+
     @property
     def num_free(self) -> int:
         return len(self._free)
