@@ -13,12 +13,16 @@ from typing import Any
 from radixrt.messages.ids import PackedIds
 from radixrt.messages.message import Message
 
-CHECKSUM_BYTES = 16
+DIGEST_BYTES, CHECKSUM_BYTES = 32, 16
 
 
-def page_checksum(content: Any) -> bytes:
-    """The checksum of the bytes of a page: the beginning of their SHA-256."""
-    return hashlib.sha256(content).digest()[:CHECKSUM_BYTES]
+def page_checksum(digest: bytes, content: Any) -> bytes:
+    """The checksum of a page: the beginning of the SHA-256 of the digest of its prefix and its
+    bytes. So the bytes of one prefix are not taken for those of another, whatever a journal
+    says."""
+    hashed = hashlib.sha256(digest)
+    hashed.update(content)
+    return hashed.digest()[:CHECKSUM_BYTES]
 
 
 class OpenPages(Message, frozen=True, kw_only=True):
@@ -33,6 +37,8 @@ class SavePages(Message, frozen=True, kw_only=True):
     pages: PackedIds
     slots: PackedIds
     """Where each is written, in slots of the file."""
+    digests: bytes
+    """Of the prefixes that they end, 32 bytes each."""
 
 
 class ReadPages(Message, frozen=True, kw_only=True):
@@ -43,6 +49,8 @@ class ReadPages(Message, frozen=True, kw_only=True):
     """Of the order."""
     pages: PackedIds
     slots: PackedIds
+    digests: bytes
+    """Of the prefixes that they end, 32 bytes each."""
     checksums: bytes
     """Of each page, :func:`page_checksum`."""
     within_s: float

@@ -14,8 +14,12 @@ GARBAGE = -1
 """Stands in a page that is being read."""
 
 
-def checksum(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()[:16]
+def checksum(digest: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(digest + content).digest()[:16]
+
+
+def _digest(order: SavePages | ReadPages, number: int) -> bytes:
+    return order.digests[32 * number : 32 * number + 32]
 
 
 class FakeDisk:
@@ -67,14 +71,17 @@ class FakeDisk:
             return PagesWritten(slots=b"", checksums=b"", failed=order.slots, error="disk is full")
         for slot, content in zip(unpack_ids(order.slots).tolist(), copies, strict=True):
             self.slots[slot] = content
-        return PagesWritten(slots=order.slots, checksums=b"".join(map(checksum, copies)))
+        return PagesWritten(
+            slots=order.slots,
+            checksums=b"".join(checksum(_digest(order, n), copy) for n, copy in enumerate(copies)),
+        )
 
     def _read(self, order: ReadPages) -> PagesRead:
         pages, slots = unpack_ids(order.pages).tolist(), unpack_ids(order.slots).tolist()
         for number, (page, slot) in enumerate(zip(pages, slots, strict=True)):
             expected = order.checksums[16 * number : 16 * number + 16]
             content = self.slots.get(slot, b"")
-            if number >= self.most_read or checksum(content) != expected:
+            if number >= self.most_read or checksum(_digest(order, number), content) != expected:
                 is_damaged = number < self.most_read
                 return PagesRead(
                     number=order.number, num_pages=number, is_damaged=is_damaged, seconds=1e-6

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from radixrt.kv.store.directory import CacheDirectory
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.requests import Tenant
+from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
@@ -163,6 +164,47 @@ def test_a_damaged_page_is_computed_again_and_read_no_more(server: Server) -> No
     assert server.pages.damaged_pages == 1
     server.restart()
     assert server.answer(PROMPT) in (16, 40), "the page may have been written again"
+
+
+def test_a_damaged_page_is_forgotten_for_good(server: Server) -> None:
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    server.restart()
+    server.slots[4] = b"something else"
+    server.answer(PROMPT)
+    server.restart()
+    server.answer(PROMPT)
+    assert server.pages.damaged_pages == 0
+
+
+def test_a_page_that_is_being_read_keeps_its_slot() -> None:
+    index = DiskIndex(2, 16)
+    for number in range(2):
+        name = PageName(b"", 0, bytes(16), bytes([number]))
+        index.add(name, index.take_slot()[0], bytes(16))
+    index.hold([0])
+    assert index.take_slot() == (1, True)
+    assert index.take_slot() == (NO_SLOT, False)
+    index.let_go([0])
+    assert index.take_slot() == (0, True)
+
+
+def test_a_sequence_that_needs_the_whole_pool_waits_for_a_read(server: Server) -> None:
+    server.answer(PROMPT)
+    server.answer(PROMPT)
+    server.restart()
+    engine = server.engine
+    reader = engine.add(PROMPT)
+    engine.plan()
+    large = engine.add([7] * 155, 2)
+    for _ in range(20):  # it cannot run to its end, and must not be admitted and retracted for ever
+        engine.plan()
+        if engine.sent:
+            engine.absorb()
+        server.checked()
+    assert large not in engine.finished
+    server.settle()
+    assert {reader, large} <= set(engine.finished)
 
 
 def test_a_full_disk_stops_writing_and_nothing_else(server: Server) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
+from radixrt.kv.store.journal import framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages
-from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
+from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, page_names
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.worker.kv.page_mover import PageMover
 
@@ -94,7 +96,7 @@ class Store:
         disk.forget_removed()
         return written
 
-    def read(self, slots: list[int], within_s: float = 1e6) -> list[bytes]:
+    def read(self, names: list[PageName], slots: list[int], within_s: float = 1e6) -> list[bytes]:
         """What is read from these slots, until something is wrong."""
         sums = b"".join(map(self.disk.index.checksum, slots))
         pages = list(range(len(slots)))[::-1]
@@ -102,6 +104,7 @@ class Store:
             number=next(self._numbers),
             pages=pack_ids(pages),
             slots=pack_ids(slots),
+            digests=b"".join(name.digest for name in names),
             checksums=sums,
             within_s=within_s,
         )
@@ -142,7 +145,7 @@ def found(store: Store, prompt: list[int]) -> list[tuple[PageName, bytes]]:
     slots = list(
         itertools.takewhile(lambda slot: slot != NO_SLOT, map(store.disk.index.find, names))
     )
-    return list(zip(names, store.read(slots), strict=False)) if slots else []
+    return list(zip(names, store.read(names[: len(slots)], slots), strict=False)) if slots else []
 
 
 def damage(folder: Path, other: Path, rng: random.Random) -> str:
@@ -214,12 +217,41 @@ def test_damaged_files_never_give_a_wrong_page(
     assert fewer > DAMAGES / 3, "most damages cost something, or they were none"
 
 
+def test_a_record_of_other_tokens_gives_no_page(
+    store: Store, filled: tuple[Path, dict], tmp_path: Path
+) -> None:
+    """A damage that the record's CRC does not show: the pages of one prompt as those of another."""
+    copy = Path(shutil.copytree(filled[0], tmp_path / "cache"))
+    (journal,) = copy.glob("*/r0/journal")
+    records, _ = read_records(journal.read_bytes())
+    other = [9999, *PROMPTS[2][1:]]
+    packed = np.array(other, np.int32).tobytes()
+    changed = [
+        replace(one, tokens=packed) if getattr(one, "tokens", b"")[:4] == packed[4:8] else one
+        for one in records
+    ]
+    assert changed != records
+    journal.write_bytes(b"".join(map(framed, changed)))
+    store.open(copy)
+    assert not found(store, other) and len(found(store, PROMPTS[0])) == 10
+    store.disk.close()
+
+
+def test_equal_digests_of_different_tokens_are_told_apart() -> None:
+    index = DiskIndex(4, 4 * PAGE_SIZE)
+    name = PageName(b"root", 0, bytes(16), b"digest")
+    index.add(name, index.take_slot()[0], bytes(16))
+    assert index.find(name) == 0
+    assert index.find(name._replace(tokens=bytes(15) + b"x")) == NO_SLOT
+
+
 def test_a_slow_read_is_given_up(store: Store, filled: tuple[Path, dict], tmp_path: Path) -> None:
     store.open(Path(shutil.copytree(filled[0], tmp_path / "cache")))
     before, depth = store.disk.names.end_of(None, BASE_ROOT)
-    names = page_names(before, depth, np.array(PROMPTS[0], np.int32).tobytes(), 4 * PAGE_SIZE)
+    packed = np.array(PROMPTS[0], np.int32).tobytes()
+    names = list(page_names(before, depth, packed, 4 * PAGE_SIZE))
     slots = list(map(store.disk.index.find, names))
-    assert len(store.read(slots, within_s=0.0)) == 8
+    assert len(store.read(names, slots, within_s=0.0)) == 8
     store.disk.close()
 
 

@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from radixrt.bench.arguments import HintLevel, RouterName
-from radixrt.bench.cache.engine import ServiceModel
+from radixrt.bench.cache.engine import DiskModel, ServiceModel
 from radixrt.bench.cache.replay import Setup, replay
 from radixrt.bench.cache.result import CacheResult, evaluate, gap_closed
 from radixrt.bench.cache.trace import Trace, read_trace
@@ -22,7 +22,19 @@ from radixrt.bench.report import console_beside, write_json
 
 TABLE_WIDTH = 110
 """Characters, in files and pipes."""
-_COLUMNS = ("hit %", "FLOPs", "Belady", "gap %", "TTFT s", "p50", "p99", "retr.", "evicted")
+_COLUMNS = (
+    "hit %",
+    "FLOPs",
+    "Belady",
+    "gap %",
+    "TTFT s",
+    "p50",
+    "p99",
+    "retr.",
+    "evicted",
+    "disk %",
+    "written",
+)
 _ROUTED = ("hit %", "of one", "TTFT s", "p50", "p99", "to best", "p99 to best", "busiest", "retr.")
 
 
@@ -62,6 +74,7 @@ def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
     service = ServiceModel(
         arguments.prefill_rate, arguments.decode_ms / 1e3, arguments.tokens_per_symbol
     )
+    disk = DiskModel(arguments.disk_tokens, arguments.disk_rate, arguments.disk_least_chance)
     choices = product(
         arguments.tokens, arguments.schedule_policy, arguments.policy, _hint_choices(arguments)
     )
@@ -79,7 +92,9 @@ def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
             arguments.closed_loop,
             arguments.max_running,
             service,
-            *fleet,
+            fleet[0],
+            fleet[1],
+            disk,
         )
 
 
@@ -156,6 +171,8 @@ def _row(result: CacheResult) -> list[str]:
         *times,
         f"{result.retractions:,}",
         f"{result.evicted_tokens / 2**20:,.0f}M",
+        f"{result.disk_percent:.2f}",
+        f"{result.written_tokens / 2**20:,.1f}M",
     ]
 
 

@@ -6,13 +6,21 @@ fixed time for one token of each decoding sequence. It does not predict a real d
 queues and pauses of a plausible length, which are the same for all compared policies.
 """
 
+import atexit
 import math
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
 from radixrt.messages.ids import num_ids, pack_ids
+from radixrt.messages.moves import PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan, StepResult
+from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventRecorder, EventStream
 from radixrt.scheduler.scheduler import Scheduler
@@ -92,6 +100,77 @@ class SimulatedWorker:
         )
 
 
+@dataclass(frozen=True)
+class DiskModel:
+    """A disk for pages that leave memory."""
+
+    tokens: int = 0
+    """That it holds; 0: there is none."""
+    tokens_per_s: float = 1e6
+    """Read or written in a second, one after the other."""
+    least_chance: float | None = None
+    """See :class:`radixrt.scheduler.disk.returns.Returns`; None: the default. 0 writes all pages."""
+
+
+NO_DISK = DiskModel()
+
+
+def _disk_pages(limits: SchedulerLimits, disk: DiskModel, tokens_per_symbol: int) -> DiskPages:
+    """Pages on a simulated disk, with a real journal in a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="radixrt-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    parts = {"weights": "none: a replay"}
+    num_slots = disk.tokens // (limits.page_size * tokens_per_symbol)
+    pages = DiskPages(
+        CacheDirectory.own(folder, parts),
+        fingerprint_of(parts),
+        num_pages=limits.num_pages,
+        page_size=limits.page_size,
+        slot_bytes=1,
+        quota_bytes=num_slots + (1 << 30),
+        share=num_slots / (num_slots + (1 << 30)),
+    )
+    if disk.least_chance is not None:
+        pages.least_chance = disk.least_chance
+    return pages
+
+
+class SimulatedDisk:
+    """Answers orders to move pages, one at a time."""
+
+    def __init__(self, clock: VirtualClock, seconds_per_page: float) -> None:
+        self._clock, self._seconds_per_page = clock, seconds_per_page
+        self._answers: deque[tuple[float, PagesWritten | PagesRead]] = deque()
+        self._free_at = 0.0
+        self.written_pages = 0
+
+    @property
+    def next_at(self) -> float:
+        """Time of the next answer; infinity: there is none."""
+        return self._answers[0][0] if self._answers else math.inf
+
+    def take(self, order: object) -> None:
+        answer: PagesWritten | PagesRead
+        match order:
+            case SavePages():
+                count = num_ids(order.slots)
+                self.written_pages += count
+                answer = PagesWritten(slots=order.slots, checksums=bytes(16 * count))
+            case ReadPages():
+                count = num_ids(order.slots)
+                seconds = count * self._seconds_per_page
+                answer = PagesRead(number=order.number, num_pages=count, seconds=seconds)
+            case _:
+                return
+        self._free_at = max(self._free_at, self._clock.now) + count * self._seconds_per_page
+        self._answers.append((self._free_at, answer))
+
+    def due(self) -> Iterator[PagesWritten | PagesRead]:
+        """The answers whose time has come."""
+        while self.next_at <= self._clock.now:
+            yield self._answers.popleft()[1]
+
+
 class SimulatedEngine:
     """Requests that come during a step are queued when it ends.
 
@@ -109,8 +188,12 @@ class SimulatedEngine:
         symbols_left: Callable[[int, int], int],
         *,
         is_routed: bool,
+        disk: DiskModel = NO_DISK,
     ) -> None:
-        self.scheduler = Scheduler(limits, clock)
+        pages = _disk_pages(limits, disk, service.tokens_per_symbol) if disk.tokens else None
+        self.scheduler = Scheduler(limits, clock, pages)
+        tokens_per_page = limits.page_size * service.tokens_per_symbol
+        self.disk = SimulatedDisk(clock, tokens_per_page / disk.tokens_per_s)
         self._admitted: list[int] = []
         self.prefill_symbols = 0
         """Computed so far."""
@@ -141,8 +224,13 @@ class SimulatedEngine:
             self.scheduler.add(request)
         self.received += len(self._inbox)
         self._inbox.clear()
+        for answer in self.disk.due():
+            self.scheduler.moved(answer)
         plan = self._plan = self.scheduler.plan()
+        for move in self.scheduler.take_moves():
+            self.disk.take(move)
         if plan is None:
+            self.ends_at = self.disk.next_at
             return False
         prefill_symbols = self._worker.begin(plan, self._answer_lengths(plan))
         self.prefill_symbols += prefill_symbols
@@ -151,9 +239,12 @@ class SimulatedEngine:
         return True
 
     def end_step(self) -> TokenBatch:
-        """The tokens of the step in flight."""
-        assert self._plan is not None
-        step_s = self._step_s if self._stream is not None else 0.0
+        """The tokens of the step in flight; none if only the disk has answered."""
+        if self._plan is None:
+            self.ends_at = math.inf
+            return TokenBatch()
+        is_timed = self._stream is not None or self.scheduler.state.kv.disk is not None
+        step_s = self._step_s if is_timed else 0.0
         result = self._worker.finish(self._plan, step_s)
         self._plan, self.ends_at = None, math.inf
         return self.scheduler.absorb(result)

@@ -22,7 +22,14 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.base.settings.setting import EvictionPolicyName
 from radixrt.bench.arguments import HintLevel, RouterName
-from radixrt.bench.cache.engine import END_OF_ANSWER, ServiceModel, SimulatedEngine, VirtualClock
+from radixrt.bench.cache.engine import (
+    END_OF_ANSWER,
+    NO_DISK,
+    DiskModel,
+    ServiceModel,
+    SimulatedEngine,
+    VirtualClock,
+)
 from radixrt.bench.cache.future import look_ahead
 from radixrt.bench.cache.routing import RULES, Arrival, RoutingRule
 from radixrt.bench.cache.trace import BLOCK_TOKENS, Trace, TraceRequest
@@ -58,6 +65,8 @@ class Setup:
     replicas: int = 1
     """Each has its part of the pool."""
     router: RouterName = "radixrt"
+    disk: DiskModel = NO_DISK
+    """Of each replica."""
 
     @property
     def pages_per_replica(self) -> int:
@@ -89,6 +98,10 @@ class Replay:
     """Replica of each request."""
     computed_tokens: list[int]
     """Prompt tokens, by replica."""
+    disk_tokens: int
+    """Prompt tokens that were read from disk."""
+    written_tokens: int
+    """Tokens whose pages were written to disk."""
 
 
 def replay(trace: Trace, setup: Setup) -> Replay:
@@ -113,6 +126,7 @@ class _Run:
                 setup.service_per_replica,
                 lambda number, delivered: self._answer_length(trace.requests[number]) - delivered,
                 is_routed=setup.replicas > 1,
+                disk=setup.disk,
             )
             for _ in range(setup.replicas)
         ]
@@ -150,6 +164,9 @@ class _Run:
             evicted_tokens=evicted * self._setup.page_size,
             steps=sum(counter.steps for counter in counters),
             replica_of=self._replica_of,
+            disk_tokens=sum(counter.disk_tokens for counter in counters) * self._symbol,
+            written_tokens=self._setup.page_size
+            * sum(engine.disk.written_pages for engine in self._engines),
             computed_tokens=[engine.prefill_symbols * self._symbol for engine in self._engines],
         )
 

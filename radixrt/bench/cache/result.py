@@ -49,6 +49,10 @@ class CacheResult:
     """"": one replica."""
     busiest: float
     """Prompt tokens computed by the replica that computed most, as a multiple of the mean."""
+    disk_percent: float = 0.0
+    """Prompt tokens read from disk of all prompt tokens; they are among the cached ones."""
+    written_tokens: int = 0
+    """Tokens whose pages were written to disk."""
     lru_gap_closed_percent: float | None = None
     """(hits - hits of LRU) / (Belady for LRU's order - hits of LRU), where ``lru`` was replayed
     too."""
@@ -81,6 +85,8 @@ def evaluate(trace: Trace, run: Replay, replay_s: float) -> CacheResult:
         replay_s=replay_s,
         replicas=run.setup.replicas,
         router=run.setup.router if run.setup.replicas > 1 else "",
+        disk_percent=100 * run.disk_tokens / total,
+        written_tokens=run.written_tokens,
         busiest=max(run.computed_tokens) * run.setup.replicas / (sum(run.computed_tokens) or 1),
     )
 

@@ -16,10 +16,10 @@ import msgspec
 
 from radixrt.base.errors import ConfigError
 from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
-from radixrt.kv.store.journal import DIGEST_BYTES, Header, PagesSaved, framed, read_records
+from radixrt.kv.store.journal import Header, PagesSaved, framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
-from radixrt.messages.moves import PagesWritten, page_checksum
+from radixrt.messages.moves import DIGEST_BYTES, PagesWritten, page_checksum
 from radixrt.scheduler.disk.index import DiskIndex, PageName, page_names, saved_records
 from radixrt.scheduler.disk.pages import DiskPages
 
@@ -64,6 +64,22 @@ def rebased(pages: Iterable[Page], old_root: bytes, new_root: bytes) -> list[Pag
     return found
 
 
+def renamed(page: Page, old: PageName, file: BinaryIO, header: Header, first: int = 0) -> Page:
+    """A page that has another name now, with the checksum that belongs to it.
+
+    Args:
+        file: with the pages from the byte ``first`` on, in their slots.
+
+    Raises:
+        ConfigError: its bytes are not those that had its old name.
+    """
+    file.seek(first + page.slot * header.slot_bytes)
+    content = file.read(header.slot_bytes)
+    if page_checksum(old.digest, content) != page.checksum:
+        raise ConfigError("A page is damaged: export it again.")
+    return page._replace(checksum=page_checksum(page.name.digest, content))
+
+
 def write_bundle(
     path: Path, parts: dict[str, str], titles: list[str], directory: Path, root: bytes
 ) -> Head:
@@ -76,15 +92,18 @@ def write_bundle(
         ConfigError: there are none, or one is damaged.
     """
     header, index = read_index(directory)
-    pages = rebased([Page(*page) for page in index.pages()], root, ROOT)
+    stored = {page[1]: Page(*page) for page in index.pages()}
+    pages = rebased(stored.values(), root, ROOT)
     if not pages:
         raise ConfigError("The prefixes fill no page, so there is no KV to export.")
+    with (directory / "pages").open("rb") as file:
+        pages = [renamed(page, stored[page.slot].name, file, header) for page in pages]
     records = b"".join(map(framed, saved_records(pages)))
     head = Head(parts, header, titles, len(pages))
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as out, (directory / "pages").open("rb") as stored:
+    with part.open("wb") as out, (directory / "pages").open("rb") as file:
         hashed = hashlib.sha256()
-        for piece in _pieces(msgspec.msgpack.encode(head), records, pages, header, stored):
+        for piece in _pieces(msgspec.msgpack.encode(head), records, pages, header, file):
             hashed.update(piece)
             out.write(piece)
         out.write(hashed.digest())
@@ -101,10 +120,7 @@ def _pieces(
         yield part
     for page in pages:
         stored.seek(page.slot * header.slot_bytes)
-        content = stored.read(header.slot_bytes)
-        if page_checksum(content) != page.checksum:
-            raise ConfigError("A page of the directory is damaged: export again.")
-        yield content
+        yield stored.read(header.slot_bytes)
 
 
 def read_bundle(path: Path) -> tuple[Head, list[Page], BinaryIO]:
@@ -182,11 +198,11 @@ def import_bundle(path: Path, directory: Path, quota_gb: float, here: dict[str, 
     with file, (owned.path / "pages").open("ab"):
         out = os.open(owned.path / "pages", os.O_RDWR | os.O_NOFOLLOW)
         root = owned.root_digest(BASE_ROOT.packed())
-        for page in rebased(pages, ROOT, root):
+        named = {page.slot: page.name for page in pages}
+        for moved in rebased(pages, ROOT, root):
+            page = renamed(moved, named[moved.slot], file, header, first)
             file.seek(first + page.slot * header.slot_bytes)
             content = file.read(header.slot_bytes)
-            if page_checksum(content) != page.checksum:
-                raise ConfigError(f"{path} is damaged.")
             if (slot := disk.take(page.name)) is None:
                 continue
             os.pwrite(out, content, slot * header.slot_bytes)

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 FORM = 1
 """Raised whenever the form of journal or pages changes, so that old ones are not read."""
-DIGEST_BYTES = 32
 MAX_RECORD_BYTES = 64 << 20
 _FRAME = struct.Struct("<II")
 

@@ -21,6 +21,7 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import CHECKSUM_BYTES, OpenPages, PagesWritten, SavePages
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_records
 from radixrt.scheduler.disk.names import NamedPages
+from radixrt.scheduler.disk.returns import LEAST_CHANCE, Returns
 from radixrt.scheduler.radix.page_allocator import Pages
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,9 @@ class DiskPages:
         self._being_written: set[bytes] = set()
         self._most_copied = max(LEAST_COPIED, MAX_COPIED_BYTES // slot_bytes)
         self._most_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
+        self.returns = Returns(self.index.num_slots)
+        self.least_chance = LEAST_CHANCE
+        """Of a return, from which on a page is written that was used once."""
         self._is_open = False
         self.error = ""
         """Why nothing is written any more."""
@@ -154,7 +158,10 @@ class DiskPages:
         """The pages that have just left the tree were evicted: those that are worth it are written
         before they have a new owner."""
         for page, name in self.names.removed_last:
-            if page in self._worth and self.names.is_computed(page) and not self._is_there(name):
+            self.returns.left(name)
+            if self._is_there(name) or not self.names.is_computed(page):
+                continue
+            if page in self._worth or self.returns.chance(name) >= self.least_chance:
                 self._leaving.append((page, name))
         self.forget_removed()
 
@@ -193,7 +200,9 @@ class DiskPages:
                     pages.append(page)
                     slots.append(slot)
             self._wanted.popleft()
-        return SavePages(pages=pack_ids(pages), slots=pack_ids(slots)) if pages else None
+        digests = b"".join(self._writing[slot].digest for slot in slots)
+        order = SavePages(pages=pack_ids(pages), slots=pack_ids(slots), digests=digests)
+        return order if pages else None
 
     def take(self, name: PageName) -> int | None:
         """A slot for a page, which is written now; None: it is there already, or there is no

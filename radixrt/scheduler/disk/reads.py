@@ -134,6 +134,7 @@ class Reads:
         if match is not None and found:
             last = int(match.node.pages[match.pages_in_edge - 1])
         before, depth = self._disk.names.end_of(last, sequence.root)
+        self._disk.returns.needed(page_names(before, depth, rest, 4 * kv.page_size))
         names: list[PageName] = []
         slots: list[int] = []
         for name in page_names(before, depth, rest, 4 * kv.page_size):
@@ -182,6 +183,7 @@ class Reads:
                 number=read.number,
                 pages=pack_ids(read.pages),
                 slots=pack_ids(slots),
+                digests=b"".join(name.digest for name in names),
                 checksums=b"".join(map(self._disk.index.checksum, slots)),
                 within_s=within_s,
             )

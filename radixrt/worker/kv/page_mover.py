@@ -24,6 +24,7 @@ from radixrt.attention.kv_spec import LayerKV
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import (
     CHECKSUM_BYTES,
+    DIGEST_BYTES,
     OpenPages,
     PagesRead,
     PagesWritten,
@@ -111,13 +112,13 @@ class PageMover:
     def _write(self, order: SavePages, copies: NDArray[np.uint8]) -> PagesWritten:
         slots = unpack_ids(order.slots)
         checksums, error = [], ""
-        for slot, copy in zip(slots.tolist(), copies, strict=True):
+        for number, (slot, copy) in enumerate(zip(slots.tolist(), copies, strict=True)):
             try:
                 self._write_page(slot, copy)
             except OSError as failure:
                 error = failure.strerror or str(failure)
                 break
-            checksums.append(page_checksum(copy))
+            checksums.append(page_checksum(_part(order.digests, number, DIGEST_BYTES), copy.data))
         done = len(checksums)
         return PagesWritten(
             slots=pack_ids(slots[:done]),
@@ -140,14 +141,15 @@ class PageMover:
         count, is_damaged, error = 0, False, ""
         buffer = np.empty(self.page_bytes, dtype=np.uint8)
         for page, slot in zip(pages, slots, strict=True):
-            expected = order.checksums[count * CHECKSUM_BYTES : (count + 1) * CHECKSUM_BYTES]
+            digest = _part(order.digests, count, DIGEST_BYTES)
+            expected = _part(order.checksums, count, CHECKSUM_BYTES)
             try:
                 is_whole = (
                     os.preadv(self._fd, [buffer.data], slot * self.page_bytes) == self.page_bytes
                 )
             except OSError as failure:
                 is_whole, error = False, failure.strerror or str(failure)
-            if not is_whole or page_checksum(buffer) != expected:
+            if not is_whole or page_checksum(digest, buffer.data) != expected:
                 is_damaged = True
                 break
             self._put(page, buffer)
@@ -175,6 +177,11 @@ class PageMover:
         for tensor, end in zip(self._tensors, self._ends, strict=True):
             tensor[page] = content[start:end]
             start = end
+
+
+def _part(packed: bytes, number: int, size: int) -> bytes:
+    """One of several strings of bytes of a size."""
+    return packed[number * size : (number + 1) * size]
 
 
 def _as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
