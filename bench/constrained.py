@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from bench.byte_tokenizer import train_tokenizer
 from bench.dummy_checkpoint import add_shape, write_dummy_checkpoint
 from bench.markdown import print_rows
@@ -76,6 +78,8 @@ class MaskCost:
     free_tokens_per_s: float
     constrained_tokens_per_s: float
     ratio: float
+    kept_mass_ratio: float
+    """Constrained answers that report the kept mass against those that do not."""
 
 
 @dataclass(frozen=True)
@@ -146,20 +150,22 @@ def _loaded(config: ServerConfig) -> Iterator[Load]:
 
 
 def measure_masks(load: Load, concurrency: int, output_tokens: int, rounds: int) -> MaskCost:
-    """Free and constrained answers by turns."""
+    """Free and constrained answers, the latter also with their kept mass, by turns."""
     # Log-probabilities are asked for to keep forced tokens from being jumped over: here every token
     # counts.
     held = SamplingParams(temperature=0.0, max_tokens=output_tokens, logprobs=0)
     constraint = JsonSchema(schema=json.dumps(ENDLESS))
     free = SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, logprobs=0)
-    load.answer(concurrency, constraint, held)
-    load.answer(concurrency, None, free)
-    times: tuple[list[float], list[float]] = ([], [])
+    massed = msgspec.structs.replace(held, kept_mass=True)
+    kinds = [(None, free), (constraint, held), (constraint, massed)]
+    for asked, sampling in kinds:
+        load.answer(concurrency, asked, sampling)
+    times: list[list[float]] = [[] for _ in kinds]
     for _ in range(rounds):
-        times[0].append(load.answer(concurrency, None, free)[0])
-        times[1].append(load.answer(concurrency, constraint, held)[0])
+        for (asked, sampling), seconds in zip(kinds, times, strict=True):
+            seconds.append(load.answer(concurrency, asked, sampling)[0])
     rates = [concurrency * output_tokens / statistics.median(seconds) for seconds in times]
-    return MaskCost(concurrency, rates[0], rates[1], rates[1] / rates[0])
+    return MaskCost(concurrency, rates[0], rates[1], rates[1] / rates[0], rates[2] / rates[1])
 
 
 def measure_jumps(stepping: Load, jumping: Load, concurrency: int, rounds: int) -> JumpGain:

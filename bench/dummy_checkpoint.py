@@ -131,6 +131,45 @@ def write_random_hybrid(folder: Path, tokenizer: Tokenizer, seed: int = 0) -> Pa
     return write_folder(folder, shape, tokenizer)
 
 
+def write_random_latents(folder: Path, tokenizer: Tokenizer, seed: int = 0, **shape: int) -> Path:
+    """Write a DeepSeek-V2-Lite with seeded random weights in bfloat16: its shape, but 16 experts
+    instead of 64, of which a token still goes to 6, and 9 layers instead of 27: 1.6 billion weights.
+
+    Args:
+        shape: fields of the config that have other values.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, DeepseekV2Config
+
+    fields: dict[str, Any] = {
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 9,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "topk_method": "greedy",
+        "max_position_embeddings": 8192,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "tie_word_embeddings": False,
+        "eos_token_id": tokenizer.token_to_id(END),
+        **shape,
+    }
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(DeepseekV2Config(**fields), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    return write_folder(folder, json.loads((folder / "config.json").read_text()), tokenizer)
+
+
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the tensors of a Llama whose LM head is its embedding."""
     hidden, mlp = config["hidden_size"], config["intermediate_size"]

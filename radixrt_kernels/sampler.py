@@ -12,6 +12,7 @@ from radixrt_kernels import native
 if native is not None:
     _sample = native.sample
     _log_sum_exp = native.log_sum_exp
+    _log_kept_mass = native.log_kept_mass
 
 
 def draw_tokens(
@@ -79,4 +80,30 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     """
     output = torch.empty(len(logits))
     _log_sum_exp(logits, output)
+    return output
+
+
+def log_kept_mass(logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
+    """Compute the logarithm of the probability of the allowed tokens under the softmax of some
+    rows. The result of a row does not depend on the other rows or on the number of threads.
+
+    Args:
+        logits: float32 [rows, vocab]
+        rows: int64 [n]
+        allowed: int32 [n, ceil(vocab / 32)], one bit per allowed token
+
+    Returns:
+        float32 [n], at most 0; minus infinity where no token is allowed
+
+    Raises:
+        ValueError: the shapes or dtypes do not fit.
+
+    Example:
+        >>> import torch
+        >>> allowed = torch.tensor([[0b0011]], dtype=torch.int32)
+        >>> log_kept_mass(torch.zeros(1, 4), torch.tensor([0]), allowed).exp()
+        tensor([0.5000])
+    """
+    output = torch.empty(len(rows))
+    _log_kept_mass(logits, rows, allowed, output)
     return output

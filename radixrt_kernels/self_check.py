@@ -223,6 +223,10 @@ def sampling() -> Iterator[Check]:
     found, _ = sampler.draw_tokens(logits, settings, torch.zeros(5, dtype=torch.int64))
     yield Check("sample, greedy", found, logits.argmax(-1), 0.0)
     yield Check("log_sum_exp", sampler.log_sum_exp(logits), logits.double().logsumexp(-1), 1e-5)
+    odd = torch.full((5, 32), -0x55555556, dtype=torch.int32)  # bits 1, 3, ...: every second token
+    kept = sampler.log_kept_mass(logits, torch.arange(5), odd)
+    expected = logits.double().softmax(-1)[:, 1::2].sum(-1).log()
+    yield Check("log_kept_mass", kept, expected, 1e-5)
 
 
 CHECKS: list[Callable[[], Iterator[Check]]] = [

@@ -2,11 +2,14 @@
 told."""
 
 import dataclasses
+import math
 import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from radixrt.base.channels import Channels
 from radixrt.base.config import ServerConfig
@@ -53,6 +56,9 @@ from radixrt.messages.stats import SchedulerStats, StructuredStats, TenantStats,
 
 CACHED_TOKENS, CACHE_WRITE_TOKENS = 7, 2
 """Of every sequence."""
+
+KEPT_MASS = 0.25
+"""Of every token."""
 
 VECTOR = (3.0, 0.0, 4.0, 12.0)
 """Of every prompt, until a test sets another."""
@@ -216,8 +222,12 @@ class FakeScheduler:
                         _row(token_id, sampling.prompt_logprobs)
                         for token_id in ids[max(1, sampling.prompt_logprobs_start) :]
                     ]
-            if sampling.logprobs is not None:
-                output.logprobs.append(_row(token, sampling.logprobs))
+            if sampling.logprobs is not None or sampling.kept_mass:
+                row = _row(token, sampling.logprobs or 0)
+                if sampling.logprobs is None:
+                    row = PositionLogprobs(b"", [])
+                mass = math.log(KEPT_MASS) if sampling.kept_mass else None
+                output.logprobs.append(msgspec.structs.replace(row, log_kept_mass=mass))
             running.at += 1
             ends = token in self._info.eos_token_ids and not sampling.ignore_eos
             if ends or token in sampling.stop_token_ids:
@@ -233,6 +243,7 @@ class FakeScheduler:
         histogram = TimeHistogram(bounds=[0.001, 0.01], counts=[2, 1, 0], total=0.004)
         counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 1)
         counts |= {name: {"tree": 1} for name in ("drafted_tokens", "accepted_draft_tokens")}
+        counts |= {"expert_tokens": {"0": 1}, "expert_imbalance": {"0": 1.0}}
         counts |= {"running": len(self._running), "replicas": {}, "structured": StructuredStats()}
         counts |= {"prompt_tokens": 100, "cached_tokens": 40, "pages_total": 128}
         return SchedulerStats(**(counts | {"step_seconds": histogram, "plan_seconds": histogram}))

@@ -46,7 +46,11 @@ UNDERSTOOD: dict[str, dict[str, Any]] = {
     """serve demo --allowed-origins '["http://a.example", "http://b.example"]'""": {"cors_origins": "http://a.example,http://b.example"},
     "serve demo --pipeline-parallel-size 1 --speculative-config '{}'": {"tp": 1},
     "serve demo --runner pooling": {},
+    "serve deepseek-ai/DeepSeek-R1-0528 --tensor-parallel-size 8 --enable-expert-parallel --trust-remote-code": {"tp": 8},
+    "serve zai-org/GLM-4.7-Flash --tensor-parallel-size 4 --speculative-config.method mtp --speculative-config.num_speculative_tokens 1 "
+    "--tool-call-parser glm47 --reasoning-parser glm45 --enable-auto-tool-choice": {"tp": 4, "tool_call_parser": "glm47", "reasoning_parser": "qwen3"},
     # SGLang
+    "serve --model-path deepseek-ai/DeepSeek-R1-0528 --tp 8 --reasoning-parser deepseek-r1": {"tp": 8, "reasoning_parser": "deepseek-r1"},
     "serve --model-path demo --tp-size 2": {"tp": 2},
     "serve --model demo --dp-size 2": {"dp": 2},
     "serve --model-path demo --enable-metrics --enable-cache-report": {},

@@ -45,6 +45,12 @@ def test_windows_soft_caps_and_an_8_bit_cache_choose_other_kernels() -> None:
     assert not any(name.startswith("fa3") for name in in_fp8), "FA3 takes 8-bit queries alone"
 
 
+def test_latents_have_kernels_of_their_own() -> None:
+    latents = LLAMA | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert needs(latents) == [*LAYERS, "silu", "mla_fa2:512-64-bfloat16", "mla_fa3:512-64-bfloat16"]
+    assert set(needs(latents)) <= set(needs_of_gpu_check())
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -53,6 +59,8 @@ def test_windows_soft_caps_and_an_8_bit_cache_choose_other_kernels() -> None:
         ("fa2:d256-float16-window-softcap", ["use_swa_True", "use_logits_cap_True", "head_dim_qk_256"]),
         ("fa3:d128-bfloat16", ["batch_prefill", "sm90"]),
         ("decode:d128-bfloat16-fp8kv", ["batch_decode", "dtype_kv_e4m3"]),
+        ("mla_fa2:512-64-bfloat16", ["batch_mla", "head_dim_ckv_512", "head_dim_kpe_64"]),
+        ("mla_fa3:512-64-bfloat16", ["batch_mla", "sm90"]),
     ],
 )  # fmt: skip
 def test_names_stand_for_flashinfers_modules(

@@ -80,6 +80,8 @@ def needs(config: dict[str, Any], kv_cache_dtype: str = "auto") -> list[str]:
     activation = config.get("hidden_act") or config.get("hidden_activation") or "silu"
     kv_dtype = FP8 if kv_cache_dtype == "fp8_e4m3" else dtype
     names = [*LAYERS, ACTIVATIONS.get(activation, "silu")]
+    if latent := config.get("kv_lora_rank"):
+        return names + _kernels_of_latents(latent, config["qk_rope_head_dim"], dtype)
     for window in _windows(config):
         attention = Attention(
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
@@ -98,6 +100,10 @@ def _kernels_of(attention: Attention) -> list[str]:
     return [f"{kernel}:{attention.label}" for kernel in kernels]
 
 
+def _kernels_of_latents(latent: int, rope: int, dtype: str) -> list[str]:
+    return [f"mla_{kernel}:{latent}-{rope}-{dtype}" for kernel in ("fa2", "fa3")]
+
+
 def needs_of_gpu_check() -> list[str]:
     """What ``tests/gpu`` and the models of ``bench/gpu`` call; tests skip for what is missing."""
     kinds = [
@@ -108,7 +114,8 @@ def needs_of_gpu_check() -> list[str]:
         Attention(128, window=True, soft_cap=True),
         Attention(64),
     ]
-    return [*LAYERS, *ACTIVATIONS.values(), *(name for kind in kinds for name in _kernels_of(kind))]
+    kernels = [name for kind in kinds for name in _kernels_of(kind)]
+    return [*LAYERS, *ACTIVATIONS.values(), *kernels, *_kernels_of_latents(512, 64, "bfloat16")]
 
 
 def _windows(config: dict[str, Any]) -> list[bool]:
@@ -148,11 +155,13 @@ def specification(name: str) -> Any:
         return plain[kernel]()
     if kernel in ACTIVATIONS.values():
         return gen_act_and_mul_module(kernel)
+    if kernel in ("mla_fa2", "mla_fa3") and label:
+        return _latent_module(kernel.removeprefix("mla_"), label)
     if kernel in ("fa2", "fa3", "decode") and label:
         return _attention_module(kernel, _parse(label))
     raise ValueError(
-        f"{name!r} is no module; write one of {', '.join([*plain, *ACTIVATIONS.values()])}, or fa2:, fa3: or decode: "
-        "and what follows it in the output of 'needs'."
+        f"{name!r} is no module; write one of {', '.join([*plain, *ACTIVATIONS.values()])}, or fa2:, fa3:, "
+        "decode:, mla_fa2: or mla_fa3: and what follows it in the output of 'needs'."
     )
 
 
@@ -160,6 +169,17 @@ def _parse(label: str) -> Attention:
     head_dim, dtype, *flags = label.split("-")
     kv_dtype = FP8 if "fp8kv" in flags else dtype
     return Attention(int(head_dim[1:]), dtype, kv_dtype, "window" in flags, "softcap" in flags)
+
+
+def _latent_module(kernel: str, label: str) -> Any:
+    import torch
+    from flashinfer.jit.attention import gen_batch_mla_module
+
+    latent, rope, name = label.split("-")
+    dtype, profiles = getattr(torch, name), False
+    return gen_batch_mla_module(
+        kernel, dtype, dtype, dtype, torch.int32, int(latent), int(rope), profiles
+    )
 
 
 def _attention_module(kernel: str, attention: Attention) -> Any:

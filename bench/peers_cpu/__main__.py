@@ -10,6 +10,8 @@
                                                  as on a processor with AVX2 alone
     python -m bench.peers_cpu --checkpoint hybrid --engines radixrt-q4_k_m-no-drafts llama.cpp-q4_k_m --workloads d g
                                                  decode and prefill of a model with recurrent layers
+    python -m bench.peers_cpu --checkpoint latent --engines radixrt-q4_k_m-no-drafts llama.cpp-q4_k_m --workloads a d g
+                                                 latent attention with experts, from the same GGUF file
     python -m bench.peers_cpu --quick            does everything work?
     python -m bench.peers_cpu start --checkpoint gemma --engines radixrt-q4_k_m llama.cpp-q4_k_m
                                                  the time to the first answer
@@ -79,9 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one round of small workloads")
     parser.add_argument("--avx2", action="store_true", help="limit radixrt, llama.cpp and the libraries of the others to AVX2; first: install llama.cpp-avx2")  # fmt: skip
     parser.add_argument("--warm", action="store_true", help="ask each workload a second time, with all prompts cached")  # fmt: skip
-    parser.add_argument("--checkpoint", choices=get_args(CheckpointName), default="random", help="random: 387 million random weights; hybrid: 752 million in the shape of Qwen3.5; gemma: Gemma 3 270M, whose package must be installed; padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--checkpoint", choices=get_args(CheckpointName), default="random", help="random: 387 million random weights; hybrid: 752 million in the shape of Qwen3.5; latent: 1.6 billion in the shape of DeepSeek-V2-Lite; gemma: Gemma 3 270M, whose package must be installed; padded: the built-in model in the shape of one of 405 million weights (default: %(default)s)")  # fmt: skip
     made = Path(tempfile.gettempdir()) / "radixrt-peers-checkpoints"
-    parser.add_argument("--checkpoint-dir", type=Path, default=made, help="checkpoints are made there, of 0.8 or 1.5 GB each (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--checkpoint-dir", type=Path, default=made, help="checkpoints are made there, of 0.8 to 3.1 GB each (default: %(default)s)")  # fmt: skip
     parser.add_argument("--turns", type=int, default=10, help="for agent (default: %(default)s)")
     parser.add_argument("--running", nargs=3, action="append", default=[], metavar=("NAME", "URL", "MODEL"), help="for agent: also measure a server that runs already, as one of Ollama")  # fmt: skip
     environments.add_peers_dir(parser)

@@ -13,6 +13,7 @@ from bench.byte_tokenizer import extended_tokenizer, train_tokenizer
 from bench.dummy_checkpoint import (
     write_dummy_checkpoint,
     write_random_hybrid,
+    write_random_latents,
     write_random_weights,
 )
 from bench.padded_demo import make_padded_demo
@@ -22,7 +23,7 @@ from radixrt.models.checkpoint import read_config
 from radixrt.models.gguf.folder import checkpoint_folder, gguf_tensors
 from radixrt.models.gguf.weights import read_weights
 
-CheckpointName = Literal["random", "hybrid", "gemma", "padded"]
+CheckpointName = Literal["random", "hybrid", "latent", "gemma", "padded"]
 VOCABULARY = 32_000
 HYBRID_VOCABULARY = 248_320
 """Qwen3.5's; a third of the weights of its 0.8B model."""
@@ -65,6 +66,10 @@ def make_checkpoint(name: CheckpointName, folder: Path) -> Checkpoint:
             tokenizer = extended_tokenizer(train_tokenizer(VOCABULARY), HYBRID_VOCABULARY)
             write_random_hybrid(folder, tokenizer)
             (folder / "chat_template.jinja").write_text(_THINKING)
+        return Checkpoint(folder)
+    if name == "latent":
+        if not (folder / "model.safetensors").is_file():
+            write_random_latents(folder, train_tokenizer(VOCABULARY))
         return Checkpoint(folder)
     if not (folder / "model.safetensors").is_file():
         write_dummy_checkpoint(

@@ -2,6 +2,7 @@
 which other requests go on."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -69,6 +70,41 @@ def _entry(token: TokenLogprob) -> dict[str, Any]:
         "logprob": json_logprob(token.logprob),
         "bytes": list(token.token_bytes),
     }
+
+
+class KeptMass:
+    """The ``constraint`` object of a choice: the probability that its constraint left.
+
+    >>> choice = KeptMass()
+    >>> choice.after([0.0, math.log(0.5)])
+    {'constraint': {'kept_mass': [1.0, 0.5], 'log_kept_mass': -0.6931471805599453}}
+    >>> choice.after([math.log(0.25)])["constraint"]["log_kept_mass"] == math.log(0.125)
+    True
+    >>> KeptMass().after([])
+    {}
+    """
+
+    def __init__(self) -> None:
+        self._masses: list[float] = []
+        self._log_total = 0.0
+
+    def add(self, logs: list[float]) -> None:
+        """Take in further tokens: the logarithms of their masses."""
+        self._masses += map(math.exp, logs)
+        self._log_total += sum(logs)
+
+    def after(self, logs: list[float]) -> dict[str, Any]:
+        """The fields of an event with these tokens: their masses, and the total up to here."""
+        first = len(self._masses)
+        self.add(logs)
+        return self._fields(self._masses[first:]) if logs else {}
+
+    def whole(self) -> dict[str, Any]:
+        """The fields of the answer so far."""
+        return self._fields([*self._masses]) if self._masses else {}
+
+    def _fields(self, masses: list[float]) -> dict[str, Any]:
+        return {"constraint": {"kept_mass": masses, "log_kept_mass": self._log_total}}
 
 
 class CompletionLogprobs:

@@ -38,6 +38,8 @@ class Usage:
             "cached_tokens": sum(report.cached_tokens for report in first),
             "cache_write_tokens": sum(report.cache_write_tokens for report in first),
         }
+        if disk_tokens := sum(report.disk_tokens for report in first):
+            details["disk_tokens"] = disk_tokens
         usage = usage_json(sum(prompts.values()), output_tokens, details)
         names = ("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
         usage["completion_tokens_details"] = {

@@ -49,6 +49,11 @@ class AttentionInputs:
     """float32 [num_heads]: for each head a score that takes part in the softmax of every query and
     has no value (Xiao et al., 2023; gpt-oss). None: there are none."""
 
+    def new_output(self) -> Tensor:
+        """An empty result: [num_tokens, num_heads, v_head_dim]"""
+        width = self.query.shape[-1] if self.value is None else self.value.shape[-1]
+        return self.query.new_empty((*self.query.shape[:-1], width))
+
 
 class AttentionBackend(ABC):
     """Computes attention for all layers of one worker; a worker has one instance."""

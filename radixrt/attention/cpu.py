@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from radixrt.attention.backend import AttentionBackend, AttentionInputs, AttentionSetup
+from radixrt.attention.image_spans import ImageSpans
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.errors import ConfigError
 from radixrt_kernels import available, missing_because, tape
@@ -39,9 +40,11 @@ class CpuBackend(AttentionBackend):
         self._setup = setup
         self._metadata: AttentionMetadata | None = None
         self._plan: AttentionPlan | None = None
+        self._images: ImageSpans | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
+        self._images = ImageSpans(metadata) if metadata.image_spans else None
         groups = None
         if self._setup.cascade and (shared := metadata.shared_prefixes) is not None:
             groups = (torch.from_numpy(shared.indptr), torch.from_numpy(shared.num_pages))
@@ -64,16 +67,14 @@ class CpuBackend(AttentionBackend):
         return narrowed
 
     def attend(self, step: AttentionInputs) -> Tensor:
-        query, spec, value = step.query, step.spec, step.value
-        width = query.shape[-1] if value is None else value.shape[-1]
-        output = query.new_empty((*query.shape[:-1], width))
+        spec, output = step.spec, step.new_output()
         key_cache, *value_caches = step.kv_cache
-        value_cache = value_caches[0] if value_caches else None
+        value, value_cache = (step.value, *value_caches) if value_caches else (None, None)
         tape.call(
             self._attend_by_plan,
-            query,
+            step.query,
             step.key,
-            None if value_cache is None else value,
+            value,
             key_cache,
             value_cache,
             output,
@@ -82,6 +83,8 @@ class CpuBackend(AttentionBackend):
             spec.soft_cap or 0.0,
             step.sinks,
         )
+        if self._images is not None:
+            self._images.attend(step, output)
         return output
 
     def _attend_by_plan(self, *arguments: Tensor | float | None) -> None:

@@ -20,6 +20,7 @@ from radixrt.attention.backend import (
     AttentionSetup,
     AttentionSpec,
 )
+from radixrt.attention.flashinfer_latents import AppendLatents, Latents, why_not_latents
 from radixrt.attention.flashinfer_wrappers import (
     CASCADE_GRAPH_FROM_ROWS,
     HEAD_DIMS,
@@ -108,9 +109,15 @@ def why_not(setup: AttentionSetup) -> str | None:
         return f"it computes in float16 and bfloat16, not in {_name(setup.dtype)}: set --dtype"
     if setup.kv_dtype == torch.int8:
         return "it reads no KV cache of int8; use --kv-cache-dtype auto or fp8_e4m3"
+    if _reads_latents(setup):
+        return why_not_latents(setup)
     for dim in sorted({spec.head_dim for spec in setup.specs} - set(HEAD_DIMS)):
         return f"it has no kernels for heads of {dim}, only of {', '.join(map(str, HEAD_DIMS))}"
     return setup.why_not_plain()
+
+
+def _reads_latents(setup: AttentionSetup) -> bool:
+    return any(kept.is_latent for kept in setup.kv_specs)
 
 
 def lacks_kernels(error: BaseException) -> ConfigError | None:
@@ -136,10 +143,15 @@ class FlashInferBackend(AttentionBackend):
     def __init__(self, setup: AttentionSetup, library: Any) -> None:
         self._setup = setup
         self._shared = SharedBuffers(setup, library)
-        self._append = Append(self._shared)
-        prefill_kernels = PrefillKernels(library, setup)
+        self._prefill_kernels = PrefillKernels(library, setup)
+        self._append: Append | AppendLatents
+        layers: type[_Layers | _LatentLayers]
+        if _reads_latents(setup):
+            self._append, layers = AppendLatents(), _LatentLayers
+        else:
+            self._append, layers = Append(self._shared), _Layers
         self._layers = {
-            spec: _Layers(spec, self._shared, prefill_kernels) for spec in set(setup.specs)
+            spec: layers(spec, self._shared, self._prefill_kernels) for spec in set(setup.specs)
         }
 
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -150,13 +162,15 @@ class FlashInferBackend(AttentionBackend):
 
     def attend(self, step: AttentionInputs) -> Tensor:
         self._append.run(step.key, step.value, step.kv_cache)
-        return self._layers[step.spec].run(step.query, step.kv_cache, step.sinks)
+        return self._layers[step.spec].run(step)
 
     # ------------------------------------------------------------ graphs
 
     def graph_kinds(self, rows: int) -> Sequence[str]:
         """The kinds of graphs for decode steps of ``rows`` rows; the first serves any step."""
         cascades = self._setup.cascade and rows >= CASCADE_GRAPH_FROM_ROWS
+        if _reads_latents(self._setup):
+            return ("plain",)
         if cascades and any(_may_cascade(spec) for spec in self._layers):
             return ("plain", "cascade")
         return ("plain",)
@@ -178,7 +192,7 @@ class FlashInferBackend(AttentionBackend):
     def for_graph(self, rows: int, kind: str) -> AttentionBackend:
         """A backend for decode steps of exactly ``rows`` rows, whose ``attend`` may be captured:
         each ``plan`` changes in place the tables that a replay reads."""
-        return _GraphBackend(self._shared, rows, kind)
+        return _GraphBackend(self._shared, rows, kind, self._prefill_kernels)
 
 
 def _may_cascade(spec: AttentionSpec) -> bool:
@@ -245,6 +259,12 @@ class PrefillKernels:
         if self._asked != "auto":
             return self._asked
         return prefill_kernel(table.query_lengths(), spec.num_heads) if self._has_fa3 else "fa2"
+
+    def choose_for_latents(self) -> PrefillKernel:
+        """The kernel for latents, of which both split keys."""
+        if self._asked != "auto":
+            return self._asked
+        return "fa3" if self._has_fa3 else "fa2"
 
     def give_up(self, kernel: PrefillKernel, error: Exception) -> None:
         """``kernel`` has failed: use the other one from now on, and say so once.
@@ -314,9 +334,9 @@ class _Layers:
             self._prefills[kernel] = Prefill(self._shared, self._spec, kernel)
         return self._prefills[kernel]
 
-    def run(self, query: Tensor, kv_cache: LayerKV, sinks: Tensor | None = None) -> Tensor:
-        """[num_tokens, num_heads, head_dim] -> as query"""
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    def run(self, step: AttentionInputs) -> Tensor:
+        """The result of a layer: [num_tokens, num_heads, v_head_dim]"""
+        query, kv_cache, sinks, out = step.query, step.kv_cache, step.sinks, step.new_output()
         decodes = self._num_decodes
         if decodes:
             run_with_sinks(self._decodes_by, query[:decodes], kv_cache, out[:decodes], sinks)
@@ -337,15 +357,66 @@ class _Layers:
             self._run_prefills(query, kv_cache, out, sinks)
 
 
+class _LatentLayers:
+    """As :class:`_Layers`, of layers that keep latents."""
+
+    def __init__(
+        self, spec: AttentionSpec, shared: SharedBuffers, prefill_kernels: PrefillKernels
+    ) -> None:
+        self._spec = spec
+        self._shared = shared
+        self._kernels = prefill_kernels
+        self._wrappers: dict[tuple[str, PrefillKernel], Latents] = {}
+        self._planned: list[tuple[Latents, int]] = []
+        """Wrappers in the order of the rows, and how many tokens each attends for."""
+
+    def plan(self, step: _Step) -> None:
+        self._planned = [
+            (self._plan(place, table), int(table.qo_indptr[-1]))
+            for place, table in (("decodes", step.decodes), ("prefills", step.prefills))
+            if table is not None
+        ]
+
+    def _plan(self, place: str, table: PageTable) -> Latents:
+        """Plan with the kernel of choice, or with the other one if that is missing or fails."""
+        kernel = self._kernels.choose_for_latents()
+        try:
+            if (place, kernel) not in self._wrappers:
+                self._wrappers[place, kernel] = Latents(self._shared, self._spec, kernel)
+            self._wrappers[place, kernel].plan(table)
+        except Exception as error:
+            self._kernels.give_up(kernel, error)
+            return self._plan(place, table)
+        return self._wrappers[place, kernel]
+
+    def run(self, step: AttentionInputs) -> Tensor:
+        """The result of a layer: [num_tokens, num_heads, latent_dim]"""
+        out, first = step.new_output(), 0
+        for wrapper, count in self._planned:
+            rows = slice(first, first + count)
+            first += count
+            wrapper.run(step.query[rows], step.kv_cache, out[rows])
+        return out
+
+
 class _GraphBackend(AttentionBackend):
     """Decode steps of a fixed number of rows; all that changes lies in buffers whose places are
     fixed."""
 
-    def __init__(self, shared: SharedBuffers, rows: int, kind: str) -> None:
+    def __init__(
+        self, shared: SharedBuffers, rows: int, kind: str, prefill_kernels: PrefillKernels
+    ) -> None:
         self._setup = shared.setup
         self._rows = rows
-        self._append = Append(shared, shared.locations(rows))
-        self._decodes: dict[AttentionSpec, Decode | Cascade] = {}
+        self._append: Append | AppendLatents = Append(shared, shared.locations(rows))
+        self._decodes: dict[AttentionSpec, Decode | Cascade | Latents] = {}
+        if _reads_latents(shared.setup):
+            self._append = AppendLatents(shared.locations(rows))
+            kernel = prefill_kernels.choose_for_latents()
+            self._decodes = {
+                spec: Latents(shared, spec, kernel, rows) for spec in set(shared.setup.specs)
+            }
+            return
         for spec in set(shared.setup.specs):
             cascades = kind == "cascade" and _may_cascade(spec)
             self._decodes[spec] = (Cascade if cascades else Decode)(shared, spec, rows)
@@ -363,8 +434,11 @@ class _GraphBackend(AttentionBackend):
 
     def attend(self, step: AttentionInputs) -> Tensor:
         self._append.run(step.key, step.value, step.kv_cache)
-        out = torch.empty_like(step.query, memory_format=torch.contiguous_format)
-        run_with_sinks(self._decodes[step.spec], step.query, step.kv_cache, out, step.sinks)
+        out, decode = step.new_output(), self._decodes[step.spec]
+        if isinstance(decode, Latents):
+            decode.run(step.query, step.kv_cache, out)
+        else:
+            run_with_sinks(decode, step.query, step.kv_cache, out, step.sinks)
         return out
 
 

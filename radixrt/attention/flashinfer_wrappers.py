@@ -124,7 +124,11 @@ class SharedBuffers:
         self.setup = setup
         self.library = library
         self._place = setup.device.torch_device
-        sizes = [spec.num_heads * (spec.head_dim + 1) for spec in setup.specs]
+        sizes = [
+            spec.num_heads * (spec.head_dim + 1)
+            for spec in setup.specs
+            if not any(kept.is_latent for kept in setup.kv_specs)
+        ]
         partial = PARTIAL_RESULTS * setup.max_rows * max(sizes, default=0) * 4
         self.workspace = self._bytes(max(WORKSPACE_BYTES, partial))
         self._plans: dict[tuple[str, AttentionSpec], Tensor] = {}

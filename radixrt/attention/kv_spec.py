@@ -45,6 +45,8 @@ class KVSpec:
     """Tensors in the order of :data:`LayerKV`: keys and values, with their scales behind each head
     where they have any; or one latent; or nothing, if the layer reads the cache of an earlier one
     (Gemma 4) or has no attention."""
+    latent_dim: int | None = None
+    """Where values are the first features of the one tensor: how many."""
 
     @staticmethod
     def keys_and_values(
@@ -72,12 +74,12 @@ class KVSpec:
         """One tensor: a latent, and a rotated key of ``rope_dim`` features that all heads share. In
         int8 each of the two has a scale."""
         scales = 2 * SCALE_BYTES if dtype == torch.int8 else 0
-        return KVSpec((CachedTensor((1, latent_dim + rope_dim + scales), dtype),))
+        return KVSpec((CachedTensor((1, latent_dim + rope_dim + scales), dtype),), latent_dim)
 
     @property
     def is_latent(self) -> bool:
         """Whether it is one tensor, whose first features are the values."""
-        return len(self.tensors) == 1
+        return self.latent_dim is not None
 
     def is_plain(self, dtype: torch.dtype) -> bool:
         """Whether it is keys and values of one shape in ``dtype`` or nothing, as most kernels

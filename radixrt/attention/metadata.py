@@ -113,6 +113,9 @@ class AttentionMetadata:
     page_size: int
     shared_prefixes: PrefixGroups | None = None
     """None: nothing is known to be shared."""
+    image_spans: tuple[tuple[int, int], ...] = ()
+    """First row and number of rows of each image whose tokens see one another in both
+    directions."""
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,7 @@ from radixrt.attention.backend import (
     AttentionSetup,
     AttentionSpec,
 )
+from radixrt.attention.image_spans import ImageSpans
 from radixrt.attention.kv_spec import KVSpec, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.errors import ConfigError
@@ -130,6 +131,8 @@ class TorchReferenceBackend(AttentionBackend):
                 spec,
                 step.sinks,
             )
+        if self._metadata.image_spans:
+            ImageSpans(self._metadata).attend(step, output)
         return output
 
 

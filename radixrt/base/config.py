@@ -58,6 +58,14 @@ class SchedulerSettings:
         within=(0, 1),
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
+    cache_dir: str | None = _cache(
+        None,
+        "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
+        metavar="DIR",
+    )
+    cache_dir_gb: float = _cache(
+        10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
+    )
 
     max_running_requests: int | None = _scheduling(
         None,
@@ -104,9 +112,8 @@ class ServerConfig(SchedulerSettings):
 
     model_path: str = _model(
         DEMO_MODEL,
-        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M for a "
-        "GGUF file of the hub; the default is the built-in model. Several times, or a folder: "
-        "docs/guides/models.md.",
+        "Folder of a Hugging Face checkpoint, a hub id, a GGUF file, or hf:USER/REPO:Q4_K_M; the "
+        "default is the built-in model. Several times, or a folder: docs/guides/models.md.",
         metavar="DIR_OR_HUB_ID",
     )
     tokenizer_path: str | None = _model(
@@ -247,12 +254,12 @@ class ServerConfig(SchedulerSettings):
     tp: int = _device(1, "Tensor-parallel ranks, one worker process each.", within=(1, None))
     ep: int = _device(
         1,
-        "Groups of --tp ranks over which the experts of a mixture are spread: each rank then holds "
-        "whole experts in place of a slice of each; 0: as many as --tp.",
+        "Groups of --tp ranks over which whole experts of a mixture are spread "
+        "(docs/guides/tuning.md); 0: as many as --tp.",
         within=(0, None),
     )
     expert_metrics: bool = _device(
-        False, "On a CPU: count the tokens of each expert of a mixture, for /metrics."
+        False, "On a CPU: count the tokens of each expert, for /metrics."
     )
     attention_backend: AttentionBackendName = _device(
         "auto", "Kernels that compute attention; auto is the fastest that runs on the device."
@@ -368,9 +375,8 @@ class ServerConfig(SchedulerSettings):
 
     grammar_backend: GrammarBackendName = _structured(
         "auto",
-        "Library that enforces structured output: llguidance, and with auto and fsm the "
-        "finite-state machines of outlines-core for regular expressions and choices that have "
-        "small ones.",
+        "Library that enforces structured output: llguidance, and with auto and fsm outlines-core "
+        "for regular expressions and choices with small finite-state machines.",
         aliases={"outlines": "fsm"},
     )
     grammar_whitespace: WhitespaceName = _structured(
@@ -441,6 +447,11 @@ class ServerConfig(SchedulerSettings):
             yield "--api-key is empty, so no client could send it; leave it out or set it."
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             yield f"--chat-template {self.chat_template}: there is no such file."
+        if self.cache_dir is not None:
+            if self.disable_radix_cache:
+                yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."
+            if self.tp > 1:
+                yield "--cache-dir: not yet with --tp; leave one out."
         if self.tls_key is not None and self.tls_cert is None:
             yield "--tls-key needs --tls-cert FILE."
         if 0 < (self.step_timeout or 0) < MIN_STEP_TIMEOUT_S:

@@ -106,8 +106,14 @@ class SamplingParams(
 
     They are the model's own, before temperature, penalties and filters.
     """
+    kept_mass: bool = False
+    """For each token, the probability of all tokens that the constraint allowed in its place, with
+    ``allowed_token_ids`` and the like: 1 where nothing was forbidden.
+
+    It is the model's own, before temperature, penalties and filters.
+    """
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt, which are computed even if cached."""
+    """The same as ``logprobs`` for the tokens of the prompt, which are computed even if cached."""
     prompt_logprobs_start: int = 0
     """First token of the prompt for ``prompt_logprobs``. Tokens before it may be cached."""
 

@@ -136,6 +136,26 @@ def add_lint_schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the advice as JSON")
 
 
+def add_cache_info_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument of ``radixrt cache info``."""
+    parser.add_argument(
+        "path", metavar="DIR_OR_BUNDLE", help="a folder of --cache-dir, or a bundle"
+    )
+
+
+def add_cache_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt cache export``, beside those of the server."""
+    parser.add_argument("out", metavar="OUT.rdx", help="the bundle")
+    parser.add_argument("--prefix", nargs="+", required=True, metavar="FILE", help="texts with which prompts begin, or messages of chats as JSON (FILE.json)")  # fmt: skip
+
+
+def add_cache_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of ``radixrt cache import``."""
+    parser.add_argument("bundle", metavar="IN.rdx", help="a bundle of `radixrt cache export`")
+    parser.add_argument("--cache-dir", required=True, metavar="DIR", help="folder of the server's --cache-dir; no server may use it meanwhile")  # fmt: skip
+    parser.add_argument("--cache-dir-gb", type=float, default=10.0, metavar="X", help="most disk space of the folder, in GB (default: %(default)s)")  # fmt: skip
+
+
 def add_lint_prompts_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of ``radixrt lint-prompts``."""
     parser.add_argument("log", metavar="LOG", help="requests as JSON lines: bodies of requests, or lines of OpenAI's batch files")  # fmt: skip

@@ -87,6 +87,13 @@ def _parser() -> argparse.ArgumentParser:
         for declare in declarations:
             declare(command)
         command.set_defaults(run=run)
+    cache = commands.add_parser("cache", help="show KV on disk, and ship it as files")
+    actions = cache.add_subparsers(required=True, metavar="ACTION")
+    for name, (help, declarations, run) in _CACHE_ACTIONS.items():
+        action = actions.add_parser(name, help=help)
+        for declare in declarations:
+            declare(action)
+        action.set_defaults(run=run)
     bench = commands.add_parser("bench", help="measure")
     benchmarks = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for name, (help, declare, module) in _BENCHMARKS.items():
@@ -159,7 +166,14 @@ _COMMANDS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
     "lint-schema": ("say what of JSON schemas is exact, checked after generation, and slow", (flags.add_lint_schema_arguments,), _runs("cli.lint.schema")),
     "key": ("make API keys", (flags.add_key_arguments,), _new_key),
 }  # fmt: skip
-"""Help text, flags and function of each command but ``bench``."""
+"""Help text, flags and function of each command but ``bench`` and ``cache``."""
+
+_CACHE_ACTIONS: dict[str, tuple[str, tuple[Declare, ...], Run]] = {
+    "info": ("show a folder of --cache-dir, or a bundle", (flags.add_cache_info_arguments,), _runs("cli.cache.command:info")),
+    "export": ("compute the KV of texts and write it to a bundle", (flags.add_cache_export_arguments, add_arguments), _runs("cli.cache.command:export", takes_config=True)),
+    "import": ("add a bundle to a folder of --cache-dir", (flags.add_cache_import_arguments,), _runs("cli.cache.command:import_")),
+}  # fmt: skip
+"""Help text, flags and function of each action of ``radixrt cache``."""
 
 _BENCHMARKS: dict[str, tuple[str, Declare, str]] = {
     "serve": ("load a server and measure its latencies", bench_flags.add_arguments, "serve"),

@@ -130,8 +130,9 @@ def frame(url: str, reading: Reading, width: int, height: int) -> RenderableType
     engine = reading.engine
     assert engine is not None  # else there is nothing to draw
     has_states = engine.stats.kept_states > 0
-    most_prefixes = max(_MIN_PREFIXES, height - _HEAD_LINES - has_states - 3)
     cache = engine.cache
+    has_disk = bool(cache.disk_pages or cache.disk_stopped)
+    most_prefixes = max(_MIN_PREFIXES, height - _HEAD_LINES - has_states - has_disk - 3)
     return Group(
         _title(url, reading, cache),
         Text(),
@@ -139,6 +140,7 @@ def frame(url: str, reading: Reading, width: int, height: int) -> RenderableType
         _hits(cache, engine.rates),
         _leases(cache),
         *([_states(engine)] if has_states else []),
+        *([_disk(cache)] if has_disk else []),
         _pool_bar(engine.pool, width),
         _pool_legend(engine.pool),
         Text(),
@@ -194,6 +196,17 @@ def _states(engine: EngineReading) -> Text:
     return Text.assemble(
         _label("states"),
         f"{_count(stats.kept_states)} kept ({mebibytes:.0f} MiB); {again:.1%} of prompt tokens computed again for lack of one",
+    )
+
+
+def _disk(cache: CacheStats) -> Text:
+    """The pages on disk."""
+    share = cache.disk_tokens / max(1, cache.prompt_tokens)
+    return Text.assemble(
+        _label("disk"),
+        f"{_count(cache.disk_pages * cache.page_size)} tokens, {share:.1%} of prompt tokens read from there; "
+        f"{_count(cache.disk_pages_written)} pages written, {_count(cache.disk_pages_damaged)} damaged",
+        (". Nothing is written any more: see the log" if cache.disk_stopped else "", "yellow"),
     )
 
 

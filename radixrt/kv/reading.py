@@ -83,6 +83,18 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     kept_state_bytes: int
     stateless_tokens: int
     """Prompt tokens that were found in the tree and computed again for lack of a state."""
+    disk_tokens: int = 0
+    """Prompt tokens that were read from disk, among the cached ones."""
+    disk_pages: int = 0
+    """Pages on disk (``--cache-dir``), as the next ones."""
+    disk_pages_read: int = 0
+    disk_pages_written: int = 0
+    disk_pages_dropped: int = 0
+    """For others, or as damaged."""
+    disk_pages_damaged: int = 0
+    disk_stopped: int = 0
+    """1: nothing is written any more, because the disk is full or broken; of several replicas their
+    number."""
 
     @staticmethod
     def from_scheduler(stats: SchedulerStats, page_size: int) -> "CacheStats":

@@ -3,8 +3,10 @@ these."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from radixrt.base.image_parts import data_url
 from radixrt.lang.backends.protocol import JsonSchema, Sampling, sampling_of
 from radixrt.lang.errors import ProgramError, SourceLine, caller
 from radixrt.lang.typed import AnswerType, answer_type
@@ -28,6 +30,13 @@ class Expression:
 @dataclass(frozen=True)
 class Text(Expression):
     text: str
+
+
+@dataclass(frozen=True)
+class Picture(Expression):
+    """An image; see :func:`image`."""
+
+    url: str
 
 
 @dataclass(frozen=True)
@@ -263,11 +272,13 @@ def assistant(content: Expression | str) -> Message:
     return _message("assistant", content)
 
 
-def image(*_: Any, **__: Any) -> NoReturn:
-    """Raises a ProgramError: vision models are not supported yet."""
-    raise ProgramError(
-        "image needs a vision model, and radixrt serves none yet: describe the image in text, or leave it out."
-    )
+def image(file: str | Path | bytes) -> Picture:
+    """An image in a user's message, for a model that sees images: the name of a file, or its
+    content. A ProgramError if it can't be read."""
+    try:
+        return Picture(data_url(file))
+    except OSError as error:
+        raise ProgramError(f"The image {file!r} can't be read: {error.strerror}.") from error
 
 
 def parts_of(value: Any) -> tuple[Expression, ...]:

@@ -11,6 +11,7 @@ from radixrt.lang.expressions import (
     Expression,
     Gen,
     Message,
+    Picture,
     Role,
     Select,
     Text,
@@ -104,6 +105,8 @@ class State:
         match expression:
             case Text():
                 self._transcript = self._transcript.with_part(expression.text)
+            case Picture():
+                self._transcript = self._transcript.with_picture(expression)
             case Documents() if expression.is_fixed:
                 ranks = range(len(expression.passages))
                 self._transcript = self._transcript.with_part(expression.text(ranks))

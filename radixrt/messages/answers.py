@@ -16,6 +16,7 @@ from radixrt.constrained.grammar import Unenforced
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import PackedIds, pack_ids, unpack_ids
+from radixrt.messages.images import VisionInfo
 from radixrt.messages.message import Message, ToolCall
 from radixrt.messages.requests import PoolingInfo
 
@@ -163,6 +164,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the radix tree."""
+    disk_tokens: int = 0
+    """Those of them that were read from disk for this answer."""
     cache_write_tokens: int = 0
     """Prompt tokens whose KV was computed and put into the radix tree."""
     output_tokens: int = 0
@@ -252,6 +255,9 @@ class AnswerChunk(Message, frozen=True, kw_only=True):
     reasoning: str = ""
     """New text of the reasoning before the answer; it is not in ``text``."""
     logprobs: TokenLogprobs | None = None
+    log_kept_masses: list[float] = []
+    """One a new token, if the request has ``kept_mass``: the logarithm of the probability of all
+    tokens that were allowed in its place."""
     vector: bytes = b""
     """The numbers of the prompt, if the request asked for them in place of an answer: as 32-bit
     floats."""
@@ -316,6 +322,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """Most sequences in the running batch."""
     kv_bytes_per_token: int
     """Over all layers and ranks."""
+    kv_parts: dict[str, str] = {}
+    """What the bits of the KV depend on, by name; empty without ``--cache-dir``."""
     kept_states: int = 0
     """States of recurrent layers that are kept beside the KV; 0: the model has no such layers."""
     state_bytes: int = 0
@@ -334,6 +342,10 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingInfo | None = None
     """The numbers that the checkpoint gives; None: it generates text."""
+    vision: VisionInfo | None = None
+    """The vision tower; None: images are not served."""
+    why_no_images: str = ""
+    """Then, a sentence that says why."""
     has_chat_template: bool = True
     """Whether chats can be rendered; set by the tokenizer process."""
     score_tokens: tuple[int, ...] = ()

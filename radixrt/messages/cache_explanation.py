@@ -36,6 +36,28 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
     "flush" for a flush of the cache."""
 
 
+class DiskRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a prompt whose KV was read from disk (``--cache-dir``)."""
+
+    tokens: int
+    seconds: float
+    """For which the request waited for it."""
+    evicted_s_ago: float | None = None
+    """Seconds between the eviction of the first page and the read; None: that is not known, or it
+    was before a restart."""
+
+    @property
+    def sentence(self) -> str:
+        """For people.
+
+        >>> DiskRead(tokens=96, seconds=0.04, evicted_s_ago=40.0).sentence
+        '96 tokens, evicted 40 s before, were read from disk in 0.04 s.'
+        """
+        ago = self.evicted_s_ago
+        evicted = "" if ago is None else f", evicted {ago:.0f} s before,"
+        return f"{self.tokens} tokens{evicted} were read from disk in {self.seconds:.2g} s."
+
+
 class CacheFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The state of the radix tree around the end of a prompt's cached prefix, when its sequence was
     admitted."""
@@ -59,6 +81,7 @@ class CacheFacts(msgspec.Struct, kw_only=True, omit_defaults=True):
     stateless_tokens: int = 0
     """Tokens whose KV was found but that were computed again, because no state of the recurrent
     layers was kept behind them."""
+    disk: DiskRead | None = None
     other_salt_tokens: int = 0
     """Leading tokens of the prompt that are cached under another salt of the same key, if they are
     more."""
@@ -96,3 +119,5 @@ class CacheExplanation(msgspec.Struct, frozen=True, kw_only=True):
     divergence: Divergence | None
     """None: the prompt was cached as far as it could be."""
     evicted: Eviction | None
+    disk: DiskRead | None = None
+    """None: nothing was read from disk."""

@@ -22,6 +22,11 @@ class LoadGrammar(Message, frozen=True):
 
     grammar: Grammar
 
+    @property
+    def key(self) -> GrammarKey:
+        """The grammar's."""
+        return self.grammar.key
+
 
 class DropGrammar(Message, frozen=True):
     """No sequence to come names this grammar, unless it is loaded again."""

@@ -7,6 +7,8 @@ from radixrt.messages.adapters import AdapterRead, LoadAdapter, PutAdapter
 from radixrt.messages.answers import AnswerBatch, EngineInfo, RequestFailed
 from radixrt.messages.calls import AnyCall, AnySchedulerCall, CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.replicas import (
     EventsReplayed,
     JoinAgain,
@@ -27,7 +29,14 @@ ToTokenizerFromApi = GenerateRequest | AbortRequest | AnyCall
 ToApi = EngineInfo | AnswerBatch | RequestFailed | CallReply | RequestsLost
 
 ToScheduler = (
-    LoadGrammar | DropGrammar | SequenceRequest | ReleaseSequences | AnySchedulerCall | ReplayEvents
+    LoadGrammar
+    | DropGrammar
+    | LoadImage
+    | DropImage
+    | SequenceRequest
+    | ReleaseSequences
+    | AnySchedulerCall
+    | ReplayEvents
 )
 
 ToJoinedEngine = Joined | JoinRefused | JoinAgain | Ping | ToScheduler
@@ -36,6 +45,20 @@ ToTokenizerFromScheduler = (
     EngineInfo | TokenBatch | CallReply | ReplicaReport | EventsReplayed | ReplicaDrained
 )
 
-ToWorker = StepPlan | LoadGrammar | DropGrammar | LoadAdapter | PutAdapter
+WorkerOrder = LoadGrammar | DropGrammar | LoadImage | DropImage | LoadAdapter | PutAdapter
+"""Orders that are no step; the worker follows them in their order."""
 
-ToSchedulerFromWorker = EngineInfo | StepResult | GrammarLoaded | ExpertTokens | AdapterRead
+PageMove = OpenPages | SavePages | ReadPages
+
+ToWorker = StepPlan | WorkerOrder | PageMove
+
+ToSchedulerFromWorker = (
+    EngineInfo
+    | StepResult
+    | GrammarLoaded
+    | ImageLoaded
+    | ExpertTokens
+    | AdapterRead
+    | PagesWritten
+    | PagesRead
+)

@@ -6,7 +6,8 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.answers import AnswerReport, PromptProgress
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.grammars import GrammarUse
-from radixrt.messages.ids import PackedIds
+from radixrt.messages.ids import PackedIds, TokenIds, unpack_ids
+from radixrt.messages.images import ImageRun
 from radixrt.messages.message import Message
 from radixrt.messages.requests import RequestOptions
 
@@ -16,6 +17,12 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
 
     seq_id: int
     token_ids: PackedIds
+    """The model's."""
+    key_ids: PackedIds = b""
+    """The ids by which prefixes are compared, in place of the first token_ids; the others stand for
+    themselves."""
+    images: list[ImageRun] = []
+    """The images of the prompt, which were sent before, in order."""
     options: RequestOptions
     """The request's options, with ``max_tokens`` and ``seed`` of this answer filled in."""
     num_output: int = 0
@@ -44,6 +51,10 @@ class SequenceRequest(Message, frozen=True, kw_only=True):
         """The options' sampling settings."""
         return self.options.sampling
 
+    def keys(self) -> TokenIds:
+        """The ids by which prefixes are compared, one for each of token_ids: [n] int32."""
+        return unpack_ids(self.key_ids + self.token_ids[len(self.key_ids) :])
+
 
 class ReleaseSequences(Message, frozen=True):
     """Drop sequences that need no more tokens. Unknown ids are ignored."""
@@ -60,6 +71,8 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: PackedIds
     logprobs: list[float]
+    log_kept_mass: float | None = None
+    """See ``SlotLogprobs``."""
 
 
 class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
@@ -74,7 +87,7 @@ class SequenceOutput(msgspec.Struct, array_like=True, gc=False):
     cache_facts: CacheFacts | None = None
     """Facts that come with the first token, if the client wants its cache misses explained."""
     logprobs: list[PositionLogprobs] = []
-    """One a new token, in order, if the request has ``logprobs``."""
+    """One a new token, in order, if the request has ``logprobs`` or ``kept_mass``."""
     prompt_logprobs: list[PositionLogprobs] = []
     """Log-probabilities in order of position, from the prompt's second token on."""
     drafts: tuple[int, int] | None = None
@@ -123,5 +136,5 @@ class SequenceRefused(msgspec.Struct, frozen=True, array_like=True):
     status: int
     retry_after_s: int | None = None
     grammar_lost: bool = False
-    """The scheduler does not have its grammar: no rank can use it until it is dropped and sent
-    again."""
+    """The scheduler does not have its grammar, or an image: no rank can use it until it is dropped
+    and sent again."""

@@ -137,6 +137,9 @@ class Counters(msgspec.Struct, kw_only=True):
 
     prompt_tokens: Annotated[int, counter("Prompt tokens of admitted sequences.")] = 0
     cached_tokens: Annotated[int, counter("Prompt tokens found in the radix tree.")] = 0
+    disk_tokens: Annotated[
+        int, counter("Prompt tokens that were read from disk, among the cached ones.")
+    ] = 0
     cache_write_tokens: Annotated[
         int, counter("Prompt tokens computed and put into the radix tree.")
     ] = 0
@@ -224,12 +227,25 @@ class SchedulerStats(Counters, kw_only=True):
     leases: Annotated[int, gauge("Active leases.", "cache_leases")]
     leases_broken: Annotated[int, counter("Leases broken before their end.", "cache_leases_broken")]
     """Since start, broken before their end because a sequence lacked pages."""
+    disk_pages: Annotated[int, gauge("KV pages on disk.", "kv_pages_on_disk")] = 0
+    disk_pages_read: Annotated[int, counter("KV pages read from disk.")] = 0
+    disk_pages_written: Annotated[int, counter("KV pages written to disk.")] = 0
+    disk_pages_dropped: Annotated[
+        int, counter("KV pages dropped from disk, for others or as damaged.")
+    ] = 0
+    disk_pages_damaged: Annotated[
+        int, counter("KV pages on disk that were not what was written, and computed again.")
+    ] = 0
+    disk_stopped: Annotated[int, gauge("1 if --cache-dir is not written any more.")] = 0
+    """The disk is full or broken."""
     sessions: Annotated[int, gauge("Sessions named by hints and not ended.", "cache_sessions")]
     kept_states: Annotated[
         int, gauge("States of recurrent layers that are kept beside the KV.", "kept_states")
     ]
     kept_state_bytes: Annotated[int, gauge("Memory of the states that are kept.")] = 0
     grammars: Annotated[int, gauge("Grammars that the worker holds.", "grammars_loaded")]
+    images: Annotated[int, gauge("Images whose features the worker holds.", "images_loaded")] = 0
+    images_computed: Annotated[int, counter("Images on which the vision tower was run.")] = 0
     tree_nodes: Annotated[int, gauge("Nodes of the radix tree.", "radix_tree_nodes")]
     expert_tokens: Annotated[
         dict[str, int],

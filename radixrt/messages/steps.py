@@ -7,6 +7,7 @@ from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.grammars import GrammarUse
 from radixrt.messages.ids import PackedIds
+from radixrt.messages.images import ImageRun
 from radixrt.messages.message import Message
 from radixrt.messages.requests import PoolingRequest
 
@@ -71,6 +72,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     """The place of the sequence's LoRA adapter."""
     adapter_from: int = 0
     """The first position at which the adapter works."""
+    images: list[ImageRun] = []
+    """The images of the prompt, whose features the worker has."""
 
 
 class BlockTable(msgspec.Struct, frozen=True, array_like=True):
@@ -138,11 +141,13 @@ class StepPlan(Message, frozen=True, kw_only=True):
 
 class SlotLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position of a slot: the chosen token first, then the likeliest,
-    descending."""
+    descending; no tokens, if only the kept mass is asked for."""
 
     slot: int
     token_ids: PackedIds
     logprobs: list[float]
+    log_kept_mass: float | None = None
+    """Logarithm of the probability of all tokens that the mask allowed, if it is asked for."""
 
 
 class SlotVector(msgspec.Struct, frozen=True, array_like=True):

@@ -233,9 +233,17 @@ class CausalLM(KernelLayer):
         Returns:
             (hidden, residual), each [num_tokens, hidden_size], for :meth:`after_last_attention`
         """
-        hidden = self.model.embed_tokens(input_ids)
-        if self.embedding_scale != 1.0:
-            hidden = hidden * self.embedding_scale
+        return self._attend_all(self._embed(input_ids), positions, context)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        """[num_tokens] -> [num_tokens, hidden_size]"""
+        hidden: Tensor = self.model.embed_tokens(input_ids)
+        return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
+
+    def _attend_all(
+        self, hidden: Tensor, positions: Tensor, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`up_to_last_attention` of embeddings [num_tokens, hidden_size]."""
         residual = torch.zeros_like(hidden)
         last: Any = self.model.layers[-1]  # the layers have the methods of DecoderLayer
         layer: Any

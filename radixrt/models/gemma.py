@@ -11,7 +11,7 @@ from radixrt.layers.hf_config import sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.decoder import CausalLM, DecoderLayer, LanguageModelOnly
+from radixrt.models.decoder import CausalLM, DecoderLayer
 
 
 class GemmaDecoderLayer(DecoderLayer):
@@ -98,7 +98,3 @@ class Gemma3ForCausalLM(GemmaForCausalLM):
 
     def rope_layer_type(self, index: int) -> str | None:
         return self.config.layer_types[index]
-
-
-class Gemma3ForConditionalGeneration(LanguageModelOnly, Gemma3ForCausalLM):
-    """The language model of a checkpoint that also sees images."""

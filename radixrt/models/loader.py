@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from radixrt.base.errors import ConfigError
 from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
 from radixrt.layers.kernels.interface import LayerKernels, use_kernels
 from radixrt.layers.linear import allocate_matrices, pack_matrices
+from radixrt.layers.matrix import DenseMatrix, MatrixFormat
 from radixrt.layers.mlp import check_expert_groups
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.formats import check_experts, matrix_formats, rounded_alike
@@ -35,9 +36,11 @@ from radixrt.models import checkpoint
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.weights import BlockFormats, read_weights, warn_of_dequantization
+from radixrt.models.images import why_no_images
 from radixrt.models.loading_progress import LoadingProgress
 from radixrt.models.pooling import read_pooling
 from radixrt.models.registry import check_architecture, is_recurrent, model_class
+from radixrt.models.vision.tower import weights_digest
 
 log = logging.getLogger(__name__)
 
@@ -235,6 +238,9 @@ def load_model(
         check_expert_groups(model, tp)
         if pooling is not None:
             model.replace_head(len(pooling.labels))
+        lacking = why_no_images(model_dir, raw_config, torch.device(device).type)
+        if lacking is None:
+            model.add_encoder()
         scheme = quantization_scheme(raw_config, quantization)
         if scheme is not None:
             check_experts(model, scheme, kernels)
@@ -247,12 +253,12 @@ def load_model(
         if entries and quantization == "auto" and kernels.multiplies_blocks:
             blocks = BlockFormats(entries, raw_config, model.translate)
             formats, kept = blocks.format_of, blocks.kept
-        allocate_matrices(model, formats)
+        allocate_matrices(model, _plain_tower(formats))
     model.num_parameters = num_weights(model)
     is_first = tp.rank == 0
     progress_level = logging.INFO if is_first else logging.DEBUG
-    if is_first and checkpoint.text_config(raw_config) is not raw_config:
-        log.info("The language model alone is loaded: images and audio are not served.")
+    if is_first and lacking and checkpoint.text_config(raw_config) is not raw_config:
+        log.info("The language model alone is loaded. %s", lacking)
     if load_format == "dummy":
         fill_with_dummy_weights(model, seed)
     elif entries is None:
@@ -264,10 +270,19 @@ def load_model(
         if quantization == "auto" and is_first:
             warn_of_dequantization(entries, kept, torch_dtype)
         model.load_weights(read_weights(entries, raw_config, torch_dtype, kept, progress_level))
+    if lacking is None:
+        model.vision_digest = weights_digest(model.vision)
     use_kernels(model, kernels)
     pack_matrices(model, kernels)
     _find_children_at_once(model)
     return model
+
+
+def _plain_tower(
+    format_of: Callable[[str, Sequence[str]], MatrixFormat],
+) -> Callable[[str, Sequence[str]], MatrixFormat]:
+    """The formats of a model's matrices; those of its vision tower stay plain."""
+    return lambda path, names: DenseMatrix if path.startswith("vision.") else format_of(path, names)
 
 
 def _find_children_at_once(model: nn.Module) -> None:

@@ -31,7 +31,7 @@ _OLDER = "an older architecture"
 _TABLE = (
     _Unsupported(r"llamawithexperts", "Mixtral in a GGUF file", "mistralai/Mixtral-8x7B-Instruct-v0.1, in safetensors,"),
     _Unsupported(r"qwen(2|25|3|35)?(5)?(moe)?(vl|omni)|qwen2audio", _SEES, "Qwen/Qwen3-4B"),
-    _Unsupported(r"llava|mllama|internvl|idefics|pixtral|minicpm[ov]|phi3v|phi4mm|molmo|kimivl", _SEES, "google/gemma-3-4b-it"),
+    _Unsupported(r"llava(next|onevision)|videollava|vipllava|mllama|internvl|idefics|pixtral|minicpm[ov]|phi3v|phi4mm|molmo|kimivl", _SEES, "google/gemma-3-4b-it"),
     _Unsupported(r"smolvlm|paligemma|moondream|whisper|clip|siglip|deepseekocr|glm4v|glmocr", _SEES, "google/gemma-3-4b-it"),
     _Unsupported(r"granitemoe", "a mixture of Granite's experts alone", "ibm-granite/granite-3.3-2b-instruct"),
     _Unsupported(r"falconmamba|jamba|mamba|zamba|plamo2|rwkv|recurrentgemma|kimilinear|minimaxm1", "recurrent layers of another kind", "Qwen/Qwen3.5-4B"),

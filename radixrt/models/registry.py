@@ -20,7 +20,7 @@ ARCHITECTURES = {
     "FalconH1ForCausalLM": "radixrt.models.hybrids.mamba:FalconH1ForCausalLM",
     "Gemma2ForCausalLM": "radixrt.models.gemma:Gemma2ForCausalLM",
     "Gemma3ForCausalLM": "radixrt.models.gemma:Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration": "radixrt.models.gemma:Gemma3ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration": "radixrt.models.vision.gemma3:Gemma3ForConditionalGeneration",
     "Gemma3TextModel": "radixrt.models.encoders:Gemma3TextModel",
     "Gemma4ForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
     "Gemma4ForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",
@@ -34,9 +34,11 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": "radixrt.models.dense:HunYuanDenseV1ForCausalLM",
     "Lfm2ForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM": "radixrt.models.hybrids.lfm2:Lfm2MoeForCausalLM",
+    "Idefics3ForConditionalGeneration": "radixrt.models.vision.idefics3:Idefics3ForConditionalGeneration",
     "LlamaForCausalLM": "radixrt.models.dense:LlamaForCausalLM",
     "LlamaForSequenceClassification": "radixrt.models.dense:LlamaForCausalLM",
     "LlamaModel": "radixrt.models.dense:LlamaForCausalLM",
+    "LlavaForConditionalGeneration": "radixrt.models.vision.llava:LlavaForConditionalGeneration",
     "Mamba2ForCausalLM": "radixrt.models.hybrids.nemotron_h:Mamba2ForCausalLM",
     "MiniMaxM2ForCausalLM": "radixrt.models.mixtures:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "radixrt.models.dense:Ministral3ForCausalLM",
@@ -67,6 +69,7 @@ ARCHITECTURES = {
     "RobertaModel": "radixrt.models.encoders:RobertaModel",
     "SeedOssForCausalLM": "radixrt.models.dense:SeedOssForCausalLM",
     "SmolLM3ForCausalLM": "radixrt.models.dense:SmolLM3ForCausalLM",
+    "SmolVLMForConditionalGeneration": "radixrt.models.vision.idefics3:SmolVLMForConditionalGeneration",
     "XLMRobertaForSequenceClassification": "radixrt.models.encoders:RobertaModel",
     "XLMRobertaModel": "radixrt.models.encoders:RobertaModel",
 }
@@ -74,6 +77,8 @@ ARCHITECTURES = {
 
 _ENCODERS = "radixrt.models.encoders:"
 """The module of the models whose tokens see those behind them."""
+_VISION = "radixrt.models.vision."
+"""The package of the models that see images."""
 _HYBRIDS = "radixrt.models.hybrids."
 """The package of the models with recurrent layers."""
 
@@ -115,6 +120,11 @@ def is_encoder(architecture: str) -> bool:
 def is_recurrent(architecture: str) -> bool:
     """Whether a model has layers that keep a state of a sequence."""
     return ARCHITECTURES[architecture].startswith(_HYBRIDS)
+
+
+def sees_images(architecture: str) -> bool:
+    """Whether a model has a vision tower that is served."""
+    return ARCHITECTURES[architecture].startswith(_VISION)
 
 
 def model_class(architecture: str) -> Any:

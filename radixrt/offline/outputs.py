@@ -1,8 +1,10 @@
 """The results that ``LLM`` returns: outputs with their answers, vectors, and pinned prompts."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -21,6 +23,10 @@ class Answer(AnswerReport, frozen=True, kw_only=True, array_like=False):
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     """One for each token, if asked for."""
+    kept_mass: list[float] | None = None
+    """One for each token, if asked for: the probability that the constraint left of all tokens."""
+    log_kept_mass: float | None = None
+    """The sum of their logarithms."""
     reasoning: str = ""
     """The text of the reasoning before the answer (with ``reasoning_parser``, in chats)."""
 
@@ -75,11 +81,17 @@ def output_from_chunks(chunks: list[AnswerChunk]) -> Output:
             token_ids=unpack_ids(chunk.token_ids).tolist(),
             logprobs=None if chunk.logprobs is None else list(chunk.logprobs),
             reasoning=chunk.reasoning,
+            **_kept_mass(chunk),
             **msgspec.structs.asdict(chunk.report),
         )
         for chunk in chunks
     ]
     return Output(answers, logprobs)
+
+
+def _kept_mass(chunk: AnswerChunk) -> dict[str, Any]:
+    logs = chunk.log_kept_masses
+    return {"kept_mass": [*map(math.exp, logs)], "log_kept_mass": sum(logs)} if logs else {}
 
 
 @dataclass(frozen=True, eq=False)

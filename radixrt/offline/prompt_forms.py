@@ -8,6 +8,7 @@ import numpy as np
 
 from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import IMAGE_PARTS, image_part
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
@@ -68,12 +69,29 @@ def chat_of(
         raise RequestError("A chat is a list of messages, each a dict with role and content.")
     check_depth([messages, tools, template_kwargs], "messages")
     return ChatPrompt(
-        messages=messages,
+        messages=[
+            _with_read_images(message, f"messages[{i}]") for i, message in enumerate(messages)
+        ],
         tools=tools,
         template_kwargs=template_kwargs,
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
     )
+
+
+def _with_read_images(message: dict[str, Any], where: str) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {
+        **message,
+        "content": [
+            image_part(part, f"{where}.content[{index}]")
+            if isinstance(part, dict) and part.get("type") in IMAGE_PARTS
+            else part
+            for index, part in enumerate(content)
+        ],
+    }
 
 
 def prompt_of(prompt: PromptLike) -> Prompt:

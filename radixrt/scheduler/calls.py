@@ -217,7 +217,7 @@ class Calls:
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        lease = self._scheduler.state.kv.leases.pin(
+        lease = self._scheduler.state.kv.pin(
             *self._scheduler.adapters.place_in_tree(tokens, call.root),
             call.ttl_s,
             call.lease,

@@ -1,5 +1,5 @@
-"""Keeps the sequences whose grammar the workers are still loading, and refuses those whose grammar
-is missing.
+"""Keeps the sequences whose grammar or images the workers are still loading, and refuses those
+whose grammar is missing.
 
 The tokenizer process owns the life of a grammar: it sends ``LoadGrammar`` before the first sequence
 that names the key and ``DropGrammar`` when no answer under way does. A sequence that waits for its
@@ -7,12 +7,18 @@ grammar is not in the queue, so it delays no other.
 
 A key is loaded at most once at a time: a drop that arrives while ranks are still loading is passed
 on when all have answered, and a second ``LoadGrammar`` before that takes the drop back. So every
-``GrammarLoaded`` belongs to the one load that is under way for its key.
+``GrammarLoaded`` belongs to the one load that is under way for its key. Images go the same way:
+loading one is to run the tower on it.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from radixrt.messages.grammars import DropGrammar, GrammarKey, GrammarLoaded, LoadGrammar
+from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
+from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
+from radixrt.messages.links import WorkerOrder
 from radixrt.messages.sequences import SequenceRefused
 from radixrt.scheduler.sequence import Sequence
 
@@ -27,24 +33,42 @@ class _Entry:
     waiting: dict[int, Sequence] = field(default_factory=dict)
 
 
-class GrammarRegistry:
-    """The grammars that the tokenizer process has sent; :meth:`take_orders` returns the messages
-    for the workers."""
+Load = TypeVar("Load", LoadGrammar, LoadImage)
+Drop = TypeVar("Drop", DropGrammar, DropImage)
+
+
+class Registry(ABC, Generic[Load, Drop]):
+    """What the tokenizer process has sent and sequences name by its key; :meth:`take_orders`
+    returns the messages for the workers."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._entries: dict[GrammarKey, _Entry] = {}
-        self._orders: list[LoadGrammar | DropGrammar] = []
+        self._entries: dict[bytes, _Entry] = {}
+        self._orders: list[WorkerOrder] = []
+        self.num_loaded = 0
+        """Orders to load one."""
+
+    @abstractmethod
+    def _drop_order(self, key: bytes) -> Drop:
+        """The message that drops a key."""
+
+    @abstractmethod
+    def _keys_of(self, sequence: Sequence) -> Many[bytes]:
+        """The keys that a sequence names."""
+
+    @abstractmethod
+    def refusal(self, seq_id: int, key: bytes) -> SequenceRefused | None:
+        """Why a sequence can't use a key; None if it is loaded or being loaded."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences whose grammar is being loaded."""
+        """Sequences that wait until theirs is loaded."""
         return sum(len(entry.waiting) for entry in self._entries.values())
 
-    def take_orders(self) -> list[LoadGrammar | DropGrammar]:
+    def take_orders(self) -> list[WorkerOrder]:
         """Messages for every worker, in this order, before any plan made from now on."""
         orders, self._orders = self._orders, []
         return orders
@@ -52,17 +76,18 @@ class GrammarRegistry:
     # ------------------------------------------------------------ from the tokenizer process and
     # the workers
 
-    def load(self, message: LoadGrammar) -> None:
-        """Have a grammar loaded; sequences may name it from now on."""
-        key = message.grammar.key
+    def load(self, message: Load) -> None:
+        """Have a key loaded; sequences may name it from now on."""
+        key = message.key
         if key in self._entries:
             self._entries[key].is_dropped = False
             return
+        self.num_loaded += 1
         self._entries[key] = _Entry(self._num_ranks)
         self._orders.append(message)
 
-    def drop(self, message: DropGrammar) -> None:
-        """Forget a grammar that no sequence names any more. An unknown key is ignored."""
+    def drop(self, message: Drop) -> None:
+        """Forget a key that no sequence names any more. An unknown one is ignored."""
         entry = self._entries.get(message.key)
         if entry is None:
             return
@@ -71,12 +96,12 @@ class GrammarRegistry:
             self._forget(message.key)
 
     def drop_all(self) -> None:
-        """Forget all grammars: the tokenizer process that has sent them is gone, and no sequence
-        names one any more."""
+        """Forget all: the tokenizer process that has sent them is gone, and no sequence names one
+        any more."""
         for key in list(self._entries):
-            self.drop(DropGrammar(key))
+            self.drop(self._drop_order(key))
 
-    def loaded(self, message: GrammarLoaded) -> list[Sequence]:
+    def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[Sequence]:
         """Note the answer of one rank. Returns the sequences that have waited, when all ranks have
         answered."""
         entry = self._entries[message.key]
@@ -89,14 +114,43 @@ class GrammarRegistry:
         waiting, entry.waiting = entry.waiting, {}
         return list(waiting.values())
 
-    def _forget(self, key: GrammarKey) -> None:
+    def _forget(self, key: bytes) -> None:
         del self._entries[key]
-        self._orders.append(DropGrammar(key))
+        self._orders.append(self._drop_order(key))
 
     # ------------------------------------------------------------ for sequences
 
-    def refusal(self, seq_id: int, key: GrammarKey) -> SequenceRefused | None:
-        """Why a sequence can't use a grammar; None if it is loaded or being loaded."""
+    def refuse(self, sequence: Sequence) -> SequenceRefused | None:
+        """Why a sequence can't be queued; None if all that it names is loaded or being loaded."""
+        refusals = (self.refusal(sequence.seq_id, key) for key in self._keys_of(sequence))
+        return next((refusal for refusal in refusals if refusal is not None), None)
+
+    def keep_waiting(self, sequence: Sequence) -> bool:
+        """Keep a sequence until what it names is loaded, one key after the other. False if all is
+        there."""
+        for key in self._keys_of(sequence):
+            if self._entries[key].ranks_to_load:
+                self._entries[key].waiting[sequence.seq_id] = sequence
+                return True
+        return False
+
+    def stop_waiting(self, sequence: Sequence) -> bool:
+        """Take back :meth:`keep_waiting`. True if the sequence was waiting."""
+        entries = (self._entries.get(key) for key in self._keys_of(sequence))
+        kept = [entry.waiting.pop(sequence.seq_id, None) for entry in entries if entry]
+        return any(one is not None for one in kept)
+
+
+class GrammarRegistry(Registry[LoadGrammar, DropGrammar]):
+    """The compiled grammars."""
+
+    def _drop_order(self, key: bytes) -> DropGrammar:
+        return DropGrammar(key)
+
+    def _keys_of(self, sequence: Sequence) -> Many[bytes]:
+        return () if sequence.grammar is None else (sequence.grammar.key,)
+
+    def refusal(self, seq_id: int, key: bytes) -> SequenceRefused | None:
         entry = self._entries.get(key)
         if entry is None:
             reason = (
@@ -107,17 +161,21 @@ class GrammarRegistry:
             return SequenceRefused(seq_id, entry.error, 400, grammar_lost=True)
         return None
 
-    def is_loading(self, key: GrammarKey) -> bool:
-        return self._entries[key].ranks_to_load > 0
 
-    def wait(self, sequence: Sequence) -> None:
-        """Keep a sequence until its grammar is loaded."""
-        assert sequence.grammar is not None
-        self._entries[sequence.grammar.key].waiting[sequence.seq_id] = sequence
+class ImageRegistry(Registry[LoadImage, DropImage]):
+    """The images of prompts."""
 
-    def stop_waiting(self, sequence: Sequence) -> bool:
-        """Take back :meth:`wait`. True if the sequence was waiting."""
-        if sequence.grammar is None or sequence.grammar.key not in self._entries:
-            return False
-        waiting = self._entries[sequence.grammar.key].waiting
-        return waiting.pop(sequence.seq_id, None) is not None
+    def _drop_order(self, key: bytes) -> DropImage:
+        return DropImage(key)
+
+    def _keys_of(self, sequence: Sequence) -> Many[bytes]:
+        return [run.image for run in sequence.images]
+
+    def refusal(self, seq_id: int, key: bytes) -> SequenceRefused | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            reason = "An image of this request did not reach the scheduler; send the request again."
+            return SequenceRefused(seq_id, reason, 500, grammar_lost=True)
+        if entry.error is not None:
+            return SequenceRefused(seq_id, entry.error, 500, grammar_lost=True)
+        return None

@@ -92,6 +92,9 @@ def _check_locks(scheduler: Scheduler) -> None:
         _require(
             len(_path_pages(lease.node)) == lease.num_pages, "a lease does not hold its prefix"
         )
+    if scheduler.state.reads is not None:
+        for node in scheduler.state.reads.held_nodes():
+            expected.update(node.path())
     expected += pinned
     tree = scheduler.state.kv.tree
     for node in (*tree.nodes(), *tree.roots().values()):
@@ -120,6 +123,8 @@ def _check_pages(scheduler: Scheduler) -> None:
         *(node.pages for node in scheduler.state.kv.tree.nodes()),
     ]
     held += [slots.own_pages(sequence.slot) for sequence in scheduler.state.slots.running()]
+    if scheduler.state.reads is not None:
+        held.append(scheduler.state.reads.pages())
     pages = np.sort(np.concatenate(held))
     _require(
         np.array_equal(pages, np.arange(scheduler.state.limits.num_pages)),

@@ -36,6 +36,8 @@ class SchedulerLimits:
     num_adapter_places: int = 0
     speculates: bool = False
     """The workers verify drafts."""
+    whole_images: bool = False
+    """A step computes all placeholders of an image or none."""
 
     @property
     def whole_prompts(self) -> bool:
@@ -79,6 +81,7 @@ class SchedulerLimits:
             pooling=info.pooling,
             adapters=info.adapters,
             num_adapter_places=config.num_adapter_places,
+            whole_images=info.vision is not None and info.vision.whole_images,
             speculates=config.speculation == "auto" and info.device == "cpu",
         )
 

@@ -158,7 +158,8 @@ class Planner:
         """Plan the next step; None if there is nothing to compute until a result or a request
         arrives."""
         self._state.kv.leases.expire()
-        self._state.kv.states.begin_plan(self._state.in_flight.next_id)
+        in_flight = self._state.in_flight
+        self._state.kv.begin_plan(in_flight.next_id, len(in_flight))
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
@@ -273,7 +274,10 @@ class Planner:
                 return
             is_crowded = len(self._prefilling) >= beside_partial
             sequence, match = waiting.shortest() if is_crowded else waiting.head()
+            reads = self._state.reads
             if slots.num_used == 0:
+                if reads is not None and reads.must_wait(sequence, match):
+                    return
                 self._state.kv.break_leases_for(sequence, match)
             if self._state.kv.is_state_coming(match):
                 return  # this step computes more of its prompt
@@ -287,6 +291,9 @@ class Planner:
             if not self._admission.has_room_for(sequence, match):
                 self._admission.note_full()
                 return
+            if reads is not None and reads.begins(sequence, match):
+                waiting.remove(sequence.seq_id)  # it comes back with its pages
+                continue
             waiting.pop(sequence)
             self._admit(sequence, match, builder)
             self._admission.admitted()
@@ -329,7 +336,7 @@ class Planner:
         builder.admit.append(
             Admit(
                 slot=slot,
-                token_ids=pack_ids(sequence.known_tokens()),
+                token_ids=pack_ids(sequence.model_tokens()),
                 num_cached=int(self._state.slots.planned[slot]),
                 pages=pack_ids(self._state.slots.block_table(slot)),
                 sampling=sequence.sampling,
@@ -341,6 +348,7 @@ class Planner:
                 state=state,
                 adapter=sequence.adapter,
                 adapter_from=sequence.adapter_from,
+                images=sequence.images,
             )
         )
 
@@ -395,8 +403,8 @@ class Planner:
         if index is not None:
             first = builder.prefill[index].start
         end = min(start + tokens, first + self._state.limits.longest_chunk)
+        end = self._beside_images(sequence, start, end)
         pages = self._state.kv.grow(sequence, end)
-        end = min(end, int(slots.num_pages[slot]) * slots.page_size)
         if end <= start:
             return
         if slot in self._adopters:
@@ -424,6 +432,20 @@ class Planner:
         if end == sequence.num_tokens:
             del self._prefilling[sequence.seq_id]
             slots.is_decoding[slot] = True
+
+    def _beside_images(self, sequence: Sequence, start: int, end: int) -> int:
+        """The end of a chunk from ``start`` for which there are pages, ``end`` if possible. It
+        splits no image that must be computed whole: one at ``start`` belongs to it."""
+        slots = self._state.slots
+        num_pages = int(slots.num_pages[sequence.slot]) + self._state.kv.num_available
+        reach = num_pages * slots.page_size
+        end = min(end, reach)
+        if (split := sequence.split_image(end)) is None:
+            return end
+        image_start, image_end = split
+        if image_start > start:
+            return image_start
+        return image_end if image_end <= reach else start
 
     def _seal(self, builder: PlanBuilder) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []

@@ -27,7 +27,9 @@ from radixrt.messages.answers import EngineInfo
 from radixrt.messages.calls import SchedulerCall
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, LoadGrammar
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.images import DropImage, ImageLoaded, LoadImage
 from radixrt.messages.links import ToScheduler, ToSchedulerFromWorker
+from radixrt.messages.moves import PagesRead, PagesWritten
 from radixrt.messages.replicas import (
     EventsReplayed,
     ReplayEvents,
@@ -45,6 +47,7 @@ from radixrt.messages.sequences import (
 from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import ExpertTokens, StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
+from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventPublisher, start_publisher
 from radixrt.scheduler.request_log import RequestLog
@@ -156,8 +159,11 @@ class SchedulerProcess:
         info = self._wait_for_worker()
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
+        disk = open_pages(config, info, channels.replica or 0)
         self.scheduler = Scheduler(
-            SchedulerLimits.from_config(config, info), kept_adapters=channels.kept_adapters
+            SchedulerLimits.from_config(config, info),
+            disk=disk,
+            kept_adapters=channels.kept_adapters,
         )
         self._calls = Calls(
             self.scheduler,
@@ -236,8 +242,10 @@ class SchedulerProcess:
                 self.scheduler.adapters.read(message)
             case ExpertTokens():
                 self._expert_tokens = message
-            case GrammarLoaded():
-                if refused := self.scheduler.grammar_loaded(message):
+            case PagesWritten() | PagesRead():
+                self.scheduler.moved(message)
+            case GrammarLoaded() | ImageLoaded():
+                if refused := self.scheduler.loaded(message):
                     self._refuse(refused)
 
     def _send_tokens(self, batch: TokenBatch) -> None:
@@ -265,12 +273,15 @@ class SchedulerProcess:
 
     def _fill_pipeline(self) -> None:
         scheduler = self.scheduler
-        for order in [*scheduler.adapters.take_orders(), *scheduler.grammars.take_orders()]:
+        for order in scheduler.take_orders():
             for worker in self._to_workers:
                 worker.send(order)
         while scheduler.num_in_flight < self._max_in_flight:
             begin = time.perf_counter()
             plan = scheduler.plan()
+            for move in scheduler.take_moves():
+                for worker in self._to_workers:
+                    worker.send(move)
             if plan is None:
                 return
             scheduler.state.counters.plan_seconds.observe(time.perf_counter() - begin)
@@ -285,6 +296,10 @@ class SchedulerProcess:
                 self.scheduler.grammars.load(message)
             case DropGrammar():
                 self.scheduler.grammars.drop(message)
+            case LoadImage():
+                self.scheduler.images.load(message)
+            case DropImage():
+                self.scheduler.images.drop(message)
             case SequenceRequest():
                 self._add(message)
             case ReleaseSequences():

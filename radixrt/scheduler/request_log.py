@@ -19,7 +19,7 @@ import numpy as np
 from radixrt.base.errors import ConfigError
 from radixrt.kv.events import block_hashes, namespace_hash
 from radixrt.messages.cache_root import CacheRoot
-from radixrt.messages.ids import TokenIds, unpack_ids
+from radixrt.messages.ids import TokenIds
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class RequestLog:
     def arrived(self, request: SequenceRequest) -> None:
         if not self._is_on:
             return
-        tokens = unpack_ids(request.token_ids)
+        tokens = request.keys()
         milliseconds = int(1e3 * (self._clock() - self._begin))
         hash_ids = self._hash_ids(tokens, request.options.root)
         self._open[request.seq_id] = LoggedRequest(milliseconds, len(tokens), 0, hash_ids)

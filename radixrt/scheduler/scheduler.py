@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,9 @@ from radixrt.messages.answers import AnswerReport, FinishReason
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.images import ImageLoaded
+from radixrt.messages.links import WorkerOrder
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import Tenant
 from radixrt.messages.sequences import (
     PositionLogprobs,
@@ -37,7 +41,8 @@ from radixrt.messages.steps import (
     StepResult,
 )
 from radixrt.scheduler.adapters import AdapterRegistry
-from radixrt.scheduler.grammar_registry import GrammarRegistry
+from radixrt.scheduler.disk.pages import DiskPages
+from radixrt.scheduler.grammar_registry import GrammarRegistry, ImageRegistry
 from radixrt.scheduler.lazy_heap import LazyHeap
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.planner import Planner
@@ -73,6 +78,7 @@ class Scheduler:
 
     Args:
         clock: seconds from any fixed moment; a replay of recorded traffic has its own.
+        disk: pages that outlive the process; None: there are none.
         kept_adapters: see :class:`AdapterRegistry`.
     """
 
@@ -80,13 +86,15 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         clock: Callable[[], float] = time.monotonic,
+        disk: DiskPages | None = None,
         kept_adapters: Path | None = None,
     ) -> None:
-        self.state = state = SchedulerState.empty(limits, clock)
+        self.state = state = SchedulerState.empty(limits, clock, disk)
         self.grammars = GrammarRegistry(limits.num_ranks)
         self.adapters = AdapterRegistry(
             limits.adapters, limits.num_adapter_places, limits.num_ranks, kept_adapters
         )
+        self.images = ImageRegistry(limits.num_ranks)
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
@@ -114,6 +122,13 @@ class Scheduler:
     def num_running(self) -> int:
         return self.state.slots.num_used
 
+    @property
+    def num_set_aside(self) -> int:
+        """Sequences that wait outside the queue, for grammars, images or pages from disk."""
+        reads = self.state.reads
+        loading = self.grammars.num_waiting + self.images.num_waiting
+        return loading + (0 if reads is None else reads.num_waiting)
+
     def add(self, request: SequenceRequest) -> SequenceRefused | None:
         """Queue a sequence, or return the reason for its refusal."""
         num_prompt = num_ids(request.token_ids) - request.num_output
@@ -126,14 +141,14 @@ class Scheduler:
         is_accepted = request.has_begun or self.groups.knows(request)
         if not is_accepted and (full := self._refuse_beyond_queue(request)):
             return full
-        grammar = request.grammar
-        if grammar is not None and (lost := self.grammars.refusal(request.seq_id, grammar.key)):
+        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
+        sequence.keeps_images_whole = self.state.limits.whole_images
+        if lost := self.grammars.refuse(sequence) or self.images.refuse(sequence):
             self.state.counters.refused += 1
             return lost
         if (gone := self.adapters.refusal(request.options)) is not None:
             self.state.counters.refused += 1
             return SequenceRefused(request.seq_id, gone, 503)
-        sequence = Sequence(request, self.state.clock(), self.state.limits.eos_token_ids)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.state.limits.speculates and wants
         if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
@@ -145,16 +160,19 @@ class Scheduler:
         self.queue_time.watch(sequence)
         if request.options.deadline is not None:
             self._deadlines.place(sequence.seq_id, request.options.deadline)
-        if grammar is not None and self.grammars.is_loading(grammar.key):
-            self.grammars.wait(sequence)
-        else:
-            self.state.waiting.add(sequence)
+        self._queue_when_ready(sequence)
         return None
+
+    def _queue_when_ready(self, sequence: Sequence) -> None:
+        """Queue a sequence whose grammar and images are loaded; keep another one until they
+        are."""
+        if not (self.grammars.keep_waiting(sequence) or self.images.keep_waiting(sequence)):
+            self.state.waiting.add(sequence)
 
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
         """Refuse a sequence if as many wait as may."""
         most = self.state.limits.settings.max_queued_requests
-        num_waiting = len(self.state.waiting) + self.grammars.num_waiting + self.groups.num_to_come
+        num_waiting = len(self.state.waiting) + self.num_set_aside + self.groups.num_to_come
         if num_waiting < most or self.state.waiting.has_place_for(request.options.tenant, most):
             return None
         self.state.counters.refused += 1
@@ -170,12 +188,13 @@ class Scheduler:
         self.state.counters.refused += len(refused)
         return refused
 
-    def grammar_loaded(self, message: GrammarLoaded) -> list[SequenceRefused]:
-        """Queue the sequences that have waited for a grammar, or refuse them."""
+    def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[SequenceRefused]:
+        """Queue the sequences that have waited for a grammar or an image, or refuse them."""
+        registry = self.images if isinstance(message, ImageLoaded) else self.grammars
         refused = []
-        for sequence in self.grammars.loaded(message):
-            if (lost := self.grammars.refusal(sequence.seq_id, message.key)) is None:
-                self.state.waiting.add(sequence)
+        for sequence in registry.loaded(message):
+            if (lost := registry.refusal(sequence.seq_id, message.key)) is None:
+                self._queue_when_ready(sequence)
             else:
                 self._forget(sequence)
                 refused.append(lost)
@@ -220,6 +239,7 @@ class Scheduler:
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
         self.grammars.drop_all()
+        self.images.drop_all()
         for lease in self.state.kv.leases.all():
             self.state.kv.leases.end(lease)
         self.recent_facts = RecentFacts()
@@ -259,7 +279,10 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         """Drop a sequence that waits or runs."""
         self._forget(sequence)
-        if self.grammars.stop_waiting(sequence):
+        reads = self.state.reads
+        if self.grammars.stop_waiting(sequence) or self.images.stop_waiting(sequence):
+            return
+        if reads and reads.stop_waiting(sequence):
             return
         if sequence.slot == NO_SLOT:
             self.state.waiting.remove(sequence.seq_id)
@@ -345,6 +368,7 @@ class Scheduler:
             report = output.started = sequence.start(self.state.clock())
             self._learn_wait(sequence, report)
             self._note_facts(sequence, output)
+            self.state.counters.disk_tokens += report.disk_tokens
             self.state.counters.cache_write_tokens += report.cache_write_tokens
             sequence.account.cache_write_tokens += report.cache_write_tokens
         if sequence.max_output == 0:  # a request for KV, or for numbers
@@ -441,6 +465,38 @@ class Scheduler:
         self.planner.leave(sequence, keep_kv=False)
         return SequenceRefused(sequence.seq_id, message, status)
 
+    # ------------------------------------------------------------ orders for the workers
+
+    def take_orders(self) -> list[WorkerOrder]:
+        """Orders for every worker, in this order, before any plan made from now on."""
+        return [
+            *self.adapters.take_orders(),
+            *self.grammars.take_orders(),
+            *self.images.take_orders(),
+        ]
+
+    # ------------------------------------------------------------ pages on disk
+
+    def take_moves(self) -> list[OpenPages | SavePages | ReadPages]:
+        """Orders for every worker, in this order, before the plan that was made last."""
+        disk, reads = self.state.kv.disk, self.state.reads
+        if disk is None or reads is None:
+            return []
+        orders: list[OpenPages | SavePages | ReadPages] = []
+        while (order := disk.take_order()) is not None:
+            orders.append(order)
+        return orders + reads.take_orders()
+
+    def moved(self, message: PagesWritten | PagesRead) -> None:
+        """Take the answer to an order of :meth:`take_moves`."""
+        disk, reads = self.state.kv.disk, self.state.reads
+        assert disk is not None and reads is not None
+        if isinstance(message, PagesWritten):
+            disk.written(message)
+            return
+        for sequence in reads.read(message):
+            self.state.waiting.add(sequence, retracted=True)
+
     # ------------------------------------------------------------ inspection
 
     def tenant_stats(self, tenant: Tenant) -> TenantStats:
@@ -461,10 +517,15 @@ class Scheduler:
         """A snapshot of all counters and gauges."""
         kv, tree = self.state.kv, self.state.kv.tree
         free, total = kv.allocator.num_free, kv.allocator.num_pages
+        reads = self.state.reads
+        on_disk: dict[str, Any] = (
+            {} if kv.disk is None or reads is None else kv.disk.stats() | reads.stats()
+        )
         return SchedulerStats(
+            **on_disk,
             **msgspec.structs.asdict(self.state.counters),
             running=self.num_running,
-            waiting=len(self.state.waiting),
+            waiting=len(self.state.waiting) + (0 if reads is None else reads.num_waiting),
             evicted_pages=kv.evicted_pages,
             pages_total=total,
             pages_owned=total - free - tree.num_pages,
@@ -478,6 +539,8 @@ class Scheduler:
             kept_states=len(kv.states),
             kept_state_bytes=len(kv.states) * self.state.limits.state_bytes,
             grammars=len(self.grammars),
+            images=len(self.images),
+            images_computed=self.images.num_loaded,
             tree_nodes=tree.num_nodes,
             malformed_frames=malformed_frames,
         )
@@ -492,5 +555,5 @@ def _absorb_logprobs(result: StepResult, step: StepInFlight, batch: TokenBatch) 
             batch.output_of(sequence.seq_id).prompt_logprobs.append(found)
     for row in result.logprobs:
         if (sequence := step.sequences[row.slot]) is not None:
-            found = PositionLogprobs(row.token_ids, row.logprobs)
+            found = PositionLogprobs(row.token_ids, row.logprobs, row.log_kept_mass)
             batch.output_of(sequence.seq_id).logprobs.append(found)

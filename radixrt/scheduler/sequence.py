@@ -16,7 +16,7 @@ import numpy as np
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.answers import AnswerReport, FinishReason, PromptProgress
-from radixrt.messages.cache_explanation import CacheFacts
+from radixrt.messages.cache_explanation import CacheFacts, DiskRead
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, unpack_ids
 from radixrt.messages.sequences import SequenceRequest
@@ -113,9 +113,15 @@ class Sequence:
         sampling = self.options.sampling
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         self.seq_id = request.seq_id
-        self.tokens = unpack_ids(request.token_ids)
-        """Buffer of the ids that the tree matches, [at least num_tokens], int32; the first
-        ``num_tokens`` are valid. They are the tokens, unless an adapter is activated."""
+        self.tokens = request.keys()
+        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid. Prefixes
+        are compared by them: key ids stand in the places of images, and behind the invocation of an
+        activated adapter."""
+        self._replaced = unpack_ids(request.token_ids[: len(request.key_ids)])
+        """The model's ids at the beginning, where others stand in ``tokens``."""
+        self.images = request.images
+        self.keeps_images_whole = False
+        """A step computes all placeholders of an image or none."""
         self.num_tokens = len(self.tokens)
         """Known tokens: the prompt and the tokens that the worker has returned."""
         self.num_prompt = self.num_tokens - request.num_output
@@ -157,9 +163,13 @@ class Sequence:
         self.branch = 0
         """Position up to which the tree had its prompt when it was admitted, if it had no state
         there."""
-        self.answer_states: list[int] = []
-        """Pages of its answer behind which states are kept, the last two: one of them may be ahead
-        of the known tokens."""
+        self.answer_states: list[tuple[int, int]] = []
+        """Positions and pages of its answer behind which states are kept, or may be by a step in
+        flight."""
+        self.disk_reads = 0
+        """Times that it has waited for pages from disk."""
+        self.disk_read: DiskRead | None = None
+        """What was read while it waited."""
         self.cached_tokens = 0
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)
@@ -243,12 +253,22 @@ class Sequence:
             end = min(end, max(self.sampling.prompt_logprobs_start - 1, 0))
         return self.tokens[:end]
 
-    def known_ids(self) -> TokenIds:
-        """The ids of the known tokens in the tree."""
-        return self.tokens[: self.num_tokens]
+    def split_image(self, position: int) -> tuple[int, int] | None:
+        """Beginning and end of the image that a step would split if it ended before ``position``;
+        None: it may end there."""
+        if self.keeps_images_whole:
+            for run in self.images:
+                if run.start < position < run.start + run.num_tokens:
+                    return run.start, run.start + run.num_tokens
+        return None
 
     def known_tokens(self) -> TokenIds:
-        return self.known_ids() if self._namespace is None else tokens_of(self.known_ids())
+        return self.tokens[: self.num_tokens]
+
+    def model_tokens(self) -> TokenIds:
+        """The known tokens as the model reads them."""
+        rest = tokens_of(self.tokens[len(self._replaced) : self.num_tokens])
+        return np.concatenate((self._replaced, rest))
 
     def append(self, token: int) -> FinishReason | None:
         """Append a token; returns the reason if it is the last one.
@@ -293,6 +313,7 @@ class Sequence:
         self.report = AnswerReport(
             prompt_tokens=self.num_prompt,
             cached_tokens=cached,
+            disk_tokens=min(cached, 0 if self.disk_read is None else self.disk_read.tokens),
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
             queued_s=self.first_planned - self.arrived,
             prefill_s=now - self.first_planned,

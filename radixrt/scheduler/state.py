@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from radixrt.messages.stats import Counters, TimeHistogram
 from radixrt.messages.steps import StepResult
+from radixrt.scheduler.disk.pages import DiskPages
+from radixrt.scheduler.disk.reads import Reads
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.output_history import OutputHistory
 from radixrt.scheduler.queue.waiting_queue import ORDERS, WaitingQueue
@@ -98,16 +100,20 @@ class SchedulerState:
     times: StepTimes
     """The times of the last steps, and the forecast of the next ones."""
     counters: Counters
+    reads: Reads | None
+    """Reads of pages from disk; None: there are no pages on disk."""
 
     @staticmethod
-    def empty(limits: SchedulerLimits, clock: Callable[[], float]) -> "SchedulerState":
+    def empty(
+        limits: SchedulerLimits, clock: Callable[[], float], disk: DiskPages | None = None
+    ) -> "SchedulerState":
         """The state before the first request."""
         slots = SlotTable(
             limits.max_running_requests,
             -(-limits.context_length // limits.page_size),
             limits.page_size,
         )
-        kv = KVCache(limits, slots, clock)
+        kv, times = KVCache(limits, slots, clock, disk), StepTimes(limits.max_step_ms)
         return SchedulerState(
             limits=limits,
             clock=clock,
@@ -116,7 +122,8 @@ class SchedulerState:
             waiting=WaitingQueue(ORDERS[limits.settings.schedule_policy], kv),
             in_flight=StepsInFlight(),
             outputs=OutputHistory(),
-            times=StepTimes(limits.max_step_ms),
+            times=times,
+            reads=None if disk is None else Reads(disk, kv, times, clock),
             counters=Counters(
                 step_seconds=TimeHistogram.empty(STEP_BOUNDS),
                 plan_seconds=TimeHistogram.empty(PLAN_BOUNDS),

@@ -30,7 +30,7 @@ from radixrt.messages.calls import (
     TokenizeCall,
     Tokenized,
 )
-from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
+from radixrt.messages.ids import PackedIds, num_ids, unpack_ids
 from radixrt.messages.requests import NO_TENANT, Tenant, TokenPrompt
 from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
@@ -152,7 +152,7 @@ class Calls:
     async def _pin(self, call: PinCall) -> _Builtins:
         encode = partial(self.encoder.encode, call.prompt, self.limits, call.root)
         encoded = await self._queued(call.tenant, size_in_chars(call.prompt), encode)
-        return await self.ask(replace(call, prompt=TokenPrompt(pack_ids(encoded.token_ids))))
+        return await self.ask(replace(call, prompt=TokenPrompt(encoded.keys)))
 
     @_answer.register
     async def _match(self, call: MatchCall) -> list[_Builtins]:
@@ -162,7 +162,7 @@ class Calls:
         def encode() -> list[TokenPrompt]:
             encode, limits = self.encoder.encode, self._any_length
             encoded = (encode(one, limits, call.root) for one in call.prompts)
-            return [TokenPrompt(pack_ids(one.token_ids)) for one in encoded]
+            return [TokenPrompt(one.keys) for one in encoded]
 
         prompts = await self._queued(call.tenant, size, encode)
         return await self.ask(replace(call, prompts=prompts))

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ from radixrt.messages.sequences import (
 )
 from radixrt.tokenizer.answer.answer_state import AnswerState
 from radixrt.tokenizer.constraints.manager import ConstraintManager
+from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.retry.checked_answer import DueCheck
 from radixrt.tokenizer.retry.checked_sequence import CheckedSequence
 from radixrt.tokenizer.schedulers import SchedulerLink
@@ -45,10 +46,27 @@ class _InFlight:
     grammar_key: GrammarKey | None
     """The key of the grammar that it uses."""
     scheduler: SchedulerLink
+    images: list[bytes]
+    """The keys of the images that it uses."""
 
     @property
     def request_id(self) -> str:
         return self.answer.request.request_id
+
+    def release_parts(self) -> None:
+        """Count a user less of its grammar and images: the answer is over, and its scheduler knows
+        it or was told before."""
+        if self.grammar_key is not None:
+            self.scheduler.grammars.release(self.grammar_key)
+        for key in self.images:
+            self.scheduler.images.release(key)
+
+    def parts_lost(self) -> None:
+        """Its scheduler can't use its grammar or an image: they are sent again."""
+        if self.grammar_key is not None:
+            self.scheduler.grammars.lost(self.grammar_key)
+        for key in self.images:
+            self.scheduler.images.lost(key)
 
 
 class InFlightAnswers:
@@ -82,12 +100,17 @@ class InFlightAnswers:
         scheduler: SchedulerLink,
         checked: CheckedSequence | None = None,
         grammar: Grammar | None = None,
+        images: Sequence[ProcessedImage] = (),
     ) -> None:
-        """Send one answer of a registered request to a scheduler, with the grammar that it uses."""
+        """Send one answer of a registered request to a scheduler, with the grammar and the images
+        that it uses."""
         key = None if grammar is None else grammar.key
         if grammar is not None:
             scheduler.grammars.use(grammar)
-        self._add(_InFlight(sequence.seq_id, answer, checked, key, scheduler))
+        for image in images:
+            scheduler.images.use(image)
+        keys = [image.key for image in images]
+        self._add(_InFlight(sequence.seq_id, answer, checked, key, scheduler, keys))
         scheduler.send(sequence)
 
     def forget_if_complete(self, request_id: str) -> None:
@@ -146,8 +169,8 @@ class InFlightAnswers:
         """The scheduler has dropped a sequence."""
         entry = self._by_seq_id.get(refused.seq_id)
         if entry is not None:
-            if refused.grammar_lost and entry.grammar_key is not None:
-                entry.scheduler.grammars.lost(entry.grammar_key)
+            if refused.grammar_lost:
+                entry.parts_lost()
             error = RequestError(
                 refused.message, status=refused.status, retry_after_s=refused.retry_after_s
             )
@@ -172,7 +195,7 @@ class InFlightAnswers:
             self.forget_if_complete(entry.request_id)
             if not is_over:
                 _release([entry], complete=True)
-            _release_grammar(entry)
+            entry.release_parts()
         return chunk
 
     # ------------------------------------------------------------ values that are validated
@@ -244,7 +267,7 @@ class InFlightAnswers:
         dropped = [self._pop(seq_id) for seq_id in seq_ids]
         _release(dropped)
         for entry in dropped:
-            _release_grammar(entry)
+            entry.release_parts()
 
     def _send_chunks(self, chunks: list[AnswerChunk | None]) -> None:
         if ready := [chunk for chunk in chunks if chunk is not None]:
@@ -256,12 +279,6 @@ def _release(entries: list[_InFlight], *, complete: bool = False) -> None:
     if entries:
         seq_ids = pack_ids(sorted(entry.seq_id for entry in entries))
         entries[0].scheduler.send(ReleaseSequences(seq_ids, complete))
-
-
-def _release_grammar(entry: _InFlight) -> None:
-    """The answer is over, and its scheduler knows it or was told before."""
-    if entry.grammar_key is not None:
-        entry.scheduler.grammars.release(entry.grammar_key)
 
 
 def failure(request_id: str, error: Exception) -> RequestFailed:

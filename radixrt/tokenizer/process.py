@@ -14,6 +14,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -27,8 +28,9 @@ from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.liveness.supervision import supervise
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.constrained.grammar import Compiled
-from radixrt.messages.answers import PromptInfo
+from radixrt.messages.answers import EngineInfo, PromptInfo
 from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
+from radixrt.messages.images import SHORTEST_PAGE
 from radixrt.messages.links import ToTokenizerFromApi
 from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.requests import (
@@ -48,6 +50,8 @@ from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import MAX_BYTES, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
+from radixrt.tokenizer.images.places import ImagePlacer
+from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.in_flight import InFlightAnswers
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import (
@@ -69,6 +73,9 @@ log = logging.getLogger(__name__)
 PREPARE_AFTER_S = 0.5
 """Seconds without a request until what later requests may need is loaded, which takes a second or
 two."""
+
+NO_PLACEHOLDER = f"Images need --page-size {SHORTEST_PAGE} or more, and a tokenizer with a special token for them."
+"""Why images are refused although the model has a tower."""
 
 MAX_CHARS_OF_A_TOKEN = 16
 """Most characters of a prediction that are encoded for each token that the answer may have."""
@@ -128,6 +135,7 @@ class TokenizerProcess:
         pool_tokens = max(1, self._config.dp) * info.kv_pool_tokens
         kept_bytes = KEPT_BYTES_PER_TOKEN * pool_tokens
         self._encoder.limit_memory(kept_bytes)
+        self._encoder.serve_images(self._image_placer(info), info.why_no_images or NO_PLACEHOLDER)
         self._constraints = ConstraintManager(
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
@@ -173,6 +181,16 @@ class TokenizerProcess:
         finally:
             await self._constraints.close()
 
+    def _image_placer(self, info: EngineInfo) -> ImagePlacer | None:
+        """Places images for the tower of a checkpoint; None: it has none, or no token for them."""
+        if info.vision is None:
+            return None
+        placeholder = self._vocabulary.special_tokens.get(info.vision.image_token)
+        if placeholder is None or info.page_size < SHORTEST_PAGE:
+            return None
+        processor = ImageProcessor(Path(self._config.model_path), info.vision)
+        return ImagePlacer(processor, placeholder.content)
+
     def close(self) -> None:
         self._queue.close()
         for channel in (self._from_api, self._schedulers, self._to_api):
@@ -195,6 +213,7 @@ class TokenizerProcess:
             if self._in_flight.any:
                 idle_since = time.monotonic()
         await asyncio.to_thread(self._vocabulary.prepare_chats)
+        await asyncio.to_thread(self._encoder.prepare_images)
         gc.freeze()
         give_memory_back()
 
@@ -297,14 +316,18 @@ class TokenizerProcess:
         grammar = None
         if compiled is not None:
             grammar = self._constraints.grammar_use(compiled, request, token_ids)
-        packed_ids = pack_ids(token_ids)
-        scheduler = self._schedulers.choose(packed_ids, request.options.root)
+        packed_ids, key_ids = pack_ids(token_ids), encoded.prompt.key_ids
+        keys = encoded.prompt.keys
+        scheduler = self._schedulers.choose(keys, request.options.root)
+        pictures = {one.key: one for one in encoded.prompt.pictures}
+        scheduler.images.check_room(pictures.values())
         prompt_info = self._prompt_info(encoded, packed_ids)
         explains = request.options.cache_hints.explain
         record = PromptRecord(
             request_id=request.request_id.rpartition("#")[0] or request.request_id,
             tenant=request.options.tenant.name,
-            token_ids=packed_ids,
+            token_ids=keys,
+            images=encoded.prompt.images,
             layout=encoded.prompt.layout,
             session=request.options.cache_hints.session,
         )
@@ -315,6 +338,8 @@ class TokenizerProcess:
             sequence = SequenceRequest(
                 seq_id=self._in_flight.new_seq_id(),
                 token_ids=packed_ids,
+                key_ids=key_ids,
+                images=list(encoded.prompt.images),
                 options=replace(request.options, sampling=sampling),
                 grammar=grammar,
                 second_segment_start=encoded.prompt.second_segment_start,
@@ -340,7 +365,9 @@ class TokenizerProcess:
             if delivered.token_ids:
                 sequence = self._resume(sequence, answer, checked, delivered)
             grammar_to_send = None if compiled is None else compiled.grammar
-            self._in_flight.begin(sequence, answer, scheduler, checked, grammar_to_send)
+            self._in_flight.begin(
+                sequence, answer, scheduler, checked, grammar_to_send, list(pictures.values())
+            )
             record.seq_ids.append(sequence.seq_id)
         self._explainer.records.add(record)
         self._in_flight.forget_if_complete(request.request_id)

@@ -42,6 +42,7 @@ from radixrt.messages.replicas import (
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
 from radixrt.router.router import RoutedPrompt, Router
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
+from radixrt.tokenizer.images.sent_images import SentImages
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ LAST_MESSAGE_S = 0.05
 
 
 class SchedulerLink:
-    """The link to one scheduler, and the grammars that it has.
+    """The link to one scheduler, and the grammars and images that it has.
 
     Args:
         joined: the connection, if the scheduler is on another machine.
@@ -71,6 +72,7 @@ class SchedulerLink:
             self._attaching = Outbox(channels.attach_address)
             self._attaching.send(Attach(channels.engine))
         self.grammars = SentGrammars(self.send)
+        self.images = SentImages(self.send)
         self.num_sequences = 0
         """Sent."""
         self.num_open = 0

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 import logging
 import shutil
 import tempfile
@@ -180,6 +181,9 @@ def _renderer(special_names: dict[str, str]) -> Any:
     template_sandbox.install()
     return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **special_names)
 
+
+IMAGE_TEXT = "[image]"
+"""Stands for an image where prompts are shown."""
 
 KEPT_WORDS = 4000
 """Words whose tokens the tokenizers library keeps, in each thread that encodes; it never replaces
@@ -367,6 +371,13 @@ class Vocabulary:
         return tuple(dict.fromkeys(sequences))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids; of ids that stand for an image, ``IMAGE_TEXT``."""
+        if min(ids, default=0) < 0:
+            runs = itertools.groupby(ids, lambda one: one < 0)
+            return "".join(
+                IMAGE_TEXT if is_image else self.decode(list(run), skip_special_tokens)
+                for is_image, run in runs
+            )
         texts: list[str] = self.backend.decode_batch(
             [list(ids)], skip_special_tokens=skip_special_tokens
         )  # unlike decode, it releases the GIL

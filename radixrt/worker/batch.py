@@ -17,6 +17,7 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
+from radixrt.messages.images import ImageKey
 from radixrt.messages.requests import PoolingRequest
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
@@ -45,6 +46,18 @@ class PooledRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ImagePart:
+    """Placeholders of an image among the tokens of a step."""
+
+    image: ImageKey
+    row: int
+    """Index of the first into the flat batch."""
+    first: int
+    """Row of the image's features for it."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One forward pass: decode rows first, then runs and prefill chunks. A slot has one sampling
     row, and another one for each token of its draft."""
@@ -70,6 +83,7 @@ class StepInputs:
     adapters: (
         torch.Tensor | None
     )  # [num_tokens] int64, the place of each row's adapter; None: no row has one
+    images: list[ImagePart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +164,7 @@ class PersistentBatch:
         spare_page: int = 0,
         graph_rows: Callable[[int], int | None] | None = None,
         num_adapters: int = 0,
+        whole_images: bool = False,
     ) -> None:
         """
         Args:
@@ -157,7 +172,9 @@ class PersistentBatch:
             spare_page: page that padding writes to; no sequence has it.
             graph_rows: from the rows of a decode step to those that it is padded to, or None where
                 it is not padded; None: no step is padded.
+            whole_images: the tokens of an image see one another in both directions.
         """
+        self._whole_images = whole_images
         self.page_size = page_size
         self._graph_rows = graph_rows
         self._device = device
@@ -254,6 +271,7 @@ class PersistentBatch:
             self._prompt_spans(plan, chunk_rows[:-1]),
             runs,
             (slots, starts),
+            self._image_parts(plan, chunk_rows[:-1]),
         )
 
     def _inputs(
@@ -267,6 +285,7 @@ class PersistentBatch:
         prompt_spans: list[PromptSpan],
         runs: Runs,
         sequences: tuple[NDArray[np.int64], NDArray[np.int64]],
+        images: list[ImagePart],
     ) -> StepInputs:
         """The inputs of a step, sent to the device in one transfer.
 
@@ -305,7 +324,13 @@ class PersistentBatch:
         return StepInputs(
             token_ids=torch.cat((token_ids, known_ids)) if known_tokens else token_ids,
             positions=positions,
-            attention=step.metadata(kv_indices, kv_locations, self._device, groups),
+            attention=step.metadata(
+                kv_indices,
+                kv_locations,
+                self._device,
+                groups,
+                tuple((one.row, one.num_tokens) for one in images) if self._whole_images else (),
+            ),
             graph_rows=graph_rows,
             sampling_slots=sampling_slots,
             sampling_slots_on_device=slots,
@@ -318,6 +343,7 @@ class PersistentBatch:
             slots=sequences[0],
             starts=sequences[1],
             adapters=self._adapters_of_rows(sequences[0], step),
+            images=images,
         )
 
     def _adapters_of_rows(self, slots: NDArray[np.int64], step: RaggedStep) -> torch.Tensor | None:
@@ -433,6 +459,20 @@ class PersistentBatch:
         pairs = zip(chunk_slots[gives].tolist(), last_rows[gives].tolist(), strict=True)
         pools = ((slot, row, self._prompts[slot].pool) for slot, row in pairs)
         return [PooledRow(slot, row, pool) for slot, row, pool in pools if pool is not None]
+
+    def _image_parts(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[ImagePart]:
+        """The placeholders among the chunks of a step."""
+        parts = []
+        for chunk, row in zip(plan.prefill, first_rows.tolist(), strict=True):
+            for run in self._prompts[chunk.slot].images:
+                start = max(run.start, chunk.start)
+                end = min(run.start + run.num_tokens, chunk.start + chunk.num_tokens)
+                if start < end:
+                    first = run.first + start - run.start
+                    parts.append(
+                        ImagePart(run.image, row + start - chunk.start, first, end - start)
+                    )
+        return parts
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[PromptSpan]:
         spans = []

@@ -44,9 +44,12 @@ from radixrt.models.checkpoint import (
     unreadable,
 )
 from radixrt.models.decoder import CausalLM
+from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
+from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
+from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
     bytes_per_token,
@@ -145,13 +148,23 @@ def build_runner(
     """
     _check_and_say(config, device)
     kernels = layer_kernels(device.torch_device)
+    weights = None if config.cache_dir is None else begin_weights_digest(config)
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     adapters = make_adapters(config, model, kernels)
+    if adapters is not None and info.vision is not None:
+        raise ConfigError(
+            f"--lora: not yet for a model that sees images ({info.architecture}); leave it out, or serve the text-only checkpoint."
+        )
     if adapters is not None:
         info = replace(info, adapters=load_at_start(config, adapters, kept_adapters))
     longest = info.context_length
     one_state = state_bytes(model.state_specs())
+    if one_state and config.cache_dir is not None:
+        raise ConfigError(
+            f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
+            "leave it out."
+        )
     setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
@@ -179,13 +192,23 @@ def build_runner(
     if one_state:
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
-    return ModelRunner(parts, pool, parts.decode_graphs(pool), states, adapter_loader), replace(
+    images = None
+    if info.vision is not None and info.vision.whole_images and setup.kv_dtype == torch.int8:
+        reason = "Not yet: images for this model with --kv-cache-dtype int8; text is served."
+        info = replace(info, vision=None, why_no_images=reason)
+    if info.vision is not None:
+        images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
+    graphs = parts.decode_graphs(pool)
+    return ModelRunner(parts, pool, graphs, states, adapter_loader, images), replace(
         info,
         kept_states=num_kept,
         state_bytes=one_state * tp.size,
         kv_pool_tokens=pages * config.page_size,
         max_running_requests=setup.max_rows,
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
+        kv_parts={}
+        if weights is None
+        else kv_parts(config, model, setup, backend_name, weights.result()),
         attention_backend=backend_name,
     )
 
@@ -209,6 +232,8 @@ def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, 
     Raises:
         ConfigError: the checkpoint is broken, or does not fit into the memory.
     """
+    if config.cache_dir is not None:
+        raise ConfigError("--cache-dir: encoders keep no KV; leave it out.")
     if config.num_adapter_places:
         raise ConfigError("LoRA adapters of an encoder are not served yet: leave --lora out.")
     kernels = layer_kernels(device.torch_device)
@@ -266,6 +291,8 @@ def _load_with_facts(
         eos_token_ids=eos_token_ids,
         pooling=None if pooler is None else pooler.info,
         score_tokens=score_tokens,
+        vision=vision_info(model),
+        why_no_images=why_no_images(model_dir, hf_config, device.torch_device.type) or "",
     )
     counts = _count_tokens(model, device) if config.expert_metrics else None
     return _Loaded(model, info, pooler, counts)
@@ -280,6 +307,8 @@ def _check_and_say(config: ServerConfig, device: Device) -> None:
     """
     if not is_gpu(device):
         return
+    if config.cache_dir is not None:
+        raise ConfigError("--cache-dir: not yet on a GPU; leave it out, or use --device cpu.")
     if config.kv_cache_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
     if config.speculation == "auto":

@@ -15,14 +15,14 @@ from radixrt.attention.backend import ForwardContext
 from radixrt.attention.bidirectional import BidirectionalAttention
 from radixrt.base.errors import ConfigError
 from radixrt.device.device import Device
-from radixrt.messages.adapters import LoadAdapter, PutAdapter
-from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import unpack_ids
+from radixrt.messages.links import WorkerOrder
 from radixrt.messages.requests import PoolingInfo
 from radixrt.messages.steps import Admit, StepPlan, StepResult
 from radixrt.models.checkpoint import read_json
 from radixrt.models.encoders import Encoder
 from radixrt.models.pooling import Pooling
+from radixrt.worker.images import ImageFeatures
 from radixrt.worker.launched_step import LaunchedStep, Vectors
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -123,6 +123,7 @@ class EncoderRunner:
     in flight."""
 
     in_flight: LaunchedStep | None = None
+    images: ImageFeatures | None = None
 
     def __init__(self, model: Encoder, pooler: Pooler, device: Device) -> None:
         self._model = model
@@ -133,7 +134,7 @@ class EncoderRunner:
         self._admitted: dict[int, Admit] = {}
         """Prompts that are not computed yet, by slot."""
 
-    def order(self, message: LoadGrammar | DropGrammar | LoadAdapter | PutAdapter) -> None:
+    def order(self, message: WorkerOrder) -> None:
         """Nothing is generated, so no grammar is ever used; an encoder has no adapters."""
 
     def expert_tokens(self) -> None:

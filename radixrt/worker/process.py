@@ -19,11 +19,13 @@ from radixrt.base.liveness.link import SupervisorLink
 from radixrt.base.token_bytes import give_memory_back
 from radixrt.device.device import make_device
 from radixrt.layers.parallel import TensorParallel
-from radixrt.messages.links import ToWorker
+from radixrt.messages.links import PageMove, ToWorker
 from radixrt.messages.steps import ExpertTokens, StepPlan, StepResult
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
 from radixrt.worker.build import build_encoder, build_runner, take_share
+from radixrt.worker.images import ImageFeatures
+from radixrt.worker.kv.page_mover import PageMover
 from radixrt.worker.pooling import EncoderRunner
 from radixrt.worker.runner import ModelRunner
 from radixrt_kernels.memory import keep_freed_memory
@@ -34,6 +36,8 @@ LOOK_AGAIN_S = 20e-6
 
 EXPERTS_EVERY_S = 1.0
 """Seconds between two reports of the experts' tokens."""
+PIECE_S = 0.005
+"""Seconds of the vision tower between two looks for orders while nothing else is to do."""
 
 
 class WorkerProcess:
@@ -43,7 +47,9 @@ class WorkerProcess:
         self._inbox: Inbox[ToWorker] = Inbox(
             channels.address("scheduler", f"worker{rank}"), ToWorker
         )
-        self._outbox = Outbox(channels.address("worker", "scheduler"))
+        self._to_scheduler = channels.address("worker", "scheduler")
+        self._outbox = Outbox(self._to_scheduler)
+        self._mover: PageMover | None = None
         self._answers = rank == 0
         self._heartbeat = Heartbeat(channels.heartbeat_file("worker", rank))
         self._step_timeout_s = work_limit_s(config.step_timeout)
@@ -54,7 +60,7 @@ class WorkerProcess:
             raise ConfigError("--numa binds workers on CPUs; on a GPU, leave it out.")
         config = replica_share(config, place)
         tp = join_ranks(channels.folder, rank, config.tp, place, config.expert_groups)
-        from_threads = Outbox(channels.address("worker", "scheduler"))
+        from_threads = Outbox(self._to_scheduler)
         device, tokenizer_file = make_device(place), channels.tokenizer_file
         self._runner: ModelRunner | EncoderRunner
         if is_encoder(check_architecture(read_config(Path(config.model_path)))):
@@ -73,14 +79,26 @@ class WorkerProcess:
         """Execute plans until the process is ended."""
         while True:
             message, idle_s = self._next_order()
-            if isinstance(message, StepPlan):
+            if isinstance(message, PageMove):
+                self._move(message)
+            elif isinstance(message, StepPlan):
                 self._beat()
                 results = self._runner.step(message, idle_s)
                 self._answer(results)
                 for result in results:
                     self._heartbeat.worked(result.step_s)
+                if (images := self._runner.images) is not None and images.has_work:
+                    self._run_tower(images, images.beside_steps_s)
             else:
                 self._runner.order(message)
+
+    def _move(self, order: PageMove) -> None:
+        """Move pages between memory and disk."""
+        if self._mover is None:
+            assert isinstance(self._runner, ModelRunner), "an encoder keeps no KV"
+            report = Outbox(self._to_scheduler).send
+            self._mover = PageMover(self._runner.kv_caches, report)
+        self._mover.take(order)
 
     def _next_order(self) -> tuple[ToWorker, float]:
         """Wait for the scheduler's next message, and answer a step that the device finishes before
@@ -97,10 +115,20 @@ class WorkerProcess:
                 self._answer(self._runner.collect())
             else:
                 time.sleep(LOOK_AGAIN_S)
+        while (images := self._runner.images) is not None and images.has_work:
+            message = self._inbox.receive_now()
+            if message is not None:
+                return message, 0.0
+            self._beat()
+            self._run_tower(images, PIECE_S)
         begin = time.perf_counter()
         self._beat()
         message = self._inbox.receive(meanwhile=self._beat)
         return message, time.perf_counter() - begin
+
+    def _run_tower(self, images: ImageFeatures, seconds: float) -> None:
+        for loaded in images.work(seconds):
+            self._outbox.send(loaded)
 
     def _beat(self) -> None:
         """Give a sign of life, unless a grammar takes too long to load; and report the experts'

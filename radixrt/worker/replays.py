@@ -9,8 +9,8 @@ place before a replay.
 
 import functools
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,6 +271,14 @@ def _tapes_of(
         return None
 
 
+@contextmanager
+def _unchanged(counts: torch.Tensor | None) -> Iterator[None]:
+    before = None if counts is None else counts.clone()
+    yield
+    if counts is not None and before is not None:
+        counts.copy_(before)
+
+
 def _tapes_of_part(
     part: Callable[..., Any],
     context: ForwardContext,
@@ -280,12 +288,9 @@ def _tapes_of_part(
     """The tapes of a function of token ids, positions, and perhaps adapters."""
 
     def check(*inputs: torch.Tensor) -> Any:
-        before = None if counts is None else counts.clone()
-        with context.states.unchanged() if context.states is not None else nullcontext():
-            result = part(*inputs)
-        if counts is not None and before is not None:
-            counts.copy_(before)
-        return result
+        states = nullcontext() if context.states is None else context.states.unchanged()
+        with states, _unchanged(counts):
+            return part(*inputs)
 
     zeros = torch.zeros(1, dtype=torch.int64)
     return Tapes(part, *[zeros] * num_inputs, check=check)

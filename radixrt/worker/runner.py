@@ -17,9 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.backend import ForwardContext
+from radixrt.attention.kv_spec import LayerKV
 from radixrt.messages.adapters import LoadAdapter, PutAdapter
 from radixrt.messages.grammars import DropGrammar, LoadGrammar
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
+from radixrt.messages.images import DropImage, LoadImage
+from radixrt.messages.links import WorkerOrder
 from radixrt.messages.steps import (
     GRAMMAR_FAILED,
     Admit,
@@ -39,6 +42,7 @@ from radixrt.worker.batch import (
 )
 from radixrt.worker.drafts.price import NEVER, DraftPrice
 from radixrt.worker.drafts.speculator import Speculator
+from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.kv.states import SlotStates
 from radixrt.worker.launched_step import LaunchedStep, SpanLogprobs, Vectors, step_order
@@ -64,11 +68,13 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         states: SlotStates | None = None,
         adapters: AdapterLoader | None = None,
+        images: ImageFeatures | None = None,
     ) -> None:
         """
         Args:
             adapters: None: there are none.
             states: of recurrent layers; None: the model has none.
+            images: None: the model sees none.
             graphs: captured on the same ``pool``; None: every step is launched kernel by kernel.
         """
         config, device, vocab_size = parts.config, parts.setup.device, parts.model.vocab_size
@@ -84,6 +90,7 @@ class ModelRunner:
             spare_page=pool.spare_page,
             graph_rows=None if graphs is None else graphs.rows_for,
             num_adapters=0 if adapters is None else adapters.adapters.num_adapters,
+            whole_images=images is not None and images.whole,
         )
         self._adapters = adapters
         self._sampling = SamplingState(slots, vocab_size, eos_token_ids=ends, device=device)
@@ -103,6 +110,7 @@ class ModelRunner:
         self._draw = fastest_draw(device.torch_device)
         self._graphs = graphs
         self._states = states
+        self.images = images
         tables = None if states is None else states.tables
         self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
         rows = None if adapters is None else adapters.adapters.rows
@@ -114,21 +122,31 @@ class ModelRunner:
         self._order = step_order(device, self._batch, self._sampling, self.matchers)
 
     @property
+    def kv_caches(self) -> list[LayerKV]:
+        """The KV cache of each layer."""
+        return self._context.kv_caches
+
+    @property
     def in_flight(self) -> LaunchedStep | None:
         """The step that was launched and is not collected."""
         return self._in_flight
 
-    def order(self, message: LoadGrammar | DropGrammar | LoadAdapter | PutAdapter) -> None:
-        """Begin to load a grammar or an adapter, drop a grammar, or put an adapter into its
+    def order(self, message: WorkerOrder) -> None:
+        """Begin to load a grammar, an image or an adapter, drop one, or put an adapter into its
         place."""
-        if isinstance(message, LoadGrammar | DropGrammar):
-            self.matchers.loader.order(message)
-            return
-        assert self._adapters is not None, "the scheduler knows whether there are places"
-        if isinstance(message, LoadAdapter):
-            self._adapters.load(message)
-        elif self._adapters.put(message) and self._tapes is not None:
-            self._tapes.forget_adapters()
+        match message:
+            case LoadGrammar() | DropGrammar():
+                self.matchers.loader.order(message)
+            case LoadImage() | DropImage():
+                assert self.images is not None, "an image for a model that sees none"
+                self.images.order(message)
+            case LoadAdapter():
+                assert self._adapters is not None, "the scheduler knows whether there are places"
+                self._adapters.load(message)
+            case PutAdapter():
+                assert self._adapters is not None, "the scheduler knows whether there are places"
+                if self._adapters.put(message) and self._tapes is not None:
+                    self._tapes.forget_adapters()
 
     def seconds_loading(self) -> float:
         """Time for which the slowest of the grammars has been loading; 0: none is."""
@@ -264,7 +282,9 @@ class ModelRunner:
         if admit.grammar is not None:
             # A forced token has no logits, and would not be checked against the request's own
             # lists.
-            may_jump = admit.sampling.logprobs is None and not admit.sampling.restricts_tokens
+            sampling = admit.sampling
+            wants_logits = sampling.logprobs is not None or sampling.kept_mass
+            may_jump = not wants_logits and not sampling.restricts_tokens
             self.matchers.admit(admit.slot, admit.grammar, output, may_jump=may_jump)
         self.matchers.restrict(admit.slot, admit.sampling, output)
         if not self._order.overlaps:
@@ -300,6 +320,11 @@ class ModelRunner:
         rows = None if everything else inputs.sampling_rows
         if inputs.adapters is not None:
             hidden = self._forward_with_adapters(inputs, inputs.adapters, rows)
+        elif self.images is not None and inputs.images:
+            features = self.images.rows(inputs.images)
+            hidden = self.images.model.forward_with_images(
+                inputs.token_ids, inputs.positions, self._context, rows, features
+            )
         elif self._tapes is not None:
             hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
         else:

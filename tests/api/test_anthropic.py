@@ -263,7 +263,7 @@ def test_the_choice_of_tools(choice: Any, translated: Any, parallel: Any) -> Non
     [
         ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
-        ({"system": [{"type": "image"}]}, "system[0]"),
+        ({"system": [{"type": "audio"}]}, "system[0]"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"tools": [{"input_schema": {}}]}, "tools[0].name"),

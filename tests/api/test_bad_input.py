@@ -117,7 +117,7 @@ def test_a_bad_prompt_is_explained(server: RunningServer, prompt: object, words:
         ([{"role": "user", "content": 5}], "messages[0].content"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            "text parts only",
+            "data URL",
         ),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ("hi", "messages"),

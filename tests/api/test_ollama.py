@@ -149,7 +149,7 @@ def translated(**fields: Any) -> Any:
     [
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"format": "xml"}, "format"),
-        ({"messages": [{"role": "user", "images": ["aGk="]}]}, "messages[0].images"),
+        ({"messages": [{"role": "user", "images": [""]}]}, "messages[0].images[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ],
 )

@@ -230,7 +230,7 @@ def test_a_stream_that_is_aborted_has_failed(server: RunningServer) -> None:
     ("wrong", "param"),
     [
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "input[0].content[0]",
         ),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "b"}]}, "input[0].arguments"),

@@ -200,6 +200,68 @@ class BatchPrefill(_Wrapper):
         self._keep(_Plan(*arguments, causal=options.pop("causal"), options=options))
 
 
+@dataclass
+class MlaMetadata:
+    """What ``MLAPlanMetadata.csr`` makes."""
+
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_len_arr: torch.Tensor
+
+
+class BatchMLA(_Wrapper):
+    """One tensor of latents; queries of any number a row."""
+
+    name = "BatchMLAPagedAttentionWrapper"
+
+    def plan(self, **options: Any) -> None:
+        self.library.note(f"{self.name}.plan", (None,), options)
+        self._may_fail("plan")
+        tables: MlaMetadata = options["metadata"]
+        page_size, heads = options["page_size"], options["num_heads"]
+        assert heads & (heads - 1) == 0, "at some lengths, a visible key would be omitted"
+        assert options["causal"] and options["q_data_type"] == options["kv_data_type"]
+        lengths, pages = plain(tables.kv_len_arr), plain(tables.kv_indptr).diff()
+        assert lengths.device.type == "cpu" and lengths.dtype == torch.int32
+        assert (-(-lengths // page_size) == pages).all()
+        last_page_len = (lengths - 1) % page_size + 1
+        width = options["head_dim_ckv"] + options["head_dim_kpe"]
+        self._keep(
+            _Plan(plain(tables.qo_indptr), plain(tables.kv_indptr), plain(tables.kv_indices),
+                  last_page_len, heads, 1, width, page_size, causal=True, options=options)
+        )  # fmt: skip
+
+    def _store(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """The library's names of the buffers are others, and one has lengths of rows."""
+        own = {"qo_indptr_buf": "qo_indptr", "paged_kv_indptr_buf": "kv_indptr"}
+        own |= {"paged_kv_indices_buf": "kv_indices"}
+        if (found := own.get(name)) is None:
+            assert not self.in_graph or len(self.options["kv_len_arr"]) == len(values)
+            return values.clone()
+        return super()._store(values, found)
+
+    def run(self, **options: Any) -> torch.Tensor:
+        self.library.note(f"{self.name}.run", (None,), options)
+        self._may_fail("run")
+        self.num_launches += 1
+        query, cache = plain(options["query"]), plain(options["kv_cache"])
+        plan = self.planned
+        assert plan is not None, "plan() comes before run()"
+        latent = plan.options["head_dim_ckv"]
+        assert query.dtype == cache.dtype == plan.options["q_data_type"]
+        assert query.shape == (int(plan.qo_indptr[-1]), plan.heads, plan.head_dim) and len(query)
+        assert cache.dim() == 3 and cache.shape[1:] == (plan.page_size, plan.head_dim)
+        assert query.stride(-1) == cache.stride(-1) == 1
+        attended, _ = attend(query, (cache.unsqueeze(2), cache.unsqueeze(2)), plan)
+        out = options.get("out")
+        if out is None:
+            out = torch.empty(*query.shape[:2], latent, dtype=query.dtype)
+        assert out.shape == (*query.shape[:2], latent) and out.dtype == query.dtype
+        plain(out).copy_(attended[..., :latent])
+        return out
+
+
 class FakeFlashInfer:
     """In the place of the package.
 
@@ -218,6 +280,7 @@ class FakeFlashInfer:
         self.fa3_fails_in = fa3_fails_in
         self.calls: list[Call] = []
         self.wrappers: list[_Wrapper] = []
+        self.mla = types.SimpleNamespace(MLAPlanMetadata=types.SimpleNamespace(csr=MlaMetadata))
         self.utils = types.SimpleNamespace(is_sm90a_supported=lambda device: hopper)
 
     def note(self, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -233,6 +296,9 @@ class FakeFlashInfer:
 
     def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> _Wrapper:
         return self._make(BatchPrefill, *arguments, **options)
+
+    def BatchMLAPagedAttentionWrapper(self, *arguments: Any, **options: Any) -> _Wrapper:
+        return self._make(BatchMLA, *arguments, **options)
 
     def append_paged_kv_cache(self, *arguments: Any, **options: Any) -> None:
         self.note("append_paged_kv_cache", arguments, options)

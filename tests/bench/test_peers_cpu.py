@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench.byte_tokenizer import byte_tokenizer
+from bench.dummy_checkpoint import write_random_latents
 from bench.markdown import markdown, median_and_range
 from bench.peers_cpu.agreement import common_length
 from bench.peers_cpu.checkpoints import Checkpoint, CheckpointName, write_dequantized
@@ -27,6 +29,7 @@ from bench.peers_cpu.workloads import make_workloads
 from radixrt.bench.client import RequestRecord
 from radixrt.bench.report import summarize
 from radixrt.bench.workloads import Turn
+from radixrt.layers.mlp import SparseMoE
 from radixrt.models.loader import load_model
 
 VALID = '{"name": "Ada", "age": 36, "colours": ["red"], "married": true}'
@@ -157,6 +160,15 @@ def test_dequantized_weights_are_those_of_the_gguf_file(
     assert torch.equal(tensors[name], torch.from_numpy(rounded.copy()).bfloat16())
     assert load_model(folder).dtype == torch.bfloat16
     assert converted(ENGINES["llama.cpp-q4_k_m"], Checkpoint(folder, file), tmp_path) == file
+
+
+def test_the_checkpoint_of_latents_has_the_cache_and_the_experts_of_v2_lite(tmp_path: Path) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 48}
+    write_random_latents(tmp_path, byte_tokenizer(), num_hidden_layers=2, **small)
+    model = load_model(tmp_path)
+    assert [kept.bytes_per_token for kept in model.kv_specs(torch.bfloat16)] == [1152, 1152]
+    (mixture,) = [module for module in model.modules() if isinstance(module, SparseMoE)]
+    assert (mixture.gate.top_k, mixture.experts.num_experts) == (6, 16)
 
 
 def test_leading_tokens_agree_up_to_the_first_other_one() -> None:

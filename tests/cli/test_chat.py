@@ -126,6 +126,10 @@ def test_a_chat_has_history_schema_totals_and_a_saved_request(
     assert "0 messages" in chat.say("/stats")
     assert "no command /nonsense" in chat.say("/nonsense")
     assert "cannot be read" in chat.say("/schema /nowhere")
+    assert "cannot be read" in chat.say("/image /nowhere")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    assert "next question" in chat.say(f"/image {tmp_path}/a.png")
+    assert "has no vision tower" in chat.say("What is this?")
     assert chat.end() == 0
     assert "/nonsense" in (tmp_path / "radixrt" / "chat_history").read_text()
 

@@ -1,5 +1,6 @@
 """The real scheduler and the real worker in one process, without sockets between them."""
 
+import contextlib
 import queue
 from collections import deque
 from collections.abc import Sequence
@@ -23,15 +24,19 @@ from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.calls import LoadAdapterCall
 from radixrt.messages.grammars import GrammarUse, LoadGrammar
 from radixrt.messages.ids import pack_ids
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
 from radixrt.messages.requests import DEFAULT_POOLING, PoolingRequest, RequestOptions
 from radixrt.messages.sequences import PositionLogprobs, SequenceOutput, SequenceRequest, TokenBatch
 from radixrt.messages.steps import StepPlan
 from radixrt.models.checkpoint import read_config
 from radixrt.models.registry import check_architecture, is_encoder
+from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.scheduler import Scheduler
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt
 from radixrt.worker.build import build_encoder, build_runner
+from radixrt.worker.kv.page_mover import PageMover
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
@@ -66,7 +71,13 @@ class InProcessEngine:
                 model_dir / "tokenizer.json",
                 self.loaded.put,
             )
-        self.scheduler = Scheduler(SchedulerLimits.from_config(config, self.info))
+        limits = SchedulerLimits.from_config(config, self.info)
+        self.disk = open_pages(config, self.info, 0)
+        self.scheduler = Scheduler(limits, disk=self.disk)
+        self._moved: queue.SimpleQueue[PagesWritten | PagesRead] = queue.SimpleQueue()
+        self._moves_under_way = 0
+        if self.disk is not None:
+            self._mover = PageMover(self.runner.kv_caches, self._moved.put)
         self.cached: list[int] = []
         """Cached tokens of each prompt of the last call."""
         self.logprobs: list[list[PositionLogprobs]] = []
@@ -76,11 +87,11 @@ class InProcessEngine:
         self.reports: list[AnswerReport] = []
         """The last ones of the answers of the last call."""
         self._next_id = 0
-        self._sent: deque[StepPlan] = deque()
+        self._sent: deque[StepPlan | OpenPages | SavePages | ReadPages] = deque()
 
     def generate(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams] = GREEDY,
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
@@ -94,7 +105,7 @@ class InProcessEngine:
 
     def pool(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[NDArray[np.float32]]:
@@ -105,7 +116,7 @@ class InProcessEngine:
 
     def pool_requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         pool: PoolingRequest = DEFAULT_POOLING,
         second_segment_start: int = 0,
     ) -> list[SequenceRequest]:
@@ -113,7 +124,7 @@ class InProcessEngine:
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 options=options,
                 second_segment_start=second_segment_start,
             )
@@ -121,6 +132,18 @@ class InProcessEngine:
         ]
         self._next_id += len(requests)
         return requests
+
+    def _prompt_fields(self, prompt: list[int] | EncodedPrompt) -> dict[str, Any]:
+        """The fields of a prompt; its images are loaded."""
+        if not isinstance(prompt, EncodedPrompt):
+            return {"token_ids": pack_ids(prompt)}
+        for image in prompt.pictures:
+            self.scheduler.images.load(image.load_order())
+        return {
+            "token_ids": pack_ids(prompt.token_ids),
+            "key_ids": prompt.key_ids,
+            "images": list(prompt.images),
+        }
 
     def use(
         self,
@@ -170,7 +193,7 @@ class InProcessEngine:
 
     def _requests(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int] | EncodedPrompt],
         sampling: SamplingParams | list[SamplingParams],
         salt: str | list[str] = "",
         grammars: list[GrammarUse | None] | None = None,
@@ -184,7 +207,7 @@ class InProcessEngine:
         requests = [
             SequenceRequest(
                 seq_id=self._next_id + index,
-                token_ids=pack_ids(prompt),
+                **self._prompt_fields(prompt),
                 grammar=grammar,
                 options=RequestOptions(
                     sampling=params,
@@ -221,13 +244,15 @@ class InProcessEngine:
         outputs = {request.seq_id: SequenceOutput() for request in requests}
         for request in requests:
             assert self.scheduler.add(request) is None
+        self._load_images()
         while True:
             self._load_grammars()
             batches = self.advance()
             for batch in batches:
                 for seq_id, output in batch.outputs.items():
                     outputs[seq_id].extend(output)
-            if not batches and not self.scheduler.num_in_flight:
+            is_moving = self._moves_under_way or len(self.scheduler.state.waiting)
+            if not batches and not self.scheduler.num_in_flight and not is_moving:
                 break
         assert not self.scheduler.grammars.num_waiting
         every = outputs.values()
@@ -243,8 +268,13 @@ class InProcessEngine:
     def advance(self) -> list[TokenBatch]:
         """Fill the pipeline, and let the worker take its next step, or bring back the last where
         nothing follows."""
-        while self.scheduler.num_in_flight < 2 and (plan := self.scheduler.plan()) is not None:
+        while self.scheduler.num_in_flight < 2:
+            plan = self.scheduler.plan()
+            self._sent += self.scheduler.take_moves()
+            if plan is None:
+                break
             self._sent.append(plan)
+        self._move()
         results = self.runner.step(self._sent.popleft()) if self._sent else self.runner.collect()
         batches = []
         for result in results:
@@ -254,8 +284,27 @@ class InProcessEngine:
             check_invariants(self.scheduler)
         return batches
 
+    def _move(self) -> None:
+        """Give the worker the orders before its next step, and the scheduler the answers. If there
+        is no step, wait for one."""
+        while self._sent and not isinstance(self._sent[0], StepPlan):
+            order = self._sent.popleft()
+            self._mover.take(order)
+            self._moves_under_way += not isinstance(order, OpenPages)
+        with contextlib.suppress(queue.Empty):
+            while self._moves_under_way:
+                self.scheduler.moved(self._moved.get(block=not self._sent))
+                self._moves_under_way -= 1
+
+    def _load_images(self) -> None:
+        for order in self.scheduler.images.take_orders():
+            self.runner.order(order)
+        while self.runner.images is not None and self.runner.images.has_work:
+            for loaded in self.runner.images.work(0.0):
+                assert self.scheduler.loaded(loaded) == []
+
     def _load_grammars(self) -> None:
         for order in self.scheduler.grammars.take_orders():
             self.runner.matchers.loader.order(order)
             if isinstance(order, LoadGrammar):
-                assert self.scheduler.grammar_loaded(self.loaded.get()) == []
+                assert self.scheduler.loaded(self.loaded.get()) == []

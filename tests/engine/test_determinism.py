@@ -25,7 +25,7 @@ from radixrt.messages.sequences import PositionLogprobs
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.build import use_threads
 from radixrt_kernels import attention
-from tests.checkpoints import CONFIGS, make_checkpoint
+from tests.checkpoints import CONFIGS, HYBRIDS, make_checkpoint
 from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 
@@ -33,6 +33,11 @@ THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 DOCUMENTS, QUESTIONS = int(os.environ.get("RADIXRT_DETERMINISM", "4")), 5
 ANSWER_TOKENS = 8
 CONTEXT = 1024
+POOL_TOKENS = 32768
+"""Room for the pages of all prompts."""
+STATES_A_PROMPT = 8
+"""That a hybrid model keeps, with those of its answer: its pool is as many times larger, so that
+none is dropped."""
 
 pytestmark = pytest.mark.skipif(
     not radixrt_kernels.available(), reason="PyTorch's kernels promise nothing of this kind"
@@ -74,6 +79,10 @@ if THOROUGH:
     CASES += [Case("qwen3", "bfloat16", "auto", "int8"), Case("gemma3", "float32", "int4", "int8")]
     CASES += [Case("gemma4_e", "float32", "int8", "int8"), Case("gemma4_moe", "bfloat16", "int4")]
     CASES += [Case("gpt_oss", "float32", "int4", "int8")]
+    CASES += [
+        Case("deepseek_v3", "bfloat16", "int8", "int8"),
+        Case("glm4_moe_lite", "float32", "auto", "int8"),
+    ]
     CASES += [Case(family, "bfloat16", "auto", "int8", "8x1") for family in ("qwen2", "gemma2")]
 
 
@@ -162,7 +171,8 @@ class Model:
     expected: list[Answer] = field(default_factory=list)
 
     def engine(self, *, threads: int = 1, **settings: Any) -> InProcessEngine:
-        usual = {"max_total_tokens": 32768, "max_prefill_tokens": 2 * CONTEXT, "max_step_ms": 0}
+        tokens = POOL_TOKENS * (STATES_A_PROMPT if self.case.family in HYBRIDS else 1)
+        usual = {"max_total_tokens": tokens, "max_prefill_tokens": 2 * CONTEXT, "max_step_ms": 0}
         return InProcessEngine(
             self.folder,
             dtype=self.case.dtype,

@@ -18,6 +18,7 @@ from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError, EngineDiedError, RequestError
 from radixrt.messages.requests import ChatPrompt
 from radixrt.offline.llm import DEFAULT_MAX_TOKENS
+from radixrt.offline.prompt_forms import chat_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
@@ -48,6 +49,15 @@ def transformers_answer(model_dir: Path) -> Callable[[list[int]], list[int]]:
         return model.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist()
 
     return answer
+
+
+def test_images_of_chats_are_read_as_from_http() -> None:
+    url = "data:image/png;base64,aGk="
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    prompt = chat_of([{"role": "user", "content": parts}, {"role": "assistant", "content": "It"}])
+    assert prompt.messages[0]["content"] == [{"type": "image", "data": "aGk="}, parts[1]]
+    with pytest.raises(RequestError, match="fetches no images"):
+        chat_of([{"role": "user", "content": [{"type": "image_url", "image_url": "http://a/b"}]}])
 
 
 @pytest.mark.parametrize("unconditional", [False, True])

@@ -1,6 +1,7 @@
 """What a Python program can hold its answers to."""
 
 import json
+import math
 import re
 from typing import Any, Literal
 
@@ -62,6 +63,23 @@ def test_what_no_grammar_can_express_is_checked(llm: LLM) -> None:
     output = llm.generate("a", SamplingParams(max_tokens=100, n=4), schema=schema)
     for answer in output.answers:
         assert answer.finish_reason == "stop" and sorted(json.loads(answer.text)) == [1, 2, 3]
+
+
+def test_masses_are_those_of_the_tokens_that_stay_when_values_are_generated_again(
+    llm: LLM,
+) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}  # fmt: skip
+    params = SamplingParams(max_tokens=100, n=4, seed=1, kept_mass=True, logprobs=0)
+    answers = llm.generate("a", params, schema=schema).answers
+    assert any(answer.retries for answer in answers)
+    for answer in answers:
+        assert answer.kept_mass is not None and answer.logprobs is not None
+        assert len(answer.kept_mass) == len(answer.token_ids) == len(answer.logprobs)
+        assert answer.log_kept_mass == pytest.approx(sum(map(math.log, answer.kept_mass)))
+        for mass, token in zip(answer.kept_mass, answer.logprobs, strict=True):
+            assert token.logprob is not None and math.exp(token.logprob) <= mass + 1e-6 <= 1 + 2e-6
+    plain = llm.generate("a", SHORT, regex="[ab]{3}")
+    assert plain.answers[0].kept_mass is None and plain.answers[0].log_kept_mass is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ import torch
 
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.steps import KeepState
+from radixrt.scheduler.radix import kv_cache
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.worker.drafts.price import DraftPrice
 from tests.checkpoints import make_checkpoint
@@ -136,6 +138,19 @@ def test_a_state_that_is_one_page_off_is_seen(
     assert ask(warm, prompt) != expected
 
 
+def test_a_state_that_is_one_token_off_is_seen(
+    engines: tuple[InProcessEngine, InProcessEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm, cold = engines
+    monkeypatch.setattr(
+        kv_cache, "KeepState", lambda slot, position, state: KeepState(slot, position - 1, state)
+    )
+    prompt = prompts(50, seed=8)[0]
+    expected = ask(cold, prompt)
+    ask(warm, prompt)
+    assert ask(warm, prompt) != expected
+
+
 def test_rejected_drafts_leave_no_trace(
     folder: Path,
     engines: tuple[InProcessEngine, InProcessEngine],
@@ -161,3 +176,65 @@ def test_rejected_drafts_leave_no_trace(
     counters = drafting.scheduler.state.counters
     accepted = sum(counters.accepted_draft_tokens.values())
     assert 0 < accepted < sum(counters.drafted_tokens.values())
+
+
+def test_pages_of_one_token(folder: Path, engines: tuple[InProcessEngine, InProcessEngine]) -> None:
+    small, cold = InProcessEngine(folder, page_size=1), engines[1]
+    for length in (1, 2, 17, 31, 33, 80):
+        for index, prompt in enumerate(prompts(length, seed=6)):
+            assert ask(small, prompt) == ask(cold, prompt), f"prefix of {length}, prompt {index}"
+        assert small.cached == [length]
+
+
+def test_keys_and_values_in_int8(folder: Path) -> None:
+    warm = InProcessEngine(folder, kv_cache_dtype="int8")
+    cold = InProcessEngine(folder, kv_cache_dtype="int8", disable_radix_cache=True)
+    for prompt in prompts(70, seed=9):
+        assert warm.generate([prompt], SAMPLING) == cold.generate([prompt], SAMPLING)
+        assert warm.logprobs == cold.logprobs
+    assert warm.cached == [64]
+
+
+def test_sequences_that_compute_one_document_together(
+    folder: Path, engines: tuple[InProcessEngine, InProcessEngine]
+) -> None:
+    """Each goes on from the states of the chunks of the others."""
+    warm, cold = InProcessEngine(folder, chunked_prefill_size=32, max_prefill_tokens=64), engines[1]
+    rng = random.Random(7)
+    document = [rng.randrange(3, 380) for _ in range(330)]
+    some = [[*document, *(rng.randrange(3, 380) for _ in range(9))] for _ in range(4)]
+    poison(warm)
+    together = warm.generate(some, SAMPLING)
+    rows = warm.logprobs
+    for index, prompt in enumerate(some):
+        tokens, bits, _ = ask(cold, prompt)
+        assert together[index] == tokens
+        assert bits == b"".join(r.token_ids + np.array(r.logprobs).tobytes() for r in rows[index])
+    assert sum(warm.cached) > 2.7 * len(document)
+
+
+def test_ten_conversations_in_the_memory_of_three(
+    folder: Path,
+    engines: tuple[InProcessEngine, InProcessEngine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States and pages are dropped all the time; no answer changes, and none is left over."""
+    monkeypatch.setattr("radixrt.worker.build.kept_states", lambda setup, pages, one_state: 3)
+    tight, cold = InProcessEngine(folder, max_total_tokens=3 * 144, context_length=256), engines[1]
+    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=3)
+    histories = [prompts(30, seed=20 + number)[0] for number in range(10)]
+    for turn in range(3):
+        poison(tight)
+        given = tight.generate(histories, sampling)
+        found = [row for rows in tight.logprobs for row in rows]
+        assert given == cold.generate(histories, sampling)
+        expected = [row for rows in cold.logprobs for row in rows]
+        assert [row.logprobs for row in found] == [row.logprobs for row in expected]
+        histories = [
+            [*history, *answer, 40 + turn, 41]
+            for history, answer in zip(histories, given, strict=True)
+        ]
+    states = tight.scheduler.state.kv.states
+    assert states.num_rows == 3 and len(states) <= 3
+    tight.scheduler.flush_cache()
+    assert states.num_free == 3

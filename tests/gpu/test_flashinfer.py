@@ -12,7 +12,7 @@ import torch
 from radixrt.attention import flashinfer
 from radixrt.attention.backend import AttentionInputs, AttentionSetup, AttentionSpec
 from radixrt.attention.flashinfer import FlashInferBackend, make_flashinfer
-from radixrt.attention.kv_spec import to_kv_dtype
+from radixrt.attention.kv_spec import KVSpec, to_kv_dtype
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.torch_reference import TorchReferenceBackend
 from radixrt.device.device import CudaDevice
@@ -225,3 +225,66 @@ def test_no_operation_of_a_step_waits_for_the_device(device: CudaDevice) -> None
         attend(backend, place, LLAMA_8B)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+# ---------------------------------------------------------------- latents
+
+
+def latent_step(lengths: list[tuple[int, int]], spec: AttentionSpec) -> Step:
+    """Values are the first features of the keys."""
+    step = make_step(lengths, 16, spec, torch.bfloat16)
+    assert step.key is not None
+    return replace(step, value=step.key[..., :512], value_cache=step.key_cache)
+
+
+def latent_backend(device: CudaDevice, step: Step, *specs: AttentionSpec, **changes: Any) -> Any:
+    kept = [KVSpec.latents(512, 64, torch.bfloat16)] * len(specs)
+    return backend_for(device, step, *specs, kv_specs=kept, **changes)
+
+
+def attend_latents(backend: Any, step: Step, spec: AttentionSpec) -> torch.Tensor:
+    backend.plan(step.metadata)
+    cache = (step.key_cache.clone(),)
+    return backend.attend(AttentionInputs(step.query, step.key, step.value, cache, spec))
+
+
+@pytest.mark.parametrize("heads", [16, 20, 128])
+@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+def test_latents(device: CudaDevice, heads: int, kernel: str) -> None:
+    """Of DeepSeek V2 Lite, GLM-4.7-Flash and DeepSeek V3."""
+    spec = AttentionSpec(heads, 1, 576, 192**-0.5)
+    step = latent_step(MIXED, spec)
+    backend = latent_backend(device, step, spec, prefill_kernel=kernel)
+    wanted = expected_of_latents(step, spec)
+    assert_close(attend_latents(backend, to_gpu(step, device), spec), wanted)
+
+
+def expected_of_latents(step: Step, spec: AttentionSpec) -> torch.Tensor:
+    backend = TorchReferenceBackend()
+    backend.plan(step.metadata)
+    assert step.key is not None and step.value is not None
+    cache = (step.key_cache.nan_to_num(0).float(),)
+    return backend.attend(
+        AttentionInputs(step.query.float(), step.key.float(), step.value.float(), cache, spec)
+    )
+
+
+def test_a_captured_graph_of_latents(device: CudaDevice) -> None:
+    spec = AttentionSpec(20, 1, 576, 192**-0.5)
+    steps = [latent_step([(1, n) for n in lengths], spec) for lengths in ([9, 700], [1000, 30])]
+    graph = latent_backend(device, steps[0], spec).for_graph(2, "plain")
+    places = [to_gpu(step, device) for step in steps]
+    query, key = (torch.zeros_like(t) for t in (places[0].query, places[0].key))  # type: ignore[arg-type]
+    pages = max(len(place.key_cache) for place in places)
+    cache = torch.zeros(pages, *places[0].key_cache.shape[1:], dtype=torch.bfloat16, device=query.device)  # fmt: skip
+    graph.plan(places[0].metadata)
+    inputs = AttentionInputs(query, key, key[..., :512], (cache,), spec)
+    replay, out = device.capture(lambda: graph.attend(inputs))
+    for step, place in [*zip(steps, places, strict=True)] * 2:
+        assert place.key is not None
+        query.copy_(place.query)
+        key.copy_(place.key)
+        cache[: len(place.key_cache)].copy_(place.key_cache)
+        graph.plan(place.metadata)
+        replay()
+        assert_close(out, expected_of_latents(step, spec))

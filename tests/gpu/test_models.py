@@ -27,6 +27,9 @@ LIKE_SERVED = {
 }
 """Heads as FlashInfer has kernels for."""
 
+LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""Sizes of latents as FlashInfer has a kernel for."""
+
 OWN_SHAPE = (
     "phi3",
     "phi3_long",
@@ -70,7 +73,9 @@ def reference_logprobs(
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in HYBRIDS])
 def test_logprobs_and_greedy_tokens(architecture: str, graphs: bool, tmp_path: Path) -> None:
     overrides = {} if architecture in OWN_SHAPE else LIKE_SERVED
-    if "moe" in architecture and not graphs:
+    if architecture in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+        overrides = {**overrides, **LATENTS}
+    elif "moe" in architecture and not graphs:
         overrides = {}  # one of the two with the reference's attention
     folder = make_checkpoint(architecture, tmp_path, **overrides)
     engine = InProcessEngine(

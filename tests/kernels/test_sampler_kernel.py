@@ -206,3 +206,31 @@ def test_log_sum_exp_is_what_torch_computes_and_the_same_in_any_batch(isa: str) 
     assert sampler.log_sum_exp(torch.zeros(0, 4)).shape == (0,)
     with pytest.raises(ValueError, match=r"logits must be \[rows, vocab\]"):
         sampler.log_sum_exp(torch.zeros(4))
+
+
+def test_log_kept_mass_is_a_part_of_the_softmax_and_the_same_in_any_batch(isa: str) -> None:
+    for vocab in (1, 31, 33, 3000):
+        words = -(-vocab // 32)
+        for scale in (0.1, 5.0, 100.0):
+            logits = 50 + scale * torch.randn(5, vocab)
+            allowed = torch.rand(5, 32 * words) < torch.tensor([[1.0], [0.5], [0.1], [0.9], [2.0]])
+            allowed[:, 0] = True
+            powers = 2 ** torch.arange(32)
+            bits = (allowed.unflatten(1, (-1, 32)) * powers).sum(-1).int()  # wraps to 32 bits
+            rows = torch.tensor([3, 0, 4, 1])
+            found = sampler.log_kept_mass(logits, rows, bits[rows])
+            kept = logits.double().softmax(-1).where(allowed[:, :vocab], 0).sum(-1)[rows]
+            torch.testing.assert_close(found.double(), kept.log(), atol=2e-6, rtol=1e-6)
+            one = [
+                sampler.log_kept_mass(logits[r : r + 1], torch.tensor([0]), bits[r : r + 1])
+                for r in rows
+            ]
+            assert torch.equal(torch.cat(one), found)
+    far = torch.tensor([[0.0, -200.0, -200.0], [0.0, -torch.inf, 1.0]])
+    bits = torch.tensor([[0b110], [0b010]], dtype=torch.int32)
+    found = sampler.log_kept_mass(far, torch.tensor([0, 1]), bits)
+    torch.testing.assert_close(found, torch.tensor([-200 + math.log(2), -torch.inf]))
+    none = sampler.log_kept_mass(far[:1], torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32))
+    assert none == -torch.inf
+    with pytest.raises(ValueError, match="mask_rows must hold rows of logits"):
+        sampler.log_kept_mass(far, torch.tensor([2]), bits[:1])

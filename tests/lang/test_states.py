@@ -52,6 +52,25 @@ def test_messages_are_what_the_roles_say(scripted: ScriptedBackend) -> None:
     assert call.continues and call.prompt[-1] == {"role": "assistant", "content": "well, "}
 
 
+def test_an_image_is_a_part_of_a_users_message(scripted: ScriptedBackend) -> None:
+    def program(s: rl.State) -> None:
+        s += rl.user("Look: " + rl.image(b"GIF89a") + "What is it?")
+        s += rl.assistant(rl.gen("answer"))
+
+    state = run(program, scripted)
+    (call,) = scripted.calls
+    url = {"url": "data:image/*;base64,R0lGODlh"}
+    assert call.prompt[0] == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "Look: "},
+            {"type": "image_url", "image_url": url},
+            {"type": "text", "text": "What is it?"},
+        ],
+    }
+    assert "Look: [image]What is it?" in str(state.text())
+
+
 def test_a_gen_that_begins_the_message_continues_nothing(scripted: ScriptedBackend) -> None:
     def program(s: rl.State) -> None:
         s += rl.user("hi") + rl.assistant(rl.gen("x") + " and " + rl.gen("y"))
@@ -233,7 +252,8 @@ MISUSES = {
     "roles in plain text": (lambda: "a", lambda: rl.user("b"), "plain text"),
     "gen in a user's message": (lambda: "", lambda: rl.user(rl.gen("x")), "rl.assistant"),
     "a message in a message": (lambda: "", lambda: rl.user(rl.user("x")), "inside another"),
-    "an image": (lambda: "", lambda: rl.image("cat.png"), "vision model"),
+    "an image in plain text": (lambda: "", lambda: rl.image(b"GIF89a"), "rl.user"),
+    "an image that is not there": (lambda: "", lambda: rl.user(rl.image("/no.png")), "No such file"),
     "a number": (lambda: "", lambda: 5, "str"),
     "two constraints": (lambda: "", lambda: rl.gen(regex="a", type=int), "regex, type"),
     "an unknown setting": (lambda: "", lambda: rl.gen(temprature=1), "temprature"),

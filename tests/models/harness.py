@@ -171,3 +171,17 @@ class Harness:
             for tokens, token in zip(generated, new, strict=True):
                 tokens.extend(token)
         return generated
+
+
+def check_chunks_and_batches(harness: Harness, prompt: list[int]) -> None:
+    """Check that the logits of a prompt, of more than 40 tokens, have the same bits in chunks and
+    beside others."""
+    whole = harness.logits(prompt)
+    assert whole.isfinite().all()
+    for chunk in (1, 7, 64):
+        assert torch.equal(harness.logits(prompt, chunk), whole)
+    ours, first, second = Sequence(), Sequence(), Sequence()
+    harness.step([(first, prompt[:9]), (ours, prompt[:30])])
+    harness.step([(ours, prompt[30:31]), (first, [5])])
+    _, found, _ = harness.step([(second, prompt[3:40]), (ours, prompt[31:]), (first, [7])])
+    assert torch.equal(found, whole[31:])

@@ -29,6 +29,7 @@ from radixrt.layers.kernels.native import (
     NativeKernels,
     PackedExperts,
 )
+from radixrt.layers.latent_attention import LatentAttention
 from radixrt.layers.matrix import MatrixLayer
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.quantization.blocks import BlockMatrix, PlainPart
@@ -173,6 +174,47 @@ def test_latents_of_older_files_are_projected_by_one_tensor(
     folder, file = make(family, {}, splits_latents=False)
     served = resolve_model_path(str(file))
     torch.testing.assert_close(logits(served), logits(folder), atol=1e-5, rtol=0)
+
+
+LATENTS_IN_BLOCKS = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 64,
+}
+
+
+@pytest.mark.parametrize(("splits", "kind"), [(True, "Q8_0"), (False, "Q8_0"), (False, "Q4_K")])
+def test_quantized_projections_of_latents_are_kept_in_the_models_type(
+    splits: bool,
+    kind: str,
+    make: Callable[..., tuple[Path, Path]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All other matrices stay in blocks, and no warning says that these do not."""
+    kinds = {"kv_b_proj": kind, ".k_b_proj": kind, ".v_b_proj": kind, ".mlp.gate.": "F32"}
+
+    def kind_of(name: str) -> Any:
+        return gguf.GGMLQuantizationType[next((kinds[k] for k in kinds if k in name), "Q8_0")]
+
+    _, file = make("deepseek_v3", LATENTS_IN_BLOCKS, kind=kind_of, splits_latents=splits)
+    model = native(served := resolve_model_path(str(file)))
+    assert "dequantized" not in caplog.text
+    plain = load_model(served, dtype="float32")
+    assert not [path for path in block_matrices(model) if "kv_b" in path]
+    assert len([path for path in block_matrices(model) if "self_attn" in path]) == 3 * 3
+    found, expected = (
+        [block.kv_b_proj for block in of.modules() if isinstance(block, LatentAttention)]
+        for of in (model, plain)
+    )
+    query, latent = torch.randn(3, 4, 32), torch.randn(3, 4, 256)
+    for ours, theirs in zip(found, expected, strict=True):
+        for part, given, width in (("keys", query, 256), ("values", latent, 32)):
+            results = [torch.empty(3, 4, width) for _ in range(2)]
+            for of, result in zip((ours, theirs), results, strict=True):
+                getattr(of, part).multiply(given, result)
+            torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "F16", "BF16"])

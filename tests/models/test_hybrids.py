@@ -13,7 +13,7 @@ from radixrt.layers.kernels.native import NativeKernels
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from tests.checkpoints import HYBRIDS
-from tests.models.harness import Harness, Sequence
+from tests.models.harness import Harness, Sequence, check_chunks_and_batches
 from tests.models.test_against_transformers import random_tokens
 
 torch.set_num_threads(1)
@@ -52,14 +52,7 @@ def test_logits_of_short_and_long_prompts_equal_transformers(folder: Path, model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunks_and_batches_change_no_bit(folder: Path, dtype: str) -> None:
     harness = Harness(load_model(folder, dtype=dtype, kernels=NativeKernels()), page_size=4)
-    whole = harness.logits(PROMPT)
-    for chunk in (1, 7, 64):
-        assert torch.equal(harness.logits(PROMPT, chunk), whole)
-    ours, first, second = Sequence(), Sequence(), Sequence()
-    harness.step([(first, PROMPT[:9]), (ours, PROMPT[:30])])
-    harness.step([(ours, PROMPT[30:31]), (first, [5])])
-    _, found, _ = harness.step([(second, PROMPT[3:40]), (ours, PROMPT[31:]), (first, [7])])
-    assert torch.equal(found, whole[31:])
+    check_chunks_and_batches(harness, PROMPT)
 
 
 def test_a_sequence_goes_on_from_a_kept_state_with_the_same_bits(model: CausalLM) -> None:

@@ -13,6 +13,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkR
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 import radixrt_kernels
+from radixrt.attention.backend import AttentionSetup
 from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.layers.latent_attention import LatentAttention
@@ -22,8 +23,9 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
+from radixrt.worker.kv.pool import KVPool
 from tests.checkpoints import YARN_OF_LATENTS, make_checkpoint
-from tests.models.harness import Harness, Sequence
+from tests.models.harness import Harness, check_chunks_and_batches
 from tests.models.test_against_transformers import random_tokens
 
 torch.set_num_threads(1)
@@ -80,22 +82,41 @@ def test_chunks_and_batches_change_no_bit(
 ) -> None:
     model = load_model(folder, dtype=dtype, kernels=NativeKernels())
     harness = Harness(model, page_size=4, kv_dtype=kv_dtype)
-    whole = harness.logits(PROMPT)
-    assert whole.isfinite().all()
-    for chunk in (1, 7, 64):
-        assert torch.equal(harness.logits(PROMPT, chunk), whole)
-    ours, first, second = Sequence(), Sequence(), Sequence()
-    harness.step([(first, PROMPT[:9]), (ours, PROMPT[:30])])
-    harness.step([(ours, PROMPT[30:31]), (first, [5])])
-    _, found, _ = harness.step([(second, PROMPT[3:40]), (ours, PROMPT[31:]), (first, [7])])
-    assert torch.equal(found, whole[31:])
+    check_chunks_and_batches(harness, PROMPT)
+
+
+def log_probabilities(model: CausalLM, kv_dtype: torch.dtype | None = None) -> torch.Tensor:
+    harness = Harness(model, page_size=16, kv_dtype=kv_dtype)
+    return harness.logits(random_tokens(400, seed=5)).float().log_softmax(-1)
+
+
+def divergence(exact: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """In nats, of a token in the middle: of some, the router chooses other experts."""
+    return (exact.exp() * (exact - other)).sum(-1).median()
 
 
 def test_an_int8_cache_diverges_little(model: CausalLM) -> None:
-    exact = Harness(model, page_size=16).logits(PROMPT).log_softmax(-1)
-    coded = Harness(model, page_size=16, kv_dtype=torch.int8).logits(PROMPT).log_softmax(-1)
-    divergence = (exact.exp() * (exact - coded)).sum(-1)
-    assert 0 < divergence.median() < 3e-4  # of some tokens, the router chooses other experts
+    coded = log_probabilities(model, torch.int8)
+    assert 0 < divergence(log_probabilities(model), coded) < 5e-5
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_an_int8_cache_of_the_published_sizes_costs_about_what_bfloat16_does(
+    family: str, tmp_path: Path
+) -> None:
+    """See docs/internals/quantization.md."""
+    sizes = {
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+    }
+    folder = make_checkpoint(family, tmp_path, initializer_range=0.1, **sizes)
+    model = load_model(folder, kernels=NativeKernels())
+    halved = load_model(folder, dtype="bfloat16", kernels=NativeKernels())
+    exact = log_probabilities(model)
+    of_bfloat16 = divergence(exact, log_probabilities(halved))
+    assert 0 < divergence(exact, log_probabilities(model, torch.int8)) < 2 * of_bfloat16
 
 
 def _without_mscale(block: LatentAttention) -> None:
@@ -140,6 +161,11 @@ def test_a_token_takes_1152_bytes_a_layer_at_the_published_sizes() -> None:
     assert block.kv_spec(torch.bfloat16).bytes_per_token == 1152
     assert block.kv_spec(torch.int8).bytes_per_token == 580
     assert KVSpec.latents(512, 64, torch.bfloat16).tensors[0].shape == (1, 576)
+    layers, pages, page_size = 3, 7, 16
+    setup = AttentionSetup(page_size=page_size, kv_specs=[block.kv_spec(torch.bfloat16)] * layers)
+    tensors = [tensor for layer in KVPool(setup, pages).kv_caches for tensor in layer]
+    taken = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert taken == 1152 * layers * page_size * (pages + 1)  # one page is spare
 
 
 @pytest.mark.parametrize("groups", [1, 4])

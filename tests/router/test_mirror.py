@@ -83,7 +83,7 @@ def test_an_index_that_loses_one_report_in_twenty_is_the_snapshot_within_two_sec
             engine = EngineModel(bounds, has_states=kept_states > 0)
             is_kept = engine.scheduler.state.kv.states.is_kept if kept_states else None
             recorder = EventRecorder(64, 4, with_token_ids=False, is_kept=is_kept)
-            engine.scheduler.state.kv.tree.observer = recorder
+            engine.scheduler.state.kv.tree.observers = (recorder,)
             stream = EventStream(recorder, max_batches=8)
         engine.add(random.integers(0, 4, random.integers(20, 60)).tolist(), 4)
         for pause_s in REPORTS:

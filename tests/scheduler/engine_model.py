@@ -15,6 +15,7 @@ from radixrt.constrained.grammar import Grammar, GrammarKey
 from radixrt.messages.calls import CallReply
 from radixrt.messages.grammars import DropGrammar, GrammarLoaded, GrammarUse, LoadGrammar
 from radixrt.messages.ids import num_ids, pack_ids, unpack_ids
+from radixrt.messages.message import Message
 from radixrt.messages.requests import (
     NO_HINTS,
     NO_TENANT,
@@ -26,12 +27,14 @@ from radixrt.messages.requests import (
 from radixrt.messages.sequences import SequenceRefused, SequenceRequest, TokenBatch
 from radixrt.messages.steps import NO_TOKEN, StepPlan
 from radixrt.scheduler.calls import Calls
+from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.invariants import check_invariants
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.admission import FORECASTS
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.tokenizer.constraints.sent_grammars import SentGrammars
 from tests.batches import finished, started
+from tests.scheduler.fake_disk import FakeDisk
 from tests.scheduler.fake_worker import FakeWorker, digest, expected_answer, numbers_of
 
 EOS = 7
@@ -73,16 +76,21 @@ class EngineModel:
         *,
         reckless: bool = False,
         has_states: bool = False,
+        disk: DiskPages | None = None,
     ) -> None:
         """
         Args:
+            disk: pages on disk, which the fake worker's :class:`FakeDisk` keeps.
             reckless: admit as if no answer took memory, so that much has to be retracted.
             has_states: the model has recurrent layers.
         """
-        self.scheduler = Scheduler(scheduler_limits, clock)
+        self.scheduler = Scheduler(scheduler_limits, clock, disk)
         if reckless:
             self.scheduler.admission._forecast = expect_nothing  # type: ignore[method-assign]
         self.worker = FakeWorker(scheduler_limits.page_size, has_states=has_states)
+        self.disk = FakeDisk(self.worker)
+        self.orders: deque[tuple[int, Message]] = deque()
+        """Orders to move pages that the worker has not got: each after so many steps."""
         self.sent: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
         self.requests: dict[int, SequenceRequest] = {}
@@ -186,7 +194,7 @@ class EngineModel:
         key = self.loading.popleft()
         if error is None:
             self.loaded.add(key)
-        for refused in self.scheduler.grammar_loaded(GrammarLoaded(key=key, error=error)):
+        for refused in self.scheduler.loaded(GrammarLoaded(key=key, error=error)):
             self._refuse(refused)
 
     def _take_orders(self) -> None:
@@ -203,6 +211,7 @@ class EngineModel:
     def plan(self) -> StepPlan | None:
         self._take_orders()
         plan = self.scheduler.plan()
+        self._send_orders()
         if plan is not None:
             for admit in plan.admit:
                 assert admit.grammar is None or admit.grammar.key in self.loaded
@@ -210,9 +219,28 @@ class EngineModel:
             self.plans.append(plan)
         return plan
 
+    def _send_orders(self) -> None:
+        num_planned = len(self.plans)
+        self.orders += [(num_planned, order) for order in self.scheduler.take_moves()]
+        self._deliver_orders()
+
+    def _deliver_orders(self) -> None:
+        """Give the worker the orders that come before its next step."""
+        num_done = len(self.plans) - len(self.sent)
+        while self.orders and self.orders[0][0] <= num_done:
+            self.disk.take(self.orders.popleft()[1])
+
+    def answer_order(self) -> bool:
+        """The worker answers its oldest order to move pages; False: it has none."""
+        if (answer := self.disk.work()) is None:
+            return False
+        self.scheduler.moved(answer)
+        return True
+
     def absorb(self, *, fail_first: bool = False) -> TokenBatch:
         """Take the oldest step back; with ``fail_first`` its first token could not be sampled."""
         result = self.worker.step(self.sent.popleft())
+        self._deliver_orders()
         if fail_first and result.token_ids:
             tokens = unpack_ids(result.token_ids).copy()
             tokens[0] = NO_TOKEN
@@ -266,6 +294,8 @@ class EngineModel:
                 pass
             check_invariants(self.scheduler)
             if not self.sent:
+                if self.answer_order():
+                    continue
                 if not self.loading:
                     break
                 self.load_grammar()

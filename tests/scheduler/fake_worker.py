@@ -112,6 +112,8 @@ class FakeWorker:
         """The kept states."""
         self.written: list[int] = []
         """Those of the last step."""
+        self.states_written = 0
+        """Of all steps."""
         self.memory: dict[tuple[int, int], int] = {}
         self.slots: dict[int, _Slot] = {}
         self.computed_tokens = 0
@@ -272,6 +274,7 @@ class FakeWorker:
             if (row := orders.pop(position + 1, None)) is not None:
                 self.kept[row] = state.state
                 self.written.append(row)
+                self.states_written += 1
         state.keep = [one for one in state.keep if one.position in orders]
 
     def _verify(self, slot: int, value: int, slots: list[int], tokens: list[int]) -> int:

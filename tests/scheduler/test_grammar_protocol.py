@@ -112,7 +112,7 @@ class Wires:
         self._give_orders()
 
     def hear_rank(self) -> None:
-        self._refuse(self.scheduler.grammar_loaded(self.answers.popleft()))
+        self._refuse(self.scheduler.loaded(self.answers.popleft()))
         self._give_orders()
 
     def _refuse(self, refused: "list[SequenceRefused] | list[SequenceRefused | None]") -> None:

@@ -36,9 +36,9 @@ def test_sequences_wait_until_every_rank_has_loaded_their_grammar(scheduler: Sch
     scheduler.grammars.load(LoadGrammar(GRAMMAR))
     assert scheduler.grammars.take_orders() == [LoadGrammar(GRAMMAR)]
     assert add(scheduler, 0) is None and add(scheduler, 1) is None
-    assert scheduler.grammar_loaded(GrammarLoaded(key=KEY)) == []
+    assert scheduler.loaded(GrammarLoaded(key=KEY)) == []
     assert scheduler.plan() is None and scheduler.grammars.num_waiting == 2
-    assert scheduler.grammar_loaded(GrammarLoaded(key=KEY)) == []
+    assert scheduler.loaded(GrammarLoaded(key=KEY)) == []
     plan = scheduler.plan()
     assert plan is not None and [admit.grammar for admit in plan.admit] == [GrammarUse(KEY)] * 2
     assert add(scheduler, 2) is None and scheduler.grammars.num_waiting == 0
@@ -53,8 +53,8 @@ def test_a_rank_that_can_not_load_it_refuses_each_waiting_sequence(
     for seq_id in range(3):
         assert add(scheduler, seq_id) is None
     first, second = (GrammarLoaded(key=KEY, error=error) for error in errors)
-    assert scheduler.grammar_loaded(first) == []
-    refused = scheduler.grammar_loaded(second)
+    assert scheduler.loaded(first) == []
+    refused = scheduler.loaded(second)
     assert [one.seq_id for one in refused] == [0, 1, 2]
     assert {(one.message, one.status, one.grammar_lost) for one in refused} == {
         ("damaged", 400, True)
@@ -70,7 +70,7 @@ def test_a_rank_that_can_not_load_it_refuses_each_waiting_sequence(
     assert scheduler.grammars.take_orders() == orders
     assert add(scheduler, 4) is None
     for _ in range(2):
-        assert scheduler.grammar_loaded(GrammarLoaded(key=KEY)) == []
+        assert scheduler.loaded(GrammarLoaded(key=KEY)) == []
     assert scheduler.plan() is not None
 
 
@@ -98,20 +98,20 @@ def test_a_drop_waits_for_the_answers_of_all_ranks(scheduler: Scheduler) -> None
     grammars = scheduler.grammars
     grammars.load(LoadGrammar(GRAMMAR))
     grammars.drop(DropGrammar(KEY))
-    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    scheduler.loaded(GrammarLoaded(key=KEY))
     assert grammars.take_orders() == [LoadGrammar(GRAMMAR)]
-    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    scheduler.loaded(GrammarLoaded(key=KEY))
     assert grammars.take_orders() == [DropGrammar(KEY)] and len(grammars) == 0
 
 
 def test_a_grammar_sent_again_while_it_is_loaded_stays(scheduler: Scheduler) -> None:
     grammars = scheduler.grammars
     grammars.load(LoadGrammar(GRAMMAR))
-    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    scheduler.loaded(GrammarLoaded(key=KEY))
     grammars.drop(DropGrammar(KEY))
     grammars.load(LoadGrammar(GRAMMAR))
     assert add(scheduler, 0) is None
-    scheduler.grammar_loaded(GrammarLoaded(key=KEY))
+    scheduler.loaded(GrammarLoaded(key=KEY))
     assert grammars.take_orders() == [LoadGrammar(GRAMMAR)]
     assert scheduler.plan() is not None
 

@@ -108,8 +108,9 @@ class MirrorMachine(RuleBasedStateMachine):
         )
         self.tree = self.engine.scheduler.state.kv.tree
         num_pages = self.engine.scheduler.state.limits.num_pages
-        self.tree.observer = EventRecorder(num_pages, self.page_size, with_token_ids=True)
-        self.stream = EventStream(self.tree.observer, self.buffer)
+        recorder = EventRecorder(num_pages, self.page_size, with_token_ids=True)
+        self.tree.observers = (recorder,)
+        self.stream = EventStream(recorder, self.buffer)
 
     @rule(
         stem=st.sampled_from(STEMS),

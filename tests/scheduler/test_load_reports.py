@@ -21,9 +21,10 @@ class Reporting:
     def __init__(self, *, step_s: float, is_public: bool = False) -> None:
         self.engine = EngineModel(limits())
         tree = self.engine.scheduler.state.kv.tree
-        tree.observer = EventRecorder(64, tree.page_size, with_token_ids=False)
+        recorder = EventRecorder(64, tree.page_size, with_token_ids=False)
+        tree.observers = (recorder,)
         address = "tcp://127.0.0.1:*" if is_public else None
-        events = EventPublisher(EventStream(tree.observer), address, None)
+        events = EventPublisher(EventStream(recorder), address, None)
         self.sent: list[ReplicaReport] = []
         self.sent_after: list[int] = []
         """Number of steps that were planned before each report."""

@@ -71,7 +71,8 @@ class Life:
         self.random = random.Random(seed)
         self.page_size = page_size
         self.tree, self.model = RadixTree(page_size), DictionaryCache(page_size)
-        self.tree.observer = self.listener = Listener(page_size)
+        self.listener = Listener(page_size)
+        self.tree.observers = (self.listener,)
         self.allocator = PageAllocator(NUM_PAGES)
         self.readers: list[Reader] = []
 

@@ -290,6 +290,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.scheduler.state.kv.allocator.num_free
             == self.engine.scheduler.state.limits.num_pages
         )
+        states = self.engine.scheduler.state.kv.states
+        assert states.num_free == states.num_rows
 
 
 TestScheduler = SchedulerMachine.TestCase

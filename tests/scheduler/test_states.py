@@ -12,6 +12,7 @@ from radixrt.messages.calls import CacheTreeCall, CallReply, MatchCall
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.requests import CacheHints, Retention, TokenPrompt
 from radixrt.messages.steps import EMPTY_STATE
+from radixrt.scheduler.radix.kv_cache import ANSWER_STRIDE
 from radixrt.scheduler.radix.states import KeptStates
 from radixrt.scheduler.radix.view import TreeView
 from tests.scheduler.engine_model import EngineModel, limits
@@ -54,14 +55,85 @@ def test_an_identical_prompt_computes_its_last_page_only() -> None:
         assert ask(model, prompt) == whole_pages(length - 1)
 
 
-def test_the_next_turn_continues_from_the_end_of_the_answer() -> None:
+@pytest.mark.parametrize("page_size", [1, 4, 16, 24])
+def test_the_next_turn_continues_from_the_end_of_the_answer(page_size: int) -> None:
+    """From the last end of a page, or of 16 tokens where pages are shorter."""
+    stride = max(page_size, ANSWER_STRIDE)
     for max_tokens in range(1, 40):
-        model = engine()
+        model = engine(page_size=page_size, state_interval=400 * page_size, num_pages=250)
         seq_id = model.add([1, 2, 3, 4, 5, 6], max_tokens, ignore_eos=True)
         model.run()
         history = [1, 2, 3, 4, 5, 6, *model.answers[seq_id]]
         # the last token of an answer is never an input
-        assert ask(model, [*history, 30, 31]) == whole_pages(len(history) - 1)
+        most = (len(history) - 1) // stride * stride or 6 // page_size * page_size
+        assert ask(model, [*history, 30, 31]) == most
+        assert model.worker.states_written <= 6 + len(history) / stride
+
+
+def test_states_that_the_worker_has_missed_do_not_fill_the_memory() -> None:
+    """Forced tokens take it past positions that it is to keep the state of."""
+    model = engine(kept_states=6, num_pages=300)
+    for seed in range(30):
+        prompt = [(seed * 7 + i * 3) % 17 for i in range(20)]
+        model.add(prompt, 60, ignore_eos=True, grammar=b"json")
+        model.load_grammar()
+        model.run()
+    assert ask(model, [3] * 41) == 0
+    assert ask(model, [3] * 41) == 40
+    model.plan()
+    states = model.scheduler.state.kv.states
+    assert states.count(np.array(list(states.pages().values()))) == len(states)
+
+
+def test_an_answer_that_is_taken_back_computes_few_tokens_again() -> None:
+    """A checked value was wrong: a new sequence goes on from the tokens before it."""
+    for taken_back in range(1, 150, 7):
+        model = engine(page_size=16, state_interval=1600, num_pages=64)
+        prompt = [(i * 3) % 17 for i in range(20)]
+        seq_id = model.add(prompt, 200, ignore_eos=True, grammar=b"json")
+        model.load_grammar()
+        while len(model.answers[seq_id]) < 180:
+            model.plan()
+            model.absorb()
+        answer = model.answers[seq_id]
+        kept = answer[: len(answer) - taken_back]
+        model.release(seq_id)
+        before = model.worker.computed_tokens
+        again = model.add(
+            [*prompt, *kept], len(kept) + 1, num_output=len(kept), grammar=b"json", ignore_eos=True
+        )
+        model.load_grammar()
+        model.run()
+        assert again in model.finished
+        assert model.worker.computed_tokens - before <= max(taken_back, 16) + 3 * 16
+
+
+def test_a_sequence_that_is_retracted_computes_few_tokens_again() -> None:
+    model = engine(page_size=16, state_interval=1600, num_pages=64)
+    prompt = [(i * 3) % 17 for i in range(20)]
+    for max_tokens in range(40, 60):
+        model.add([*prompt, max_tokens], max_tokens, ignore_eos=True)
+        for _ in range(max_tokens - 10):
+            model.plan()
+            model.absorb()
+        before, planner = model.worker.computed_tokens, model.scheduler.planner
+        assert planner._retract()
+        model.run()
+        assert model.worker.computed_tokens - before <= 10 + 3 * 16
+
+
+def test_sequences_with_forced_tokens_and_drafts_keep_a_state_near_their_ends() -> None:
+    for options in ({"speculates": True}, {}):
+        for seed in range(8):
+            model = engine(page_size=16, state_interval=1600, num_pages=64, **options)
+            prompt = [(seed * 7 + i * 3) % 17 for i in range(20)]
+            seq_id = model.add(
+                prompt, 100 + seed, ignore_eos=True, grammar=None if options else b"json"
+            )
+            model.load_grammar()
+            model.run()
+            history = [*prompt, *model.answers[seq_id]]
+            assert ask(model, [*history, 30, 31]) >= len(history) - 1 - 3 * 16
 
 
 def test_the_next_turn_of_a_chat_finds_the_messages_of_the_turn_before() -> None:
@@ -192,3 +264,14 @@ def test_a_pinned_prefix_keeps_its_state() -> None:
     for first in range(20, 30):
         ask(model, [first + i for i in range(40)])
     assert ask(model, [*pinned, 53, 54]) == 0
+
+
+def test_a_lease_on_the_beginning_of_an_edge_pins_a_state_of_its_own_prefix() -> None:
+    model = engine(kept_states=40, num_pages=200, state_interval=2 * PAGE)
+    prompt = [(3 * i) % 17 for i in range(80)]
+    ask(model, prompt)
+    kv = model.scheduler.state.kv
+    lease = kv.leases.pin(np.array(prompt[:42], dtype=np.int32), BASE_ROOT, 1000.0)
+    match = kv.tree.match(np.array(prompt, dtype=np.int32))
+    assert match is not None
+    assert kv.states.pages()[lease.state] == match.pages[40 // PAGE - 1]

@@ -116,7 +116,7 @@ def test_an_unused_grammar_is_dropped_after_its_sequences_and_sent_again(
     vocabulary: Vocabulary,
 ) -> None:
     async def scene(stage: Stage) -> None:
-        stage.process._schedulers.links[0].grammars._max_idle_grammars = 0
+        stage.process._schedulers.links[0].grammars._max_idle = 0
         for _ in range(2):
             held = request(Choice(options=("abc",)), n=2)
             generating = asyncio.create_task(collect(stage, held))

@@ -22,13 +22,17 @@ _TEMPLATE = (
 )
 
 
-def make_reasoning_checkpoint(folder: Path) -> Path:
-    """Save a tiny Llama in float32 whose answers begin inside the reasoning, unless
+def make_reasoning_checkpoint(folder: Path, architecture: str = "llama") -> Path:
+    """Save a tiny model in float32 whose answers begin inside the reasoning, unless
     ``enable_thinking`` is false."""
     from transformers import PreTrainedTokenizerFast
 
     make_checkpoint(
-        "llama", folder, vocab_size=VOCAB_SIZE + 2, max_position_embeddings=CONTEXT, dtype="float32"
+        architecture,
+        folder,
+        vocab_size=VOCAB_SIZE + 2,
+        max_position_embeddings=CONTEXT,
+        dtype="float32",
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(make_tokenizer(folder))
     assert len(tokenizer) <= VOCAB_SIZE

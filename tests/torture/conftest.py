@@ -14,3 +14,9 @@ if "RADIXRT_TORTURE" not in os.environ:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_reasoning_checkpoint(tmp_path_factory.mktemp("reasoning-llama"))
+
+
+@pytest.fixture(scope="session")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with recurrent layers."""
+    return make_reasoning_checkpoint(tmp_path_factory.mktemp("reasoning-hybrid"), "qwen3_5")

@@ -73,7 +73,13 @@ def files_left(server: Server) -> list[str]:
     replicas = [name for name in folders if "." in name]
     engines = sorted({*folders} - {*replicas}, key=int)
     other = {p.name for p in run_dir.iterdir() if not p.is_dir()}
-    expected = {"config.json", "tokenizer.json", "tokenizer-api"}
+    expected = {
+        "config.json",
+        "tokenizer.json",
+        "token_bytes.msgpack",
+        "tokenizer-api",
+        "heartbeat-api",
+    }
     return engines[:-1] + replicas[1:] + sorted(other - expected)
 
 

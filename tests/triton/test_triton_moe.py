@@ -89,3 +89,17 @@ def test_no_tokens() -> None:
     gate_up, down = draw(4, 8, 32, dtype=torch.float32), draw(4, 32, 4, dtype=torch.float32)
     hidden = torch.zeros(0, 32, device=DEVICE)
     assert experts_mlp(hidden, empty, empty.long(), gate_up, down, "silu").shape == (0, 32)
+
+
+def test_experts_of_other_ranks_add_nothing() -> None:
+    hidden, weights = draw(9, 64, dtype=torch.float32), torch.rand(9, 2).to(DEVICE)
+    gate_up, down = (draw(6, *shape, dtype=torch.float32) / 8 for shape in ((48, 64), (64, 24)))
+    experts = choose(9, 2, 6)
+    experts[0], experts[1] = torch.tensor([0, 1]), torch.tensor([4, 5])  # all of one rank
+    parts = [
+        experts_mlp(hidden, weights, experts - first, gate_up[own], down[own], "silu", is_part=True)
+        for first, own in ((0, slice(0, 2)), (2, slice(2, 6)))
+    ]
+    assert not parts[0][1].any() and not parts[1][0].any()
+    whole = experts_mlp(hidden, weights, experts, gate_up, down, "silu")
+    torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-5, atol=1e-5)

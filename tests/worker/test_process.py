@@ -32,6 +32,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.in_flight: Step | None = None
+        self.images = None
         self.done = threading.Event()
         self.waited: list[float] = []
         self.orders: list[object] = []
@@ -72,6 +73,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[Outbox, Inbox, Runner]]:
     worker._outbox = Outbox(channels.address("worker", "scheduler"))
     worker._heartbeat = runner.heartbeat = Heartbeat(channels.heartbeat_file("worker"))
     worker._step_timeout_s = 30.0
+    worker._counts_experts = False
 
     def run() -> None:
         step = runner.step

@@ -15,6 +15,7 @@ from radixrt.api.requests.protocol import (
     GenerationFields,
 )
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import image_part
 
 Blocks = str | list[dict[str, Any]]
 """Content: a text, or content blocks."""
@@ -244,12 +245,15 @@ def _text(block: Any, where: str) -> dict[str, Any]:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text":
         return {k: v for k, v in block.items() if k in ("type", "text", "cache_control")}
+    if kind == "image":
+        image = image_part(block, where)
+        return image | {k: v for k, v in block.items() if k == "cache_control"}
     source = block.get("source") if kind == "document" else None
     if isinstance(source, dict) and source.get("type") == "text":
         part = {"type": "text", "text": string_in(source, "data", f"{where}.source")}
         return part | {k: v for k, v in block.items() if k == "cache_control"}
     raise RequestError(
-        f"{where} is of type {kind!r:.50}; this server takes text, plain-text documents, tool_use, tool_result and thinking "
+        f"{where} is of type {kind!r:.50}; this server takes text, images, plain-text documents, tool_use, tool_result and thinking "
         "blocks.",
         param=where,
     )

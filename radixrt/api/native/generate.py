@@ -16,7 +16,7 @@ from radixrt.api.answering import Formatter, Prepared, respond
 from radixrt.api.http.endpoints import Endpoints, read_json, to_struct
 from radixrt.api.http.events import DONE, json_response
 from radixrt.api.http.middleware import new_id
-from radixrt.api.logprobs import JsonList, in_slices, json_logprob
+from radixrt.api.logprobs import JsonList, KeptMass, in_slices, json_logprob
 from radixrt.api.requests.constraint import asked_constraint
 from radixrt.api.requests.options import (
     check_answer_count,
@@ -67,6 +67,7 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    kept_mass: bool | None = None
     no_stop_trim: bool | None = None
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -393,6 +394,7 @@ class _NativeAnswer:
         self._started_at = started_at
         self._text = ""
         self._token_ids: list[int] = []
+        self._kept_mass = KeptMass()
         self._lists: dict[str, JsonList] = defaultdict(JsonList)
         """The lists of log-probabilities so far, by their names."""
 
@@ -401,10 +403,11 @@ class _NativeAnswer:
         if not self._is_hidden:
             self._text += chunk.text
             self._token_ids += unpack_ids(chunk.token_ids).tolist()
+            self._kept_mass.add(chunk.log_kept_masses)
             await self._add("output", chunk.logprobs)
         if chunk.prompt is not None:
             await self._add("input", chunk.prompt.logprobs)
-        meta = self._meta(chunk) | self._token_logprobs()
+        meta = self._meta(chunk) | self._token_logprobs() | self._kept_mass.whole()
         return {"text": self._text, "output_ids": self._token_ids, "meta_info": meta}
 
     def _meta(self, chunk: AnswerChunk) -> dict[str, Any]:
@@ -417,6 +420,8 @@ class _NativeAnswer:
             "cached_tokens": report.cached_tokens,
             "cache_write_tokens": report.cache_write_tokens,
         }
+        if report.disk_tokens:
+            meta["disk_tokens"] = report.disk_tokens
         meta |= report_extras(report)
         if report.retries:
             meta["structured_output_retries"] = report.retries

@@ -17,6 +17,7 @@ from radixrt.api.requests.protocol import (
     refuse_fields,
 )
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import image_base64
 from radixrt.kv.cache_hint import CacheHint
 
 TAG = ":latest"
@@ -63,7 +64,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     content: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
-    """Refused."""
+    """Files in base64."""
     tool_calls: list[dict[str, Any]] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -83,6 +84,8 @@ class GenerateRequest(OllamaFields, kw_only=True):
     prompt: str | None = None
     """None or empty: the request only asks whether the model is loaded."""
     system: str | None = None
+    images: list[str] | None = None
+    """Files in base64."""
     suffix: str | None = None
     """Text behind the answer, for models that fill in the middle."""
     raw: bool | None = None
@@ -124,7 +127,7 @@ class EmbedRequest(OldEmbedRequest, kw_only=True):
     """Length to which the vectors are cut."""
 
 
-REFUSED = ("images", "template", "context", "width", "height", "steps")
+REFUSED = ("template", "context", "width", "height", "steps")
 """Fields that would change the answer."""
 
 
@@ -162,7 +165,8 @@ def chat_of_prompt(fields: GenerateRequest) -> ChatCompletionRequest:
     """Raises:
     RequestError: as in :func:`chat_of`.
     """
-    messages = [ChatMessage(role="user", content=fields.prompt)]
+    content = with_images(fields.prompt or "", fields.images, "images")
+    messages = [ChatMessage(role="user", content=content)]
     if fields.system:
         messages.insert(0, ChatMessage(role="system", content=fields.system))
     return _chat(fields, messages)
@@ -174,6 +178,10 @@ def completion_of(fields: GenerateRequest) -> CompletionRequest:
     Raises:
         RequestError: as in :func:`chat_of`.
     """
+    if fields.images:
+        raise RequestError(
+            "images need the chat template, so neither raw nor suffix may be given.", param="images"
+        )
     top = fields.top_logprobs or 0
     return fields.translated(
         CompletionRequest,
@@ -249,15 +257,28 @@ def seconds_of(keep_alive: float | str) -> float:
     )
 
 
+def with_images(text: str, images: list[str] | None, where: str) -> str | list[dict[str, Any]]:
+    """The content of a chat message: its images, in base64, before its text.
+
+    Raises:
+        RequestError: one is empty or too long.
+    """
+    if not images:
+        return text
+    parts = [
+        {"type": "image", "data": image_base64(one, f"{where}[{number}]")}
+        for number, one in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}]
+
+
 def _message(message: OllamaMessage, where: str) -> ChatMessage:
-    if message.images:
-        raise RequestError(f"{where}.images: this server takes text only.", param=f"{where}.images")
     calls = [
         _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())
     ]
     return ChatMessage(
         role=message.role,
-        content=message.content or "",
+        content=with_images(message.content or "", message.images, f"{where}.images"),
         reasoning_content=message.thinking or None,
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id,

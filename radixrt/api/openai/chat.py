@@ -10,7 +10,7 @@ from radixrt.api.conversations.continuation import (
     Continuation,
 )
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.logprobs import chat_logprobs
+from radixrt.api.logprobs import KeptMass, chat_logprobs
 from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import chat_prompt
@@ -101,6 +101,7 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         """Streamed choices whose role has been sent."""
         self._called: set[int] = set()
         """Choices that have called a tool."""
+        self._kept_mass: defaultdict[int, KeptMass] = defaultdict(KeptMass)
         self._custom: defaultdict[int, CustomCalls] = defaultdict(
             lambda: CustomCalls(self.fields.tools)
         )
@@ -134,6 +135,7 @@ class _Chat(OpenAIFormatter[ChatCompletionRequest]):
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = unpack_ids(chunk.token_ids).tolist()
+        choice |= self._kept_mass[chunk.index].after(chunk.log_kept_masses)
         choice |= value_events(chunk) | structured_extras(chunk.report)
         return [*found, (choice, extras)]
 

@@ -11,7 +11,7 @@ from radixrt.api.conversations.continuation import (
     Continuation,
 )
 from radixrt.api.http.endpoints import Endpoints
-from radixrt.api.logprobs import CompletionLogprobs
+from radixrt.api.logprobs import CompletionLogprobs, KeptMass
 from radixrt.api.requests.constraint import asked_constraint, streams_values
 from radixrt.api.requests.options import generation_options, request_id
 from radixrt.api.requests.prompts import parse_prompts
@@ -158,6 +158,7 @@ class _Completion(OpenAIFormatter[CompletionRequest]):
     def __init__(self, prepared: PreparedRequest[CompletionRequest], state: ServerState) -> None:
         self.hides_output = prepared.fields.max_tokens == 0
         super().__init__(prepared, state)
+        self._kept_mass: defaultdict[int, KeptMass] = defaultdict(KeptMass)
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
         """The log-probabilities of each choice."""
 
@@ -188,6 +189,8 @@ class _Completion(OpenAIFormatter[CompletionRequest]):
         }
         if self.fields.return_token_ids:
             choice["token_ids"] = [] if hidden else unpack_ids(chunk.token_ids).tolist()
+        if not hidden:
+            choice |= self._kept_mass[index].after(chunk.log_kept_masses)
         choice |= value_events(chunk) | await self._prompt_extras(chunk)
         return [(choice | structured_extras(chunk.report), beside)]
 

@@ -16,6 +16,7 @@ from radixrt.api.requests.protocol import (
     refuse_fields,
 )
 from radixrt.base.errors import RequestError
+from radixrt.base.image_parts import image_part
 
 Items = str | list[dict[str, Any]]
 """A text of the user, or items: messages, calls of functions and their outputs, reasoning."""
@@ -219,7 +220,8 @@ def _call_output(item: dict[str, Any], where: str) -> ChatMessage:
 
 def _reasoning(item: dict[str, Any], where: str) -> ChatMessage:
     """The text itself, if the client has kept it in one of its forms."""
-    text = "".join(part["text"] for part in _parts(item.get("content") or [], f"{where}.content"))
+    parts = _parts(item.get("content") or [], f"{where}.content")
+    text = "".join(part.get("text", "") for part in parts)
     if not text and item.get("encrypted_content") is not None:
         text = _unsealed(string_in(item, "encrypted_content", where))
     if not text:
@@ -258,10 +260,12 @@ def _parts(content: Any, where: str) -> list[dict[str, Any]]:
 
 def _part(part: Any, where: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "input_image":
+        return image_part(part, where)
     field = _TEXT_PARTS.get(str(kind))
     if field is None:
         raise RequestError(
-            f"{where} is of type {kind!r:.50}; this server takes text parts only.", param=where
+            f"{where} is of type {kind!r:.50}; this server takes text and input_image.", param=where
         )
     translated = {"type": "text", "text": string_in(part, field, where)}
     for name in ("cache_control", "prompt_cache_breakpoint"):

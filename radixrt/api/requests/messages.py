@@ -16,6 +16,7 @@ from radixrt.api.requests.protocol import TTL_S, CacheControl, ChatMessage, Prom
 from radixrt.api.requests.tools import call_of_custom
 from radixrt.base.convert import check_depth
 from radixrt.base.errors import RequestError, shown
+from radixrt.base.image_parts import IMAGE_PARTS, image_part
 from radixrt.messages.requests import CacheBreakpoint
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,13 @@ def _to_template_message(message: ChatMessage, where: str) -> dict[str, Any]:
         )
     if message.content is None and role != "assistant":
         raise RequestError(f"{where}.content is missing.", param=f"{where}.content")
-    result: dict[str, Any] = {"role": role, "content": _text(message.content, f"{where}.content")}
+    content = _content(message.content, f"{where}.content")
+    if isinstance(content, list) and role not in ("user", "tool"):
+        raise RequestError(
+            f"{where}.content holds an image; only messages of the roles user and tool may.",
+            param=f"{where}.content",
+        )
+    result: dict[str, Any] = {"role": role, "content": content}
     if message.tool_calls:
         result["tool_calls"] = [
             _tool_call(call, f"{where}.tool_calls[{i}]")
@@ -71,20 +78,28 @@ def _to_template_message(message: ChatMessage, where: str) -> dict[str, Any]:
     return result
 
 
-def _text(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    """Text parts are joined by line breaks."""
+def _content(content: str | list[dict[str, Any]] | None, where: str) -> str | list[dict[str, Any]]:
+    """Text parts alone are joined by line breaks; beside images they stay parts."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
+    if any(part.get("type") in IMAGE_PARTS for part in content):
+        return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
     return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: dict[str, Any], where: str) -> dict[str, Any]:
+    if part.get("type") in IMAGE_PARTS:
+        return image_part(part, where)
+    return {"type": "text", "text": _part_text(part, where)}
 
 
 def _part_text(part: dict[str, Any], where: str) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind != "text":
         raise RequestError(
-            f"{where} is of type {shown(kind)}; this server takes text parts only.", param=where
+            f"{where} is of type {shown(kind)}; this server takes text and images.", param=where
         )
     if not isinstance(text, str):
         raise RequestError(f"{where}.text must be a string.", param=f"{where}.text")

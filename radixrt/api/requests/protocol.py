@@ -152,6 +152,8 @@ class GenerationFields(ConstraintFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    kept_mass: bool | None = None
+    """Return the probability that the constraint left, of each token and of the answer."""
     return_token_ids: bool | None = None
     cache: CacheHint | None = None
     """Cache hint: the client's knowledge of the future use of this request's KV."""

@@ -25,7 +25,7 @@ ALIASES = {
     "step_timeout": "--watchdog-timeout",
     "log_level": "--uvicorn-log-level --log-level-http",
     "tp": "--tensor-parallel-size --tp-size -tp",
-    "ep": "--ep-size --expert-parallel-size",
+    "ep": "--ep-size",
     "expert_metrics": "--enable-expert-distribution-metrics",
     "deterministic": "--enable-deterministic-inference",
     "kernel_threads": "--threads -t --n-threads",
@@ -89,6 +89,7 @@ IGNORED = {
     "draft tokens come from known text here, and answers are the same with any drafter": (
         "",
         "--speculative-config --speculative-model --speculative-algorithm --speculative-algo --speculative-draft-model-path --speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens "
+        "--speculative-config.method --speculative-config.model --speculative-config.num_speculative_tokens "
         "--num-speculative-tokens --ngram-prompt-lookup-max --ngram-prompt-lookup-min --model-draft -md --hf-repo-draft -hfd --draft-max --draft-min --draft",
     ),
     "prefixes stay in memory until their room is needed, and there are no slots": (

@@ -125,8 +125,9 @@ class SimulatedEngine:
         self._step_s = 0.0
         if is_routed:
             tree = self.scheduler.state.kv.tree
-            tree.observer = EventRecorder(limits.num_pages, limits.page_size, with_token_ids=False)
-            self._stream = EventStream(tree.observer, max_batches=1)
+            recorder = EventRecorder(limits.num_pages, limits.page_size, with_token_ids=False)
+            tree.observers = (recorder,)
+            self._stream = EventStream(recorder, max_batches=1)
 
     def receive(self, request: SequenceRequest) -> None:
         self._inbox.append(request)

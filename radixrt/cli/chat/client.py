@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import httpx
 
 from radixrt.base.errors import RadixrtError
+from radixrt.base.image_parts import data_url
 
 CONNECT_TIMEOUT_S = 10.0
 LONG_PROMPT_MS = 500
@@ -250,7 +251,9 @@ class Conversation:
         self._options = options
         self.system: str | None = None
         self.schema: dict[str, Any] | None = None
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self._attached: list[str] = []
+        """Data URLs of the images of the next question."""
         self.answers: list[AnswerStats] = []
 
     def body(self) -> dict[str, Any]:
@@ -281,7 +284,12 @@ class Conversation:
         Raises:
             ChatError: the server gave no answer; the question is not kept.
         """
-        self.messages.append({"role": "user", "content": question})
+        asked: str | list[dict[str, Any]] = question
+        if self._attached:
+            images = [{"type": "image_url", "image_url": {"url": url}} for url in self._attached]
+            asked = [*images, {"type": "text", "text": question}]
+        self.messages.append({"role": "user", "content": asked})
+        self._attached = []
         stats, content = AnswerStats(), ""
         try:
             for piece in self._client.stream(self.body(), stats):
@@ -301,6 +309,19 @@ class Conversation:
         else:
             self.messages.pop()
         self.answers.append(stats)
+
+    def attach(self, file: str) -> None:
+        """Send an image with the next question.
+
+        Raises:
+            ChatError: the file cannot be read, or the model takes no messages.
+        """
+        if self.completes:
+            raise ChatError("This model has no chat template, so it takes no images.")
+        try:
+            self._attached.append(data_url(file))
+        except OSError as error:
+            raise ChatError(f"{file} cannot be read: {error.strerror}.") from error
 
     def clear(self) -> None:
         """Forget all messages; system prompt and schema stay."""

@@ -14,6 +14,7 @@ from radixrt.cli.chat.client import ChatError, Conversation
 _HELP = """\
 /system TEXT   set the system prompt; without TEXT: remove it
 /schema FILE   hold the answers to a JSON schema; without FILE: remove it
+/image FILE    send an image with the next question
 /stats         show the tokens of this chat, and their cached share
 /clear         forget the messages
 /save FILE     write the chat as the body of a chat request
@@ -144,6 +145,7 @@ class Terminal:
         commands: dict[str, Callable[[str], str]] = {
             "system": self._set_system,
             "schema": self._set_schema,
+            "image": self._attach,
             "stats": lambda _: self._conversation.totals(),
             "clear": self._clear,
             "save": self._save,
@@ -164,6 +166,12 @@ class Terminal:
             return f"Answers follow {file}."
         self._conversation.schema = None
         return "Schema removed."
+
+    def _attach(self, file: str) -> str:
+        if not file:
+            raise ChatError("/image needs the name of a file.")
+        self._conversation.attach(file)
+        return f"{file} goes with the next question."
 
     def _clear(self, _: str) -> str:
         self._conversation.clear()

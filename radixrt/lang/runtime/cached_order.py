@@ -7,6 +7,7 @@ all candidates that are one passage longer than the chains found so far.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from radixrt.lang.backends.protocol import Backend, CachedPrompt, Prompt
 from radixrt.lang.backends.server import backend_of, default_backend
@@ -74,7 +75,8 @@ def _with_text(prompt: Prompt, text: str) -> Prompt:
     if isinstance(prompt, str):
         return prompt + text
     *before, last = prompt
-    messages = [*before, {**last, "content": last["content"] + text}]
+    more: Any = [{"type": "text", "text": text}] if isinstance(last["content"], list) else text
+    messages = [*before, {**last, "content": last["content"] + more}]
     # Some chat templates write a system message only into the user's message behind it.
     return [*messages, {"role": "user", "content": ""}] if last["role"] == "system" else messages
 

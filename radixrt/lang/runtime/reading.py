@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from radixrt.lang.backends.protocol import PartialValue
 from radixrt.lang.errors import unreadable
 from radixrt.lang.runtime.placeholder import Placeholder
-from radixrt.lang.runtime.transcript import Part
+from radixrt.lang.runtime.transcript import Part, text_of
 from radixrt.lang.typed import convert, type_at
 
 Item = TypeVar("Item")
@@ -134,4 +134,4 @@ def text_of_state(parts: Callable[[], Sequence[Part]], has_ended: Callable[[], b
         if isinstance(part, Placeholder):
             yield from text_of_call(part)
         else:
-            yield part
+            yield None if part is None else text_of((part,))

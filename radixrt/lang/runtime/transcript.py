@@ -9,10 +9,10 @@ from typing import Any
 
 from radixrt.lang.backends.protocol import Prompt
 from radixrt.lang.errors import ProgramError
-from radixrt.lang.expressions import Role
+from radixrt.lang.expressions import Picture, Role
 from radixrt.lang.runtime.placeholder import Placeholder
 
-Part = str | Placeholder
+Part = str | Placeholder | Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,10 @@ class Turn:
 
     def as_message(self) -> dict[str, Any]:
         """The turn in OpenAI's form. All its placeholders are filled."""
-        message: dict[str, Any] = {"role": self.role, "content": text_of(self.parts)}
+        content: Any = text_of(self.parts)
+        if any(isinstance(part, Picture) for part in self.parts):
+            content = [_content_part(part) for part in self.parts]
+        message: dict[str, Any] = {"role": self.role, "content": content}
         completions = [part.completion for part in self.parts if isinstance(part, Placeholder)]
         if calls := [call for completion in completions for call in completion.tool_calls]:
             message["tool_calls"] = calls
@@ -60,6 +63,16 @@ class Transcript:
                 "rl.system(...), and gen or select into rl.assistant(...)."
             )
         return replace(self, text=(*self.text, part))
+
+    def with_picture(self, picture: Picture) -> "Transcript":
+        """Append an image to the open message.
+
+        Raises:
+            ProgramError: it is not a user's.
+        """
+        if not self.turn_is_open or self.turns[-1].role != "user":
+            raise ProgramError("An image stands in a user's message: put it into rl.user(...).")
+        return self.with_part(picture)
 
     def with_turn(self, turn: Turn) -> "Transcript":
         """Append a message, still open.
@@ -119,5 +132,18 @@ class Transcript:
 
 
 def text_of(parts: tuple[Part, ...]) -> str:
-    """The text of parts whose placeholders are all filled."""
-    return "".join(part if isinstance(part, str) else part.completion.text for part in parts)
+    """The text of parts whose placeholders are all filled; of an image, its mark."""
+    return "".join(map(_text_of, parts))
+
+
+def _text_of(part: Part) -> str:
+    if isinstance(part, Picture):
+        return "[image]"
+    return part if isinstance(part, str) else part.completion.text
+
+
+def _content_part(part: Part) -> dict[str, Any]:
+    """A part in OpenAI's form."""
+    if isinstance(part, Picture):
+        return {"type": "image_url", "image_url": {"url": part.url}}
+    return {"type": "text", "text": _text_of(part)}

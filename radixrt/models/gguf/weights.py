@@ -268,11 +268,13 @@ def _as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Te
 def warn_of_dequantization(
     entries: list[TensorEntry], kept: Collection[str], dtype: torch.dtype
 ) -> None:
-    """Log the memory that quantized weights take which do not stay in blocks."""
+    """Log the memory that quantized weights take whose kind has no packed form."""
     weights = sum(
         math.prod(entry.shape)
         for entry in entries
-        if entry.kind not in PLAIN_KINDS and entry.name not in kept
+        if entry.kind not in PLAIN_KINDS
+        and entry.name not in kept
+        and not any(part in entry.name for part in _UP)
     )
     if weights:
         log.warning(

@@ -11,14 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixrt.messages.cache_explanation import CacheFacts
-from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.cache_root import CacheRoot
+from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
+from radixrt.messages.requests import NO_TENANT, Tenant
 from radixrt.messages.steps import SAME_STATE, DraftSources, KeepState
+from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.divergence import cache_facts, continuation
 from radixrt.scheduler.radix.eviction import make_policy
 from radixrt.scheduler.radix.ghosts import GHOSTS_A_PAGE, MAX_GHOSTS
 from radixrt.scheduler.radix.key_ids import tokens_of
-from radixrt.scheduler.radix.leases import Leases
+from radixrt.scheduler.radix.leases import Lease, Leases
 from radixrt.scheduler.radix.node import HIGH, NONE, Match, Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
@@ -31,6 +34,13 @@ from radixrt.scheduler.slot_table import SlotTable
 MAX_CONTINUED = 2048
 """Tokens of a continuation that go to the worker."""
 
+ANSWER_STRIDE = 16
+"""Tokens of an answer, at least, from state to state: each is a copy."""
+
+MAX_TAKEN_BACK = 256
+"""Tokens by which an answer may be taken back to a state of its own, where a value is checked and
+found wrong."""
+
 NO_TOKENS = unpack_ids(b"")
 
 
@@ -38,7 +48,11 @@ class KVCache:
     """Page allocator and radix tree, behind the operations of a sequence's life."""
 
     def __init__(
-        self, limits: SchedulerLimits, slots: SlotTable, clock: Callable[[], float]
+        self,
+        limits: SchedulerLimits,
+        slots: SlotTable,
+        clock: Callable[[], float],
+        disk: DiskPages | None = None,
     ) -> None:
         num_pages, self.page_size = limits.num_pages, limits.page_size
         self.allocator = PageAllocator(num_pages)
@@ -46,6 +60,10 @@ class KVCache:
         self.policy = make_policy(self._policy_name, clock)
         most_ghosts = min(MAX_GHOSTS, GHOSTS_A_PAGE * num_pages)
         self.tree = RadixTree(self.page_size, self.policy, clock, most_ghosts)
+        self.disk = disk
+        """The pages on disk; None: there are none, and nothing below asks for them."""
+        if disk is not None:
+            self.tree.observers = (disk.names,)
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
         self.states = KeptStates(limits.kept_states, num_pages)
@@ -57,6 +75,12 @@ class KVCache:
         self._slots = slots
         self._share = limits.shares_prefixes
         self._clock = clock
+
+    def begin_plan(self, step: int, num_in_flight: int) -> None:
+        """Begin the plan of a step; see :meth:`KeptStates.begin_plan`."""
+        self.states.begin_plan(step, num_in_flight)
+        if self.disk is not None:
+            self.disk.begin_plan()
 
     @property
     def num_available(self) -> int:
@@ -84,6 +108,8 @@ class KVCache:
 
     def _evict(self, count: int, rule: Callable[[Node, bool], str]) -> int:
         pages = self.tree.evict(count, rule)
+        if self.disk is not None and len(pages):
+            self.disk.evicted()
         self._free(pages)
         self.evicted_pages += len(pages)
         return len(pages)
@@ -96,14 +122,16 @@ class KVCache:
 
     def flush(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their
-        number."""
+        number. Pages on disk are forgotten too."""
+        if self.disk is not None:
+            self.disk.flush()
         return self._evict(self.tree.num_evictable_pages, lambda leaf, is_above_share: "flush")
 
     # ------------------------------------------------------------ a sequence's life
 
     def find_prefix(self, sequence: Sequence) -> Match | None:
         """The longest cached prefix of :meth:`Sequence.cacheable_tokens`."""
-        if not self._reads_tree(sequence):
+        if not self.reads_tree(sequence):
             return None
         return self.tree.match(sequence.cacheable_tokens(), sequence.root)
 
@@ -120,6 +148,12 @@ class KVCache:
         """Leading tokens of a prefix that need not be computed, and the state behind them."""
         num_pages, state = self.states.nearest(pages) if self.states else (len(pages), SAME_STATE)
         return num_pages * self.page_size, state
+
+    @staticmethod
+    def _before_image(sequence: Sequence, usable: int) -> int:
+        """``usable`` leading tokens, or those before the image that they would split."""
+        split = sequence.split_image(usable)
+        return usable if split is None else split[0]
 
     def is_state_coming(self, match: Match | None) -> bool:
         """Whether the plan in the making keeps a state of a found prefix that is better than what
@@ -138,10 +172,11 @@ class KVCache:
 
     def note_facts(self, sequence: Sequence, match: Match | None) -> None:
         """Note where the prompt of a sequence that is admitted now leaves the tree."""
-        if not self._reads_tree(sequence):
+        if not self.reads_tree(sequence):
             sequence.cache_facts = CacheFacts(reusable_tokens=0)
             return
         sequence.cache_facts = facts = cache_facts(self.tree, sequence, match)
+        facts.disk = sequence.disk_read
         if match is not None:
             facts.stateless_tokens = match.num_pages * self.page_size - self.usable_tokens(match)
 
@@ -162,7 +197,7 @@ class KVCache:
 
         None: there is no such page.
         """
-        if not self._reads_tree(sequence):
+        if not self.reads_tree(sequence):
             return None
         tokens = sequence.cacheable_tokens()
         start, end = num_cached * self.page_size, (num_cached + 1) * self.page_size
@@ -170,7 +205,8 @@ class KVCache:
             return None  # the remaining tokens are computed in any case
         return sequence.root, num_cached, tokens[start:end].tobytes()
 
-    def _reads_tree(self, sequence: Sequence) -> bool:
+    def reads_tree(self, sequence: Sequence) -> bool:
+        """Whether a sequence uses prefixes of others."""
         return self._share and sequence.reads_cache
 
     def num_pages_locked_by(self, match: Match | None) -> int:
@@ -181,10 +217,11 @@ class KVCache:
         """Texts from which tokens of a sequence may be drafted that is admitted now on top of a
         cached prefix."""
         followed = NO_TOKENS
-        if match is not None and self._reads_tree(sequence):
-            rest = sequence.known_ids()[match.num_pages * self.page_size :]
+        if match is not None and self.reads_tree(sequence):
+            rest = sequence.known_tokens()[match.num_pages * self.page_size :]
             limit = sequence.max_output - sequence.num_output
             followed = continuation(self.tree, match, rest, min(limit, MAX_CONTINUED))
+            followed = followed[: np.argmax(np.append(followed, -1) < 0)]  # no image is drafted
         return DraftSources(
             continuation=pack_ids(tokens_of(followed)),
             prediction=sequence.prediction,
@@ -210,6 +247,7 @@ class KVCache:
             pages, sequence.node = NO_PAGES, self.tree.lock_root(sequence.root)
         else:
             pages, sequence.node = match.pages, self.tree.lock_match(match)
+            self._used_again(pages)
         self._slots.put(sequence, pages)
         return self._start_from_state(sequence, pages)
 
@@ -220,6 +258,7 @@ class KVCache:
         again: the same bits.
         """
         usable, state = self._usable(pages)
+        usable = self._before_image(sequence, usable)
         self._slots.planned[sequence.slot] = sequence.kept_to = usable
         if self.states:
             end = len(pages) * self.page_size
@@ -228,6 +267,11 @@ class KVCache:
             if state >= 0:
                 self.states.use(state)
         return state
+
+    def _used_again(self, pages: Pages) -> None:
+        """Tell the pages on disk of a prefix of which another sequence has had use before."""
+        if self.disk is not None and len(pages):
+            self.disk.used(pages)
 
     def has_longer_prefix(self, sequence: Sequence) -> bool:
         """Whether the tree may hold more of a running sequence's prompt than the sequence uses."""
@@ -249,9 +293,13 @@ class KVCache:
             return None  # nothing new; saves a lookup of the whole prompt
         assert sequence.node is not None
         match = self.find_prefix(sequence)
-        if match is None or self.usable_tokens(match) <= slots.planned[slot]:
+        if match is None:
+            return None
+        usable = self._before_image(sequence, self.usable_tokens(match))
+        if usable <= slots.planned[slot]:
             return None
         pages, node = match.pages, self.tree.lock_match(match)
+        self._used_again(pages)
         self.tree.unlock(sequence.node)
         sequence.node = node
         own = slots.own_pages(slot)
@@ -288,7 +336,7 @@ class KVCache:
     def publish_prefill(self, sequence: Sequence) -> None:
         """Insert the full pages that are planned so far into the tree, for all sequences planned
         later."""
-        if not self._reads_tree(sequence):
+        if not self.reads_tree(sequence):
             return
         slot = sequence.slot
         start, full = self._unpublished(sequence)
@@ -315,7 +363,7 @@ class KVCache:
         every interval, where the prompt leaves what the tree has, at its cache breakpoints, at the
         end of its messages, at its own end, and at the end of the chunk, where another sequence
         may go on."""
-        if not self.states or not self._reads_tree(sequence):
+        if not self.states or not self.reads_tree(sequence):
             return []
         size, step = self.page_size, self._state_interval
         wanted = {*range(-(-(start + 1) // step) * step, end + 1, step), sequence.branch}
@@ -330,30 +378,54 @@ class KVCache:
         return orders
 
     def keep_answer_states(self, decoding: NDArray[np.intp]) -> list[KeepState]:
-        """Order a state at the next end of a page, for each of these slots that has passed the one
-        ordered before. The last two of an answer stay, and those at intervals."""
+        """Order the next state of an answer, for each of these slots that has passed the one
+        ordered before and has a page there."""
         if not self.states:
             return []
-        slots, size = self._slots, self.page_size
-        due = decoding[slots.planned[decoding] > slots.next_state[decoding]]
+        slots, stride = self._slots, self.pages_for(ANSWER_STRIDE) * self.page_size
+        planned = slots.planned[decoding]
+        positions = -(-planned // stride) * stride
+        has_page = positions <= slots.num_pages[decoding] * self.page_size
+        due = (planned > slots.next_state[decoding]) & has_page
         orders = []
-        for slot in due.tolist():
+        for slot, position in zip(decoding[due].tolist(), positions[due].tolist(), strict=True):
             sequence = slots.sequences[slot]
-            position = -(-int(slots.planned[slot]) // size) * size
             if not self._share or position > slots.last_position[slot]:
                 continue
             slots.next_state[slot] = position
-            new = self._keep_state(sequence, position, is_certain=False)
-            if new:
-                pages = sequence.answer_states
-                pages.append(int(slots.block_tables[slot, position // size - 1]))
-                if len(pages) > 2:
-                    before = (position // size - 2) * size
-                    oldest = pages.pop(0)
-                    if before % self._state_interval:
-                        self.states.drop_of(oldest)
-            orders += new
+            if new := self._keep_state(sequence, position, is_certain=False):
+                self._drop_old_states(sequence)
+                page = int(slots.block_tables[slot, position // self.page_size - 1])
+                sequence.answer_states.append((position, page))
+                orders += new
         return orders
+
+    def _drop_old_states(self, sequence: Sequence) -> None:
+        """Drop the states of an answer that the worker has missed, and those before the newest that
+        may be read, except at intervals and where the answer may be taken back to.
+
+        A state goes when the answer is twice as far beyond it as the largest power of two of
+        strides that divides its position. So an answer that is taken back by some tokens has a
+        state at most as many tokens, or a stride, further back.
+        """
+        stride = self.pages_for(ANSWER_STRIDE) * self.page_size
+        reach = stride if sequence.grammar is None else MAX_TAKEN_BACK
+        stay: list[tuple[int, int]] = []
+        newest: int | None = None
+        for position, page in reversed(sequence.answer_states):
+            strides = position // stride
+            if not self.states.is_kept[page]:
+                if position >= sequence.num_tokens:
+                    stay.append((position, page))  # a step in flight may write it
+                else:
+                    self.states.drop_of(page)
+                continue
+            newest = newest or position
+            if newest - position <= min(reach, 2 * stride * (strides & -strides)):
+                stay.append((position, page))
+            elif position % self._state_interval:
+                self.states.drop_of(page)
+        sequence.answer_states = stay[::-1]
 
     def _keep_state(
         self, sequence: Sequence, position: int, *, is_certain: bool = True
@@ -378,6 +450,8 @@ class KVCache:
         slots, slot = self._slots, sequence.slot
         assert sequence.node is not None
         own = slots.own_pages(slot)
+        for _, page in sequence.answer_states:
+            self.states.settle(page)
         start, full = self._unpublished(sequence)
         if self._share and start < full:
             tokens = sequence.tokens[start * self.page_size : full * self.page_size]
@@ -419,6 +493,8 @@ class KVCache:
         self._free(slots.own_pages(sequence.slot))
         self.tree.unlock(node)
         self._free(self.tree.prune(node))
+        if self.disk is not None:
+            self.disk.forget_removed()
         sequence.node = None
         slots.remove(sequence)
 
@@ -427,8 +503,48 @@ class KVCache:
         sequence."""
         if start < end and self.prefix_watch:
             tokens = sequence.tokens[start * self.page_size : end * self.page_size]
-            page_bytes = self.page_size * tokens.itemsize
-            self.prefix_watch.inserted(sequence.root, start, tokens.tobytes(), page_bytes)
+            self._tell_watch(sequence.root, start, tokens)
+
+    def _tell_watch(self, root: CacheRoot, start: int, tokens: TokenIds) -> None:
+        page_bytes = self.page_size * tokens.itemsize
+        self.prefix_watch.inserted(root, start, tokens.tobytes(), page_bytes)
+
+    # ------------------------------------------------------------ pages from disk
+
+    def pin(
+        self,
+        tokens: TokenIds,
+        root: CacheRoot,
+        ttl_s: float,
+        lease_id: str = "",
+        tenant: Tenant = NO_TENANT,
+    ) -> Lease:
+        """Lease a cached prefix, see :meth:`Leases.pin`; it is written to disk, too."""
+        lease = self.leases.pin(tokens, root, ttl_s, lease_id, tenant)
+        self._used_again(Match(lease.node, lease.num_pages, lease.node.num_pages).pages)
+        return lease
+
+    def publish_read(
+        self, node: Node, root: CacheRoot, start: int, tokens: TokenIds, pages: Pages
+    ) -> None:
+        """Insert pages that were read from disk behind a held prefix, and let go of it.
+
+        Args:
+            node: at whose end the prefix ends.
+            start: pages of the prefix.
+            tokens: of the pages that were read: [n * page_size], int32.
+            pages: all that were allocated for them: [at least n]; those beyond n are freed.
+        """
+        count = len(tokens) // self.page_size
+        end, existing = node, 0
+        if count:
+            end, existing = self.tree.insert(node, tokens, pages[:count])
+            if existing < count and self.prefix_watch:
+                self._tell_watch(root, start + existing, tokens[existing * self.page_size :])
+        self._free(np.concatenate((pages[:existing], pages[count:])))
+        self.tree.hold(end)
+        self.tree.let_go(node)
+        self.tree.let_go(end)
 
     def _unpublished(self, sequence: Sequence) -> tuple[int, int]:
         """The range of full pages with known tokens that are not in the tree yet: start, end."""

@@ -455,7 +455,7 @@ def start_publisher(
         if config.kv_events_format == "vllm"
         else None,
     )
-    tree.observer = recorder
+    tree.observers += (recorder,)
     return publisher
 
 

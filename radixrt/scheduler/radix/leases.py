@@ -109,6 +109,7 @@ class Leases:
         namespace = root.tenant
         self._check_bounds(match, tenant)
         self._check_share(match, namespace, tenant)
+        pages = match.pages  # a lock may split the edge
         node = self._tree.lock_match(match)
         before = self._tree.num_pinned_pages
         self._tree.pin(node)
@@ -122,7 +123,7 @@ class Leases:
             node,
             match.num_pages,
             self._clock() + ttl_s,
-            self._states.pin(match.pages) if self._states else NO_ROW,
+            self._states.pin(pages) if self._states else NO_ROW,
         )
         self._leases[lease.lease_id] = lease
         self._by_expiry.place(lease.lease_id, lease.expires)

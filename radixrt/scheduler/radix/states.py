@@ -11,7 +11,7 @@ although a step in flight still reads or writes it, because steps run in order.
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import islice
 
@@ -68,6 +68,9 @@ class KeptStates:
         """The states by row, the one used least recently first."""
         self._free = list(range(num_rows - 1, -1, -1))
         self._step = 0
+        self._settling: deque[tuple[int, int, _Kept]] = deque()
+        """States that are dropped unless a step up to the first number writes them; each with its
+        row."""
 
     def __bool__(self) -> bool:
         return self.num_rows > 0
@@ -75,9 +78,17 @@ class KeptStates:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def begin_plan(self, step: int) -> None:
-        """Begin the plan of this step. What the steps before it keep may be read now."""
+    def begin_plan(self, step: int, num_in_flight: int = 0) -> None:
+        """Begin the plan of this step. What the steps before it keep may be read now.
+
+        Args:
+            num_in_flight: steps before it whose results are not known.
+        """
         self._step = step
+        while self._settling and self._settling[0][0] < step - num_in_flight:
+            _, row, kept = self._settling.popleft()
+            if self._kept.get(row) is kept and kept.ready_from == math.inf:
+                self.drop_of(kept.page)
 
     def nearest(self, pages: Pages) -> tuple[int, int]:
         """The longest prefix of these pages whose state may be read: its pages, and the row.
@@ -147,6 +158,13 @@ class KeptStates:
         self._kept[row] = _Kept(page, saves, self._step, self._step + 1 if is_certain else math.inf)
         self.is_kept[page] = is_certain
         return row
+
+    def settle(self, page: int) -> None:
+        """The worker is past the position of this page's state, or its slot is released: the state
+        is dropped if none of the steps in flight has written it."""
+        row = int(self._row_of[page])
+        if row != NO_ROW and self._kept[row].ready_from == math.inf:
+            self._settling.append((self._step, row, self._kept[row]))
 
     def _drop_one(self) -> bool:
         """Drop the state that saves least of those used least recently; False: all are new."""

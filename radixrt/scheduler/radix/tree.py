@@ -81,7 +81,7 @@ class RadixTree:
     ) -> None:
         self.page_size = page_size
         self.policy: EvictionPolicy = policy or least_recently_used()
-        self.observer: TreeObserver | None = None
+        self.observers: tuple[TreeObserver, ...] = ()
         """Called for every page that enters or leaves the tree."""
         self.ghosts = GhostList(most_ghosts)  # the pages that were evicted last
         self.shares = Shares()
@@ -141,11 +141,15 @@ class RadixTree:
 
     def lock_root(self, name: CacheRoot = BASE_ROOT) -> Node:
         """Lock the empty prefix of a cache root."""
+        root = self._root(name)
+        self.lock(root)
+        return root
+
+    def _root(self, name: CacheRoot) -> Node:
         root = self._roots.get(name)
         if root is None:
             root = self._roots[name] = Node(None, b"", b"", namespace=name.tenant)
             self._names[root] = name
-        self.lock(root)
         return root
 
     def lock(self, node: Node) -> None:
@@ -158,6 +162,27 @@ class RadixTree:
         new.stamp = self._new_stamp()
         self._lock_path(new, old)
         self._join_upwards(new)
+
+    def hold_match(self, match: Match | None, root: CacheRoot) -> Node:
+        """Keep a matched prefix, or the empty one of a cache root, from eviction until
+        :meth:`let_go`, without a use of it; returns the node at whose end it ends."""
+        node = self._root(root) if match is None else match.node
+        if match is not None and match.pages_in_edge < node.num_pages:
+            node = self.split(node, match.pages_in_edge)
+        self.hold(node)
+        return node
+
+    def hold(self, node: Node) -> None:
+        """As :meth:`hold_match`, for the prefix at whose end a node is."""
+        for above in node.path():
+            if above.lock_count == 0:
+                self.num_locked_pages += above.num_pages
+            above.lock_count += 1
+
+    def let_go(self, node: Node) -> None:
+        """End one :meth:`hold`. The prefix keeps the time of its last use."""
+        self._unlock_path(node)
+        self._offer_for_eviction(node)
 
     def pin(self, node: Node) -> None:
         """Turn a lock on ``node``, which the caller holds, into a lease's; :meth:`unpin` ends
@@ -175,8 +200,7 @@ class RadixTree:
             above.lease_count -= 1
             if above.lease_count == 0:
                 self.num_pinned_pages -= above.num_pages
-        self._unlock_path(node)
-        self._offer_for_eviction(node)
+        self.let_go(node)
 
     def _lock_path(self, node: Node, end: Node | None = None) -> None:
         above: Node | None = node  # not node.path(): every request walks here
@@ -247,9 +271,10 @@ class RadixTree:
         self.num_nodes += 1
         self.generation += 1
         leaf.stamp = leaf.created = leaf.last_used = self._new_stamp()
-        if self.observer is not None:
+        if self.observers:
             before = int(parent.pages[-1]) if parent.page_ids else None
-            self.observer.stored(self._names.get(parent), before, leaf.tokens, leaf.pages)
+            for observer in self.observers:
+                observer.stored(self._names.get(parent), before, leaf.tokens, leaf.pages)
         return leaf
 
     def holds_first_page(self, node: Node, tokens: TokenIds) -> bool:
@@ -422,8 +447,8 @@ class RadixTree:
         self.num_pages -= len(pages)
         self.generation += 1
         self.ghosts.forget_below(pages.tolist())
-        if self.observer is not None:
-            self.observer.removed(pages)
+        for observer in self.observers:
+            observer.removed(pages)
         return pages
 
     # ------------------------------------------------------------ inspection

@@ -97,6 +97,7 @@ class AnswerState:
         self._token_ids: list[int] = []
         self._logprobs = LogprobColumns()
         self._prompt_logprobs = LogprobColumns()
+        self._log_kept_masses: list[float] = []
         if self._prompt_ids and sampling.prompt_logprobs_start == 0:
             self._prompt_logprobs.add(self._prompt_ids[:1], [math.nan])
         self._vector = b""
@@ -156,7 +157,10 @@ class AnswerState:
             self._token_ids.append(token_id)
             if position < len(output.logprobs):
                 row = output.logprobs[position]
-                self._logprobs.add_packed(row.token_ids, row.logprobs)
+                if row.token_ids:
+                    self._logprobs.add_packed(row.token_ids, row.logprobs)
+                if row.log_kept_mass is not None:
+                    self._log_kept_masses.append(row.log_kept_mass)
             if not (hidden_stop and is_last):
                 if self._rendered_chat is not None:
                     self._all_ids.append(token_id)
@@ -218,20 +222,22 @@ class AnswerState:
                 if self.request.sampling.logprobs is None
                 else self._logprobs.take(self._vocabulary.token_bytes)
             ),
+            log_kept_masses=self._log_kept_masses,
             vector=self._vector,
             prompt=self._take_prompt(),
             report=self._report,
         )
-        self._text, self._token_ids = [], []
+        self._text, self._token_ids, self._log_kept_masses = [], [], []
         return chunk
 
     def _progress(self) -> AnswerChunk:
-        """The new tokens of an answer that does not stream. Without log-probabilities another
-        engine would not know those of these tokens, so an answer with them would begin again."""
+        """The new tokens of an answer that does not stream. Another engine would not know the
+        log-probabilities of these tokens, so an answer with them would begin again."""
         self._report_at = self._num_tokens + PROGRESS_TOKENS
         sampling = self.request.sampling
         new = self._token_ids[self._num_reported :]
-        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+        wants_logits = sampling.logprobs is not None or sampling.kept_mass
+        if wants_logits or sampling.prompt_logprobs is not None:
             new = []
         self._num_reported += len(new)
         return AnswerChunk(

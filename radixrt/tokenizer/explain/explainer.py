@@ -151,9 +151,10 @@ class Explainer:
             cached_tokens=facts.cached_tokens,
             missed_tokens=record.num_tokens - facts.cached_tokens,
             cause=cause,
-            detail=detail,
+            detail=detail if facts.disk is None else f"{facts.disk.sentence} {detail}",
             divergence=divergence,
             evicted=facts.evicted if cause == "evicted" else None,
+            disk=facts.disk,
         )
 
     def _cause(
@@ -192,6 +193,11 @@ class Explainer:
         if facts.other_adapter_tokens and with_texts:
             return "other_adapter", (
                 f"The first {facts.other_adapter_tokens} tokens are cached as another adapter, or the base model, computed them."
+            )
+        if (number := difference.record.image_at(difference.token_index)) is not None:
+            return "never_seen", (
+                f"Image {number} of the prompt is not in the cache at this place: its pixels differ from those of the cached "
+                "prompt, or it is new."
             )
         earlier = self.records.of_sequence(facts.seq_id)
         layout = difference.layout

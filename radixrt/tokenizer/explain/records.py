@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from radixrt.messages.ids import PackedIds, num_ids, unpack_ids
+from radixrt.messages.images import ImageRun
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt.kept_turns import AnswerParts, called_functions
 from radixrt.tokenizer.prompt.segments import Segment
@@ -108,6 +109,7 @@ class PromptRecord:
     request_id: str
     tenant: str
     token_ids: PackedIds
+    """The ids by which prefixes are compared."""
     layout: ChatLayout | None
     """None: it is not a chat, or its text has special tokens in the messages."""
     seq_ids: list[int] = field(default_factory=list)
@@ -115,6 +117,17 @@ class PromptRecord:
     answers: set[int] = field(default_factory=set)
     """Fingerprints of its answers."""
     session: str = ""
+    images: Sequence[ImageRun] = ()
+
+    def image_at(self, index: int) -> int | None:
+        """The number, from 1, of the image to which a place of the prompt belongs; None: it is
+        text."""
+        number = 0
+        for run in self.images:
+            number += not run.first
+            if run.start <= index < run.start + run.num_tokens:
+                return number
+        return None
 
     @property
     def num_tokens(self) -> int:

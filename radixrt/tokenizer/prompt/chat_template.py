@@ -18,10 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
+from radixrt.messages.ids import TokenIds
 from radixrt.messages.requests import ChatPrompt
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.breakpoints import (
@@ -39,6 +41,14 @@ from radixrt.tokenizer.vocabulary import (
     encode_aside_with_ends,
     template_parameters,
 )
+
+Spread = Callable[[TokenIds], TokenIds]
+"""Takes the ids of a text to those of the same text with the placeholders of images repeated."""
+
+
+def as_they_are(ids: TokenIds) -> TokenIds:
+    """The ids of a text without images."""
+    return ids
 
 
 class _Literals:
@@ -146,7 +156,11 @@ class ChatTemplate:
         return RenderedChat(text, list(literals.placeholders), agreed, ends, spans, opened)
 
     def encode(
-        self, chat: RenderedChat, root: CacheRoot, check_length: CheckLength = any_length
+        self,
+        chat: RenderedChat,
+        root: CacheRoot,
+        check_length: CheckLength = any_length,
+        spread: Spread = as_they_are,
     ) -> tuple[str, list[int], list[int], list[Segment]]:
         """The prompt as text and as token ids, for each cache breakpoint the number of leading
         tokens that it covers, and the segments of the text, unless it has literals. Only the
@@ -155,11 +169,15 @@ class ChatTemplate:
         Args:
             root: messages that were encoded before with the same root are not encoded again.
             check_length: gets the number of tokens before they are copied.
+            spread: repeats the placeholders of images.
         """
         if chat.literals:
-            return *self._encode_with_literals(chat, check_length), []
+            text, found, counts = self._encode_with_literals(chat, check_length)
+            ids = np.array(found, dtype=np.int32)
+            return text, spread(ids).tolist(), [len(spread(ids[:n])) for n in counts], []
         segments = self._vocabulary.segments.encode(chat.text, root, chat.answer_ends, check_length)
-        counts = [self._num_tokens_within(segments, length) for length in chat.agreed]
+        segments = [one._replace(ids=spread(one.ids)) for one in segments]
+        counts = [self._num_tokens_within(segments, length, spread) for length in chat.agreed]
         return chat.text, joined(segments), counts, segments
 
     def messages_end(self, chat: RenderedChat, num_tokens: int) -> int:
@@ -175,15 +193,16 @@ class ChatTemplate:
             return 0
         return max(0, num_tokens - len(self._vocabulary.encode(behind, add_special_tokens=False)))
 
-    def _num_tokens_within(self, segments: list[Segment], length: int) -> int:
+    def _num_tokens_within(self, segments: list[Segment], length: int, spread: Spread) -> int:
         """Number of leading tokens within the first ``length`` characters of a text."""
         count = 0
         for segment in segments:
             if segment.start + len(segment.text) > length:
                 if segment.is_answer:
                     return count
-                _, ends = self._vocabulary.encode_with_ends(segment.text)
-                return count + num_tokens_within(ends, length - segment.start)
+                ids, ends = self._vocabulary.encode_with_ends(segment.text)
+                within = ids[: num_tokens_within(ends, length - segment.start)]
+                return count + len(spread(np.array(within, dtype=np.int32)))
             count += len(segment.ids)
         return count
 
@@ -227,6 +246,8 @@ class ChatTemplate:
                 f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}.",
                 param="chat_template_kwargs",
             )
+        if self._wants_parts:
+            messages = [_in_parts(message) for message in messages]
         try:
             with template_sandbox.bounded():
                 text: str = self._vocabulary.hf.apply_chat_template(
@@ -285,6 +306,23 @@ class ChatTemplate:
         return text, [ids_of_names.get(i, i) for i in ids], counts
 
     @functools.cached_property
+    def _wants_parts(self) -> bool:
+        """Whether the template reads contents as lists of parts alone, as some of those for images
+        do."""
+        template = self._vocabulary.hf.chat_template
+        if "image" not in str(template):
+            return False
+        probe = {"role": "user", "content": _PROBE}
+
+        def shows(message: dict[str, Any]) -> bool:
+            with contextlib.suppress(Exception), template_sandbox.bounded():
+                render = self._vocabulary.hf.apply_chat_template
+                return _PROBE in str(render([message], tokenize=False))
+            return False
+
+        return not shows(probe) and shows(_in_parts(probe))
+
+    @functools.cached_property
     def _hidden_literal(self) -> re.Pattern[str]:
         return re.compile(f"\ue000{self._nonce}text([0-9]+)\ue001")
 
@@ -311,6 +349,25 @@ class ChatTemplate:
         return tokenizer, names, ids
 
 
+_PROBE = "radixrt"
+"""A text that no template writes by itself."""
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of parts."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}] if content else []}
+
+
+def _texts(content: Any) -> list[str]:
+    """The texts of a message's content."""
+    if isinstance(content, list):
+        return [part["text"] for part in content if part.get("type") == "text"]
+    return [content] if isinstance(content, str) else []
+
+
 def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
     """Beginning and end of each message's content in the rendered text, in order; those of calls of
     tools belong to it. Empty, at the end of the one before, where the text does not contain it
@@ -326,12 +383,22 @@ def _spans(text: str, messages: Messages) -> list[tuple[int, int]]:
 
 
 def _content_span(text: str, position: int, content: object) -> tuple[int, int]:
-    """Beginning and end of a content behind ``position``; a template may trim it."""
-    if isinstance(content, str):
-        for written in (content, content.strip()):
-            if (start := text.find(written, position)) >= 0:
-                return start, start + len(written)
-    return position, position
+    """Beginning and end of a content's texts behind ``position``; a template may trim each."""
+    start, end = -1, position
+    for written in _texts(content):
+        found, length = _find_trimmed(text, written, end)
+        if found < 0:
+            return position, position
+        start, end = found if start < 0 else start, found + length
+    return (position, position) if start < 0 else (start, end)
+
+
+def _find_trimmed(text: str, written: str, position: int) -> tuple[int, int]:
+    """Where a text, perhaps trimmed, begins behind ``position``, and its length; -1: nowhere."""
+    for part in (written, written.strip()):
+        if (start := text.find(part, position)) >= 0:
+            return start, len(part)
+    return -1, 0
 
 
 MAX_BEHIND_MESSAGES = 512

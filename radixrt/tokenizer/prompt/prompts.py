@@ -4,11 +4,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
-from radixrt.messages.ids import num_ids, unpack_ids
+from radixrt.messages.ids import PackedIds, num_ids, pack_ids, unpack_ids
+from radixrt.messages.images import ImageRun
 from radixrt.messages.requests import (
     ChatPrompt,
     FimPrompt,
@@ -19,8 +21,15 @@ from radixrt.messages.requests import (
     TokenPrompt,
 )
 from radixrt.tokenizer.explain.records import ChatLayout
+from radixrt.tokenizer.images.places import ImagePlacer, has_images
+from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.limits import Limits
-from radixrt.tokenizer.prompt.chat_template import ChatTemplate
+from radixrt.tokenizer.prompt.chat_template import (
+    ChatTemplate,
+    RenderedChat,
+    Spread,
+    as_they_are,
+)
 from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
 from radixrt.tokenizer.vocabulary import Vocabulary
@@ -53,11 +62,22 @@ class EncodedPrompt(NamedTuple):
     """The retention for its cache breakpoints."""
     turn: OpenTurn | None = None
     """Keeps the answer to a chat whose later requests are to repeat it."""
+    key_ids: PackedIds = b""
+    """The ids by which prefixes are compared, in place of the first token_ids."""
+    images: Sequence[ImageRun] = ()
+    """The places of images."""
+    pictures: Sequence[ProcessedImage] = ()
+    """The images themselves."""
     layout: ChatLayout | None = None
     """The places of a chat's messages; None where special tokens in the messages hide them."""
     messages_end: int = 0
     """Tokens of a chat up to the end of its last message, before the generation prompt; 0: it is
     not known."""
+
+    @property
+    def keys(self) -> PackedIds:
+        """The ids by which prefixes are compared, one for each of token_ids."""
+        return self.key_ids + pack_ids(self.token_ids)[len(self.key_ids) :]
 
 
 class PairEncoder:
@@ -131,8 +151,19 @@ class PromptEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._template = ChatTemplate(vocabulary)
+        self._placer: ImagePlacer | None = None
+        self._why_no_images = ""
         self.fill_in_middle = FillInMiddle(vocabulary)
         self._pairs = PairEncoder(vocabulary, self._template)
+
+    def serve_images(self, placer: ImagePlacer | None, why_not: str) -> None:
+        """Take images in chats from now on; without a placer they are refused for a reason."""
+        self._placer, self._why_no_images = placer, why_not
+
+    def prepare_images(self) -> None:
+        """Load what the first image needs, so that it need not wait."""
+        if self._placer is not None:
+            self._placer.prepare()
 
     def limit_memory(self, max_bytes: int) -> None:
         """Bound the memory of each kind of kept parts of prompts. Call it before the first
@@ -178,9 +209,45 @@ class PromptEncoder:
                 return self._encode_chat(prompt, limits, root)
 
     def _encode_chat(self, prompt: ChatPrompt, limits: Limits, root: CacheRoot) -> EncodedPrompt:
+        placer, pictures = self._placer, list[ProcessedImage]()
+        if has_images(prompt.messages):
+            if placer is None:
+                raise RequestError(self._why_no_images, param="messages", code="no_images")
+            messages, pictures = placer.process(prompt.messages, limits.context_length)
+            prompt = msgspec.structs.replace(prompt, messages=messages)
         chat = self._template.render(prompt, root, limits.call_tokens)
         self._vocabulary.check_text(chat.text, limits)
-        text, ids, lengths, segments = self._template.encode(chat, root, limits.check_num_tokens)
+        if placer is not None and pictures:
+            return self._encode_with_images(prompt, chat, placer, pictures, limits, root)
+        return self._encode_rendered(prompt, chat, limits, root)
+
+    def _encode_with_images(
+        self,
+        prompt: ChatPrompt,
+        chat: RenderedChat,
+        placer: ImagePlacer,
+        pictures: list[ProcessedImage],
+        limits: Limits,
+        root: CacheRoot,
+    ) -> EncodedPrompt:
+        chat, tiles = placer.place(chat, pictures)
+        encoded = self._encode_rendered(prompt, chat, limits, root, placer.spread)
+        ids = np.array(encoded.token_ids, dtype=np.int32)
+        runs = placer.runs(ids, tiles)
+        keys = pack_ids(placer.key_ids(ids, runs, tiles))
+        return encoded._replace(key_ids=keys, images=runs, pictures=pictures)
+
+    def _encode_rendered(
+        self,
+        prompt: ChatPrompt,
+        chat: RenderedChat,
+        limits: Limits,
+        root: CacheRoot,
+        spread: Spread = as_they_are,
+    ) -> EncodedPrompt:
+        text, ids, lengths, segments = self._template.encode(
+            chat, root, limits.check_num_tokens, spread
+        )
         retain = [
             Retention("high", length, breakpoint.ttl_s)
             for breakpoint, length in zip(prompt.cache_breakpoints, lengths, strict=True)
@@ -188,7 +255,7 @@ class PromptEncoder:
         ]
         layout = ChatLayout.from_prompt(prompt, segments, chat.spans) if segments else None
         end = self._template.messages_end(chat, len(ids))
-        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout, end)
+        return EncodedPrompt(text, ids, 0, retain, chat.turn, layout=layout, messages_end=end)
 
 
 def size_in_chars(prompt: Prompt) -> int:

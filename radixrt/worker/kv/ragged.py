@@ -100,12 +100,14 @@ class RaggedStep:
         kv_locations: torch.Tensor,
         device: Device,
         groups: PrefixGroups | None = None,
+        image_spans: tuple[tuple[int, int], ...] = (),
     ) -> AttentionMetadata:
         """The step as attention backends take it.
 
         Args:
             kv_indices, kv_locations: the arrays of these names on the device.
             groups: of the first rows; the others share nothing.
+            image_spans: see ``AttentionMetadata``.
         """
         if groups is not None:
             alone = len(self.last_page_len) - int(groups.indptr[-1])
@@ -121,6 +123,7 @@ class RaggedStep:
             kv_locations=kv_locations,
             page_size=self.page_size,
             shared_prefixes=groups,
+            image_spans=image_spans,
         )
 
 

@@ -55,6 +55,39 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tenso
     return ids, values - _log_sum_exp(logits).unsqueeze(-1)
 
 
+def log_kept_masses(
+    logits: Tensor, asked: LogprobRows, mask: TokenMask | None, device: Device
+) -> Tensor:
+    """The logarithm of the probability that the mask leaves in each row that asks for it.
+
+    Args:
+        logits: float32 [rows, vocab] of the batch, as the model gave them; not changed.
+
+    Returns:
+        float32 [n] of the rows ``asked``; 0 where a row has no mask, or does not ask
+    """
+    masses = logits.new_zeros(len(asked.on_host))
+    if mask is None or not len(mask.rows):
+        return masses
+    places = np.searchsorted(mask.rows, asked.on_host).clip(max=len(mask.rows) - 1)
+    own = np.flatnonzero(asked.kept_mass & (mask.rows[places] == asked.on_host))
+    if not len(own):
+        return masses
+    rows, bits = asked.on_host[own], mask.bits[places[own]]
+    if logits.is_cpu and available():
+        from radixrt_kernels.sampler import log_kept_mass
+
+        masses[own] = log_kept_mass(logits, torch.from_numpy(rows), torch.from_numpy(bits))
+        return masses
+    there, rows_there = device.upload(own, rows)
+    shifted = logits[rows_there]
+    shifted -= shifted.amax(dim=-1, keepdim=True)  # so that float32 rounds the sums little
+    whole = shifted.logsumexp(-1)
+    _keep_allowed(shifted, TokenMask(np.arange(len(own)), bits), device)
+    masses[there] = (shifted.logsumexp(-1) - whole).clamp(max=0.0)
+    return masses
+
+
 def _log_sum_exp(logits: Tensor) -> Tensor:
     """[n, vocab] -> [n]; on a CPU by a kernel whose rows do not depend on one another."""
     if logits.is_cpu and available():
@@ -65,14 +98,23 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
 
 
 def logprob_rows(
-    token_ids: Tensor, logprobs: Tensor, slots: Sequence[int], num_top: Sequence[int]
+    token_ids: Tensor,
+    logprobs: Tensor,
+    slots: Sequence[int],
+    num_top: Sequence[int],
+    kept: Sequence[float | None] | None = None,
 ) -> list[SlotLogprobs]:
     """The result of :func:`raw_logprobs` as messages, each with as many tokens as its slot asked
-    for."""
-    columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), strict=True)
+    for.
+
+    Args:
+        kept: the logarithm of each row's kept mass; None: it is not asked for.
+    """
+    kept = [None] * len(slots) if kept is None else kept
+    columns = zip(slots, num_top, token_ids.tolist(), logprobs.tolist(), kept, strict=True)
     return [
-        SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top])
-        for slot, top, ids, values in columns
+        SlotLogprobs(slot, pack_ids(ids[: 1 + top]), values[: 1 + top], mass)
+        for slot, top, ids, values, mass in columns
     ]
 
 
@@ -112,11 +154,14 @@ class SampledTokens:
     logprobs: tuple[Tensor, Tensor] | None
     """Token ids and log-probabilities of the rows that ask for them, as ``raw_logprobs`` returns
     them."""
+    log_kept_masses: Tensor | None = None
+    """Of the rows ``asked``, if one of them asks for it."""
 
     def tensors(self) -> list[Tensor]:
         """The tensors that :meth:`read` needs on the host."""
         token_ids = self.token_ids.where(self.peaks.isfinite(), NO_TOKEN)
-        return [token_ids, *(self.logprobs or ())]
+        masses = () if self.log_kept_masses is None else (self.log_kept_masses,)
+        return [token_ids, *(self.logprobs or ()), *masses]
 
     def read(self, tensors: Sequence[Tensor]) -> tuple[TokenIds, list[SlotLogprobs]]:
         """Token ids [rows] and the log-probabilities asked for, in row order.
@@ -124,9 +169,18 @@ class SampledTokens:
         A row whose logits hold NaN or are infinite has NO_TOKEN.
         """
         rows: list[SlotLogprobs] = []
-        if self.logprobs is not None and self.asked is not None:
-            rows = logprob_rows(tensors[1], tensors[2], self.asked.slots, self.asked.num_top)
+        if (asked := self.asked) is not None:
+            kept = None
+            if self.log_kept_masses is not None:
+                masses = zip(tensors[-1].tolist(), asked.kept_mass, strict=True)
+                kept = [mass if wanted else None for mass, wanted in masses]
+            ids, logprobs = tensors[1:3] if self.logprobs else (_no_columns(asked),) * 2
+            rows = logprob_rows(ids, logprobs, asked.slots, asked.num_top, kept)
         return tensors[0].numpy().astype(np.int32), rows
+
+
+def _no_columns(asked: LogprobRows) -> Tensor:
+    return torch.empty(len(asked.slots), 0)
 
 
 def sample(
@@ -155,23 +209,27 @@ def sample(
     batch = state.batch(slots)
     if drafted is not None:
         batch = state.with_drafts(batch, drafted)
-    asked, kept = batch.logprobs, None
-    raw = None if asked is None else logits[asked.rows]
+    asked, kept, raw, masses = batch.logprobs, None, None, None
+    if asked is not None:
+        raw = logits[asked.rows] if max(asked.num_top) >= 0 else None
+        if asked.kept_mass.any():
+            masses = log_kept_masses(logits, asked, mask, state.device)
     draw = draw or draw_by_torch
     token_ids, peaks = draw(batch, logits, positions, mask)
     if drafted is not None:
         unfilled = NO_ROWS if mask is None else mask.unfilled
         kept = rows_to_keep(token_ids.numpy(), drafted, unfilled)
     state.record(batch, token_ids, kept)
-    if kept is not None and raw is not None and asked is not None:
-        chosen = np.flatnonzero(np.isin(asked.rows.numpy(), kept))
-        raw, asked = raw[chosen], asked.take(chosen.tolist())
+    if kept is not None and asked is not None:
+        chosen = np.flatnonzero(np.isin(asked.on_host, kept))
+        raw, masses = (None if part is None else part[chosen] for part in (raw, masses))
+        asked = asked.take(chosen.tolist())
     logprobs = None
     if raw is not None and asked is not None:
-        logprobs = raw_logprobs(raw, token_ids[asked.rows], max(asked.num_top))
+        logprobs = raw_logprobs(raw, token_ids[asked.rows], max(0, *asked.num_top))
     if kept is not None:
         token_ids, peaks = token_ids[kept], peaks[kept]
-    return SampledTokens(token_ids, asked, kept, peaks, logprobs)
+    return SampledTokens(token_ids, asked, kept, peaks, logprobs, masses)
 
 
 def draw_by_native_kernel(

@@ -54,6 +54,7 @@ _SETTINGS = np.dtype(
         ("presence", "f4"),
         ("frequency", "f4"),
         ("num_top_logprobs", "i8"),  # -1: no logprobs at all
+        ("kept_mass", "?"),
     ]
 )
 
@@ -90,18 +91,23 @@ class TokenBiases:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """Rows of the batch that ask for log-probabilities."""
+    """Rows of the batch that ask for log-probabilities, or for the mass that the mask keeps."""
 
     rows: Tensor  # [n] int64, into the batch
+    on_host: NDArray[np.int64]  # the same
     slots: list[int]
     num_top: list[int]
+    """Alternatives; -1: no log-probabilities."""
+    kept_mass: NDArray[np.bool_]  # [n]
 
     def take(self, chosen: list[int]) -> "LogprobRows":
         """Some of them."""
         return LogprobRows(
             self.rows[chosen],
+            self.on_host[chosen],
             [self.slots[i] for i in chosen],
             [self.num_top[i] for i in chosen],
+            self.kept_mass[chosen],
         )
 
 
@@ -203,6 +209,7 @@ class SamplingState:
         settings["presence"] = sampling.presence_penalty
         settings["frequency"] = sampling.frequency_penalty
         settings["num_top_logprobs"] = -1 if sampling.logprobs is None else sampling.logprobs
+        settings["kept_mass"] = sampling.kept_mass
         if _has_penalties(sampling):
             row = self.counts.admit(token_ids[:num_prompt], token_ids[num_prompt:])
             settings["counts_row"] = row
@@ -314,11 +321,12 @@ class SamplingState:
         return TokenBiases(*(self._tensor(np.array(of, dtype=dtype)) for of, dtype in columns))
 
     def _logprob_rows(self, slots: NDArray[np.int64], settings: NDArray) -> LogprobRows | None:
-        rows = np.flatnonzero(settings["num_top_logprobs"] >= 0)
+        rows = np.flatnonzero((settings["num_top_logprobs"] >= 0) | settings["kept_mass"])
         if not len(rows):
             return None
-        num_top = settings["num_top_logprobs"][rows]
-        return LogprobRows(self._tensor(rows), slots[rows].tolist(), num_top.tolist())
+        num_top, kept_mass = settings["num_top_logprobs"][rows], settings["kept_mass"][rows]
+        slot_ids = slots[rows].tolist()
+        return LogprobRows(self._tensor(rows), rows, slot_ids, num_top.tolist(), kept_mass)
 
     def _tensor(self, column: NDArray) -> Tensor:
         return self.device.upload(column.copy())[0]

@@ -112,6 +112,21 @@ void log_sum_exp(const Tensor& logits, const Tensor& output) {
   });
 }
 
+void log_kept_mass(const Tensor& logits, const Tensor& rows, const Tensor& allowed, const Tensor& output) {
+  require(logits.dimensions == 2 && logits.dtype == DType::float32 && logits.dense_after(0) && logits.shape[1] > 0,
+          "logits must be [rows, vocab] float32, rows without gaps", logits);
+  masks_of_rows(logits, rows, allowed);  // checks them
+  int64_t count = rows.shape[0], words = allowed.shape[1];
+  require(output.dimensions == 1 && output.shape[0] == count && output.dtype == DType::float32 && output.dense(),
+          "output must be [n] float32", output);
+  const auto& kernel = kernels<SamplerKernels>();
+  nb::gil_scoped_release release;
+  parallel_for(count, [&](int64_t i, int) {
+    auto row = logits.as<float>() + rows.as<int64_t>()[i] * logits.strides[0];
+    output.as<float>()[i] = kernel.log_kept_mass(row, allowed.as<uint32_t>() + i * words, logits.shape[1]);
+  });
+}
+
 }  // namespace
 
 void bind_sampler(nb::module_& module) {
@@ -119,6 +134,7 @@ void bind_sampler(nb::module_& module) {
       "sample", sample, nb::arg("logits"), nb::arg("settings"), nb::arg("positions"), nb::arg("mask").none(), nb::arg("token_ids"),
       nb::arg("peaks"));
   module.def("log_sum_exp", log_sum_exp, nb::arg("logits"), nb::arg("output"));
+  module.def("log_kept_mass", log_kept_mass, nb::arg("logits"), nb::arg("rows"), nb::arg("allowed"), nb::arg("output"));
 }
 
 }  // namespace radixrt

@@ -247,7 +247,7 @@ struct Attention {
 
     for_each_block<S>(tensors, task, [&](int64_t first_key, const BlockRows<S>& block, const BlockRows<S>& next_block) {
       end_cut_before<true>(first_key, tensors, task, s, heads * rows, wide, partials);
-      FarPrefetcher next(next_block.prefetcher((heads - 1) * tensors.key_head_stride + stored_elements(layer)),
+      FarPrefetcher next(next_block.prefetcher((heads - 1) * tensors.key_head_stride + stored_elements(layer), layer.latent),
                          heads * Few::steps(rows, kBlockKeys, layer.head_dim));
       const int columns = rounded_up(block.count, kWidth);
       for (int head = 0; head < heads; ++head) {
@@ -289,7 +289,7 @@ struct Attention {
 
     for_each_block<S>(tensors, task, [&](int64_t first_key, const BlockRows<S>& block, const BlockRows<S>& next_block) {
       end_cut_before<false>(first_key, tensors, task, s, rows, wide, partials);
-      Prefetcher next = next_block.prefetcher(stored_elements(layer));
+      Prefetcher next = next_block.prefetcher(stored_elements(layer), layer.latent);
       [[maybe_unused]] BlockScales scales;
       const int columns = rounded_up(block.count, kWidth);
       pack_keys<Units>(block.keys(), 0, block.count, first_dim, keys, next);

@@ -47,10 +47,10 @@ struct BlockRows {
     return {first, first + page_count, int(elements * sizeof(T))};
   }
 
-  // `elements`: per row.
-  Prefetcher prefetcher(int elements) const {
+  // `elements`: per row. `latent`: the rows of the values are those of the keys.
+  Prefetcher prefetcher(int elements, bool latent = false) const {
     auto first = reinterpret_cast<const char* const*>(rows);
-    return {first, first + 2 * count, elements * int(sizeof(T))};
+    return {first, first + (latent ? 1 : 2) * count, elements * int(sizeof(T))};
   }
 };
 

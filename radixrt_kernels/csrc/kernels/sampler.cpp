@@ -316,13 +316,56 @@ float log_sum_exp(const float* logits, int64_t count) {
   return most + static_cast<float>(__builtin_log(total));
 }
 
+constexpr int64_t kAddedInFloat = 64;  // vectors whose sums are added in float before they are added in double
+constexpr float kFar = 60;             // e^-60 is a normal float, and so are the sums of such numbers
+
+// Calls `add(x, i)` for each vector of logits, minus infinity behind the last. `x` are those from index `i` on.
+template <class Add>
+RADIXRT_INLINE void for_each_vector(const float* logits, int64_t begin, int64_t end, int64_t count, Add add) {
+  for (int64_t i = begin; i < end; i += kWidth) {
+    if (count - i >= kWidth) {
+      add(load(logits + i), i);
+    } else {
+      Floats x = splat(kNothing);
+      for (int64_t lane = 0; lane < count - i; ++lane) x[lane] = logits[i + lane];
+      add(x, i);
+    }
+  }
+}
+
+float log_kept_mass(const float* logits, const uint32_t* allowed, int64_t count) {
+  Floats all = splat(kNothing), kept = splat(kNothing);
+  for_each_vector(logits, 0, count, count, [&](Floats x, int64_t i) {
+    all = maximum(x, all);
+    kept = maximum(allowed_only(x, allowed, i), kept);
+  });
+  float most = largest(all), most_kept = largest(kept);
+  if (most_kept == kNothing || most == -kNothing) return kNothing;
+  // A small share would be lost in sums that are scaled by the largest logit of all.
+  float scale = most_kept < most - kFar ? most_kept : most;
+  double total = 0, share = 0;
+  for (int64_t begin = 0; begin < count; begin += kAddedInFloat * kWidth) {
+    int64_t end = begin + kAddedInFloat * kWidth < count ? begin + kAddedInFloat * kWidth : count;
+    Floats of_all = splat(0), of_kept = splat(0);
+    for_each_vector(logits, begin, end, count, [&](Floats x, int64_t i) {
+      Floats term = exp(x - most);
+      of_all += term;
+      of_kept += scale == most ? (allowed_only(x, allowed, i) == x ? term : splat(0)) : exp(allowed_only(x, allowed, i) - scale);
+    });
+    total += sum(of_all);
+    share += sum(of_kept);
+  }
+  float log_share = static_cast<float>(__builtin_log(share / total) + (scale - most));
+  return log_share < 0 ? log_share : 0;
+}
+
 }  // namespace
 }  // namespace RADIXRT_ISA
 
 template <>
 const SamplerKernels& table_of<SamplerKernels, Isa::RADIXRT_ISA>() {
   using namespace RADIXRT_ISA;
-  static constexpr SamplerKernels table{scratch_floats, sample, log_sum_exp};
+  static constexpr SamplerKernels table{scratch_floats, sample, log_sum_exp, log_kept_mass};
   return table;
 }
 

@@ -24,6 +24,8 @@ struct SamplerKernels {
   int64_t (*sample)(const SampledRow& row, float* scratch, float* peak);
   // The logarithm of the sum of e^logit.
   float (*log_sum_exp)(const float* logits, int64_t count);
+  // The logarithm of the share of the allowed tokens in that sum; minus infinity if no token is allowed.
+  float (*log_kept_mass)(const float* logits, const uint32_t* allowed, int64_t count);
 };
 
 }  // namespace radixrt

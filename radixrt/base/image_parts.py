@@ -1,0 +1,99 @@
+"""Reads the images of messages: data URLs, which are decoded in the tokenizer process, and files of
+this program. Nothing is fetched."""
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+from radixrt.base.errors import RequestError, shown
+
+IMAGE_PARTS = ("image_url", "input_image", "image")
+"""Types of content parts that hold an image: OpenAI's of chats and of responses, and
+Anthropic's."""
+
+MAX_IMAGE_CHARS = 28 << 20
+"""Of one image in base64; 20 MiB decoded."""
+
+_DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]*/?[\w.+*-]*)(?:;[\w.+=-]+)*;base64,", re.ASCII)
+
+
+def image_part(part: dict[str, Any], where: str) -> dict[str, Any]:
+    """The part as prompts have it: ``{"type": "image", "data": base64}``.
+
+    Args:
+        where: the part's place in the request, for errors.
+
+    Raises:
+        RequestError: it holds no data URL, or none that can be an image.
+    """
+    if part.get("type") == "image":
+        if "data" in part:  # a translator has read it
+            return {"type": "image", "data": image_base64(part["data"], f"{where}.data")}
+        return {"type": "image", "data": _of_source(part.get("source"), f"{where}.source")}
+    where, url = f"{where}.image_url", part.get("image_url")
+    if isinstance(url, dict):
+        where, url = f"{where}.url", url.get("url")
+    return {"type": "image", "data": _of_url(url, where)}
+
+
+def data_url(file: str | Path | bytes) -> str:
+    """The data URL of an image: of a file's name, or of its content. The server finds its format.
+
+    >>> data_url(b"GIF89a")
+    'data:image/*;base64,R0lGODlh'
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    content = file if isinstance(file, bytes) else Path(file).expanduser().read_bytes()
+    return f"data:image/*;base64,{base64.b64encode(content).decode()}"
+
+
+def _of_source(source: Any, where: str) -> str:
+    """The base64 of Anthropic's ``source``."""
+    if not isinstance(source, dict) or source.get("type") not in ("base64", "url"):
+        raise _refusal(f'{where} must be {{"type": "base64", "media_type": …, "data": …}}.', where)
+    if source["type"] == "url":
+        return _of_url(source.get("url"), f"{where}.url")
+    _check_kind(str(source.get("media_type")), where)
+    return image_base64(source.get("data"), f"{where}.data")
+
+
+def _of_url(url: Any, where: str) -> str:
+    if not isinstance(url, str):
+        raise _refusal(f"{where} must be a string with a data URL, data:image/png;base64,….", where)
+    found = _DATA_URL.match(url[:256])
+    if found is None:
+        raise _refusal(
+            f"{where} must be a data URL, data:image/png;base64,…, not {shown(url[:60])}: this server fetches no images.",
+            where,
+        )
+    _check_kind(found["kind"], where)
+    return image_base64(url[found.end() :], where)
+
+
+def image_base64(data: Any, where: str) -> str:
+    """A file in base64.
+
+    Raises:
+        RequestError: it is no string, empty or too long.
+    """
+    if not isinstance(data, str) or not data:
+        raise _refusal(f"{where} must be a string with an image in base64.", where)
+    if len(data) > MAX_IMAGE_CHARS:
+        raise _refusal(
+            f"{where} has {len(data)} characters; an image may have {MAX_IMAGE_CHARS} in base64. Scale it down.",
+            where,
+            status=413,
+        )
+    return data
+
+
+def _check_kind(kind: str, where: str) -> None:
+    if "svg" in kind.lower():
+        raise _refusal(f"{where}: SVG is not decoded; send a PNG of it.", where)
+
+
+def _refusal(message: str, where: str, status: int = 400) -> RequestError:
+    return RequestError(message, status=status, param=where, code="invalid_image")

@@ -1,0 +1,1 @@
+"""The command ``radixrt cache``: shows cache directories, and ships KV as files."""

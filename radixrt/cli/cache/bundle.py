@@ -1,0 +1,211 @@
+"""Bundles: files with the KV of some prefixes, for other cache directories of the same model on the
+same kernels.
+
+A bundle is a head, the records of a journal, the bytes of the pages in the order of the records, and
+the SHA-256 of all that. Digests in it begin at a root of its own, because the roots of a directory
+depend on its secret.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from radixrt.base.errors import ConfigError
+from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
+from radixrt.kv.store.journal import DIGEST_BYTES, Header, PagesSaved, framed, read_records
+from radixrt.messages.cache_root import BASE_ROOT
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.moves import PagesWritten, page_checksum
+from radixrt.scheduler.disk.index import DiskIndex, PageName, page_names, saved_records
+from radixrt.scheduler.disk.pages import DiskPages
+
+MAGIC = b"radixrt bundle 1\n"
+ROOT = bytes(DIGEST_BYTES)
+"""Digest of the empty prefix."""
+_LENGTH_BYTES = 8
+MAX_HEAD_BYTES = 1 << 30
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """What a bundle holds."""
+
+    parts: dict[str, str]
+    """What the bits of the KV depend on, by name."""
+    header: Header
+    titles: list[str]
+    """The names of the prefixes' files."""
+    num_pages: int
+
+
+class Page(NamedTuple):
+    """A page in a directory or a bundle."""
+
+    name: PageName
+    slot: int
+    checksum: bytes
+
+
+def rebased(pages: Iterable[Page], old_root: bytes, new_root: bytes) -> list[Page]:
+    """The pages below one root, named as pages below another one; those below no such root are left
+    out."""
+    digests = {old_root: new_root}
+    found = []
+    for page in sorted(pages, key=lambda one: one.name.depth):
+        before = digests.get(page.name.before)
+        if before is not None:
+            tokens = page.name.tokens
+            (name,) = page_names(before, page.name.depth, tokens, len(tokens))
+            digests[page.name.digest] = name.digest
+            found.append(page._replace(name=name))
+    return found
+
+
+def write_bundle(
+    path: Path, parts: dict[str, str], titles: list[str], directory: Path, root: bytes
+) -> Head:
+    """Write the pages of a directory below a root to a bundle.
+
+    Args:
+        directory: of a replica; no server uses it.
+
+    Raises:
+        ConfigError: there are none, or one is damaged.
+    """
+    header, index = read_index(directory)
+    pages = rebased([Page(*page) for page in index.pages()], root, ROOT)
+    if not pages:
+        raise ConfigError("The prefixes fill no page, so there is no KV to export.")
+    records = b"".join(map(framed, saved_records(pages)))
+    head = Head(parts, header, titles, len(pages))
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as out, (directory / "pages").open("rb") as stored:
+        hashed = hashlib.sha256()
+        for piece in _pieces(msgspec.msgpack.encode(head), records, pages, header, stored):
+            hashed.update(piece)
+            out.write(piece)
+        out.write(hashed.digest())
+    part.replace(path)
+    return head
+
+
+def _pieces(
+    head: bytes, records: bytes, pages: list[Page], header: Header, stored: BinaryIO
+) -> Iterator[bytes]:
+    yield MAGIC
+    for part in (head, records):
+        yield len(part).to_bytes(_LENGTH_BYTES, "little")
+        yield part
+    for page in pages:
+        stored.seek(page.slot * header.slot_bytes)
+        content = stored.read(header.slot_bytes)
+        if page_checksum(content) != page.checksum:
+            raise ConfigError("A page of the directory is damaged: export again.")
+        yield content
+
+
+def read_bundle(path: Path) -> tuple[Head, list[Page], BinaryIO]:
+    """The head and pages of a bundle, whose slots count in it; and the file, at the first page.
+
+    Raises:
+        ConfigError: it is none, or damaged.
+    """
+    try:
+        file = path.open("rb")
+        size = path.stat().st_size - hashlib.sha256().digest_size
+        _check_digest(file, size, path)
+        file.seek(0)
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ConfigError(f"{path} is no bundle of this version of radixrt.")
+        head = msgspec.msgpack.decode(_part(file), type=Head)
+        records, _ = read_records(_part(file))
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    index = DiskIndex(head.num_pages, 4 * head.header.page_size)
+    saved = [record for record in records if isinstance(record, PagesSaved)]
+    numbered, start = [], 0
+    for record in saved:
+        count = len(unpack_ids(record.slots))
+        numbered.append(msgspec.structs.replace(record, slots=pack_ids(range(start, start + count))))  # fmt: skip
+        start += count
+    index.replay(numbered)
+    return head, [Page(*page) for page in index.pages()], file
+
+
+def _check_digest(file: BinaryIO, size: int, path: Path) -> None:
+    hashed, left = hashlib.sha256(), size
+    while left > 0 and (piece := file.read(min(left, 1 << 22))):
+        hashed.update(piece)
+        left -= len(piece)
+    if size <= 0 or file.read() != hashed.digest():
+        raise ConfigError(f"{path} is damaged, or no bundle: its digest is not that of its content.")  # fmt: skip
+
+
+def _part(file: BinaryIO) -> bytes:
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > MAX_HEAD_BYTES:
+        raise OSError("its head is too large")
+    return file.read(length)
+
+
+def import_bundle(path: Path, directory: Path, quota_gb: float, here: dict[str, str]) -> int:
+    """Add the pages of a bundle to a cache directory; returns those that are new.
+
+    Args:
+        here: the parts of a fingerprint that are this machine's.
+
+    Raises:
+        ConfigError: the bundle is damaged or was made on another kind of machine, or a server uses
+            the directory.
+    """
+    head, pages, file = read_bundle(path)
+    for name, value in here.items():
+        if head.parts.get(name) != value:
+            raise ConfigError(
+                f"{path} was made with another {name} ({head.parts.get(name, 'unknown')[:40]}) than this machine has ({value[:40]}): "
+                "its KV would have other bits. Export it on a machine like this one."
+            )
+    owned = CacheDirectory.own(directory, head.parts)
+    header = head.header
+    disk = DiskPages(
+        owned,
+        fingerprint_of(head.parts),
+        num_pages=0,
+        page_size=header.page_size,
+        slot_bytes=header.slot_bytes,
+        quota_bytes=int(quota_gb * 1e9),
+    )
+    first, added = file.tell(), 0
+    with file, (owned.path / "pages").open("ab"):
+        out = os.open(owned.path / "pages", os.O_RDWR | os.O_NOFOLLOW)
+        root = owned.root_digest(BASE_ROOT.packed())
+        for page in rebased(pages, ROOT, root):
+            file.seek(first + page.slot * header.slot_bytes)
+            content = file.read(header.slot_bytes)
+            if page_checksum(content) != page.checksum:
+                raise ConfigError(f"{path} is damaged.")
+            if (slot := disk.take(page.name)) is None:
+                continue
+            os.pwrite(out, content, slot * header.slot_bytes)
+            disk.written(PagesWritten(slots=pack_ids([slot]), checksums=page.checksum))
+            added += 1
+        os.close(out)
+    disk.close()
+    return added
+
+
+def read_index(directory: Path) -> tuple[Header, DiskIndex]:
+    """The header and the pages of the journal in a replica's folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    records, _ = read_records((directory / "journal").read_bytes())
+    if not records or not isinstance(records[0], Header):
+        raise ConfigError(f"{directory} has no journal of this version of radixrt.")
+    index = DiskIndex(1 << 30, 4 * records[0].page_size)
+    index.replay(one for one in records if not isinstance(one, Header))
+    return records[0], index

@@ -1,0 +1,1 @@
+"""Keeps KV pages on disk: the directory, its owner, and the journal of the pages in it."""

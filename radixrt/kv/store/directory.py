@@ -1,0 +1,236 @@
+"""The directory of ``--cache-dir``: a folder for each model and machine, and in it one for each
+replica, with one owner.
+
+::
+
+    DIR                   mode 0700
+      secret              keys the roots of tenants and salts
+      FINGERPRINT         a folder for each fingerprint, see radixrt.worker.fingerprint
+        model.json        what the fingerprint was made of
+        r0                of the first replica
+          lock            its owner holds a lock on it (flock)
+          journal         which prefix lies in which slot of the pages
+          pages           slots of equal size
+
+No symbolic link is followed below DIR. Everything is private to the user.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import msgspec
+
+from radixrt.base.errors import ConfigError
+
+LOCK_PATIENCE_S = 5.0
+"""Time for which a lock is awaited: the owner may be a process of this server that is about to
+end."""
+
+FINGERPRINT_CHARS = 32
+"""Of a fingerprint, in the name of its folder."""
+_SECRET_BYTES = 32
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class CacheDirectory:
+    """The folder of one replica, which this process owns.
+
+    Attributes:
+        path: of the folder.
+        secret: keys the roots of tenants and salts: [32].
+    """
+
+    def __init__(self, path: Path, fd: int, lock_fd: int, secret: bytes) -> None:
+        self.path = path
+        self.fd = fd
+        self.secret = secret
+        self._lock_fd = lock_fd
+
+    @staticmethod
+    def own(
+        directory: Path,
+        parts: dict[str, str],
+        replica: int = 0,
+        patience_s: float | None = None,
+    ) -> "CacheDirectory":
+        """Make the folder of a replica, unless it is there, and become its owner.
+
+        Args:
+            parts: what the bits of the KV depend on, by name.
+
+        Raises:
+            ConfigError: another process owns it, or others can read it.
+            OSError: it cannot be made.
+        """
+        top = _enter(directory, None)
+        try:
+            secret = _read_secret(top)
+            name = fingerprint_of(parts)[:FINGERPRINT_CHARS]
+            model = _enter(Path(name), top)
+            _write_once(model, "model.json", msgspec.json.encode(parts))
+            fd = _enter(Path(f"r{replica}"), model)
+            os.close(model)
+        finally:
+            os.close(top)
+        lock_fd = open_private("lock", fd)
+        path = directory / name / f"r{replica}"
+        if not _lock(lock_fd, LOCK_PATIENCE_S if patience_s is None else patience_s):
+            owner = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise ConfigError(
+                f"--cache-dir {directory}: process {owner} uses the cache of this model ({path}). Stop it, or give this server "
+                "another directory."
+            )
+        with contextlib.suppress(OSError):  # the disk may be full
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
+        return CacheDirectory(path, fd, lock_fd, secret)
+
+    def close(self) -> None:
+        """Give the folder up."""
+        os.close(self._lock_fd)
+        os.close(self.fd)
+
+    def root_digest(self, root: bytes) -> bytes:
+        """What stands for the empty prefix of a tenant and salt: [32]. Without the secret, nobody
+        can compute it."""
+        return root_digest(self.secret, root)
+
+    # ------------------------------------------------------------ the quota of the whole directory
+
+    def bytes_of_others(self) -> int:
+        """Disk space of the folders of other models, machines and replicas."""
+        return sum(used_bytes(folder) for folder in self._others())
+
+    def drop_oldest(self) -> bool:
+        """Remove the folder of another fingerprint that nobody owns, the one that was used longest
+        ago; False if there is none."""
+        others = [folder for folder in self._others() if folder.parent != self.path.parent]
+        with contextlib.suppress(OSError):
+            for folder in sorted(others, key=lambda one: (one / "lock").stat().st_mtime):
+                fd = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    if _lock(fd, 0.0):
+                        shutil.rmtree(folder)
+                        with contextlib.suppress(OSError):  # other replicas' folders are left
+                            (folder.parent / "model.json").unlink()
+                            folder.parent.rmdir()
+                        return True
+                finally:
+                    os.close(fd)
+        return False
+
+    def _others(self) -> list[Path]:
+        """The folders of replicas beside this one."""
+        return [one for one in replica_folders(self.path.parent.parent) if one != self.path]
+
+
+def root_digest(secret: bytes, root: bytes) -> bytes:
+    """The digest of the empty prefix below a root: [32]."""
+    return hmac.digest(secret, root, hashlib.sha256)
+
+
+def fingerprint_of(parts: dict[str, str]) -> str:
+    """The fingerprint of what the bits of the KV depend on: 64 hex digits.
+
+    >>> fingerprint_of({"dtype": "bfloat16"}) == fingerprint_of({"dtype": "float32"})
+    False
+    """
+    return hashlib.sha256(msgspec.json.encode(sorted(parts.items()))).hexdigest()
+
+
+def replica_folders(directory: Path) -> list[Path]:
+    """The folders of all replicas of all fingerprints in a directory of ``--cache-dir``."""
+    found = sorted(directory.glob("*/r*"))
+    return [one for one in found if (one / "lock").is_file() and not one.is_symlink()]
+
+
+def used_bytes(folder: Path) -> int:
+    """Disk space of the files in a folder; those of a file with holes count as much as they
+    have."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def open_private(name: str, folder_fd: int, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """Open a file of mode 0600 in a folder; no symbolic link is followed.
+
+    Raises:
+        OSError: it is a link, or cannot be opened.
+    """
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
+
+
+def _enter(path: Path, parent_fd: int | None) -> int:
+    """Make a folder of mode 0700, unless it is there, and open it.
+
+    Raises:
+        ConfigError: others may enter it, or it belongs to another user.
+    """
+    with contextlib.suppress(FileExistsError):
+        if parent_fd is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(path, 0o700, dir_fd=parent_fd)
+    fd = os.open(path, _FOLDER | os.O_CLOEXEC, dir_fd=parent_fd)
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        os.close(fd)
+        raise ConfigError(
+            f"--cache-dir: {path} holds prompts, and must belong to this user and be closed to others: chmod 700 {path}."
+        )
+    return fd
+
+
+def _read_secret(top: int) -> bytes:
+    """The secret of a directory, which is made if it has none."""
+    made = secrets.token_bytes(_SECRET_BYTES)
+    _write_once(top, "secret", made)
+    fd = open_private("secret", top, os.O_RDONLY)
+    try:
+        secret = os.read(fd, _SECRET_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(secret) == _SECRET_BYTES:
+        return secret
+    os.unlink("secret", dir_fd=top)  # torn: nothing that was written with another is found again
+    _write_once(top, "secret", made)
+    return made
+
+
+def _write_once(folder_fd: int, name: str, content: bytes) -> None:
+    """Write a file, whole, unless it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+        return
+    part = f"{name}.{os.getpid()}"
+    fd = open_private(part, folder_fd)
+    try:
+        os.write(fd, content)
+    finally:
+        os.close(fd)
+    with contextlib.suppress(FileExistsError):
+        os.link(part, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    os.unlink(part, dir_fd=folder_fd)
+
+
+def _lock(fd: int, patience_s: float) -> bool:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.05)
+        else:
+            return True

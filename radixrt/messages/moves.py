@@ -1,0 +1,75 @@
+"""The messages that move KV pages between memory and disk: orders for the workers, and their
+answers.
+
+They travel on the links of plans and results and keep the order of these. A page that a plan gives
+to a new owner is therefore copied before, if its order was sent before that plan; and no step that
+was planned earlier writes to a page that is being read. A step plan itself knows nothing of all
+this.
+"""
+
+import hashlib
+from typing import Any
+
+from radixrt.messages.ids import PackedIds
+from radixrt.messages.message import Message
+
+CHECKSUM_BYTES = 16
+
+
+def page_checksum(content: Any) -> bytes:
+    """The checksum of the bytes of a page: the beginning of their SHA-256."""
+    return hashlib.sha256(content).digest()[:CHECKSUM_BYTES]
+
+
+class OpenPages(Message, frozen=True, kw_only=True):
+    """The file of the pages on disk, before the first order that needs it."""
+
+    path: str
+
+
+class SavePages(Message, frozen=True, kw_only=True):
+    """Copy these pages now, and write them to disk beside the steps that follow."""
+
+    pages: PackedIds
+    slots: PackedIds
+    """Where each is written, in slots of the file."""
+
+
+class ReadPages(Message, frozen=True, kw_only=True):
+    """Read pages from disk beside the steps that follow. Nobody reads or writes these pages of the
+    pool until the answer."""
+
+    number: int
+    """Of the order."""
+    pages: PackedIds
+    slots: PackedIds
+    checksums: bytes
+    """Of each page, :func:`page_checksum`."""
+    within_s: float
+    """Computing them takes so long; the worker gives up if reading would take longer."""
+
+
+class PagesWritten(Message, frozen=True, kw_only=True):
+    """What became of a SavePages."""
+
+    slots: PackedIds
+    """Those that were written."""
+    checksums: bytes
+    failed: PackedIds = b""
+    """Those that were not."""
+    error: str = ""
+    """Why."""
+
+
+class PagesRead(Message, frozen=True, kw_only=True):
+    """What became of a ReadPages."""
+
+    number: int
+    num_pages: int
+    """The first ones, which are in the pool and match their checksums."""
+    is_damaged: bool = False
+    """The next one does not match its checksum, or cannot be read."""
+    seconds: float = 0.0
+    """For reading and checking."""
+    error: str = ""
+    """Of the system, if there was one."""

@@ -1,0 +1,36 @@
+"""Decides whether a checkpoint is served with its vision tower. Imports no torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.models.registry import check_architecture, sees_images
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Those with the settings of the image processor: transformers 4 writes the first, transformers 5
+the second."""
+
+
+def why_no_images(model_dir: Path, config: Mapping[str, Any], device: str) -> str | None:
+    """A sentence that says why a checkpoint is served without images; None: it sees them.
+
+    Args:
+        config: its config.json.
+        device: the type of the device that computes, as "cpu".
+    """
+    architecture = check_architecture(config)
+    if not sees_images(architecture):
+        if isinstance(config.get("vision_config"), dict):
+            return f"Not yet: images for {architecture}; text is served."
+        return f"This model ({architecture}) has no vision tower; it takes text only."
+    if gguf_tensors(model_dir) is not None:
+        return "Not yet: images for GGUF files, whose tower is in a file mmproj-*.gguf; text is served."
+    if not any((model_dir / name).is_file() for name in PROCESSOR_FILES):
+        return (
+            "This model's folder lacks preprocessor_config.json, which says how images are prepared; take it from the original "
+            "checkpoint. Text is served."
+        )
+    if device != "cpu":
+        return "Not yet: images on a GPU; text is served."
+    return None

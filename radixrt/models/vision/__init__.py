@@ -1,0 +1,1 @@
+"""Towers: models that turn images into embeddings of the language model."""

@@ -1,0 +1,96 @@
+"""Decoders that see images: a tower and a projector beside the language model."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from radixrt.attention.backend import ForwardContext
+from radixrt.layers.parallel import TensorParallel
+from radixrt.models.decoder import LanguageModelOnly
+from radixrt.models.vision.tower import Pieces
+
+
+class ImageRows(NamedTuple):
+    """Embeddings that stand in the place of those of tokens."""
+
+    rows: Tensor  # [n] int64, of the flat batch
+    features: Tensor  # [n, hidden_size]
+
+
+class ImageEncoder(nn.Module):
+    """The tower and the projector of a family."""
+
+    family: str
+    tokens_per_tile: int
+    """Placeholders of one picture."""
+    tile_size: int
+    """Height and width of a picture, in pixels."""
+    whole_images = False
+    """The placeholders of a picture see one another in both directions."""
+
+    @abstractmethod
+    def tile_pieces(self, pixels: Tensor) -> Pieces:
+        """[channels, height, width] of one picture -> [tokens_per_tile, hidden_size]"""
+
+    def pieces(self, pixels: Tensor) -> Pieces:
+        """The features of an image: [tiles, channels, height, width] -> [tiles * tokens_per_tile,
+        hidden_size]"""
+        parts = []
+        for tile in pixels:
+            parts.append((yield from self.tile_pieces(tile)))
+        return torch.cat(parts)
+
+
+class SeesImages(LanguageModelOnly):
+    """Before the class of a language model: that of a checkpoint that sees images. Without
+    :meth:`add_encoder` it is the language model alone."""
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        super().__init__(config, tp, context_length)
+        self.whole_config = config
+        self.vision: ImageEncoder | None = None
+        self.vision_digest = b""
+        """SHA-256 over the weights of ``vision``; set by the loader."""
+
+    @abstractmethod
+    def make_encoder(self, config: Any) -> ImageEncoder:
+        """The tower and projector of a checkpoint's config.
+
+        Raises:
+            ConfigError: they are of a form that is not served.
+        """
+
+    @abstractmethod
+    def vision_name(self, name: str) -> str | None:
+        """The name in ``vision`` of a checkpoint's tensor; "": it is not needed; None: it belongs
+        to the language model."""
+
+    def add_encoder(self) -> None:
+        """See images; before the weights are loaded."""
+        self.vision = self.make_encoder(self.whole_config)
+
+    @torch.inference_mode()
+    def forward_with_images(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        rows: Tensor | None,
+        images: ImageRows,
+    ) -> Tensor:
+        """``CausalLM.forward`` of tokens among which images are."""
+        hidden = self._embed(input_ids).index_copy(0, images.rows, images.features)
+        hidden, residual = self._attend_all(hidden, positions, context)
+        if rows is not None:
+            hidden, residual = hidden[rows], residual[rows]
+        return self.after_last_attention(hidden, residual)
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        inner = self.vision_name(name)
+        if inner is None:
+            yield from super().translate(name, tensor)
+        elif inner and self.vision is not None:
+            yield f"vision.{inner}", tensor

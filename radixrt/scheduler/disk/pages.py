@@ -1,0 +1,273 @@
+"""Decides which pages are written to disk, and keeps the journal of those that are there.
+
+A page is written when it is used for the second time or pinned, or when it leaves memory and is
+worth it. The worker copies it when the order arrives, so the page may be given away by the next
+plan. It counts as being on disk when the worker has written it. Where writing fails, because the
+disk is full or broken, it ends: pages that are there are still read.
+"""
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.errors import ConfigError
+from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
+from radixrt.kv.store.journal import Header, Journal, PagesDropped, Record
+from radixrt.messages.answers import EngineInfo
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.moves import CHECKSUM_BYTES, OpenPages, PagesWritten, SavePages
+from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_records
+from radixrt.scheduler.disk.names import NamedPages
+from radixrt.scheduler.radix.key_ids import is_activated
+from radixrt.scheduler.radix.page_allocator import Pages
+
+log = logging.getLogger(__name__)
+
+MAX_COPIED_BYTES = 64 << 20
+"""Pages that were copied and are not written yet."""
+MAX_ORDER_BYTES = 2 << 20
+"""Pages of one order that could also be copied later: copying holds up the next step, by half a
+millisecond or so."""
+LEAST_COPIED = 8
+"""Pages that may be copied in any case."""
+MAX_SLOTS = 1 << 19
+"""Most pages on disk; each takes some 600 bytes of the scheduler's memory."""
+MAX_WANTED = 1 << 16
+"""Pages that wait to be written."""
+_BROKEN_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+"""Errors with which a server starts all the same."""
+COMPACT_ABOVE = 1024
+"""Pages in the journal that are on disk no more, beside as many as are."""
+
+
+def open_pages(config: ServerConfig, info: EngineInfo, replica: int) -> "DiskPages | None":
+    """The pages on disk of a replica; None: there is no ``--cache-dir``, or it cannot be written.
+
+    Raises:
+        ConfigError: the directory belongs to another process or is open to others, or is none.
+    """
+    if config.cache_dir is None:
+        return None
+    path = Path(config.cache_dir).expanduser()
+    try:
+        return DiskPages(
+            CacheDirectory.own(path, info.kv_parts, replica),
+            fingerprint_of(info.kv_parts),
+            num_pages=info.kv_pool_tokens // info.page_size,
+            page_size=info.page_size,
+            slot_bytes=info.kv_bytes_per_token * info.page_size,
+            quota_bytes=int(config.cache_dir_gb * 1e9),
+            share=1 / max(1, config.dp),
+        )
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno not in _BROKEN_DISK:
+            raise ConfigError(f"--cache-dir {path} cannot be used: {reason}.") from error
+        log.error("--cache-dir %s is not used: %s.", path, reason)
+        return None
+
+
+class DiskPages:
+    """The pages on disk of one replica.
+
+    Args:
+        quota_bytes: for the pages of this replica.
+        share: of the quota of the whole directory that this replica may fill.
+    """
+
+    def __init__(
+        self,
+        directory: CacheDirectory,
+        fingerprint: str,
+        *,
+        num_pages: int,
+        page_size: int,
+        slot_bytes: int,
+        quota_bytes: int,
+        share: float = 1.0,
+    ) -> None:
+        """
+        Raises:
+            OSError: the journal cannot be opened.
+        """
+        self._directory = directory
+        self._quota_bytes, self._share = quota_bytes, share
+        self.slot_bytes = slot_bytes
+        self.names = NamedPages(
+            num_pages, page_size, lambda root: directory.root_digest(root.packed())
+        )
+        self.index = DiskIndex(0, 4 * page_size)
+        self.index.num_slots = self._affordable_slots()
+        self._journal = Journal(directory.fd, Header(fingerprint, page_size, slot_bytes))
+        self.index.replay(self._journal.records)
+        self._journal.records = []
+        self._journaled = len(self.index)
+        """Pages in the journal, with those that are on disk no more."""
+        self._wanted: deque[tuple[int, PageName]] = deque()
+        self._leaving: list[tuple[int, PageName]] = []
+        """Pages that left memory in the plan in the making."""
+        self._worth: set[int] = set()
+        """Pages in memory that were used twice or pinned."""
+        self._writing: dict[int, PageName] = {}
+        """By slot."""
+        self._being_written: set[bytes] = set()
+        self._most_copied = max(LEAST_COPIED, MAX_COPIED_BYTES // slot_bytes)
+        self._most_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
+        self._is_open = False
+        self.error = ""
+        """Why nothing is written any more."""
+        self.written_pages = self.dropped_pages = self.damaged_pages = 0
+
+    def close(self) -> None:
+        """Write what is left to the journal, and give the directory up."""
+        self._journal.close()
+        self._directory.close()
+
+    def _affordable_slots(self) -> int:
+        """The number of slots for which the quota of the whole directory leaves room."""
+        left = self._quota_bytes - self._directory.bytes_of_others()
+        own = min(int(self._quota_bytes * self._share), left)
+        return max(0, min(own // self.slot_bytes, MAX_SLOTS))
+
+    # ------------------------------------------------------------ what happens to pages in memory
+
+    def begin_plan(self) -> None:
+        self.names.begin_plan()
+
+    def used(self, pages: Pages) -> None:
+        """These pages of a prefix were used for the second time, or pinned."""
+        self.names.settle()
+        digests = []
+        for page in pages.tolist():
+            name = self.names.name(page)
+            assert name is not None, "a page without a name was in the tree"
+            digests.append(name.digest)
+            if page not in self._worth:
+                self._worth.add(page)
+                if not self._is_there(name) and len(self._wanted) < MAX_WANTED:
+                    self._wanted.append((page, name))
+        self.index.use(digests)
+
+    def evicted(self) -> None:
+        """The pages that have just left the tree were evicted: those that are worth it are written
+        before they have a new owner."""
+        for page, name in self.names.removed_last:
+            if page in self._worth and self.names.is_computed(page) and not self._is_there(name):
+                self._leaving.append((page, name))
+        self.forget_removed()
+
+    def forget_removed(self) -> None:
+        """The pages that have just left the tree are not written."""
+        for page, _ in self.names.removed_last:
+            self._worth.discard(page)
+        self.names.removed_last = []
+
+    def _is_there(self, name: PageName) -> bool:
+        return name.digest in self.index or name.digest in self._being_written
+
+    # ------------------------------------------------------------ writing
+
+    def take_order(self) -> OpenPages | SavePages | None:
+        """The next order for the workers, which they must get before the plan in the making; None:
+        there is none."""
+        if not self._is_open:
+            self._is_open = True
+            return OpenPages(path=str(self._directory.path / "pages"))
+        leaving, self._leaving = self._leaving, []
+        if self.error or not (leaving or self._wanted):
+            return None
+        pages: list[int] = []
+        slots: list[int] = []
+        for page, name in leaving:
+            if len(self._writing) < self._most_copied and (slot := self.take(name)) is not None:
+                pages.append(page)
+                slots.append(slot)
+        while self._wanted and len(pages) < self._most_ordered and len(self._writing) < self._most_copied:  # fmt: skip
+            page, name = self._wanted[0]
+            if self.names.name(page) is name:
+                if not self.names.is_computed(page):
+                    break
+                if (slot := self.take(name)) is not None:
+                    pages.append(page)
+                    slots.append(slot)
+            self._wanted.popleft()
+        return SavePages(pages=pack_ids(pages), slots=pack_ids(slots)) if pages else None
+
+    def take(self, name: PageName) -> int | None:
+        """A slot for a page, which is written now; None: it is there already, there is no room, or
+        no other process could use it."""
+        if self._is_there(name) or is_activated(name.tokens):
+            return None
+        slot, is_dropped = self.index.take_slot()
+        if slot == NO_SLOT:
+            return None
+        if is_dropped:
+            self._drop([slot])
+            if self._directory.drop_oldest():
+                self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
+        self._writing[slot] = name
+        self._being_written.add(name.digest)
+        return slot
+
+    def written(self, message: PagesWritten) -> None:
+        """Note what the worker has written."""
+        done = []
+        for number, slot in enumerate(unpack_ids(message.slots).tolist()):
+            name = self._writing.pop(slot)
+            self._being_written.discard(name.digest)
+            checksum = message.checksums[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
+            self.index.add(name, slot, checksum)
+            done.append((name, slot, checksum))
+        for slot in unpack_ids(message.failed).tolist():
+            self._being_written.discard(self._writing.pop(slot).digest)
+            self.index.free(slot)
+        if message.error and not self.error:
+            self._stop(message.error)
+        self.written_pages += len(done)
+        self._note(saved_records(done), len(done))
+
+    def stats(self) -> dict[str, int]:
+        """Its fields of :class:`radixrt.messages.stats.SchedulerStats`."""
+        return {
+            "disk_pages": len(self.index),
+            "disk_pages_written": self.written_pages,
+            "disk_pages_dropped": self.dropped_pages,
+            "disk_pages_damaged": self.damaged_pages,
+            "disk_stopped": int(bool(self.error)),
+        }
+
+    def _stop(self, error: str) -> None:
+        log.error("--cache-dir: nothing is written any more: %s.", error)
+        self.error = error
+        self._wanted.clear()
+
+    # ------------------------------------------------------------ dropping
+
+    def damaged(self, slot: int) -> None:
+        """The page in this slot is not what was written."""
+        self.damaged_pages += 1
+        self._drop(self.index.drop([slot]))
+
+    def flush(self) -> None:
+        """Forget all pages on disk but those that are being read."""
+        self._wanted.clear()
+        self._drop(self.index.drop(self.index.slots()))
+
+    def _drop(self, slots: Iterable[int]) -> None:
+        if dropped := list(slots):
+            self.dropped_pages += len(dropped)
+            self._note([PagesDropped(pack_ids(dropped))], 0)
+
+    def _note(self, records: list[Record], num_pages: int) -> None:
+        """Write records to the journal, or a new journal if most of it is outdated."""
+        if self._journal.error and not self.error:
+            self.error = self._journal.error
+        self._journaled += num_pages
+        if self._journaled > 2 * len(self.index) + COMPACT_ABOVE:
+            self._journal.replace(self.index.records())
+            self._journaled = len(self.index)
+        else:
+            self._journal.append(records)

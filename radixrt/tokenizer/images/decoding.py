@@ -1,0 +1,80 @@
+"""Decodes image files with Pillow. Format and size are read from the header and checked before any
+pixel is decoded."""
+
+import base64
+import binascii
+import io
+import warnings
+from typing import Any
+
+from radixrt.base.errors import RequestError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Pillow's names of the formats that are decoded."""
+
+MAX_PIXELS = 1 << 24
+"""Of one image; a decoded one takes 3 bytes a pixel, and twice that while it is converted."""
+
+MAX_SIDE = 1 << 15
+"""Pixels of the longer side, so that no strip of one pixel's height becomes a huge tensor."""
+
+_ANIMATED = ("PNG", "WEBP", "GIF")
+"""Formats whose further pictures are frames; those of JPEG files are previews."""
+
+
+def decode_image(data: str, where: str) -> Any:
+    """A Pillow image in RGB, turned as its EXIF data say: what transformers' ``load_image`` makes
+    of it.
+
+    Args:
+        data: the file in base64.
+        where: names the image in errors.
+
+    Raises:
+        RequestError: it is of another format, too large, animated or damaged.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        file = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _refusal(where, f"is not valid base64: {error}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(file), formats=FORMATS)
+            _check_header(image, where)
+            turned = ImageOps.exif_transpose(image)
+            return turned.convert("RGB")
+    except RequestError:
+        raise
+    except UnidentifiedImageError as error:
+        raise _refusal(
+            where, f"is in no format that this server decodes ({', '.join(FORMATS)})"
+        ) from error
+    except Image.DecompressionBombError as error:
+        raise _too_large(where) from error
+    except Exception as error:  # Pillow raises many kinds at damaged files
+        raise _refusal(where, f"can't be decoded: {str(error)[:200]}") from error
+
+
+def _check_header(image: Any, where: str) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        raise _too_large(where, f" and has {width}x{height}")
+    if not width or not height:
+        raise _refusal(where, "has no pixels")
+    if image.format in _ANIMATED and getattr(image, "is_animated", False):
+        raise _refusal(where, f"is an animated {image.format}; send one of its frames")
+
+
+def _too_large(where: str, found: str = "") -> RequestError:
+    return _refusal(
+        where,
+        f"may have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side{found}; scale it down",
+        status=413,
+    )
+
+
+def _refusal(where: str, reason: str, status: int = 400) -> RequestError:
+    return RequestError(f"{where} {reason}.", status=status, param="messages", code="invalid_image")

@@ -1,0 +1,170 @@
+"""Puts the images of a chat into its rendered text, and their placeholders into its tokens.
+
+The text has one placeholder for each tile. A placeholder is a special token, so it is encoded
+alone, and repeating its id for all of a tile's positions gives the ids of the text in which it is
+repeated.
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from radixrt.base.errors import RequestError
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.images import ImageRun, VisionInfo
+from radixrt.tokenizer.images.families import FAMILIES
+from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
+from radixrt.tokenizer.prompt.breakpoints import Messages, substitute
+from radixrt.tokenizer.prompt.chat_template import RenderedChat
+
+MAX_IMAGES = 64
+"""Images of one request."""
+
+
+class Tile(NamedTuple):
+    """A placeholder in a text."""
+
+    image: ProcessedImage
+    first: int
+    """Row of the image's features for its first position."""
+
+
+class ImagePlacer:
+    """Places the images of chats for one checkpoint.
+
+    Args:
+        processor: makes the tensors.
+        placeholder: the special token of an image's positions.
+    """
+
+    def __init__(self, processor: ImageProcessor, placeholder: str) -> None:
+        self.vision: VisionInfo = processor.vision
+        self._processor = processor
+        self._placeholder = placeholder
+        self._family = FAMILIES[self.vision.family]
+        self._mark = re.compile(re.escape(self._family.mark or placeholder))
+
+    def prepare(self) -> None:
+        """Load the processor ahead of the first image. An error is the request's that needs it."""
+        with contextlib.suppress(RequestError):
+            self._processor.prepare()
+
+    def process(
+        self, messages: Messages, most_tokens: int
+    ) -> tuple[Messages, list[ProcessedImage]]:
+        """The messages as templates take them, with digests in place of their images, and the
+        images.
+
+        Args:
+            most_tokens: of a prompt.
+
+        Raises:
+            RequestError: an image can't be decoded, or there are too many.
+        """
+        count = sum(part["type"] == "image" for part in _parts(messages))
+        if count > MAX_IMAGES or count * self.vision.tokens_per_tile > most_tokens:
+            raise RequestError(
+                f"The request has {count} images; at most {min(MAX_IMAGES, most_tokens // self.vision.tokens_per_tile)} fit. Leave "
+                "some out.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        images: list[ProcessedImage] = []
+
+        def named(part: Any) -> Any:
+            if part["type"] != "image":
+                return part
+            images.append(self._processor.process(part["data"], f"Image {len(images) + 1}"))
+            return {"type": "image", "digest": images[-1].key.hex()}
+
+        return [
+            {**message, "content": [named(part) for part in message["content"]]}
+            if isinstance(message.get("content"), list)
+            else message
+            for message in messages
+        ], images
+
+    def place(
+        self, chat: RenderedChat, images: Sequence[ProcessedImage]
+    ) -> tuple[RenderedChat, list[Tile]]:
+        """A rendered chat with each image in the place of its mark; and its placeholders, in
+        order.
+
+        Raises:
+            RequestError: the template has not written a mark for each.
+        """
+        if (found := len(self._mark.findall(chat.text))) != len(images):
+            raise RequestError(
+                f"The model's chat template has a place for {found} of the {len(images)} images: it may take images in messages of "
+                "the user only.",
+                param="messages",
+            )
+        remaining = iter(images)
+        ends, spans = chat.answer_ends, chat.spans
+        text, lengths = substitute(
+            self._mark,
+            lambda _: self._family.text_of(self._placeholder, next(remaining).grid),
+            chat.text,
+            [*chat.agreed, *ends, *(place for span in spans for place in span)],
+        )
+        agreed, lengths = lengths[: len(chat.agreed)], lengths[len(chat.agreed) :]
+        ends, places = lengths[: len(ends)], lengths[len(ends) :]
+        size = self.vision.tokens_per_tile
+        tiles = [
+            Tile(image, first) for image in images for first in range(0, image.num_tokens, size)
+        ]
+        placed = dataclasses.replace(
+            chat,
+            text=text,
+            agreed=agreed,
+            answer_ends=ends,
+            spans=list(zip(places[::2], places[1::2], strict=True)),
+        )
+        return placed, tiles
+
+    def spread(self, ids: TokenIds) -> TokenIds:
+        """Repeat each placeholder for the positions of its tile: [n] -> [at least n] int32."""
+        is_placeholder = ids == self.vision.image_token
+        return np.repeat(ids, np.where(is_placeholder, self.vision.tokens_per_tile, 1))
+
+    def runs(self, ids: TokenIds, tiles: Sequence[Tile]) -> list[ImageRun]:
+        """The places of the tiles in a prompt that is spread: [n] int32.
+
+        Raises:
+            RequestError: an answer of the model has placeholders of its own.
+        """
+        size = self.vision.tokens_per_tile
+        starts = np.flatnonzero(ids == self.vision.image_token)[::size].tolist()
+        if len(starts) != len(tiles):
+            raise RequestError(
+                "An earlier answer of this conversation holds the model's token for images; leave that answer out.",
+                param="messages",
+            )
+        return [
+            ImageRun(tile.image.key, start, size, tile.first)
+            for tile, start in zip(tiles, starts, strict=True)
+        ]
+
+    @staticmethod
+    def key_ids(ids: TokenIds, runs: Sequence[ImageRun], tiles: Sequence[Tile]) -> TokenIds:
+        """The ids up to the last image by which prefixes are compared."""
+        end = runs[-1].start + runs[-1].num_tokens
+        keys = ids[:end].copy()
+        for run, tile in zip(runs, tiles, strict=True):
+            own = tile.image.key_ids[run.first : run.first + run.num_tokens]
+            keys[run.start : run.start + run.num_tokens] = own
+        return keys
+
+
+def _parts(messages: Messages) -> list[dict[str, Any]]:
+    contents = (message.get("content") for message in messages)
+    return [part for content in contents if isinstance(content, list) for part in content]
+
+
+def has_images(messages: Messages) -> bool:
+    """Whether a chat has any images."""
+    return any(part["type"] == "image" for part in _parts(messages))

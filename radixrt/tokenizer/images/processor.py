@@ -1,0 +1,138 @@
+"""Turns images into the tensors that the vision tower reads, by the checkpoint's own processor of
+transformers (the one of Pillow and NumPy), and names each by its digest."""
+
+import functools
+import hashlib
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.base.errors import RequestError
+from radixrt.messages.ids import TokenIds
+from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
+from radixrt.tokenizer.images.decoding import decode_image
+from radixrt.tokenizer.images.families import FAMILIES, Grid
+from radixrt.tokenizer.prompt.kept_answers import TokenMemory
+
+KEPT_BYTES = 128 << 20
+"""Memory of the tensors of the last images, for their next turns."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessedImage:
+    """An image as the tower reads it."""
+
+    key: ImageKey
+    pixels: NDArray[np.float32]
+    """[tiles, channels, height, width]"""
+    grid: Grid
+    num_tokens: int
+    """Placeholders of all tiles."""
+    num_bytes: int
+    """Memory in a worker: of the pixels, or of the features if they take more."""
+
+    def load_order(self) -> LoadImage:
+        """The message that brings it to the workers."""
+        pixels = self.pixels.astype("<f4", copy=False).tobytes()
+        return LoadImage(key=self.key, pixels=pixels, shape=self.pixels.shape)
+
+    @functools.cached_property
+    def key_ids(self) -> TokenIds:
+        """The ids of its placeholders, where prefixes are compared: [num_tokens]"""
+        return image_key_ids(self.key, 0, self.num_tokens)
+
+
+class ImageProcessor:
+    """The processor of one checkpoint. Safe to use from several threads.
+
+    Args:
+        folder: of the checkpoint.
+    """
+
+    def __init__(self, folder: Path, vision: VisionInfo) -> None:
+        self.vision = vision
+        self._folder = folder
+        self._memory: TokenMemory[ProcessedImage] = TokenMemory(KEPT_BYTES)
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        """Made for the first image: transformers imports torch for it, which takes seconds."""
+        from transformers import AutoImageProcessor
+
+        return AutoImageProcessor.from_pretrained(
+            self._folder, backend="pil", local_files_only=True
+        )
+
+    @functools.cached_property
+    def _settings(self) -> bytes:
+        """SHA-256 over the processor's settings."""
+        settings = self._processor.to_dict()
+        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).digest()
+
+    def prepare(self) -> None:
+        """Load the processor ahead of the first image.
+
+        Raises:
+            RequestError: it can't be loaded.
+        """
+        with self._lock:
+            try:
+                self._settings  # noqa: B018 (made on first use)
+            except Exception as error:  # transformers raises many kinds
+                reason = " ".join(str(error).split())
+                raise RequestError(
+                    f"The server can't prepare images: the checkpoint's image processor can't be loaded ({reason[:300]}).",
+                    status=500,
+                ) from error
+
+    def process(self, data: str, where: str) -> ProcessedImage:
+        """
+        Args:
+            data: the file in base64.
+            where: names the image in errors.
+
+        Raises:
+            RequestError: it can't be decoded, or is too large.
+        """
+        self.prepare()
+        file_key = hashlib.sha256(data.encode()).digest()
+        found = self._memory.find(file_key)
+        if found is None:
+            found = self._process(decode_image(data, where))
+            self._memory.keep(file_key, found, found.pixels.nbytes)
+        return found
+
+    def _process(self, image: Any) -> ProcessedImage:
+        options = FAMILIES[self.vision.family].options
+        outputs = self._processor(image, return_tensors="np", **options)
+        values = np.ascontiguousarray(outputs["pixel_values"], dtype=np.float32)
+        values = values.reshape(-1, *values.shape[-3:])
+        num_tokens = len(values) * self.vision.tokens_per_tile
+        return ProcessedImage(
+            key=self._digest(values),
+            pixels=values,
+            grid=_grid(outputs),
+            num_tokens=num_tokens,
+            num_bytes=max(values.nbytes, num_tokens * self.vision.feature_bytes),
+        )
+
+    def _digest(self, values: NDArray[np.float32]) -> ImageKey:
+        hashed = hashlib.sha256(f"{values.dtype.str} {values.shape}\n".encode())
+        hashed.update(values.data)
+        hashed.update(self._settings)
+        hashed.update(self.vision.weights)
+        return hashed.digest()
+
+
+def _grid(outputs: Any) -> Grid:
+    if "num_crops" in outputs:
+        return 1, int(np.ravel(outputs["num_crops"])[0])
+    if "rows" not in outputs:
+        return 0, 0
+    return int(np.ravel(outputs["rows"])[0]), int(np.ravel(outputs["cols"])[0])

@@ -1,0 +1,173 @@
+"""Names everything that the bits of the KV depend on: KV on disk is used only where all of it is
+the same.
+
+Weights are known by the digest of their files. A digest is kept in the user's cache with the file's
+inode, times and size, so each file is read once for it.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import torch
+
+import radixrt
+import radixrt_kernels
+from radixrt.attention.backend import AttentionSetup
+from radixrt.base.config import ServerConfig
+from radixrt.base.user_cache import drop_oldest, sealed, unsealed, user_cache
+from radixrt.layers.rotary import RotaryEmbedding
+from radixrt.models.checkpoint import weight_files
+from radixrt.models.decoder import CausalLM
+from radixrt.models.gguf.folder import gguf_tensors
+
+log = logging.getLogger(__name__)
+
+_MAX_FILES = 1024
+_PIECE_BYTES = 1 << 22
+_CODE = ("attention", "layers", "models", "worker")
+"""Folders of radixrt whose code computes."""
+_ROTARY_ROWS = 1024
+"""Rows of a rotary table that show how it is computed."""
+
+
+class _Known(msgspec.Struct, frozen=True, array_like=True):
+    """A file and its digest."""
+
+    path: str
+    stat: list[int]
+    digest: str
+
+
+def begin_weights_digest(config: ServerConfig) -> "Future[str]":
+    """Hash the files of the weights in a thread, while they are loaded."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="digest")
+    digest = pool.submit(weights_digest, config)
+    pool.shutdown(wait=False)
+    return digest
+
+
+def weights_digest(config: ServerConfig) -> str:
+    """The digest of all files of a checkpoint's weights: 64 hex digits; of dummy weights their
+    seed."""
+    if config.load_format == "dummy":
+        return f"dummy {config.random_seed}"
+    folder = Path(config.model_path)
+    entries = gguf_tensors(folder)
+    if entries is None:
+        files = weight_files(folder)
+    else:
+        files = [Path(path) for path in sorted({entry.file for entry in entries})]
+    digests = [f"{file.name} {file_digest(file)}" for file in files]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def kv_parts(
+    config: ServerConfig,
+    model: CausalLM,
+    setup: AttentionSetup,
+    backend_name: str,
+    weights: str,
+) -> dict[str, str]:
+    """What the bits of the KV depend on, by name."""
+    return machine_parts() | {
+        "weights": weights,
+        "config": _digest_of((Path(config.model_path) / "config.json").read_bytes()),
+        "model": type(model).__name__,
+        "dtype": str(setup.dtype),
+        "quantization": config.quantization,
+        "ranks": f"{config.tp} {config.expert_groups}",
+        "rotary": _rotary_digest(model),
+        "kv": _digest_of("\n".join(map(str, setup.kv_specs)).encode()),
+        "kv_dtype": str(setup.kv_dtype),
+        "page_size": str(setup.page_size),
+        "states": _digest_of(repr(model.state_specs()).encode()),
+        "attention": backend_name,
+    }
+
+
+def machine_parts() -> dict[str, str]:
+    """Those that are the same for all models on this machine."""
+    native = radixrt_kernels.native
+    return {
+        "isa": "torch" if native is None else str(native.isa()),
+        "kernels": "" if native is None else file_digest(Path(str(native.__file__))),
+        "code": _code_digest(),
+        "version": radixrt.__version__,
+        "torch": f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def file_digest(file: Path, hash_file: Callable[[Path], str] | None = None) -> str:
+    """SHA-256 of a file in hex digits, from the user's cache if the file has not changed since.
+
+    Args:
+        hash_file: computes it; for tests.
+    """
+    found = file.stat()
+    stat = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    path = str(file.absolute())
+    try:
+        kept = user_cache("digests") / f"{_digest_of(path.encode())[:32]}.msgpack"
+        known = msgspec.msgpack.decode(unsealed(kept.read_bytes()), type=_Known)
+        if (known.path, known.stat) == (path, stat):
+            return known.digest
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.info("A kept digest cannot be read: %s", error)
+        kept = None
+    digest = (hash_file or _hash_file)(file)
+    _keep(kept, _Known(path, stat, digest))
+    return digest
+
+
+def _hash_file(file: Path) -> str:
+    hashed = hashlib.sha256()
+    with file.open("rb", buffering=0) as content:
+        while piece := content.read(_PIECE_BYTES):
+            hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def _keep(kept: Path | None, known: _Known) -> None:
+    if kept is None:
+        return
+    part = kept.with_suffix(f".{os.getpid()}")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(sealed(msgspec.msgpack.encode(known)))
+        part.replace(kept)
+        drop_oldest(kept.parent, _MAX_FILES)
+    except OSError as error:
+        log.info("The digest of %s is not kept for the next start: %s", known.path, error)
+
+
+def _rotary_digest(model: CausalLM) -> str:
+    hashed = hashlib.sha256()
+    for name, module in model.named_modules():
+        if isinstance(module, RotaryEmbedding):
+            hashed.update(f"{name} {module.interleaved} ".encode())
+            hashed.update(module.cos_sin[:_ROTARY_ROWS].contiguous().numpy().data)
+    return hashed.hexdigest()
+
+
+def _code_digest() -> str:
+    """Of the code in Python that computes."""
+    package = Path(radixrt.__file__).parent
+    folders = [package / name for name in _CODE]
+    folders.append(Path(radixrt_kernels.__file__).parent)
+    hashed = hashlib.sha256()
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            hashed.update(f"{folder.name}/{file.relative_to(folder)}\n".encode())
+            hashed.update(hashlib.sha256(file.read_bytes()).digest())
+    return hashed.hexdigest()
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,129 @@
+"""Runs the vision tower, in pieces between the steps, and keeps the features of images.
+
+An image is computed once, alone and always in the same pieces, so its features have the same bits
+whatever runs beside it. They stay until the tokenizer process, which counts the users, drops the
+image.
+"""
+
+import logging
+import math
+import time
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radixrt.messages.images import DropImage, ImageKey, ImageLoaded, LoadImage, VisionInfo
+from radixrt.models.vision.sees import ImageRows, SeesImages
+from radixrt.models.vision.tower import Pieces
+from radixrt.worker.batch import ImagePart
+
+log = logging.getLogger(__name__)
+
+BESIDE_STEPS_S = 0.02
+"""Time of the tower between two steps of running answers, if a step has no bound of its own. The
+last piece may end later: it is up to 256 patches of a part of a layer."""
+
+SHARE_OF_STEP = 0.5
+"""The tower's part of the longest step that answers may wait for (``--max-step-ms``)."""
+
+
+def vision_info(model: Any) -> VisionInfo | None:
+    """What the tokenizer process needs to know of a model's tower; None: it has none."""
+    if not isinstance(model, SeesImages) or model.vision is None:
+        return None
+    vision = model.vision
+    return VisionInfo(
+        family=vision.family,
+        weights=model.vision_digest,
+        tokens_per_tile=vision.tokens_per_tile,
+        tile_size=vision.tile_size,
+        whole_images=vision.whole_images,
+        image_token=model.whole_config.image_token_id,
+        feature_bytes=model.config.hidden_size * model.dtype.itemsize,
+    )
+
+
+class ImageFeatures:
+    """The images that were ordered: their features, or their pixels until these are computed.
+
+    Args:
+        max_step_s: seconds that a step may take while answers run.
+    """
+
+    def __init__(self, model: SeesImages, max_step_s: float = math.inf) -> None:
+        self.model = model
+        self._features: dict[ImageKey, Tensor] = {}
+        """[placeholders, hidden_size] of each image."""
+        self._ordered: OrderedDict[ImageKey, LoadImage] = OrderedDict()
+        """Images whose features are not computed, the oldest first; it may be half done."""
+        self._pieces: Pieces | None = None
+        """The computation of the first of them, once it has begun."""
+        self.beside_steps_s = min(BESIDE_STEPS_S, SHARE_OF_STEP * max_step_s)
+        """Seconds of :meth:`work` between two steps."""
+        self.num_computed = 0
+        """Images on which the tower was run."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the tokens of an image see one another in both directions."""
+        return self.model.vision is not None and self.model.vision.whole_images
+
+    @property
+    def has_work(self) -> bool:
+        """Whether features are to be computed."""
+        return bool(self._ordered)
+
+    def order(self, message: LoadImage | DropImage) -> None:
+        """Note an image whose features are wanted, or forget one."""
+        match message:
+            case LoadImage():
+                self._ordered[message.key] = message
+            case DropImage():  # comes when every rank has answered the load
+                self._features.pop(message.key, None)
+
+    @torch.inference_mode()
+    def work(self, seconds: float) -> list[ImageLoaded]:
+        """Compute pieces for about ``seconds``, at least one. Returns the images that are ready."""
+        end, loaded = time.perf_counter() + seconds, []
+        while self._ordered:
+            key, message = next(iter(self._ordered.items()))
+            try:
+                if self._pieces is None:
+                    assert self.model.vision is not None
+                    self._pieces = self.model.vision.pieces(self._pixels(message))
+                next(self._pieces)
+            except StopIteration as done:
+                loaded.append(self._finish(key, done.value))
+            except (RuntimeError, ValueError) as error:
+                log.exception("The vision tower failed.")
+                reason = f"The vision tower failed on an image ({error})."
+                loaded.append(self._finish(key, None, reason))
+            if time.perf_counter() >= end:
+                break
+        return loaded
+
+    def _pixels(self, message: LoadImage) -> Tensor:
+        """[tiles, channels, height, width]"""
+        values = np.frombuffer(message.pixels, dtype="<f4").reshape(message.shape)
+        return torch.from_numpy(values.copy()).to(self.model.dtype)
+
+    def _finish(
+        self, key: ImageKey, features: Tensor | None, error: str | None = None
+    ) -> ImageLoaded:
+        self._pieces = None
+        del self._ordered[key]
+        if features is not None:
+            self._features[key] = features
+            self.num_computed += 1
+        return ImageLoaded(key=key, error=error)
+
+    def rows(self, parts: list[ImagePart]) -> ImageRows:
+        """The features for the placeholders of a step, of which there are some."""
+        rows = [torch.arange(part.row, part.row + part.num_tokens) for part in parts]
+        features = [
+            self._features[part.image][part.first : part.first + part.num_tokens] for part in parts
+        ]
+        return ImageRows(torch.cat(rows), torch.cat(features))

@@ -1,0 +1,237 @@
+"""KV that outlives the engine: the same bits as a cold engine computes, whatever happened to the
+files, and no use of KV that another model, machine or tenant has left."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.messages.sequences import PositionLogprobs
+from radixrt.worker.fingerprint import file_digest
+from tests.checkpoints import make_checkpoint
+from tests.engine.in_process import InProcessEngine
+
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+PROMPTS = [[(7 * i + k) % 90 for i in range(70 + 16 * k)] for k in range(3)]
+Answers = tuple[list[list[int]], list[list[PositionLogprobs]]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def cold(model: Path) -> Answers:
+    engine = InProcessEngine(model)
+    return engine.generate(PROMPTS, SAMPLING), engine.logprobs
+
+
+def engine_on(model: Path, folder: Path, **settings: object) -> InProcessEngine:
+    return InProcessEngine(model, cache_dir=str(folder), cache_dir_gb=0.01, **settings)
+
+
+def close(engine: InProcessEngine) -> None:
+    assert engine.disk is not None
+    engine.disk.close()
+
+
+@pytest.fixture(scope="module")
+def filled(model: Path, cold: Answers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the prompts' KV."""
+    folder = tmp_path_factory.mktemp("filled") / "cache"
+    engine = engine_on(model, folder)
+    for _ in range(2):
+        assert engine.generate(PROMPTS, SAMPLING) == cold[0]
+    close(engine)
+    return folder
+
+
+@pytest.fixture
+def kept(filled: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(filled, tmp_path / "cache"))
+
+
+def files(folder: Path) -> tuple[Path, Path]:
+    """The pages and the journal of the only replica."""
+    (replica,) = folder.glob("*/r0")
+    return replica / "pages", replica / "journal"
+
+
+def answers(engine: InProcessEngine) -> Answers:
+    return engine.generate(PROMPTS, SAMPLING), engine.logprobs
+
+
+def test_a_new_engine_has_the_cache_of_the_last_one(model: Path, kept: Path, cold: Answers) -> None:
+    engine = engine_on(model, kept)
+    assert answers(engine) == cold
+    assert engine.cached == [16 * ((len(prompt) - 1) // 16) for prompt in PROMPTS]
+    close(engine)
+
+
+def test_the_bits_of_int8_kv_come_back(model: Path, tmp_path: Path) -> None:
+    plain = answers(InProcessEngine(model, kv_cache_dtype="int8"))
+    engine = engine_on(model, tmp_path / "cache", kv_cache_dtype="int8")
+    for _ in range(2):
+        assert answers(engine) == plain
+    close(engine)
+    engine = engine_on(model, tmp_path / "cache", kv_cache_dtype="int8")
+    assert answers(engine) == plain and min(engine.cached) > 0
+    close(engine)
+
+
+def flip(file: Path, rng: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    for _ in range(rng.choice([1, 3, 200])):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    file.write_bytes(content)
+
+
+def truncate(file: Path, rng: random.Random) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(rng.randrange(file.stat().st_size))
+
+
+def make_hole(file: Path, rng: random.Random) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(rng.randrange(file.stat().st_size))
+        opened.write(bytes(rng.choice([64, 4096])))
+
+
+def replace(file: Path, rng: random.Random) -> None:
+    file.write_bytes(rng.randbytes(file.stat().st_size))
+
+
+def remove(file: Path, rng: random.Random) -> None:
+    file.unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, make_hole, replace, remove])
+@pytest.mark.parametrize("which", ["pages", "journal"])
+def test_damage_changes_no_bit(
+    model: Path, kept: Path, cold: Answers, damage: Callable, which: str
+) -> None:
+    rng = random.Random(f"{damage.__name__} {which}")
+    damage(files(kept)[which == "journal"], rng)
+    for _ in range(2):  # what was damaged is written again
+        engine = engine_on(model, kept)
+        assert answers(engine) == cold
+        close(engine)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "int8"},
+        {"page_size": 8},
+        {"attention_backend": "torch_reference"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_other_settings_find_nothing(model: Path, kept: Path, settings: dict[str, object]) -> None:
+    engine = engine_on(model, kept, **settings)
+    assert engine.generate(PROMPTS[:1], SAMPLING) and engine.cached == [0]
+    close(engine)
+
+
+def test_other_weights_find_nothing(model: Path, kept: Path, tmp_path: Path) -> None:
+    """One number is another, at the same size and time."""
+    other = Path(shutil.copytree(model, tmp_path / "other"))
+    (file,) = other.glob("*.safetensors")
+    weights = load_file(file)
+    name = next(name for name in weights if "down_proj" in name)
+    weights[name].view(torch.uint8).view(-1)[3] ^= 1
+    save_file(weights, file, {"format": "pt"})
+    engine = engine_on(other, kept)
+    engine.generate(PROMPTS[:1], SAMPLING)
+    assert engine.cached == [0]
+    close(engine)
+
+
+def test_another_salt_finds_nothing(model: Path, kept: Path) -> None:
+    engine = engine_on(model, kept)
+    engine.generate(PROMPTS[:1], SAMPLING, salt="another")
+    assert engine.cached == [0]
+    close(engine)
+
+
+def test_another_secret_finds_nothing(model: Path, kept: Path) -> None:
+    (kept / "secret").unlink()
+    engine = engine_on(model, kept)
+    engine.generate(PROMPTS[:1], SAMPLING)
+    assert engine.cached == [0]
+    close(engine)
+
+
+def test_files_of_another_model_are_not_taken_for_its_own(
+    model: Path, kept: Path, cold: Answers
+) -> None:
+    """Journal and pages of a model in bfloat16 in the place of those in float32."""
+    other = engine_on(model, kept, dtype="bfloat16")
+    for _ in range(2):
+        other.generate(PROMPTS, SAMPLING)
+    close(other)
+    folders = sorted(kept.glob("*/r0"), key=lambda one: one.stat().st_mtime)
+    assert len(folders) == 2
+    for name in ("pages", "journal"):
+        shutil.copy(folders[1] / name, folders[0] / name)
+    engine = engine_on(model, kept)
+    assert answers(engine) == cold
+    close(engine)
+
+
+def test_one_engine_at_a_time_uses_a_directory(
+    model: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixrt.kv.store.directory.LOCK_PATIENCE_S", 0.0)
+    first = engine_on(model, kept)
+    with pytest.raises(ConfigError, match="uses the cache of this model"):
+        engine_on(model, kept)
+    close(first)
+    close(engine_on(model, kept))
+
+
+def test_a_directory_that_others_can_read_is_refused(model: Path, kept: Path) -> None:
+    kept.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        engine_on(model, kept)
+
+
+def test_a_link_in_place_of_a_folder_is_refused(model: Path, kept: Path, tmp_path: Path) -> None:
+    (replica,) = kept.glob("*/r0")
+    replica.rename(tmp_path / "elsewhere")
+    replica.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        engine_on(model, kept)
+
+
+def test_models_with_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
+    hybrid = make_checkpoint("lfm2", tmp_path / "model")
+    with pytest.raises(ConfigError, match="not yet for models with recurrent layers"):
+        engine_on(hybrid, tmp_path / "cache")
+
+
+def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    file, hashed = tmp_path / "weights", []
+
+    def hash_file(file: Path) -> str:
+        hashed.append(file)
+        return file.read_text()
+
+    file.write_text("one")
+    assert file_digest(file, hash_file) == file_digest(file, hash_file) == "one"
+    stat = file.stat()
+    file.write_text("two")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file_digest(file, hash_file) == "two" and len(hashed) == 2

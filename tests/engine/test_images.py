@@ -1,0 +1,240 @@
+"""Images in the engine: their features are those of transformers, and prefixes with images are
+cached like text."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from radixrt.base.config import ServerConfig
+from radixrt.base.sampling_params import PREFILL_ONLY
+from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
+from radixrt.messages.requests import ChatPrompt, PoolingRequest
+from radixrt.models.vision.sees import ImageRows
+from radixrt.tokenizer.images.places import ImagePlacer
+from radixrt.tokenizer.images.processor import ImageProcessor
+from radixrt.tokenizer.limits import Limits
+from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
+from radixrt.tokenizer.vocabulary import Vocabulary
+from tests.engine.in_process import InProcessEngine
+from tests.image_checkpoints import (
+    FAMILIES,
+    TILE,
+    VOCAB_SIZE,
+    make_image_checkpoint,
+    picture,
+    png,
+    user,
+)
+
+EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))
+LIMITS = Limits(1024, 4096, VOCAB_SIZE)
+
+Chat = list[dict[str, Any]]
+
+
+class Sees:
+    """A checkpoint that sees images: the engine's encoder of prompts, and transformers'."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.folder = make_image_checkpoint(family, folder)
+        vision = self.engine().info.vision
+        assert isinstance(vision, VisionInfo)
+        vocabulary = Vocabulary.load(ServerConfig(model_path=str(folder)))
+        placeholder = vocabulary.special_tokens[vision.image_token].content
+        self._encoder = PromptEncoder(vocabulary)
+        self._encoder.serve_images(ImagePlacer(ImageProcessor(folder, vision), placeholder), "")
+
+    def engine(self, **settings: Any) -> InProcessEngine:
+        return InProcessEngine(self.folder, page_size=8, context_length=1024, **settings)
+
+    def encode(self, chat: Chat) -> EncodedPrompt:
+        return self._encoder.encode(ChatPrompt(chat), LIMITS)
+
+    def reference(self, chat: Chat) -> tuple[list[int], np.ndarray]:
+        """transformers' token ids of a chat, and the logits behind it."""
+        model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
+        processor = transformers.AutoProcessor.from_pretrained(self.folder)
+        images = [
+            transformers.image_utils.load_image(part["data"])
+            for message in chat
+            for part in message["content"]
+            if isinstance(part, dict) and part["type"] == "image"
+        ]
+        text = processor.apply_chat_template(chat, add_generation_prompt=True)
+        inputs = processor(
+            text=text, images=images or None, return_tensors="pt", add_special_tokens=False
+        )
+        with torch.inference_mode():
+            logits = model(**inputs).logits[0, -1]
+        return inputs["input_ids"][0].tolist(), logits.numpy()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def sees(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sees:
+    return Sees(request.param, tmp_path_factory.mktemp(request.param))
+
+
+CHATS: dict[str, Chat] = {
+    "one before text": [user(picture(1), "What is in this picture?")],
+    "one behind text": [user("Look at this: ", picture(2, 90, 31))],
+    "four of different sizes, between text": [
+        user("First ", picture(1), " then ", picture(2, 20, 60), picture(3, 64, 64), " or "),
+        {"role": "assistant", "content": "A radix tree."},
+        user("And this?", picture(4, 300, 20)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_logits_are_those_of_transformers(sees: Sees, name: str) -> None:
+    chat = CHATS[name]
+    engine = sees.engine()
+    prompt = sees.encode(chat)
+    ids, logits = sees.reference(chat)
+    assert prompt.token_ids == ids
+    (found,) = engine.pool([prompt], EVERY)
+    assert np.abs(found - logits).max() < 1e-4
+
+
+def logits_of(engine: InProcessEngine, prompt: EncodedPrompt) -> np.ndarray:
+    return engine.pool([prompt], EVERY)[0]
+
+
+LONG = "One document, many questions: the first pays for the document. "
+THREE: Chat = [
+    user(LONG, picture(1), LONG, picture(2, 20, 60), picture(3, 64, 64), " What is this?")
+]
+
+
+@pytest.mark.parametrize("chunk", [16, 24, 512])
+def test_chunks_change_no_bit(sees: Sees, chunk: int) -> None:
+    engine = sees.engine()
+    prompt = sees.encode(THREE)
+    whole = logits_of(engine, prompt)
+    assert np.abs(whole - sees.reference(THREE)[1]).max() < 1e-4
+    chunked = sees.engine(chunked_prefill_size=chunk, max_prefill_tokens=chunk)
+    assert (logits_of(chunked, prompt) == whole).all()
+
+
+def test_hits_before_at_and_inside_an_image_change_no_bit(sees: Sees) -> None:
+    """A shorter prompt leaves pages up to a place. The longer one goes on from there, or from the
+    beginning of an image whose tokens see one another."""
+    prompt = sees.encode(THREE)
+    cold = logits_of(sees.engine(), prompt)
+    first = prompt.images[0]
+    places = {
+        "before": first.start - 3,
+        "start": -(-first.start // 8) * 8 + 1,
+        "inside": first.start + first.num_tokens // 2,
+        "end": first.start + first.num_tokens + 9,
+    }
+    for place, end in places.items():
+        engine = sees.engine()
+        engine.generate([shortened(prompt, end)], PREFILL_ONLY)
+        assert (logits_of(engine, prompt) == cold).all(), place
+        cached, is_whole = (end - 1) // 8 * 8, engine.info.vision.whole_images
+        if is_whole and first.start < cached < first.start + first.num_tokens:
+            cached = first.start
+        assert engine.scheduler.stats(0).cached_tokens == cached, place
+
+
+def shortened(prompt: EncodedPrompt, end: int) -> EncodedPrompt:
+    """The first tokens of a prompt."""
+    runs = [
+        msgspec.structs.replace(run, num_tokens=min(run.num_tokens, end - run.start))
+        for run in prompt.images
+        if run.start < end
+    ]
+    return prompt._replace(
+        token_ids=prompt.token_ids[:end], key_ids=prompt.key_ids[: 4 * end], images=runs
+    )
+
+
+def test_one_other_value_shares_no_page_from_the_image_on(sees: Sees) -> None:
+    changed = picture(2, TILE, TILE)
+    changed.putpixel((3, 3), (changed.getpixel((3, 3))[0] ^ 1, 0, 0))  # type: ignore[index]
+    engine = sees.engine()
+    chats = [[user(LONG, one, LONG)] for one in (picture(2, TILE, TILE), changed)]
+    one, other = map(sees.encode, chats)
+    assert one.token_ids == other.token_ids and one.key_ids != other.key_ids
+    cold = logits_of(sees.engine(), other)
+    logits_of(engine, one)
+    before = engine.scheduler.stats(0).cached_tokens
+    assert (logits_of(engine, other) == cold).all()
+    shared = engine.scheduler.stats(0).cached_tokens - before
+    assert shared == one.images[0].start // 8 * 8 > 0
+
+
+def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:
+    """Nor do other weights of the tower."""
+    vision = sees.engine().info.vision
+    assert vision is not None
+    data = png(picture(1))
+    alike = ImageProcessor(sees.folder, vision).process(data, "Image 1")
+    again = ImageProcessor(sees.folder, vision)
+    again._processor.image_mean = [0.25, 0.5, 0.5]
+    weights = msgspec.structs.replace(vision, weights=bytes(32))
+    others = [again.process(data, ""), ImageProcessor(sees.folder, weights).process(data, "")]
+    for other in others:
+        assert not set(alike.key_ids.tolist()) & set(other.key_ids.tolist())
+    assert (alike.pixels == others[1].pixels).all()
+
+
+def test_features_matter_and_their_order_does(sees: Sees) -> None:
+    one, two = picture(1), picture(7, 64, 30)
+    prompts = [
+        sees.encode([user("First ", first, " then ", second, "?")])
+        for first, second in ((one, two), (two, one))
+    ]
+    engine = sees.engine()
+    answers = engine.generate(prompts)
+    assert answers[0] != answers[1]
+    blind = sees.engine()
+    work = blind.runner.images.rows
+    blind.runner.images.rows = lambda parts: ImageRows(
+        work(parts).rows, torch.zeros_like(work(parts).features)
+    )
+    assert blind.generate(prompts[:1])[0] != answers[0]
+
+
+def test_answers_do_not_depend_on_the_batch_the_cache_or_the_pieces(sees: Sees) -> None:
+    """Nor on whether the features were computed again."""
+    chats = [[user(LONG, picture(seed, 30 + seed, 50), "What?")] for seed in range(4)]
+    prompts = [sees.encode(chat) for chat in chats]
+    alone = [sees.engine().generate([prompt])[0] for prompt in prompts]
+    engine = sees.engine()
+    assert engine.generate(prompts) == alone
+    assert engine.generate(prompts[::-1]) == alone[::-1]
+    assert engine.runner.images.num_computed == 4
+    for prompt in prompts:
+        engine.scheduler.images.drop(DropImage(prompt.pictures[0].key))
+    engine.scheduler.flush_cache()
+    assert engine.generate(prompts) == alone
+    assert engine.runner.images.num_computed == 8
+
+
+def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
+    chats = [[user(LONG, picture(seed), LONG * (1 + seed), "What?")] for seed in range(4)]
+    prompts = [sees.encode(chat) for chat in chats]
+    expected = sees.engine().generate(prompts)
+    drafting = sees.engine(speculation="auto")
+    assert drafting.generate(prompts) == expected
+    assert drafting.generate(prompts) == expected
+    tight = sees.engine(max_total_tokens=sum(len(p.token_ids) for p in prompts[2:]) + 64)
+    assert tight.generate(prompts) == expected
+    assert tight.scheduler.stats(0).retractions or tight.scheduler.stats(0).evicted_pages
+
+
+def test_ids_of_many_images_are_negative_and_no_page_repeats() -> None:
+    pages = set()
+    for number in range(100_000):
+        ids = image_key_ids(hashlib.sha256(number.to_bytes(4)).digest(), 0, SHORTEST_PAGE)
+        assert ids.dtype == np.int32 and ids.max() < 0
+        pages.add(ids.tobytes())
+    assert len(pages) == 100_000

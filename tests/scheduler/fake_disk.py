@@ -1,0 +1,83 @@
+"""The part of a worker without a model that moves pages between its memory and a disk, which is a
+dictionary."""
+
+import hashlib
+from collections import deque
+
+import msgspec
+
+from radixrt.messages.ids import unpack_ids
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages, SavePages
+from tests.scheduler.fake_worker import FakeWorker
+
+GARBAGE = -1
+"""Stands in a page that is being read."""
+
+
+def checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()[:16]
+
+
+class FakeDisk:
+    """Copies a page that is saved at once, and answers orders when it is told to.
+
+    Attributes:
+        slots: the disk; it may be changed, and outlives the worker.
+        is_full: nothing more can be written.
+        most_read: pages of an order that are read before the worker gives up.
+    """
+
+    def __init__(self, worker: FakeWorker, slots: dict[int, bytes] | None = None) -> None:
+        self._worker = worker
+        self.slots = {} if slots is None else slots
+        self.is_full = False
+        self.most_read = 1 << 30
+        self._orders: deque[tuple[SavePages | ReadPages, list[bytes]]] = deque()
+
+    def take(self, order: object) -> None:
+        match order:
+            case SavePages():
+                self._orders.append(
+                    (order, [self._page(p) for p in unpack_ids(order.pages).tolist()])
+                )
+            case ReadPages():
+                for page in unpack_ids(order.pages).tolist():
+                    self._fill(page, [GARBAGE] * self._worker.page_size)
+                self._orders.append((order, []))
+            case _:
+                assert isinstance(order, OpenPages)
+
+    def _page(self, page: int) -> bytes:
+        places = [(page, place) for place in range(self._worker.page_size)]
+        return msgspec.msgpack.encode([self._worker.memory[place] for place in places])
+
+    def _fill(self, page: int, values: list[int]) -> None:
+        for place, value in enumerate(values):
+            self._worker.memory[page, place] = value
+
+    def work(self) -> PagesWritten | PagesRead | None:
+        """The answer to the oldest order; None: there is none."""
+        if not self._orders:
+            return None
+        order, copies = self._orders.popleft()
+        return self._write(order, copies) if isinstance(order, SavePages) else self._read(order)
+
+    def _write(self, order: SavePages, copies: list[bytes]) -> PagesWritten:
+        if self.is_full:
+            return PagesWritten(slots=b"", checksums=b"", failed=order.slots, error="disk is full")
+        for slot, content in zip(unpack_ids(order.slots).tolist(), copies, strict=True):
+            self.slots[slot] = content
+        return PagesWritten(slots=order.slots, checksums=b"".join(map(checksum, copies)))
+
+    def _read(self, order: ReadPages) -> PagesRead:
+        pages, slots = unpack_ids(order.pages).tolist(), unpack_ids(order.slots).tolist()
+        for number, (page, slot) in enumerate(zip(pages, slots, strict=True)):
+            expected = order.checksums[16 * number : 16 * number + 16]
+            content = self.slots.get(slot, b"")
+            if number >= self.most_read or checksum(content) != expected:
+                is_damaged = number < self.most_read
+                return PagesRead(
+                    number=order.number, num_pages=number, is_damaged=is_damaged, seconds=1e-6
+                )
+            self._fill(page, msgspec.msgpack.decode(content))
+        return PagesRead(number=order.number, num_pages=len(pages), seconds=1e-6)

@@ -1,0 +1,157 @@
+"""A server whose KV outlives it: everything is killed at random moments under load, and the next
+server has what was on disk, bit for bit.
+
+``RADIXRT_CACHE_KILLS`` says how often; ``make test-cache-dir`` does it fifty times.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.servers import Server, run_server, serving
+
+KILLS = int(os.environ.get("RADIXRT_CACHE_KILLS", "2"))
+CLIENTS = int(os.environ.get("RADIXRT_CACHE_CLIENTS", "8"))
+DOCUMENTS = [[(11 * d + 3 * i) % 400 + 5 for i in range(150 + 40 * d)] for d in range(8)]
+SAMPLING = {"temperature": 0.0, "max_new_tokens": 20, "ignore_eos": True}
+
+Result = tuple[list[int], list[Any]]
+
+
+def generate(server: Server, prompts: Any, **fields: Any) -> Any:
+    body = {"input_ids": prompts, "sampling_params": SAMPLING, "return_logprob": True} | fields
+    response = httpx.post(f"{server.url}/generate", json=body, timeout=120)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def bits(answer: dict[str, Any]) -> Result:
+    """Tokens and log-probabilities of an answer."""
+    return answer["output_ids"], [one[0] for one in answer["meta_info"]["output_token_logprobs"]]
+
+
+def stats(server: Server) -> dict[str, Any]:
+    return httpx.get(f"{server.url}/v1/cache/stats", timeout=30).json()
+
+
+def kill_everything(server: Server) -> None:
+    for process in [*server.family(), server.process]:
+        os.kill(process.pid, signal.SIGKILL)
+    server.process.wait()
+    server.remove()
+
+
+@pytest.fixture(scope="module")
+def cold() -> list[Result]:
+    with serving("demo") as server:
+        return [bits(answer) for answer in generate(server, DOCUMENTS)]
+
+
+def ask_until(server: Server, stop: threading.Event, rng: random.Random, cold: list[Result], wrong: list[str]) -> None:  # fmt: skip
+    """A client: asks about random documents until the server is gone."""
+    while not stop.is_set():
+        number = rng.randrange(len(DOCUMENTS))
+        try:
+            answer = generate(server, DOCUMENTS[number])
+        except (httpx.HTTPError, AssertionError) as error:
+            if not stop.is_set():
+                wrong.append(repr(error))
+            return
+        if bits(answer) != cold[number]:
+            wrong.append(f"another answer to document {number}")
+
+
+def test_killed_servers_leave_what_was_on_disk(tmp_path: Path, cold: list[Result]) -> None:
+    flags = ("--cache-dir", str(tmp_path / "cache"), "--cache-dir-gb", "1")
+    rng = random.Random(KILLS)
+    found = kept = 0
+    for _ in range(KILLS):
+        server = run_server("demo", *flags).start()
+        stop, wrong = threading.Event(), list[str]()
+        clients = [
+            threading.Thread(
+                target=ask_until, args=(server, stop, random.Random(rng.random()), cold, wrong)
+            )
+            for _ in range(CLIENTS)
+        ]
+        on_disk = stats(server)["disk_pages"]
+        first = generate(server, DOCUMENTS)  # before any step has taken its time
+        assert [bits(answer) for answer in first] == cold
+        found += sum(answer["meta_info"].get("disk_tokens", 0) for answer in first)
+        kept += 16 * on_disk
+        for client in clients:
+            client.start()
+        time.sleep(rng.uniform(0.3, 3.0))
+        stop.set()
+        kill_everything(server)
+        for client in clients:
+            client.join()
+        assert not wrong, wrong
+    with serving("demo", *flags) as server:
+        kept += 16 * stats(server)["disk_pages"]
+        last = generate(server, DOCUMENTS)
+        found += sum(answer["meta_info"].get("disk_tokens", 0) for answer in last)
+        assert [bits(answer) for answer in last] == cold
+        assert server.info(check_invariants=True)
+    assert kept > 0 and found >= 0.95 * kept, f"{found} of {kept} tokens on disk were used"
+
+
+@pytest.fixture(scope="module")
+def kept_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    folder = tmp_path_factory.mktemp("kept") / "cache"
+    with serving("demo", "--cache-dir", str(folder)) as server:
+        for _ in range(2):
+            generate(server, DOCUMENTS[7])
+        deadline = time.monotonic() + 30
+        while stats(server)["disk_pages"] < 26 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield server, folder
+
+
+def test_a_second_server_refuses_the_directory(kept_server: tuple[Server, Path]) -> None:
+    _, folder = kept_server
+    other = run_server("demo", "--cache-dir", str(folder))
+    try:
+        assert other.process.wait(60) != 0
+        assert other.process.stdout is not None
+        assert "uses the cache of this model" in other.process.stdout.read()
+    finally:
+        other.remove()
+
+
+def test_a_worker_that_is_killed_leaves_its_pages(
+    kept_server: tuple[Server, Path], cold: list[Result]
+) -> None:
+    server, _ = kept_server
+    (worker,) = [one for one in server.family() if "radixrt.worker" in " ".join(one.cmdline())]
+    worker.kill()
+    answer = generate(server, DOCUMENTS[7])
+    assert bits(answer) == cold[7]
+    meta = answer["meta_info"]
+    assert meta["disk_tokens"] == meta["cached_tokens"] == 16 * (len(DOCUMENTS[7]) // 16)
+
+
+def test_the_reading_shows_the_disk(kept_server: tuple[Server, Path]) -> None:
+    server, _ = kept_server
+    metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
+    assert "radixrt_kv_pages_on_disk{" in metrics and "radixrt_disk_tokens_total{" in metrics
+    seen = stats(server)
+    assert seen["disk_pages"] >= 26 and seen["disk_stopped"] == 0
+
+
+def test_another_instruction_set_finds_nothing(
+    kept_server: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = kept_server
+    monkeypatch.setenv("RADIXRT_KERNELS_ISA", "baseline")
+    with serving("demo", "--cache-dir", str(folder)) as server:
+        assert stats(server)["disk_pages"] == 0
+        assert generate(server, DOCUMENTS[7])["meta_info"]["cached_tokens"] == 0

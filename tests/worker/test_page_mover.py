@@ -1,0 +1,246 @@
+"""Files of pages and journals that were damaged while no server ran: what is read from them is what
+was written, or nothing.
+
+``RADIXRT_DAMAGES`` says how many damages are tried.
+"""
+
+import itertools
+import os
+import queue
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
+from radixrt.messages.cache_root import BASE_ROOT
+from radixrt.messages.ids import pack_ids, unpack_ids
+from radixrt.messages.moves import OpenPages, PagesRead, PagesWritten, ReadPages
+from radixrt.scheduler.disk.index import NO_SLOT, PageName, page_names
+from radixrt.scheduler.disk.pages import DiskPages
+from radixrt.worker.kv.page_mover import PageMover
+
+DAMAGES = int(os.environ.get("RADIXRT_DAMAGES", "300"))
+PAGE_SIZE, NUM_PAGES = 4, 24
+PARTS = {"weights": "of these tests"}
+
+
+class Store:
+    """A pool with three tensors of different widths and dtypes, its mover, and the pages on disk
+    of one start of a server."""
+
+    def __init__(self) -> None:
+        shapes = [(torch.float32, (2, 3)), (torch.bfloat16, (1, 5)), (torch.int8, (2, 4))]
+        self.pool = [
+            tuple(
+                torch.zeros((NUM_PAGES + 1, PAGE_SIZE, *shape), dtype=dtype)
+                for dtype, shape in shapes
+            )
+        ]
+        self.answers: queue.SimpleQueue[PagesWritten | PagesRead] = queue.SimpleQueue()
+        self.mover = PageMover(self.pool, self.answers.put)
+        self._numbers = itertools.count()
+
+    def open(self, folder: Path, quota_bytes: int = 1 << 20) -> None:
+        self.disk = DiskPages(
+            CacheDirectory.own(folder, PARTS, patience_s=0.0),
+            fingerprint_of(PARTS),
+            num_pages=NUM_PAGES,
+            page_size=PAGE_SIZE,
+            slot_bytes=self.mover.page_bytes,
+            quota_bytes=quota_bytes,
+        )
+        order = self.disk.take_order()
+        assert order is not None
+        self.mover.take(order)
+
+    def fill(self, page: int, seed: int) -> bytes:
+        """Give a page random content, which is returned."""
+        rng = np.random.default_rng(seed)
+        for tensor in self.pool[0]:
+            content = rng.integers(0, 256, tensor[page].nbytes, dtype=np.uint8)
+            tensor[page].view(torch.uint8).copy_(
+                torch.from_numpy(content).view(tensor[page].view(torch.uint8).shape)
+            )
+        return self.content(page)
+
+    def content(self, page: int) -> bytes:
+        return b"".join(tensor[page].view(torch.uint8).numpy().tobytes() for tensor in self.pool[0])
+
+    def save(self, tokens: list[int], seed: int) -> dict[PageName, bytes]:
+        """Write the pages of a prompt; returns their contents."""
+        disk, ids = self.disk, np.array(tokens, dtype=np.int32)
+        pages = np.arange(len(ids) // PAGE_SIZE, dtype=np.int32)
+        disk.names.stored(BASE_ROOT, None, ids, pages)
+        disk.begin_plan()
+        disk.used(pages)
+        written = {}
+        for page in pages.tolist():
+            name = disk.names.name(page)
+            assert name is not None
+            written[name] = self.fill(page, seed + page)
+        while (order := disk.take_order()) is not None:
+            self.mover.take(order)
+            for page in range(NUM_PAGES):
+                self.fill(page, 0)  # the next step writes to the pages
+            answer = self.answers.get()
+            assert isinstance(answer, PagesWritten) and not answer.error
+            disk.written(answer)
+        disk.names.removed(pages)
+        disk.forget_removed()
+        return written
+
+    def read(self, slots: list[int], within_s: float = 1e6) -> list[bytes]:
+        """What is read from these slots, until something is wrong."""
+        sums = b"".join(map(self.disk.index.checksum, slots))
+        pages = list(range(len(slots)))[::-1]
+        order = ReadPages(
+            number=next(self._numbers),
+            pages=pack_ids(pages),
+            slots=pack_ids(slots),
+            checksums=sums,
+            within_s=within_s,
+        )
+        self.mover.take(order)
+        answer = self.answers.get()
+        assert isinstance(answer, PagesRead) and answer.number == order.number
+        assert answer.is_damaged == (answer.num_pages < len(slots)) or within_s < 1
+        return [self.content(page) for page in pages[: answer.num_pages]]
+
+
+PROMPTS = [list(range(40)), [*range(20), *range(60, 80)], [7] * 40]
+
+
+@pytest.fixture(scope="module")
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture(scope="module")
+def filled(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict]]:
+    folder, written = tmp_path_factory.mktemp("filled") / "cache", {}
+    store.open(folder)
+    for number, prompt in enumerate(PROMPTS):
+        written |= {
+            name: content
+            for name, content in store.save(prompt, 100 * number).items()
+            if name not in written
+        }
+    store.disk.close()
+    yield folder, written
+
+
+def found(store: Store, prompt: list[int]) -> list[tuple[PageName, bytes]]:
+    """The pages of a prompt that are found on disk, with their contents."""
+    before, depth = store.disk.names.end_of(None, BASE_ROOT)
+    packed = np.array(prompt, np.int32).tobytes()
+    names = list(page_names(before, depth, packed, 4 * PAGE_SIZE))
+    slots = list(
+        itertools.takewhile(lambda slot: slot != NO_SLOT, map(store.disk.index.find, names))
+    )
+    return list(zip(names, store.read(slots), strict=False)) if slots else []
+
+
+def damage(folder: Path, other: Path, rng: random.Random) -> str:
+    """Damage the files of a directory; returns what was done."""
+    (replica,) = folder.glob("*/r0")
+    file = replica / rng.choice(["pages", "journal"])
+    content = bytearray(file.read_bytes())
+    at = rng.randrange(len(content))
+    match kind := rng.choice(["bits", "cut", "hole", "shift", "swap parts", "swap file", "append"]):
+        case "bits":
+            for _ in range(rng.choice([1, 2, 50])):
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        case "cut":
+            del content[at:]
+        case "hole":
+            end = min(at + rng.choice([1, 50, 500]), len(content))
+            content[at:end] = bytes(end - at)
+        case "shift":
+            content[at:at] = rng.randbytes(rng.choice([1, 8, 100]))
+        case "swap parts":
+            size = rng.choice([16, 100])
+            to = rng.randrange(len(content))
+            part = content[at : at + size]
+            content[at : at + size] = content[to : to + size]
+            content[to : to + size] = part
+        case "swap file":
+            (replica_of_other,) = other.glob("*/r0")
+            content = bytearray((replica_of_other / file.name).read_bytes())
+        case "append":
+            content += rng.randbytes(rng.choice([1, 7, 300]))
+    file.write_bytes(content)
+    return f"{kind} of {file.name}"
+
+
+def test_undamaged_files_give_back_every_page(store: Store, filled: tuple[Path, dict], tmp_path: Path) -> None:  # fmt: skip
+    folder, written = filled
+    store.open(Path(shutil.copytree(folder, tmp_path / "cache")))
+    for prompt in PROMPTS:
+        pages = found(store, prompt)
+        assert len(pages) == 10 and all(written[name] == content for name, content in pages)
+    store.disk.close()
+
+
+def test_damaged_files_never_give_a_wrong_page(
+    store: Store, filled: tuple[Path, dict], tmp_path: Path
+) -> None:
+    folder, written = filled
+    other = tmp_path / "other"
+    store.open(other)
+    store.save([9] * 40, 7000)
+    store.disk.close()
+    fewer, rng = 0, random.Random(3)
+    for number in range(DAMAGES):
+        copy = Path(shutil.copytree(folder, tmp_path / "cache"))
+        done = damage(copy, other, rng)
+        store.open(copy)
+        total = 0
+        for prompt in PROMPTS:
+            pages = found(store, prompt)
+            total += len(pages)
+            for name, content in pages:
+                assert written[name] == content, f"a wrong page after {done}, damage {number}"
+        fewer += total < 30
+        again = store.save(PROMPTS[2], 200)  # what is missing can be written again
+        for name, content in found(store, PROMPTS[2]):
+            assert content in (again[name], written[name])
+        store.disk.close()
+        shutil.rmtree(copy)
+    assert fewer > DAMAGES / 3, "most damages cost something, or they were none"
+
+
+def test_a_slow_read_is_given_up(store: Store, filled: tuple[Path, dict], tmp_path: Path) -> None:
+    store.open(Path(shutil.copytree(filled[0], tmp_path / "cache")))
+    before, depth = store.disk.names.end_of(None, BASE_ROOT)
+    names = page_names(before, depth, np.array(PROMPTS[0], np.int32).tobytes(), 4 * PAGE_SIZE)
+    slots = list(map(store.disk.index.find, names))
+    assert len(store.read(slots, within_s=0.0)) == 8
+    store.disk.close()
+
+
+def test_without_a_file_writing_stops(store: Store, tmp_path: Path) -> None:
+    store.open(tmp_path / "cache")
+    (replica,) = (tmp_path / "cache").glob("*/r0")
+    (replica / "pages").unlink()
+    (replica / "pages").symlink_to(tmp_path / "elsewhere")
+    store.mover.take(OpenPages(path=str(replica / "pages")))
+    ids = np.arange(40, dtype=np.int32)
+    store.disk.names.stored(BASE_ROOT, None, ids, np.arange(10, dtype=np.int32))
+    store.disk.begin_plan()
+    store.disk.used(np.arange(10, dtype=np.int32))
+    order = store.disk.take_order()
+    assert order is not None
+    store.mover.take(order)
+    answer = store.answers.get()
+    assert isinstance(answer, PagesWritten) and len(unpack_ids(answer.failed)) == 10
+    store.disk.written(answer)
+    assert store.disk.error and store.disk.take_order() is None
+    assert not (tmp_path / "elsewhere").exists()
+    store.disk.names.removed(np.arange(10, dtype=np.int32))
+    store.disk.forget_removed()
+    store.disk.close()
