@@ -19,10 +19,8 @@ ImageKey = bytes
 """The digest of an image, 32 bytes."""
 
 SHORTEST_PAGE = 4
-"""Tokens of a page at least where images are served: each position adds 30 bits to what tells a
+"""Tokens of a page at least where images are served: each position adds 31 bits to what tells a
 page of one image from that of another."""
-
-_ID_BITS = (1 << 30) - 1
 
 
 class VisionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +80,8 @@ class ImageLoaded(Message, frozen=True, kw_only=True):
 
 def image_key_ids(key: ImageKey, first: int, count: int) -> TokenIds:
     """The ids that stand for the placeholders of an image where prefixes are compared: [count]
-    int32, all below -2**30, so that none is a token or stands for one behind an activated adapter.
-    Each is 30 bits of SHA-256 over the image's digest and the placeholder's number.
+    int32, all negative, so that none is a token. Each is 31 bits of SHA-256 over the image's digest
+    and the placeholder's number.
 
     >>> image_key_ids(bytes(32), 0, 3).tolist() == [*image_key_ids(bytes(32), 0, 2).tolist(),
     ...     *image_key_ids(bytes(32), 2, 1).tolist()]
@@ -92,5 +90,5 @@ def image_key_ids(key: ImageKey, first: int, count: int) -> TokenIds:
     ids = np.empty(count, dtype=np.int64)
     for offset in range(count):
         digest = hashlib.sha256(key + struct.pack("<q", first + offset)).digest()
-        ids[offset] = ~(int.from_bytes(digest[:4], "little") & _ID_BITS | _ID_BITS + 1)
+        ids[offset] = -1 - (int.from_bytes(digest[:4], "little") & 0x7FFFFFFF)
     return ids.astype(np.int32)

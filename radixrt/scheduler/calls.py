@@ -217,8 +217,12 @@ class Calls:
     @_answer.register
     def _pin(self, call: PinCall) -> LeaseGranted:
         tokens = unpack_ids(call.token_ids)
-        tokens, root = self._scheduler.adapters.place_in_tree(tokens, call.root)
-        lease = self._scheduler.state.kv.pin(tokens, root, call.ttl_s, call.lease, call.tenant)
+        lease = self._scheduler.state.kv.pin(
+            *self._scheduler.adapters.place_in_tree(tokens, call.root),
+            call.ttl_s,
+            call.lease,
+            call.tenant,
+        )
         return LeaseGranted(
             lease=lease.lease_id,
             pinned_tokens=lease.num_pages * self._scheduler.state.limits.page_size,

@@ -336,7 +336,7 @@ class Planner:
         builder.admit.append(
             Admit(
                 slot=slot,
-                token_ids=pack_ids(sequence.known_tokens()),
+                token_ids=pack_ids(sequence.model_tokens()),
                 num_cached=int(self._state.slots.planned[slot]),
                 pages=pack_ids(self._state.slots.block_table(slot)),
                 sampling=sequence.sampling,

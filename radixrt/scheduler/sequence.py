@@ -114,11 +114,11 @@ class Sequence:
         assert sampling.max_tokens is not None, "the tokenizer process fills max_tokens in"
         self.seq_id = request.seq_id
         self.tokens = request.keys()
-        """Buffer of the ids that the tree matches, [at least num_tokens], int32; the first
-        ``num_tokens`` are valid. They are the tokens but for images and behind the invocation of
-        an adapter."""
+        """Buffer of ids, [at least num_tokens], int32; the first ``num_tokens`` are valid. Prefixes
+        are compared by them: key ids stand in the places of images, and behind the invocation of an
+        activated adapter."""
         self._replaced = unpack_ids(request.token_ids[: len(request.key_ids)])
-        """The tokens at the beginning, where images have other ids in ``tokens``."""
+        """The model's ids at the beginning, where others stand in ``tokens``."""
         self.images = request.images
         self.keeps_images_whole = False
         """A step computes all placeholders of an image or none."""
@@ -262,14 +262,13 @@ class Sequence:
                     return run.start, run.start + run.num_tokens
         return None
 
-    def known_ids(self) -> TokenIds:
-        """The ids of the known tokens in the tree."""
+    def known_tokens(self) -> TokenIds:
         return self.tokens[: self.num_tokens]
 
-    def known_tokens(self) -> TokenIds:
+    def model_tokens(self) -> TokenIds:
         """The known tokens as the model reads them."""
-        ids = self.known_ids() if self._namespace is None else tokens_of(self.known_ids())
-        return np.concatenate((self._replaced, ids[len(self._replaced) :]))
+        rest = tokens_of(self.tokens[len(self._replaced) : self.num_tokens])
+        return np.concatenate((self._replaced, rest))
 
     def append(self, token: int) -> FinishReason | None:
         """Append a token; returns the reason if it is the last one.

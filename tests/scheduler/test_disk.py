@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixrt.kv.store.directory import CacheDirectory
+from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.requests import Tenant
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName
@@ -124,6 +125,27 @@ def test_a_pinned_prompt_is_written(server: Server) -> None:
     server.settle()
     server.restart()
     assert server.answer(PROMPT) == 40
+
+
+@pytest.mark.parametrize("invocation, read", [((), 40), ((16, 17), 16)], ids=["whole", "activated"])
+def test_an_adapter_reads_what_it_wrote_up_to_its_invocation(
+    tmp_path: Path, invocation: tuple[int, ...], read: int
+) -> None:
+    """The ids behind an invocation mean another adapter to the next process, which then computes
+    these pages."""
+    infos = [
+        AdapterInfo(name=one, digest=one, path="", place=place, invocation=invocation)
+        for place, one in enumerate("ab")
+    ]
+    given: dict[str, Any] = {"num_pages": 40, "num_adapter_places": 2}
+    server = Server(tmp_path / "cache", limits(adapters=tuple(infos), **given))
+    server.answer(PROMPT, adapter="a")
+    server.answer(PROMPT, adapter="a")
+    server.limits = limits(adapters=tuple(reversed(infos)), **given)
+    server.restart()
+    assert server.answer(PROMPT, adapter="b") == (16 if invocation else 0)
+    server.restart()
+    assert server.answer(PROMPT, adapter="a") == read
 
 
 def test_evicted_pages_come_back_from_disk(server: Server) -> None:

@@ -22,6 +22,7 @@ from radixrt.messages.moves import CHECKSUM_BYTES, OpenPages, PagesWritten, Save
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_records
 from radixrt.scheduler.disk.names import NamedPages
 from radixrt.scheduler.disk.returns import LEAST_CHANCE, Returns
+from radixrt.scheduler.radix.key_ids import is_activated
 from radixrt.scheduler.radix.page_allocator import Pages
 
 log = logging.getLogger(__name__)
@@ -205,9 +206,9 @@ class DiskPages:
         return order if pages else None
 
     def take(self, name: PageName) -> int | None:
-        """A slot for a page, which is written now; None: it is there already, or there is no
-        room."""
-        if self._is_there(name):
+        """A slot for a page, which is written now; None: it is there already, there is no room, or
+        no other process could use it."""
+        if self._is_there(name) or is_activated(name.tokens):
             return None
         slot, is_dropped = self.index.take_slot()
         if slot == NO_SLOT:

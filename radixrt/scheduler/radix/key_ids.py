@@ -1,6 +1,5 @@
-"""The ids that the radix tree matches: tokens, or negative numbers that stand for tokens behind
-which an activated adapter works. Those below LOWEST stand for images
-(:func:`radixrt.messages.images.image_key_ids`).
+"""The ids that the radix tree matches: tokens, or numbers that stand for tokens behind which an
+activated adapter works.
 
 Up to its invocation an activated adapter (Greenewald et al., "Activated LoRA", 2025) uses the base
 model's KV. So its sequences are in the tree of the base model, and from the invocation on each
@@ -9,28 +8,35 @@ token has an id in the adapter's own *namespace*: tree, eviction and leases need
 
 import numpy as np
 
-from radixrt.messages.ids import TokenIds
+from radixrt.messages.ids import TokenIds, unpack_ids
 
 _TOKEN_BITS = 20
-_ID_BITS = 30
-MAX_NAMESPACES = 1 << _ID_BITS - _TOKEN_BITS
-LOWEST = -(1 << _ID_BITS)
+MAX_NAMESPACES = (1 << 31 - _TOKEN_BITS) - 1
+
+_FACTOR = 0x9E3779B1
 
 
-def key_ids(tokens: TokenIds, namespace: int) -> TokenIds:
-    """The ids of tokens in a namespace: [n] int32, all negative.
+def key_ids(ids: TokenIds, namespace: int) -> TokenIds:
+    """The ids of tokens in a namespace: [n] int32, beyond every vocabulary. Those of images, which
+    are negative and random, become others that are.
 
     >>> tokens = np.array([5, 6], np.int32)
     >>> key_ids(tokens, 0).tolist(), tokens_of(key_ids(tokens, 7)).tolist()
-    ([-6, -7], [5, 6])
+    ([1048581, 1048582], [5, 6])
     """
-    return np.invert(tokens | np.int32(namespace << _TOKEN_BITS))
+    number = namespace + 1
+    other_image = np.int32(number * _FACTOR & 0x7FFFFFFF)
+    return np.where(ids < 0, ids ^ other_image, ids | np.int32(number << _TOKEN_BITS))
 
 
 def tokens_of(ids: TokenIds) -> TokenIds:
-    """The tokens for which ids stand: [n] int32; those of images stay."""
-    is_other = (ids < 0) & (ids >= LOWEST)
-    return np.where(is_other, np.invert(ids) & np.int32((1 << _TOKEN_BITS) - 1), ids)
+    """The tokens for which ids stand, and the ids of images: [n] int32."""
+    return np.where(ids < 0, ids, ids & np.int32((1 << _TOKEN_BITS) - 1))
+
+
+def is_activated(packed: bytes) -> bool:
+    """Whether packed ids are behind an invocation, so that they mean nothing to another process."""
+    return bool((unpack_ids(packed) >= 1 << _TOKEN_BITS).any())
 
 
 def last_occurrence(tokens: TokenIds, wanted: tuple[int, ...]) -> int:

@@ -218,12 +218,12 @@ class KVCache:
         cached prefix."""
         followed = NO_TOKENS
         if match is not None and self.reads_tree(sequence):
-            rest = sequence.known_ids()[match.num_pages * self.page_size :]
+            rest = sequence.known_tokens()[match.num_pages * self.page_size :]
             limit = sequence.max_output - sequence.num_output
-            followed = tokens_of(continuation(self.tree, match, rest, min(limit, MAX_CONTINUED)))
+            followed = continuation(self.tree, match, rest, min(limit, MAX_CONTINUED))
             followed = followed[: np.argmax(np.append(followed, -1) < 0)]  # no image is drafted
         return DraftSources(
-            continuation=pack_ids(followed),
+            continuation=pack_ids(tokens_of(followed)),
             prediction=sequence.prediction,
             root=sequence.root if self._share else None,
         )
