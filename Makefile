@@ -109,7 +109,7 @@ torture-replicas: install ## Kill replicas under 64 streams, a hundred times, ha
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest --timeout 0 tests/torture/test_replica_kills.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py $(ARGS)
+	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_images.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)

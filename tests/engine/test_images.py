@@ -2,6 +2,7 @@
 cached like text."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import transformers
 
 from radixrt.base.config import ServerConfig
-from radixrt.base.sampling_params import PREFILL_ONLY
+from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
 from radixrt.messages.requests import ChatPrompt, PoolingRequest
 from radixrt.models.vision.sees import ImageRows
@@ -21,6 +22,7 @@ from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
+from radixrt.worker.build import use_threads
 from tests.engine.in_process import InProcessEngine
 from tests.image_checkpoints import (
     FAMILIES,
@@ -32,6 +34,7 @@ from tests.image_checkpoints import (
     user,
 )
 
+THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))
 LIMITS = Limits(1024, 4096, VOCAB_SIZE)
 
@@ -217,6 +220,41 @@ def test_answers_do_not_depend_on_the_batch_the_cache_or_the_pieces(sees: Sees) 
     engine.scheduler.flush_cache()
     assert engine.generate(prompts) == alone
     assert engine.runner.images.num_computed == 8
+
+
+@pytest.mark.skipif(not THOROUGH, reason="make determinism runs it")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_bits_depend_on_the_request_alone(sees: Sees, dtype: str) -> None:
+    """Whatever the chunks, the pages, the batch, the cache and the threads are: tokens and
+    log-probabilities."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5)
+    chats = [
+        [user(LONG[seed:], picture(seed, 20 + 9 * seed, 50), LONG * (seed % 3), picture(seed + 1))]
+        for seed in range(12)
+    ]
+    prompts = [sees.encode(chat) for chat in chats]
+
+    def bits(engine: InProcessEngine, *, together: bool) -> list[object]:
+        found: list[object] = []
+        for some in [prompts] if together else [[prompt] for prompt in prompts]:
+            answers = engine.generate(some, greedy)
+            found += zip(answers, engine.logprobs, strict=True)
+        return found
+
+    expected = bits(sees.engine(dtype=dtype), together=False)
+    for chunk in (16, 40, 512):
+        for threads in (1, 2):
+            engine = sees.engine(
+                dtype=dtype, chunked_prefill_size=chunk, max_prefill_tokens=2 * chunk
+            )
+            use_threads(threads)
+            try:
+                assert bits(engine, together=True) == expected, (chunk, threads)
+                assert bits(engine, together=False) == expected, "warm"
+                engine.scheduler.flush_cache()
+                assert bits(engine, together=True) == expected, "cold again"
+            finally:
+                use_threads(1)
 
 
 def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
