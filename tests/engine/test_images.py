@@ -14,16 +14,19 @@ import transformers
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
-from radixrt.messages.requests import ChatPrompt, PoolingRequest
+from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.models.vision.sees import ImageRows
+from radixrt.scheduler.sequence import Sequence
 from radixrt.tokenizer.images.places import ImagePlacer
 from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 from radixrt.worker.build import use_threads
-from tests.engine.in_process import InProcessEngine
+from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.image_checkpoints import (
     FAMILIES,
     TILE,
@@ -267,6 +270,26 @@ def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
     tight = sees.engine(max_total_tokens=sum(len(p.token_ids) for p in prompts[2:]) + 64)
     assert tight.generate(prompts) == expected
     assert tight.scheduler.stats(0).retractions or tight.scheduler.stats(0).evicted_pages
+
+
+def test_no_image_is_drafted(sees: Sees) -> None:
+    """The tree has an image behind the tokens of a prompt."""
+    prompt = sees.encode(THREE)
+    text = prompt.token_ids[: prompt.images[0].start]
+    (expected,) = sees.engine().generate([text])
+    engine = sees.engine(speculation="auto")
+    engine.generate([prompt])
+    sequence = Sequence(
+        SequenceRequest(
+            seq_id=999, token_ids=pack_ids(text), options=RequestOptions(sampling=GREEDY)
+        ),
+        0.0,
+        (),
+    )
+    kv = engine.scheduler.state.kv
+    sources = kv.draft_sources(sequence, kv.find_prefix(sequence))
+    assert min(unpack_ids(sources.continuation), default=0) >= 0
+    assert engine.generate([text]) == [expected]
 
 
 def test_ids_of_many_images_are_negative_and_no_page_repeats() -> None:
