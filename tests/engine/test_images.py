@@ -1,6 +1,7 @@
 """Images in the engine: their features are those of transformers, and prefixes with images are
 cached like text."""
 
+import functools
 import hashlib
 import os
 from pathlib import Path
@@ -51,6 +52,7 @@ class Sees:
         self.folder = make_image_checkpoint(family, folder)
         vision = self.engine().info.vision
         assert isinstance(vision, VisionInfo)
+        self.vision = vision
         vocabulary = Vocabulary.load(ServerConfig(model_path=str(folder)))
         placeholder = vocabulary.special_tokens[vision.image_token].content
         self._encoder = PromptEncoder(vocabulary)
@@ -62,10 +64,15 @@ class Sees:
     def encode(self, chat: Chat) -> EncodedPrompt:
         return self._encoder.encode(ChatPrompt(chat), LIMITS)
 
+    @functools.cached_property
+    def _transformers(self) -> tuple[Any, Any]:
+        """The model and its processor."""
+        model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
+        return model, transformers.AutoProcessor.from_pretrained(self.folder)
+
     def reference(self, chat: Chat) -> tuple[list[int], np.ndarray]:
         """transformers' token ids of a chat, and the logits behind it."""
-        model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
-        processor = transformers.AutoProcessor.from_pretrained(self.folder)
+        model, processor = self._transformers
         images = [
             transformers.image_utils.load_image(part["data"])
             for message in chat
@@ -118,7 +125,7 @@ THREE: Chat = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [16, 24, 512])
+@pytest.mark.parametrize("chunk", [16, 40])
 def test_chunks_change_no_bit(sees: Sees, chunk: int) -> None:
     engine = sees.engine()
     prompt = sees.encode(THREE)
@@ -190,6 +197,11 @@ def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:
     for other in others:
         assert not set(alike.key_ids.tolist()) & set(other.key_ids.tolist())
     assert (alike.pixels == others[1].pixels).all()
+    same_pixels = ImageProcessor(sees.folder, vision)
+    same_pixels._processor.size_divisor = 1  # which this processor does not read
+    other = same_pixels.process(data, "")
+    assert (alike.pixels == other.pixels).all()
+    assert not set(alike.key_ids.tolist()) & set(other.key_ids.tolist())
 
 
 def test_features_matter_and_their_order_does(sees: Sees) -> None:
@@ -290,6 +302,14 @@ def test_no_image_is_drafted(sees: Sees) -> None:
     sources = kv.draft_sources(sequence, kv.find_prefix(sequence))
     assert min(unpack_ids(sources.continuation), default=0) >= 0
     assert engine.generate([text]) == [expected]
+
+
+def test_an_8_bit_cache_serves_text_alone_where_images_are_whole(sees: Sees) -> None:
+    engine = sees.engine(kv_cache_dtype="int8")
+    is_whole = sees.vision.whole_images
+    assert (engine.info.vision is None) is is_whole
+    assert ("--kv-cache-dtype int8" in engine.info.why_no_images) is is_whole
+    assert engine.generate([[5, 6, 7]])[0]
 
 
 def test_ids_of_many_images_are_negative_and_no_page_repeats() -> None:
