@@ -112,7 +112,7 @@ adapters: install ## Load and unload 100 adapters under traffic, on servers with
 	RADIXRT_ADAPTERS=100 $(BIN)/python -m pytest -q tests/adapters tests/server/test_adapters.py
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py $(ARGS)
+	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_images.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)

@@ -40,6 +40,8 @@ class Usage:
         }
         if disk_tokens := sum(report.disk_tokens for report in first):
             details["disk_tokens"] = disk_tokens
+        if image_tokens := sum(report.image_tokens for report in first):
+            details["image_tokens"] = image_tokens
         usage = usage_json(sum(prompts.values()), output_tokens, details)
         names = ("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
         usage["completion_tokens_details"] = {

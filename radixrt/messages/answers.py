@@ -163,6 +163,8 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """
 
     prompt_tokens: int = 0
+    image_tokens: int = 0
+    """Prompt tokens that are placeholders of images; set by the tokenizer process."""
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the radix tree."""
     disk_tokens: int = 0

@@ -36,6 +36,7 @@ from radixrt.messages.adapters import AdapterRead
 from radixrt.messages.answers import EngineInfo
 from radixrt.messages.grammars import GrammarLoaded
 from radixrt.messages.ids import num_ids, pack_ids
+from radixrt.messages.images import VisionInfo
 from radixrt.messages.steps import Admit, Prefill, StepPlan
 from radixrt.models.checkpoint import (
     generation_config,
@@ -194,8 +195,7 @@ def build_runner(
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
     images = None
-    if info.vision is not None and info.vision.whole_images and setup.kv_dtype == torch.int8:
-        reason = "Not yet: images for this model with --kv-cache-dtype int8; text is served."
+    if info.vision is not None and (reason := _why_no_images_here(info.vision, setup, tp)):
         info = replace(info, vision=None, why_no_images=reason)
     if info.vision is not None:
         images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
@@ -225,6 +225,18 @@ def _count_tokens(model: Any, device: Device) -> torch.Tensor:
     if not len(counts):
         raise ConfigError("--expert-metrics: this model has no experts; leave it out.")
     return counts
+
+
+def _why_no_images_here(
+    vision: VisionInfo, setup: AttentionSetup, tp: TensorParallel
+) -> str | None:
+    """A sentence that says why a model with a tower is served without images under these settings;
+    None: it sees them."""
+    if tp.size > 1:
+        return "Not yet: images with --tp; text is served."
+    if vision.whole_images and setup.kv_dtype == torch.int8:
+        return "Not yet: images for this model with --kv-cache-dtype int8; text is served."
+    return None
 
 
 def build_encoder(config: ServerConfig, device: Device) -> tuple[EncoderRunner, EngineInfo]:

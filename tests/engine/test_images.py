@@ -1,7 +1,9 @@
 """Images in the engine: their features are those of transformers, and prefixes with images are
 cached like text."""
 
+import functools
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,20 @@ import torch
 import transformers
 
 from radixrt.base.config import ServerConfig
-from radixrt.base.sampling_params import PREFILL_ONLY
+from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
+from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
-from radixrt.messages.requests import ChatPrompt, PoolingRequest
+from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions
+from radixrt.messages.sequences import SequenceRequest
 from radixrt.models.vision.sees import ImageRows
+from radixrt.scheduler.sequence import Sequence
 from radixrt.tokenizer.images.places import ImagePlacer
 from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.prompts import EncodedPrompt, PromptEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
-from tests.engine.in_process import InProcessEngine
+from radixrt.worker.build import use_threads
+from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.image_checkpoints import (
     FAMILIES,
     TILE,
@@ -32,6 +38,7 @@ from tests.image_checkpoints import (
     user,
 )
 
+THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))
 LIMITS = Limits(1024, 4096, VOCAB_SIZE)
 
@@ -45,6 +52,7 @@ class Sees:
         self.folder = make_image_checkpoint(family, folder)
         vision = self.engine().info.vision
         assert isinstance(vision, VisionInfo)
+        self.vision = vision
         vocabulary = Vocabulary.load(ServerConfig(model_path=str(folder)))
         placeholder = vocabulary.special_tokens[vision.image_token].content
         self._encoder = PromptEncoder(vocabulary)
@@ -56,10 +64,15 @@ class Sees:
     def encode(self, chat: Chat) -> EncodedPrompt:
         return self._encoder.encode(ChatPrompt(chat), LIMITS)
 
+    @functools.cached_property
+    def _transformers(self) -> tuple[Any, Any]:
+        """The model and its processor."""
+        model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
+        return model, transformers.AutoProcessor.from_pretrained(self.folder)
+
     def reference(self, chat: Chat) -> tuple[list[int], np.ndarray]:
         """transformers' token ids of a chat, and the logits behind it."""
-        model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
-        processor = transformers.AutoProcessor.from_pretrained(self.folder)
+        model, processor = self._transformers
         images = [
             transformers.image_utils.load_image(part["data"])
             for message in chat
@@ -112,7 +125,7 @@ THREE: Chat = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [16, 24, 512])
+@pytest.mark.parametrize("chunk", [16, 40])
 def test_chunks_change_no_bit(sees: Sees, chunk: int) -> None:
     engine = sees.engine()
     prompt = sees.encode(THREE)
@@ -184,6 +197,11 @@ def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:
     for other in others:
         assert not set(alike.key_ids.tolist()) & set(other.key_ids.tolist())
     assert (alike.pixels == others[1].pixels).all()
+    same_pixels = ImageProcessor(sees.folder, vision)
+    same_pixels._processor.size_divisor = 1  # which this processor does not read
+    other = same_pixels.process(data, "")
+    assert (alike.pixels == other.pixels).all()
+    assert not set(alike.key_ids.tolist()) & set(other.key_ids.tolist())
 
 
 def test_features_matter_and_their_order_does(sees: Sees) -> None:
@@ -219,6 +237,41 @@ def test_answers_do_not_depend_on_the_batch_the_cache_or_the_pieces(sees: Sees) 
     assert engine.runner.images.num_computed == 8
 
 
+@pytest.mark.skipif(not THOROUGH, reason="make determinism runs it")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_bits_depend_on_the_request_alone(sees: Sees, dtype: str) -> None:
+    """Whatever the chunks, the pages, the batch, the cache and the threads are: tokens and
+    log-probabilities."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5)
+    chats = [
+        [user(LONG[seed:], picture(seed, 20 + 9 * seed, 50), LONG * (seed % 3), picture(seed + 1))]
+        for seed in range(12)
+    ]
+    prompts = [sees.encode(chat) for chat in chats]
+
+    def bits(engine: InProcessEngine, *, together: bool) -> list[object]:
+        found: list[object] = []
+        for some in [prompts] if together else [[prompt] for prompt in prompts]:
+            answers = engine.generate(some, greedy)
+            found += zip(answers, engine.logprobs, strict=True)
+        return found
+
+    expected = bits(sees.engine(dtype=dtype), together=False)
+    for chunk in (16, 40, 512):
+        for threads in (1, 2):
+            engine = sees.engine(
+                dtype=dtype, chunked_prefill_size=chunk, max_prefill_tokens=2 * chunk
+            )
+            use_threads(threads)
+            try:
+                assert bits(engine, together=True) == expected, (chunk, threads)
+                assert bits(engine, together=False) == expected, "warm"
+                engine.scheduler.flush_cache()
+                assert bits(engine, together=True) == expected, "cold again"
+            finally:
+                use_threads(1)
+
+
 def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
     chats = [[user(LONG, picture(seed), LONG * (1 + seed), "What?")] for seed in range(4)]
     prompts = [sees.encode(chat) for chat in chats]
@@ -229,6 +282,34 @@ def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
     tight = sees.engine(max_total_tokens=sum(len(p.token_ids) for p in prompts[2:]) + 64)
     assert tight.generate(prompts) == expected
     assert tight.scheduler.stats(0).retractions or tight.scheduler.stats(0).evicted_pages
+
+
+def test_no_image_is_drafted(sees: Sees) -> None:
+    """The tree has an image behind the tokens of a prompt."""
+    prompt = sees.encode(THREE)
+    text = prompt.token_ids[: prompt.images[0].start]
+    (expected,) = sees.engine().generate([text])
+    engine = sees.engine(speculation="auto")
+    engine.generate([prompt])
+    sequence = Sequence(
+        SequenceRequest(
+            seq_id=999, token_ids=pack_ids(text), options=RequestOptions(sampling=GREEDY)
+        ),
+        0.0,
+        (),
+    )
+    kv = engine.scheduler.state.kv
+    sources = kv.draft_sources(sequence, kv.find_prefix(sequence))
+    assert min(unpack_ids(sources.continuation), default=0) >= 0
+    assert engine.generate([text]) == [expected]
+
+
+def test_an_8_bit_cache_serves_text_alone_where_images_are_whole(sees: Sees) -> None:
+    engine = sees.engine(kv_cache_dtype="int8")
+    is_whole = sees.vision.whole_images
+    assert (engine.info.vision is None) is is_whole
+    assert ("--kv-cache-dtype int8" in engine.info.why_no_images) is is_whole
+    assert engine.generate([[5, 6, 7]])[0]
 
 
 def test_ids_of_many_images_are_negative_and_no_page_repeats() -> None:

@@ -53,6 +53,7 @@ def test_every_client_sends_an_image_and_shares_its_pages(seeing: Server) -> Non
     assert first.status_code == 200, first.text
     text = first.json()["choices"][0]["message"]["content"]
     usage = first.json()["usage"]
+    assert usage["prompt_tokens_details"]["image_tokens"] == 16
     assert usage["prompt_tokens"] > 16 and not usage["prompt_tokens_details"]["cached_tokens"]
     url = f"data:image/png;base64,{data}"
     openai_client = openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="unused", max_retries=0)

@@ -23,10 +23,10 @@ OUTSIDE = {
 NAVIGATION = {
     "Start": ["quickstart", "contents"],
     "Guides": [
-        f"guides/{page}" for page in ("rag", "agents", "json", "models", "adapters", "kept_kv", "tuning", "deploying", "receipts", "coming_from")
+        f"guides/{page}" for page in ("rag", "agents", "json", "images", "models", "adapters", "kept_kv", "tuning", "deploying", "receipts", "coming_from")
     ],
     "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "embeddings", "structured_output", "tools", "lang", "cache_hints", "explanations", "sampling", "speculation", "quantization", "gguf", "hybrid_models", "gpu", "status"],
-    "Operate": ["reliability", "security", "determinism", "caching", "queue_order", "routing", "deploy", "kv_events", "benchmarks"],
+    "Operate": ["reliability", "security", "determinism", "caching", "queue_order", "routing", "deploy", "benchmarks"],
     "Reference": ["reference_llm", "reference_lang", "deployment_files", "contributing", "changelog"],
     "Internals": [
         "internals/contents",

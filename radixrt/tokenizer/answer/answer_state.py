@@ -70,6 +70,7 @@ class AnswerState:
         self._receipt_ids: list[int] = []
         """All tokens, if there will be a receipt."""
         self._encode_s, self._grammar_s = encode_s, grammar_s
+        self._image_tokens = sum(run.num_tokens for run in prompt.images)
         sampling = request.sampling
         self.request = request
         self.index = index
@@ -212,6 +213,7 @@ class AnswerState:
         self._report = msgspec.structs.replace(
             self._report,
             output_tokens=self._num_tokens,
+            image_tokens=self._image_tokens,
             reasoning_tokens=self._parser.num_reasoning_tokens,
             encode_s=self._encode_s,
             grammar_s=self._grammar_s,

@@ -1,0 +1,121 @@
+"""Decoding images: what a processor gets is what transformers' ``load_image`` makes of the file."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+from transformers.image_utils import load_image
+
+from radixrt.base.errors import RequestError
+from radixrt.messages.images import ImageRun
+from radixrt.tokenizer.explain.records import PromptRecord
+from radixrt.tokenizer.images import decoding
+from radixrt.tokenizer.images.decoding import decode_image
+from radixrt.tokenizer.images.processor import ProcessedImage
+from radixrt.tokenizer.images.sent_images import SentImages
+from tests.image_checkpoints import picture, png
+
+SEEN = picture(9, 37, 21)
+TURNED = Image.Exif()
+TURNED[0x0112] = 6  # by a quarter
+GRAY16 = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30) * 109)
+
+
+def with_alpha() -> Image.Image:
+    image = SEEN.convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return image
+
+
+FILES = {
+    "JPEG": png(SEEN, "JPEG"),
+    "JPEG in CMYK": png(SEEN.convert("CMYK"), "JPEG"),
+    "turned JPEG": png(SEEN, "JPEG", exif=TURNED),
+    "PNG with alpha": png(with_alpha()),
+    "gray with alpha": png(with_alpha().convert("LA")),
+    "palette": png(SEEN.quantize(16)),
+    "transparent palette": png(SEEN.quantize(16), transparency=3),
+    "black and white": png(SEEN.convert("1")),
+    "16 bits": png(GRAY16),
+    "WebP": png(with_alpha(), "WEBP", lossless=True),
+    "GIF": png(SEEN, "GIF"),
+    "BMP": png(SEEN, "BMP"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_decoded_image_is_that_of_transformers(name: str) -> None:
+    ours, theirs = decode_image(FILES[name], "Image 1"), load_image(FILES[name])
+    assert ours.mode == theirs.mode == "RGB" and ours.size == theirs.size
+    assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+    assert (ours.size[0] < ours.size[1]) is (name == "turned JPEG")
+
+
+def test_nothing_is_decoded_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is known from the header."""
+    data = png(SEEN)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 37 * 21)
+    decode_image(data, "Image 1")
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 37 * 21 - 1)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
+    with pytest.raises(RequestError, match=r"Image 1 may have .* has 37x21") as refused:
+        decode_image(data, "Image 1")
+    assert refused.value.status == 413
+
+
+def test_a_cut_file_is_refused_wherever_it_ends() -> None:
+    for form in ("PNG", "JPEG", "WEBP"):
+        file = base64.b64decode(png(picture(3, 200, 150), form))
+        for end in (1, 8, 40, len(file) // 2, len(file) - 30):
+            with pytest.raises(RequestError, match=r"can't be decoded|no format"):
+                decode_image(base64.b64encode(file[:end]).decode(), "Image 1")
+
+
+def test_random_damage_is_an_image_or_an_error_of_the_request() -> None:
+    generator = np.random.default_rng(5)
+    for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
+        file = np.frombuffer(base64.b64decode(png(SEEN, form)), dtype=np.uint8)
+        for _ in range(60):
+            damaged = file.copy()
+            damaged[generator.integers(0, len(file), 3)] = generator.integers(0, 256, 3)
+            data = base64.b64encode(io.BytesIO(damaged.tobytes()).getvalue()).decode()
+            try:
+                assert decode_image(data, "Image 1").mode == "RGB"
+            except RequestError as error:
+                assert error.status in (400, 413)
+
+
+def processed(number: int, num_bytes: int) -> ProcessedImage:
+    pixels = np.zeros((1, 3, 2, 2), dtype=np.float32)
+    return ProcessedImage(bytes([number]) * 32, pixels, (0, 0), 4, num_bytes)
+
+
+def test_images_without_users_stay_within_a_number_of_bytes() -> None:
+    sent: list[object] = []
+    images = SentImages(sent.append, max_idle_bytes=250, max_used_bytes=1000)
+    three = [processed(number, 100) for number in range(3)]
+    for one in (*three, three[0]):
+        images.check_room([one])
+        images.use(one)
+    assert len(sent) == 3, "an image is sent once"
+    for one in three:
+        images.release(one.key)
+    assert images.has(three[0].key) and len(sent) == 3, "it has a user still"
+    images.release(three[0].key)
+    assert not images.has(three[1].key) and images.has(three[0].key), "the oldest goes"
+    large = processed(7, 800)
+    images.check_room([large])
+    images.use(large)
+    with pytest.raises(RequestError, match="too many images") as full:
+        images.check_room([processed(8, 300)])
+    assert full.value.status == 503 and full.value.retry_after_s
+    images.check_room([processed(8, 200)])
+
+
+def test_an_explanation_counts_images_and_not_their_tiles() -> None:
+    runs = [ImageRun(b"a", 2, 4), ImageRun(b"a", 7, 4, 4), ImageRun(b"b", 12, 4)]
+    record = PromptRecord("id", "", b"", None, images=runs)
+    found = [record.image_at(index) for index in (1, 2, 8, 11, 12, 16)]
+    assert found == [None, 1, 1, None, 2, None]
