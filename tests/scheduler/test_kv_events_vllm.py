@@ -146,7 +146,7 @@ def test_states_of_recurrent_layers_are_left_out() -> None:
     """vLLM's events know no states; the own format tells of them."""
     tree, states = RadixTree(page_size=2), KeptStates(num_rows=4, num_pages=8)
     recorder = EventRecorder(8, 2, with_token_ids=True, is_kept=states.is_kept)
-    tree.observer, stream = recorder, EventStream(recorder)
+    tree.observers, stream = (recorder,), EventStream(recorder)
     states.begin_plan(0)
     states.keep(page=5, saves=2)
     root = tree.lock_root()
