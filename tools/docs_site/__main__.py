@@ -23,7 +23,7 @@ OUTSIDE = {
 NAVIGATION = {
     "Start": ["quickstart", "contents"],
     "Guides": [
-        f"guides/{page}" for page in ("rag", "agents", "json", "models", "tuning", "deploying", "coming_from")
+        f"guides/{page}" for page in ("rag", "agents", "json", "models", "tuning", "kept_kv", "deploying", "coming_from")
     ],
     "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "embeddings", "structured_output", "tools", "lang", "cache_hints", "explanations", "sampling", "speculation", "quantization", "gguf", "hybrid_models", "gpu", "status"],
     "Operate": ["reliability", "security", "determinism", "caching", "queue_order", "routing", "deploy", "kv_events", "benchmarks"],
