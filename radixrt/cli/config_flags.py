@@ -219,7 +219,7 @@ _PAGE_HEAD = """# The server's settings
 
     radixrt serve DIR_OR_HUB_ID [flags]
 
-`python -m radixrt.launch_server` is the same, and [`radixrt run`](command_line.md) and `radixrt launch` take the same flags. `LLM(path, page_size=1)` takes them as
+`python -m radixrt.launch_server` is the same, and [`radixrt run`](command_line.md), `radixrt launch` and `radixrt cache export` take the same flags. `LLM(path, page_size=1)` takes them as
 keyword arguments, with underscores. The names of [other engines](guides/coming_from.md#flags) are understood, too. `--config server.yaml` reads settings from a YAML or JSON file under the names of the flags without
 their dashes; flags win over it:
 

@@ -144,15 +144,19 @@ def test_other_settings_find_nothing(model: Path, kept: Path, settings: dict[str
     close(engine)
 
 
-def test_other_weights_find_nothing(model: Path, kept: Path, tmp_path: Path) -> None:
-    """One number is another, at the same size and time."""
-    other = Path(shutil.copytree(model, tmp_path / "other"))
+def changed_weights(model: Path, folder: Path) -> Path:
+    """A copy of a model in which one number is another, at the same size."""
+    other = Path(shutil.copytree(model, folder))
     (file,) = other.glob("*.safetensors")
     weights = load_file(file)
     name = next(name for name in weights if "down_proj" in name)
     weights[name].view(torch.uint8).view(-1)[3] ^= 1
     save_file(weights, file, {"format": "pt"})
-    engine = engine_on(other, kept)
+    return other
+
+
+def test_other_weights_find_nothing(model: Path, kept: Path, tmp_path: Path) -> None:
+    engine = engine_on(changed_weights(model, tmp_path / "other"), kept)
     engine.generate(PROMPTS[:1], SAMPLING)
     assert engine.cached == [0]
     close(engine)
@@ -174,10 +178,10 @@ def test_another_secret_finds_nothing(model: Path, kept: Path) -> None:
 
 
 def test_files_of_another_model_are_not_taken_for_its_own(
-    model: Path, kept: Path, cold: Answers
+    model: Path, kept: Path, cold: Answers, tmp_path: Path
 ) -> None:
-    """Journal and pages of a model in bfloat16 in the place of those in float32."""
-    other = engine_on(model, kept, dtype="bfloat16")
+    """Journal and pages of a model with other weights in the place of those of this one."""
+    other = engine_on(changed_weights(model, tmp_path / "other"), kept)
     for _ in range(2):
         other.generate(PROMPTS, SAMPLING)
     close(other)
@@ -186,7 +190,7 @@ def test_files_of_another_model_are_not_taken_for_its_own(
     for name in ("pages", "journal"):
         shutil.copy(folders[1] / name, folders[0] / name)
     engine = engine_on(model, kept)
-    assert answers(engine) == cold
+    assert answers(engine) == cold and engine.cached == [0, 0, 0]
     close(engine)
 
 
