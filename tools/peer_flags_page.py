@@ -1,5 +1,5 @@
 """Writes the table of other engines' flags, which is radixrt/base/settings/peers.py, into
-docs/guides/coming_from.md (the aliases) and docs/internals/peer_flags.md (all of it)."""
+docs/internals/peer_flags.md."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,31 +8,22 @@ from radixrt.base.settings import peers
 from radixrt.base.settings.setting import flag_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDE, FULL = DOCS / "guides/coming_from.md", DOCS / "internals/peer_flags.md"
-BEGIN = "<!-- Aliases of radixrt/base/settings/peers.py; written by `make docs`. -->\n"
-END = "<!-- The end of the aliases. -->\n"
+PAGE = DOCS / "internals/peer_flags.md"
 HEAD = """# Flags of other engines
 
 <!-- Written by `make docs` from radixrt/base/settings/peers.py; a test holds the two together. -->
 
-The settings of vLLM, SGLang, llama.cpp and Ollama that `radixrt serve`, `radixrt run`, files of `--config` and `LLM` understand. The aliases are in
-[the guide](../guides/coming_from.md#flags).
+The settings of vLLM, SGLang, llama.cpp and Ollama that `radixrt serve`, `radixrt run`, files of `--config` and `LLM` understand;
+[the guide](../guides/coming_from.md) has endpoints, fields and variables.
 """
 
 
-def guide() -> str:
-    """The text of the guide with the aliases as they are now."""
-    before, _, rest = GUIDE.read_text().partition(BEGIN)
-    rows = {flag_of(name): names.split() for name, names in peers.ALIASES.items()}
+def page() -> str:
+    """The text of the page as the table is now."""
+    aliases = {flag_of(name): names.split() for name, names in peers.ALIASES.items()}
     for flag, (name, value) in peers.CONSTANTS.items():
         ours = flag_of(name) if value is True else f"{flag_of(name)} {value}"
-        rows.setdefault(ours, []).append(flag)
-    lines = _table("theirs", ((_codes(theirs), f"`{ours}`") for ours, theirs in rows.items()))
-    return before + BEGIN + "\n" + lines + "\n" + END + rest.partition(END)[2]
-
-
-def full() -> str:
-    """The text of the page with the rest of the table."""
+        aliases.setdefault(ours, []).append(flag)
     values = []
     for name, pairs in peers.VALUES.items():
         for ours in dict.fromkeys(pairs.values()):
@@ -54,6 +45,7 @@ def full() -> str:
     return "\n".join(
         [
             HEAD,
+            "## Aliases\n", _table("theirs", ((_codes(theirs), f"`{ours}`") for ours, theirs in aliases.items())),
             "## Values\n", _table("theirs", [*values, *off]),
             "## Accepted without effect\n", _table("theirs", ignored, "note"),
             "## Refused\n", _table("theirs", [*refused, *refused_values], "answer"),
@@ -71,5 +63,4 @@ def _codes(words: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    GUIDE.write_text(guide())
-    FULL.write_text(full())
+    PAGE.write_text(page())

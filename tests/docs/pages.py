@@ -9,8 +9,8 @@ PAGES = sorted(
     path for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
     for path in ROOT.glob(pattern)
 )  # fmt: skip
-OTHER_ENGINES = ROOT / "docs/guides/coming_from.md"
-"""Its tables name flags and endpoints of other engines in their first column."""
+OTHER_ENGINES = (ROOT / "docs/guides/coming_from.md", ROOT / "docs/internals/peer_flags.md")
+"""Their tables name flags and endpoints of other engines in the first column."""
 FOLDERS = ("radixrt", "radixrt_kernels", "bench", "tools", "examples", "tests", "deploy", "docs")
 """Of the repository's files."""
 
@@ -39,7 +39,7 @@ def code() -> str:
 def text_of(page: Path) -> str:
     """All that the page says of radixrt."""
     text = page.read_text()
-    return re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE) if page == OTHER_ENGINES else text
+    return re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE) if page in OTHER_ENGINES else text
 
 
 def blocks(page: Path, *languages: str) -> list[str]:

@@ -101,7 +101,7 @@ def test_flags_that_are_named_are_declared(page: Path) -> None:
 def test_what_other_engines_have_is_named_as_it_is_here() -> None:
     """The flags are those of ``radixrt serve``; the endpoints are on the page of endpoints."""
     [serve] = [parser for parser in parsers(_parser()) if parser.prog == "radixrt serve"]
-    code = code_of(OTHER_ENGINES)
+    code = "\n".join(map(code_of, OTHER_ENGINES))
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code))
     assert len(flags) > 40
     assert not flags - set(serve._option_string_actions)
