@@ -7,7 +7,7 @@ ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: adapters constraint-matrix determinism fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
+.PHONY: adapters constraint-matrix determinism test-cache-dir fuzz-grammars fuzz-schemas live-schemas gpu-check gpu-bench help install kernels serve test test-avx2 test-tree test-scheduler test-speculation test-clients test-browser screenshots test-mixtures test-monitoring test-helm test-ray torture torture-models torture-replicas soak lint format peers bench-peers gguf-oracle eval-demo docs docs-site clean wheel test-wheel test-wheel-alone release-check test-arm64 test-isas
 
 help: ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ torture-replicas: install ## Kill replicas under 64 streams, a hundred times, ha
 
 adapters: install ## Load and unload 100 adapters under traffic, on servers with --tp 2 and --dp 2 too (some minutes)
 	RADIXRT_ADAPTERS=100 $(BIN)/python -m pytest -q tests/adapters tests/server/test_adapters.py
+
+test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clients, and damage its files 10,000 times
+	RADIXRT_CACHE_KILLS=50 RADIXRT_CACHE_CLIENTS=32 RADIXRT_DAMAGES=10000 $(BIN)/python -m pytest --timeout 0 tests/server/test_cache_dir.py tests/worker/test_page_mover.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
 	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_images.py $(ARGS)
