@@ -40,6 +40,8 @@ SHORT_LIVED = {
     ("lang/batch.py", "run"): (1, "awaited here"),
     ("lang/runtime/admission.py", "_waiting_run"): (1, "opens the door once"),
     ("lang/stream.py", "__init__"): (1, "runs the user's program, and hands its error on"),
+    ("worker/adapters.py", "load"): (1, "reads one adapter, and reports an error"),
+    ("worker/fingerprint.py", "begin_weights_digest"): (1, "awaited before the engine is ready"),
     ("tokenizer/calls.py", "take"): (1, "replies to one call, also with an error"),
     ("tokenizer/in_flight.py", "_next_checked_chunk"): (
         1,

@@ -56,6 +56,10 @@ WITHOUT_PROMPT = {
     "/api/pull",
     "/api/show",
     "/detokenize",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 }
 WITHOUT_BODY = {"/abort_request", "/flush_cache", "/ping"}
 SALTS = ["", "mine", "key:bob\0", "\0key:bob\0mine", "group:friends\0"]

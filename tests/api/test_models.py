@@ -28,6 +28,9 @@ class FakeModel(LoadableModel):
         self.keep_alive_s: float | None = None
         self.failure = ""
 
+    def has_adapter(self, name: str) -> bool:
+        return False
+
     async def load(self, *, is_first: bool = False) -> None:
         self.loads += 1
         await asyncio.sleep(LOAD_S)

@@ -23,6 +23,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 TOLERANCE = 1e-5
+MAMBA2_TOLERANCE = 2e-5
+"""Its logits reach 6, and those of transformers are up to 1.1e-5 from its own with weights in
+float64: on some processors the two float32 results differ by 1.4e-5."""
 LENGTHS = [1, 2, 3, 4, 5, 63, 64, 65, 129, 300]
 PROMPT = random_tokens(80, seed=80)
 
@@ -41,11 +44,12 @@ def model(folder: Path) -> CausalLM:
 def test_logits_of_short_and_long_prompts_equal_transformers(folder: Path, model: CausalLM) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     harness = Harness(model, page_size=16)
+    tolerance = MAMBA2_TOLERANCE if type(model).__name__.startswith("Mamba2") else TOLERANCE
     for length in LENGTHS:
         tokens = random_tokens(length, seed=length)
         expected = theirs(torch.tensor([tokens])).logits[0]
         torch.testing.assert_close(
-            harness.logits(tokens), expected, atol=TOLERANCE, rtol=0, check_stride=False
+            harness.logits(tokens), expected, atol=tolerance, rtol=0, check_stride=False
         )
 
 

@@ -79,9 +79,16 @@ class RoundingKernels(LayerKernels):
         return GroupwiseExperts(matrix, count) if isinstance(matrix, GroupwiseMatrix) else matrix
 
     def experts(
-        self, hidden: torch.Tensor, choice: Choice, stacks: Stacks, activation: str
+        self,
+        hidden: torch.Tensor,
+        choice: Choice,
+        stacks: Stacks,
+        activation: str,
+        *,
+        is_part: bool = False,
     ) -> torch.Tensor:
         """Token by token and expert by expert."""
+        assert not is_part
         (weights, experts), (gate_up, down) = choice, stacks
 
         def product(stack: MatrixStack, expert: int, row: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from radixrt.base.settings.setting import EvictionPolicyName
-from radixrt.messages.cache_root import CacheRoot
+from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
 from radixrt.messages.requests import CacheHints, Retention
 from radixrt.scheduler.radix.eviction import (
     ByKey,
@@ -328,12 +328,12 @@ def test_the_pages_of_an_ended_session_go_before_any_of_another(
         pages = list(range(next_page, next_page + len(prompt)))
         next_page += len(prompt)
         end = use(tree, prompt, pages)
-        sessions.note(str(name), "", end)
+        sessions.note(str(name), BASE_ROOT, end)
         tree.unlock(end)
         paths[name] |= {tuple(prompt[:n]) for n in range(1, len(prompt) + 1)}
     others = set().union(*(paths[name] for name in paths if name != ended))
     if sum(name == ended for name, *_ in requests) <= ENDS_PER_SESSION:
-        assert sessions.release(str(ended), "") == len(paths[ended] - others)
+        assert sessions.release(str(ended), BASE_ROOT) == len(paths[ended] - others)
         tree.evict(len(paths[ended] - others))
     for path in others:
         match = tree.match(np.array(path, dtype=np.int32))
@@ -346,23 +346,23 @@ def test_the_sessions_that_are_remembered_are_bounded() -> None:
     sessions = Sessions(tree, max_sessions=3)
     for name in range(5):
         end = use(tree, [name], [name])
-        sessions.note(str(name), "", end)
+        sessions.note(str(name), BASE_ROOT, end)
         tree.unlock(end)
     assert len(sessions) == 3
-    assert [sessions.release(str(name), "") for name in range(5)] == [0, 0, 1, 1, 1]
+    assert [sessions.release(str(name), BASE_ROOT) for name in range(5)] == [0, 0, 1, 1, 1]
 
 
 def test_sessions_whose_kv_was_evicted_are_forgotten() -> None:
     tree = RadixTree(1)
     sessions = Sessions(tree)
     kept = use(tree, [1000], [1000])
-    sessions.note("kept", "", kept)
+    sessions.note("kept", BASE_ROOT, kept)
     for name in range(100):
         end = use(tree, [name], [name])
-        sessions.note(str(name), "", end)
+        sessions.note(str(name), BASE_ROOT, end)
         tree.unlock(end)
         if name % 2:
             tree.evict(2)
     assert len(sessions) <= 5
     tree.unlock(kept)
-    assert sessions.release("kept", "") == 1
+    assert sessions.release("kept", BASE_ROOT) == 1

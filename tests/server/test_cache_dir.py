@@ -4,6 +4,7 @@ server has what was on disk, bit for bit.
 ``RADIXRT_CACHE_KILLS`` says how often; ``make test-cache-dir`` does it fifty times.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -44,7 +45,8 @@ def stats(server: Server) -> dict[str, Any]:
 
 def kill_everything(server: Server) -> None:
     for process in [*server.family(), server.process]:
-        os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has followed another one
+            os.kill(process.pid, signal.SIGKILL)
     server.process.wait()
     server.remove()
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from radixrt.base.liveness.supervision import start_thread
 from radixrt.kv.store.directory import open_private
 from radixrt.messages.ids import PackedIds
 
@@ -114,8 +115,7 @@ class Journal:
             queue.SimpleQueue()
         )
         """Records, and whether they replace all before; an event to be set; None: the end."""
-        self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._write_all, name="journal")
 
     def _begin(self) -> list[Record]:
         """Read the journal, and cut off what cannot be read."""

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixrt.attention.kv_spec import LayerKV
+from radixrt.base.liveness.supervision import start_thread
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import (
     CHECKSUM_BYTES,
@@ -61,7 +62,7 @@ class PageMover:
         self._reads: deque[ReadPages] = deque()
         self._writes: deque[tuple[SavePages, NDArray[np.uint8]]] = deque()
         self._has_work = threading.Condition()
-        threading.Thread(target=self._work_on, name="page_mover", daemon=True).start()
+        start_thread(self._work_on, name="page_mover")
 
     def take(self, order: Moves) -> None:
         """Take an order between two steps; copies the pages that are to be written."""
