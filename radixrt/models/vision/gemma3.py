@@ -11,7 +11,7 @@ from radixrt.layers.norm import RMSNorm
 from radixrt.layers.weights import parameter
 from radixrt.models.gemma import Gemma3ForCausalLM
 from radixrt.models.vision.sees import ImageEncoder, SeesImages
-from radixrt.models.vision.tower import Pieces, VisionTransformer, tower_name
+from radixrt.models.vision.tower import Pieces, VisionTransformer
 
 
 class Gemma3Encoder(ImageEncoder):
@@ -53,11 +53,5 @@ class Gemma3ForConditionalGeneration(SeesImages, Gemma3ForCausalLM):
     def make_encoder(self, config: Any) -> ImageEncoder:
         return Gemma3Encoder(config)
 
-    def vision_name(self, name: str) -> str | None:
-        name = name.removeprefix("model.")
-        if name.startswith("multi_modal_projector."):
-            return name.removeprefix("multi_modal_projector.")
-        if not name.startswith("vision_tower."):
-            return None
-        inner = tower_name(name.removeprefix("vision_tower."))
-        return "" if inner.startswith("head.") else f"vision_tower.{inner}"
+    def reads(self, inner: str) -> bool:
+        return not inner.startswith("head.")

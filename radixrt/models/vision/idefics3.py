@@ -10,7 +10,7 @@ from torch import Tensor
 from radixrt.base.errors import ConfigError
 from radixrt.models.dense import LlamaForCausalLM
 from radixrt.models.vision.sees import ImageEncoder, SeesImages
-from radixrt.models.vision.tower import Pieces, VisionTransformer, in_rows, linear, tower_name
+from radixrt.models.vision.tower import Pieces, VisionTransformer, in_rows, linear
 
 
 class TileTransformer(VisionTransformer):
@@ -65,20 +65,14 @@ class TileEncoder(ImageEncoder):
 class Idefics3ForConditionalGeneration(SeesImages, LlamaForCausalLM):
     """The language model is Llama's."""
 
+    projector, tower = "connector.modality_projection.", "vision_model."
+
     def make_encoder(self, config: Any) -> ImageEncoder:
         if config.text_config.model_type != "llama":
             raise ConfigError(
                 f"Not yet: a language model of the type {config.text_config.model_type!r} beside this tower; served: llama."
             )
         return TileEncoder(config)
-
-    def vision_name(self, name: str) -> str | None:
-        name = name.removeprefix("model.")
-        if name.startswith("connector.modality_projection."):
-            return name.removeprefix("connector.modality_projection.")
-        if not name.startswith("vision_model."):
-            return None
-        return f"vision_model.{tower_name(name.removeprefix('vision_model.'))}"
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield from super().translate(name.replace("model.text_model.", "model.", 1), tensor)

@@ -15,7 +15,6 @@ from radixrt.models.vision.tower import (
     activation,
     in_rows,
     linear,
-    tower_name,
 )
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
@@ -67,17 +66,8 @@ class Llava(SeesImages):
     def make_encoder(self, config: Any) -> ImageEncoder:
         return LlavaEncoder(config)
 
-    def vision_name(self, name: str) -> str | None:
-        name = name.removeprefix("model.")
-        if name.startswith("multi_modal_projector."):
-            return name.removeprefix("multi_modal_projector.")
-        if not name.startswith("vision_tower."):
-            return None
-        inner = tower_name(name.removeprefix("vision_tower."))
-        return f"vision_tower.{inner}" if self._reads(inner) else ""
-
-    def _reads(self, inner: str) -> bool:
-        """Whether the projector depends on this tensor: not on those behind its layer."""
+    def reads(self, inner: str) -> bool:
+        """The projector does not depend on tensors behind its layer."""
         if inner.startswith(("post_norm.", "head.")) or self.vision is None:
             return False
         assert isinstance(self.vision, LlavaEncoder)

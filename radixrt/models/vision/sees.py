@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from radixrt.attention.backend import ForwardContext
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import LanguageModelOnly
-from radixrt.models.vision.tower import Pieces
+from radixrt.models.vision.tower import Pieces, tower_name
 
 
 class ImageRows(NamedTuple):
@@ -48,6 +48,9 @@ class SeesImages(LanguageModelOnly):
     """Before the class of a language model: that of a checkpoint that sees images. Without
     :meth:`add_encoder` it is the language model alone."""
 
+    projector, tower = "multi_modal_projector.", "vision_tower."
+    """Prefixes of the names of their tensors in a checkpoint, behind ``model.``."""
+
     def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
         super().__init__(config, tp, context_length)
         self.whole_config = config
@@ -63,10 +66,20 @@ class SeesImages(LanguageModelOnly):
             ConfigError: they are of a form that is not served.
         """
 
-    @abstractmethod
     def vision_name(self, name: str) -> str | None:
         """The name in ``vision`` of a checkpoint's tensor; "": it is not needed; None: it belongs
         to the language model."""
+        name = name.removeprefix("model.")
+        if name.startswith(self.projector):
+            return name.removeprefix(self.projector)
+        if not name.startswith(self.tower):
+            return None
+        inner = tower_name(name.removeprefix(self.tower))
+        return self.tower + inner if self.reads(inner) else ""
+
+    def reads(self, inner: str) -> bool:
+        """Whether a tensor of the tower, under our name, has a part in the features."""
+        return True
 
     def add_encoder(self) -> None:
         """See images; before the weights are loaded."""
