@@ -18,7 +18,7 @@ class _Span(NamedTuple):
     """The rows of an image, and what they see."""
 
     rows: slice
-    """Of the flat batch."""
+    """Its rows of the flat batch."""
     locations: Tensor  # [keys] int64 of the cache
     visible: Tensor  # [queries, keys] bool
 

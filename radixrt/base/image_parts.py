@@ -13,7 +13,7 @@ IMAGE_PARTS = ("image_url", "input_image", "image")
 Anthropic's."""
 
 MAX_IMAGE_CHARS = 28 << 20
-"""Of one image in base64; 20 MiB decoded."""
+"""Characters of one image in base64: 20 MiB decoded."""
 
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]*/?[\w.+*-]*)(?:;[\w.+=-]+)*;base64,", re.ASCII)
 

@@ -86,7 +86,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--speed", type=_rate, default=1.0, metavar="X", help="let requests arrive X times as fast as recorded (default: %(default)s)")  # fmt: skip
     model.add_argument("--disk-tokens", type=_tokens, default=0, metavar="N", help="size of a disk for KV in tokens, as --cache-dir has (default: none)")  # fmt: skip
     model.add_argument("--disk-rate", type=positive, default=1_000_000, metavar="N", help="tokens that it reads or writes in a second: its bytes a second over those of a token (default: %(default)s)")  # fmt: skip
-    model.add_argument("--disk-least-chance", type=float, metavar="P", help="chance of a return from which on a page that was used once is written; 0 writes all (default: the server's)")  # fmt: skip
+    model.add_argument("--disk-min-chance", type=float, metavar="P", help="chance of a return from which on a page that was used once is written; 0 writes all (default: the server's)")  # fmt: skip
     model.add_argument("--requests", type=positive, metavar="N", help="replay the first N requests only")  # fmt: skip
 
     output = parser.add_argument_group("Output")

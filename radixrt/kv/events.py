@@ -126,7 +126,7 @@ class AllBlocks(Event, frozen=True, kw_only=True):
     """Hashes of the blocks, in arbitrary order."""
     page_size: int
     states: PackedHashes = b""
-    """Of these, the blocks with a state; see :class:`StatesChanged`."""
+    """The blocks among them with a state; see :class:`StatesChanged`."""
 
 
 AnyEvent = BlockStored | BlockRemoved | StatesChanged | AllBlocksCleared | AllBlocks

@@ -90,7 +90,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_pages_read: int = 0
     disk_pages_written: int = 0
     disk_pages_dropped: int = 0
-    """For others, or as damaged."""
+    """They gave place to others, or were damaged."""
     disk_pages_damaged: int = 0
     disk_stopped: int = 0
     """1: nothing is written any more, because the disk is full or broken; of several replicas their

@@ -74,7 +74,7 @@ def _setups(arguments: argparse.Namespace) -> Iterator[Setup]:
     service = ServiceModel(
         arguments.prefill_rate, arguments.decode_ms / 1e3, arguments.tokens_per_symbol
     )
-    disk = DiskModel(arguments.disk_tokens, arguments.disk_rate, arguments.disk_least_chance)
+    disk = DiskModel(arguments.disk_tokens, arguments.disk_rate, arguments.disk_min_chance)
     choices = product(
         arguments.tokens, arguments.schedule_policy, arguments.policy, _hint_choices(arguments)
     )

@@ -108,7 +108,7 @@ class DiskModel:
     """That it holds; 0: there is none."""
     tokens_per_s: float = 1e6
     """Read or written in a second, one after the other."""
-    least_chance: float | None = None
+    min_chance: float | None = None
     """See :class:`radixrt.scheduler.disk.returns.Returns`; None: the default. 0 writes all pages."""
 
 
@@ -130,8 +130,8 @@ def _disk_pages(limits: SchedulerLimits, disk: DiskModel, tokens_per_symbol: int
         quota_bytes=num_slots + (1 << 30),
         share=num_slots / (num_slots + (1 << 30)),
     )
-    if disk.least_chance is not None:
-        pages.least_chance = disk.least_chance
+    if disk.min_chance is not None:
+        pages.min_chance = disk.min_chance
     return pages
 
 

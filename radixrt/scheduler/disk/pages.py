@@ -21,7 +21,7 @@ from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.moves import CHECKSUM_BYTES, OpenPages, PagesWritten, SavePages
 from radixrt.scheduler.disk.index import NO_SLOT, DiskIndex, PageName, saved_records
 from radixrt.scheduler.disk.names import NamedPages
-from radixrt.scheduler.disk.returns import LEAST_CHANCE, Returns
+from radixrt.scheduler.disk.returns import MIN_CHANCE, Returns
 from radixrt.scheduler.radix.key_ids import is_activated
 from radixrt.scheduler.radix.page_allocator import Pages
 
@@ -32,7 +32,7 @@ MAX_COPIED_BYTES = 64 << 20
 MAX_ORDER_BYTES = 2 << 20
 """Pages of one order that could also be copied later: copying holds up the next step, by half a
 millisecond or so."""
-LEAST_COPIED = 8
+MIN_COPIED = 8
 """Pages that may be copied in any case."""
 MAX_SLOTS = 1 << 19
 """Most pages on disk; each takes some 600 bytes of the scheduler's memory."""
@@ -115,10 +115,10 @@ class DiskPages:
         self._writing: dict[int, PageName] = {}
         """By slot."""
         self._being_written: set[bytes] = set()
-        self._most_copied = max(LEAST_COPIED, MAX_COPIED_BYTES // slot_bytes)
-        self._most_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
+        self._max_copied = max(MIN_COPIED, MAX_COPIED_BYTES // slot_bytes)
+        self._max_ordered = max(1, MAX_ORDER_BYTES // slot_bytes)
         self.returns = Returns(self.index.num_slots)
-        self.least_chance = LEAST_CHANCE
+        self.min_chance = MIN_CHANCE
         """Of a return, from which on a page is written that was used once."""
         self._is_open = False
         self.error = ""
@@ -162,7 +162,7 @@ class DiskPages:
             self.returns.left(name)
             if self._is_there(name) or not self.names.is_computed(page):
                 continue
-            if page in self._worth or self.returns.chance(name) >= self.least_chance:
+            if page in self._worth or self.returns.chance(name) >= self.min_chance:
                 self._leaving.append((page, name))
         self.forget_removed()
 
@@ -189,10 +189,10 @@ class DiskPages:
         pages: list[int] = []
         slots: list[int] = []
         for page, name in leaving:
-            if len(self._writing) < self._most_copied and (slot := self.take(name)) is not None:
+            if len(self._writing) < self._max_copied and (slot := self.take(name)) is not None:
                 pages.append(page)
                 slots.append(slot)
-        while self._wanted and len(pages) < self._most_ordered and len(self._writing) < self._most_copied:  # fmt: skip
+        while self._wanted and len(pages) < self._max_ordered and len(self._writing) < self._max_copied:  # fmt: skip
             page, name = self._wanted[0]
             if self.names.name(page) is name:
                 if not self.names.is_computed(page):

@@ -13,7 +13,7 @@ from radixrt.scheduler.disk.index import PageName
 
 MAX_REMEMBERED = 1 << 16
 """Pages; some 150 bytes each."""
-LEAST_CHANCE = 0.1
+MIN_CHANCE = 0.1
 """Of a return, below which a page that was used once is not written."""
 _PRIOR = 8.0
 """Pages, half of which have returned, that stand for those of a depth of which nothing is known."""

@@ -36,7 +36,7 @@ from radixrt.messages.moves import (
 
 log = logging.getLogger(__name__)
 
-FEWEST_READ = 8
+MIN_READ = 8
 """Pages after which a read is given up at the earliest: one says little about the next."""
 
 Moves = OpenPages | SavePages | ReadPages
@@ -156,7 +156,7 @@ class PageMover:
             self._put(page, buffer)
             count += 1
             seconds = time.perf_counter() - begin
-            if count >= FEWEST_READ and seconds > order.within_s * count / len(pages):
+            if count >= MIN_READ and seconds > order.within_s * count / len(pages):
                 break  # it takes longer than to compute them
         return PagesRead(
             number=order.number,
