@@ -72,6 +72,11 @@ class SchedulerSettings:
     cache_dir_gb: float = _cache(
         10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
     )
+    cache_bundle: str | None = _cache(
+        None,
+        "Bundle whose KV is added to --cache-dir at the start.",
+        metavar="FILE",
+    )
     shared_kv_pool: Literal["auto", "on", "off"] = _cache(
         "auto",
         "Keep the KV pool in shared memory, where it outlives a dead worker; auto: if that has "
@@ -461,6 +466,8 @@ class ServerConfig(SchedulerSettings):
             yield "--api-key is empty, so no client could send it; leave it out or set it."
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             yield f"--chat-template {self.chat_template}: there is no such file."
+        if self.cache_bundle is not None and self.cache_dir is None:
+            yield "--cache-bundle is added to a directory: give --cache-dir DIR, too."
         if self.cache_dir is not None:
             if self.disable_radix_cache:
                 yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."

@@ -48,6 +48,7 @@ from radixrt.messages.sequences import (
 from radixrt.messages.stats import SchedulerStats
 from radixrt.messages.steps import ExpertTokens, StepResult
 from radixrt.scheduler.calls import Calls, DrainReplica
+from radixrt.scheduler.disk.bundle import add_bundle
 from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventPublisher, start_publisher
@@ -172,6 +173,8 @@ class SchedulerProcess:
         if config.dp > 1 and info.device == "cpu":
             take_replica_share(config.dp)
         disk = open_pages(config, info, channels.replica or 0)
+        if disk is not None and config.cache_bundle is not None:
+            add_bundle(Path(config.cache_bundle).expanduser(), disk, info.kv_parts)
         self.scheduler = Scheduler(
             SchedulerLimits.from_config(config, info),
             disk=disk,

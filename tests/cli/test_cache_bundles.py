@@ -9,8 +9,8 @@ import pytest
 
 from radixrt import LLM, SamplingParams
 from radixrt.base.errors import ConfigError
-from radixrt.cli.cache.bundle import import_bundle, read_bundle
 from radixrt.kv.store.directory import CacheDirectory
+from radixrt.scheduler.disk.bundle import import_bundle, read_bundle
 from radixrt.worker.fingerprint import machine_parts
 
 DOCUMENTS = [
@@ -56,6 +56,18 @@ def test_imported_kv_has_the_bits_of_a_cold_engine(bundle: Path, tmp_path: Path)
         ]
         assert one.cached_tokens == 16 * ((one.num_prompt_tokens - 1) // 16)
     assert found[0].answers[0].disk_tokens > 0 and salted.cached_tokens == 0
+
+
+def test_a_program_names_a_bundle_and_has_its_kv(bundle: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    for _ in range(2):
+        with LLM(cache_dir=cache, cache_bundle=str(bundle)) as llm:
+            answer = llm.generate(DOCUMENTS[0], SHORT).answers[0]
+            assert answer.disk_tokens == 16 * ((answer.prompt_tokens - 1) // 16)
+    with pytest.raises(ConfigError, match="made with another quantization"):
+        LLM(cache_dir=cache, cache_bundle=str(bundle), quantization="int8")
+    with pytest.raises(ConfigError, match="give --cache-dir"):
+        LLM(cache_bundle=str(bundle))
 
 
 def test_a_bundle_is_added_once(bundle: Path, tmp_path: Path) -> None:

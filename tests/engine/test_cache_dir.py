@@ -1,6 +1,7 @@
 """KV that outlives the engine: the same bits as a cold engine computes, whatever happened to the
 files, and no use of KV that another model, machine or tenant has left."""
 
+import errno
 import os
 import random
 import shutil
@@ -77,14 +78,39 @@ def test_a_new_engine_has_the_cache_of_the_last_one(model: Path, kept: Path, col
     close(engine)
 
 
-def test_the_bits_of_int8_kv_come_back(model: Path, tmp_path: Path) -> None:
-    plain = answers(InProcessEngine(model, kv_cache_dtype="int8"))
-    engine = engine_on(model, tmp_path / "cache", kv_cache_dtype="int8")
+@pytest.mark.parametrize("family, kv_dtype", [("llama", "int8"), ("deepseek_v2", "auto")])
+def test_the_bits_of_scales_and_latents_come_back(
+    tmp_path: Path, family: str, kv_dtype: str
+) -> None:
+    model = make_checkpoint(family, tmp_path / "model")
+    plain = answers(InProcessEngine(model, kv_cache_dtype=kv_dtype))
+    engine = engine_on(model, tmp_path / "cache", kv_cache_dtype=kv_dtype)
     for _ in range(2):
         assert answers(engine) == plain
     close(engine)
-    engine = engine_on(model, tmp_path / "cache", kv_cache_dtype="int8")
+    engine = engine_on(model, tmp_path / "cache", kv_cache_dtype=kv_dtype)
     assert answers(engine) == plain and min(engine.cached) > 0
+    close(engine)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", ["pwrite", "preadv"])
+def test_a_disk_that_fails_changes_no_bit(
+    model: Path, kept: Path, cold: Answers, monkeypatch: pytest.MonkeyPatch, call: str, error: int
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    others = [[89 - token for token in prompt] for prompt in PROMPTS]
+    engine = engine_on(model, kept)
+    monkeypatch.setattr(f"radixrt.worker.kv.page_mover.os.{call}", fail)
+    for _ in range(2):
+        engine.generate(others, SAMPLING)
+    assert answers(engine) == cold
+    assert engine.disk is not None
+    assert engine.disk.error == (os.strerror(error) if call == "pwrite" else "")
+    assert engine.cached == [0] * 3 if call == "preadv" else min(engine.cached) > 0
+    monkeypatch.undo()
     close(engine)
 
 

@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -157,3 +158,30 @@ def test_another_instruction_set_finds_nothing(
     with serving("demo", "--cache-dir", str(folder)) as server:
         assert stats(server)["disk_pages"] == 0
         assert generate(server, DOCUMENTS[7])["meta_info"]["cached_tokens"] == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = "size=2m,mode=700"
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no file system may be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_fails_no_request(small_disk: Path, cold: list[Result]) -> None:
+    with serving("demo", "--cache-dir", str(small_disk / "cache")) as server:
+        for number in range(12):
+            prompts = [[number, *document] for document in DOCUMENTS]
+            for _ in range(2):
+                generate(server, prompts)
+            if stats(server)["disk_stopped"]:
+                break
+        assert stats(server)["disk_stopped"] == 1, "the disk was large enough"
+        assert [bits(answer) for answer in generate(server, DOCUMENTS)] == cold
+    with serving("demo", "--cache-dir", str(small_disk / "cache")) as server:
+        assert [bits(answer) for answer in generate(server, DOCUMENTS)] == cold

@@ -1,7 +1,7 @@
 """Files of pages and journals that were damaged while no server ran: what is read from them is what
 was written, or nothing.
 
-``RADIXRT_DAMAGES`` says how many damages are tried.
+``RADIXRT_DAMAGES`` says how many damages are tried, ``RADIXRT_EVICTIONS`` how many pages leave memory.
 """
 
 import itertools
@@ -13,11 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from msgspec.structs import replace
 
-from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
+from radixrt.kv.store.directory import (
+    CacheDirectory,
+    fingerprint_of,
+    replica_folders,
+    used_bytes,
+)
 from radixrt.kv.store.journal import framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
@@ -27,6 +33,7 @@ from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.worker.kv.page_mover import PageMover
 
 DAMAGES = int(os.environ.get("RADIXRT_DAMAGES", "300"))
+EVICTIONS = int(os.environ.get("RADIXRT_EVICTIONS", "6000"))
 PAGE_SIZE, NUM_PAGES = 4, 24
 PARTS = {"weights": "of these tests"}
 
@@ -276,3 +283,76 @@ def test_without_a_file_writing_stops(store: Store, tmp_path: Path) -> None:
     store.disk.names.removed(np.arange(10, dtype=np.int32))
     store.disk.forget_removed()
     store.disk.close()
+
+
+class Churn:
+    """Pages of 8 KiB that enter memory, are used twice and leave it, each for the only time."""
+
+    def __init__(self) -> None:
+        self.pool = [(torch.zeros((NUM_PAGES + 1, PAGE_SIZE, 2048), dtype=torch.uint8),)]
+        self.answers: queue.SimpleQueue[PagesWritten | PagesRead] = queue.SimpleQueue()
+        self.mover = PageMover(self.pool, self.answers.put)
+
+    def open(
+        self, folder: Path, quota_bytes: int, replica: int = 0, replicas: int = 1
+    ) -> DiskPages:
+        disk = DiskPages(
+            CacheDirectory.own(folder, PARTS, replica, patience_s=0.0),
+            fingerprint_of(PARTS),
+            num_pages=NUM_PAGES,
+            page_size=PAGE_SIZE,
+            slot_bytes=self.mover.page_bytes,
+            quota_bytes=quota_bytes,
+            share=1 / replicas,
+        )
+        order = disk.take_order()
+        assert order is not None
+        self.mover.take(order)
+        return disk
+
+    def evict(self, disk: DiskPages, first_token: int) -> None:
+        """Let all pages of memory be used twice, written and evicted."""
+        pages = np.arange(NUM_PAGES, dtype=np.int32)
+        tokens = np.arange(first_token, first_token + NUM_PAGES * PAGE_SIZE, dtype=np.int32)
+        disk.names.stored(BASE_ROOT, None, tokens, pages)
+        disk.begin_plan()
+        disk.used(pages)
+        while (order := disk.take_order()) is not None:
+            self.mover.take(order)
+            answer = self.answers.get()
+            assert isinstance(answer, PagesWritten) and not answer.error
+            disk.written(answer)
+        disk.names.removed(pages)
+        disk.evicted()
+
+
+def test_evictions_keep_disk_and_memory_within_the_quota(tmp_path: Path) -> None:
+    """``RADIXRT_EVICTIONS=1000000`` takes some minutes."""
+    quota, churn = 16 << 20, Churn()
+    disk = churn.open(tmp_path / "cache", quota)
+    process, rounds = psutil.Process(), max(2, EVICTIONS // NUM_PAGES)
+    settled, most = 0, 0
+    for number in range(rounds):
+        churn.evict(disk, number * NUM_PAGES * PAGE_SIZE)
+        if number % 200 == 199 or number == rounds - 1:
+            disk._journal.wait()
+            most = max(most, used_bytes(disk.directory.path))
+        if number == rounds // 2:
+            settled = process.memory_info().rss
+    assert disk.written_pages == rounds * NUM_PAGES and len(disk.index) == quota // (8 << 10)
+    assert quota / 2 < most <= 1.05 * quota
+    assert process.memory_info().rss - settled <= 0.05 * quota + (4 << 20)
+    disk.close()
+
+
+def test_the_quota_is_that_of_all_replicas_together(tmp_path: Path) -> None:
+    quota, churn = 4 << 20, Churn()
+    for replica in range(2):
+        disk = churn.open(tmp_path / "cache", quota, replica, replicas=2)
+        for number in range(40):
+            churn.evict(disk, number * NUM_PAGES * PAGE_SIZE)
+        assert disk.dropped_pages > 0
+        disk.close()
+    folders = [used_bytes(folder) for folder in replica_folders(tmp_path / "cache")]
+    assert len(folders) == 2 and min(folders) > quota / 3
+    assert sum(folders) <= 1.05 * quota + (2 << 17), "journals of up to a thousand pages beside"

@@ -130,6 +130,7 @@ def _disk_pages(limits: SchedulerLimits, disk: DiskModel, tokens_per_symbol: int
         quota_bytes=num_slots + (1 << 30),
         share=num_slots / (num_slots + (1 << 30)),
     )
+    pages.ids_are_tokens = False
     if disk.min_chance is not None:
         pages.min_chance = disk.min_chance
     return pages

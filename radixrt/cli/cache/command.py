@@ -11,15 +11,15 @@ import msgspec
 
 from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, RequestError
-from radixrt.cli.cache.bundle import (  # fmt: skip
+from radixrt.kv.store.directory import replica_folders, root_digest, used_bytes
+from radixrt.messages.cache_root import BASE_ROOT
+from radixrt.scheduler.disk.bundle import (  # fmt: skip
     Head,
     import_bundle,
     read_bundle,
     read_index,
     write_bundle,
 )
-from radixrt.kv.store.directory import replica_folders, root_digest, used_bytes
-from radixrt.messages.cache_root import BASE_ROOT
 
 SHOWN = ("model", "dtype", "quantization", "kv_dtype", "isa", "version")
 """Parts of a fingerprint that people recognise."""

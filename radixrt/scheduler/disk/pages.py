@@ -94,7 +94,7 @@ class DiskPages:
         Raises:
             OSError: the journal cannot be opened.
         """
-        self._directory = directory
+        self.directory = directory
         self._quota_bytes, self._share = quota_bytes, share
         self.slot_bytes = slot_bytes
         self.names = NamedPages(
@@ -120,6 +120,9 @@ class DiskPages:
         self.returns = Returns(self.index.num_slots)
         self.min_chance = MIN_CHANCE
         """Of a return, from which on a page is written that was used once."""
+        self.ids_are_tokens = True
+        """Ids beyond all vocabularies are those of activated adapters. In a simulation they are
+        not."""
         self._is_open = False
         self.error = ""
         """Why nothing is written any more."""
@@ -128,11 +131,11 @@ class DiskPages:
     def close(self) -> None:
         """Write what is left to the journal, and give the directory up."""
         self._journal.close()
-        self._directory.close()
+        self.directory.close()
 
     def _affordable_slots(self) -> int:
         """The number of slots for which the quota of the whole directory leaves room."""
-        left = self._quota_bytes - self._directory.bytes_of_others()
+        left = self._quota_bytes - self.directory.bytes_of_others()
         own = min(int(self._quota_bytes * self._share), left)
         return max(0, min(own // self.slot_bytes, MAX_SLOTS))
 
@@ -182,7 +185,7 @@ class DiskPages:
         there is none."""
         if not self._is_open:
             self._is_open = True
-            return OpenPages(path=str(self._directory.path / "pages"))
+            return OpenPages(path=str(self.directory.path / "pages"))
         leaving, self._leaving = self._leaving, []
         if self.error or not (leaving or self._wanted):
             return None
@@ -208,14 +211,14 @@ class DiskPages:
     def take(self, name: PageName) -> int | None:
         """A slot for a page, which is written now; None: it is there already, there is no room, or
         no other process could use it."""
-        if self._is_there(name) or is_activated(name.tokens):
+        if self._is_there(name) or (self.ids_are_tokens and is_activated(name.tokens)):
             return None
         slot, is_dropped = self.index.take_slot()
         if slot == NO_SLOT:
             return None
         if is_dropped:
             self._drop([slot])
-            if self._directory.drop_oldest():
+            if self.directory.drop_oldest():
                 self.index.num_slots = max(self._affordable_slots(), self.index.num_slots_touched)
         self._writing[slot] = name
         self._being_written.add(name.digest)

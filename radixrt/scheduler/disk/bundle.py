@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from radixrt.base.errors import ConfigError
-from radixrt.kv.store.directory import CacheDirectory, fingerprint_of
+from radixrt.kv.store.directory import CacheDirectory, fingerprint_of, open_private
 from radixrt.kv.store.journal import Header, PagesSaved, framed, read_records
 from radixrt.messages.cache_root import BASE_ROOT
 from radixrt.messages.ids import pack_ids, unpack_ids
@@ -178,12 +178,7 @@ def import_bundle(path: Path, directory: Path, quota_gb: float, here: dict[str, 
             the directory.
     """
     head, pages, file = read_bundle(path)
-    for name, value in here.items():
-        if head.parts.get(name) != value:
-            raise ConfigError(
-                f"{path} was made with another {name} ({head.parts.get(name, 'unknown')[:40]}) than this machine has ({value[:40]}): "
-                "its KV would have other bits. Export it on a machine like this one."
-            )
+    _check_parts(path, head, here)
     owned = CacheDirectory.own(directory, head.parts)
     header = head.header
     disk = DiskPages(
@@ -194,11 +189,42 @@ def import_bundle(path: Path, directory: Path, quota_gb: float, here: dict[str, 
         slot_bytes=header.slot_bytes,
         quota_bytes=int(quota_gb * 1e9),
     )
+    added = _add(head, pages, file, disk)
+    disk.close()
+    return added
+
+
+def add_bundle(path: Path, disk: DiskPages, parts: dict[str, str]) -> int:
+    """Add the pages of a bundle to those on disk of an engine that starts; returns those that are
+    new.
+
+    Args:
+        parts: of the engine's fingerprint.
+
+    Raises:
+        ConfigError: the bundle is damaged or belongs to another model or machine.
+    """
+    head, pages, file = read_bundle(path)
+    _check_parts(path, head, parts)
+    return _add(head, pages, file, disk)
+
+
+def _check_parts(path: Path, head: Head, here: dict[str, str]) -> None:
+    for name, value in here.items():
+        if head.parts.get(name) != value:
+            raise ConfigError(
+                f"{path} was made with another {name} ({head.parts.get(name, 'unknown')[:40]}) than there is here ({value[:40]}): "
+                "its KV would have other bits. Export it with this model on a machine like this one."
+            )
+
+
+def _add(head: Head, pages: list[Page], file: BinaryIO, disk: DiskPages) -> int:
+    header, directory = head.header, disk.directory
     first, added = file.tell(), 0
-    with file, (owned.path / "pages").open("ab"):
-        out = os.open(owned.path / "pages", os.O_RDWR | os.O_NOFOLLOW)
-        root = owned.root_digest(BASE_ROOT.packed())
-        named = {page.slot: page.name for page in pages}
+    out = open_private("pages", directory.fd)
+    root = directory.root_digest(BASE_ROOT.packed())
+    named = {page.slot: page.name for page in pages}
+    with file:
         for moved in rebased(pages, ROOT, root):
             page = renamed(moved, named[moved.slot], file, header, first)
             file.seek(first + page.slot * header.slot_bytes)
@@ -208,8 +234,7 @@ def import_bundle(path: Path, directory: Path, quota_gb: float, here: dict[str, 
             os.pwrite(out, content, slot * header.slot_bytes)
             disk.written(PagesWritten(slots=pack_ids([slot]), checksums=page.checksum))
             added += 1
-        os.close(out)
-    disk.close()
+    os.close(out)
     return added
 
 
