@@ -14,12 +14,19 @@ from transformers import AutoModelForCausalLM
 
 from radixrt.base.errors import ConfigError
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
 from radixrt.models.eagle3 import Eagle3Head
+from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.drafts.drafters import Draft
 from radixrt.worker.drafts.head import HeadDrafter
 from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 from tests.checkpoints import make_checkpoint
 from tests.draft_heads import PlainHead, make_head
 from tests.engine.in_process import InProcessEngine
+from tests.engine.test_grammars import SCHEMA
+from tests.engine.test_speculation import TORTURE, answers, twenty_requests
+from tests.scheduler.engine_model import expect_nothing
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -214,3 +221,109 @@ def test_a_head_is_refused_where_it_cannot_draft(
         InProcessEngine(tmp_path / "hybrid", speculation="auto", draft_model=folder)
     with pytest.raises(ConfigError, match="needs a head"):
         InProcessEngine(model_dir, speculation="head")
+
+
+# ------------------------------------------------------------ answers with a head
+
+
+class Foresight:
+    """Puts tokens that the model will give into a head's drafts, and some that it will not. The
+    head computes its own all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: list[list[int]] = []
+        self._rng = random.Random(0)
+        self._draft = HeadDrafter.draft
+        monkeypatch.setattr(HeadDrafter, "draft", lambda *args: self.draft(*args))
+
+    def draft(self, drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+        self._draft(drafter, wanted, least)
+        for slot in drafter._drafts:
+            text = drafter._followed[slot].text
+            coming = next((t[len(text) :] for t in self.texts if t[: len(text)] == text), [])
+            tokens = coming[: self._rng.randint(1, 6)]
+            if tokens and self._rng.random() < 0.4:
+                tokens[self._rng.randrange(len(tokens))] ^= 1
+            if tokens:
+                drafter._drafts[slot] = Draft(tokens)
+
+
+@pytest.mark.parametrize("case", ["roomy", "crowded", "int8"])
+def test_drafts_of_a_head_change_no_answer(
+    model_dir: Path,
+    config: dict[str, Any],
+    tmp_path: Path,
+    facts: TokenizerFacts,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    """Every kind of sampling, with log-probabilities and grammars; with a cached prefix, and
+    retracted."""
+    grammar = llguidance.compile_json_schema(json.dumps(SCHEMA), facts, "compact")
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    pages: dict[str, Any] = {"page_size": 4}
+    if case == "int8":
+        pages |= {"kv_cache_dtype": "int8", "quantization": "int8"}
+    plain = InProcessEngine(model_dir, **pages)
+    if case == "crowded":
+        monkeypatch.setattr(Admission, "_forecast", expect_nothing)
+        pages["max_total_tokens"] = 160
+    folder = make_head(tmp_path / "head", config)
+    engine = InProcessEngine(model_dir, **pages, speculation="head", draft_model=str(folder))
+    foresight = Foresight(monkeypatch)
+    for seed in range(25 if TORTURE else 1):
+        asked = twenty_requests(random.Random(seed))
+        expected, logprobs = answers(plain, asked, grammar)
+        prompts = [one.prompt for one in asked] * 2
+        foresight.texts = [p + answer for p, answer in zip(prompts, expected, strict=True)]
+        assert answers(engine, asked, grammar) == (expected, logprobs)
+    counters = engine.scheduler.state.counters
+    accepted, drafted = (
+        of["head"] for of in (counters.accepted_draft_tokens, counters.drafted_tokens)
+    )
+    assert 50 < accepted < drafted
+    assert sum(counters.drafted_tokens.values()) == drafted
+    assert (counters.retractions > 0) == (case == "crowded")
+
+
+def test_an_answer_that_was_begun_goes_on_with_a_head(
+    model_dir: Path, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the death of an engine."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    folder = make_head(tmp_path / "head", config)
+    engine = InProcessEngine(model_dir, speculation="head", draft_model=str(folder))
+    (prompt,) = prompts(1, 30, 30)
+    sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=60, ignore_eos=True)
+    (whole,) = InProcessEngine(model_dir).generate([prompt], sampling)
+    Foresight(monkeypatch).texts = [prompt + whole]
+    for kept in (1, 17, 58):
+        assert whole[:kept] + engine.generate_from(prompt, whole[:kept], sampling) == whole
+    assert engine.scheduler.state.counters.accepted_draft_tokens["head"] > 30
+
+
+def test_text_and_head_compete(
+    model_dir: Path, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the text is known the head is not asked, and where it is not, text drafts are not."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.1)
+    folder = make_head(tmp_path / "head", config)
+    engine = InProcessEngine(model_dir, speculation="auto", draft_model=str(folder))
+    foresight = Foresight(monkeypatch)
+    sampling = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=60, ignore_eos=True)
+        for seed in range(8)
+    ]
+    asked = prompts(8, 20, 30, seed=5)
+    expected = InProcessEngine(model_dir).generate(asked, sampling)
+    foresight.texts = [p + answer for p, answer in zip(asked, expected, strict=True)]
+    accepted = engine.scheduler.state.counters.accepted_draft_tokens
+    assert engine.generate(asked, sampling) == expected
+    assert accepted["head"] > 4 * (accepted["ngram"] + accepted["pool"] + accepted["tree"])
+    by_head = accepted["head"]
+    assert engine.generate(asked, sampling) == expected
+    assert accepted["tree"] > accepted["head"] - by_head
