@@ -106,8 +106,8 @@ class SchedulerSettings:
     )
     speculation: Literal["auto", "text", "head", "off"] = _scheduling(
         "auto",
-        "Draft tokens where that saves time: from known text, by a head (--draft-model), or both "
-        "(auto); answers stay the same. Only on a CPU.",
+        "Draft tokens from known text, by --draft-model, or both (auto) where that saves time; "
+        "answers stay the same. Only on a CPU.",
     )
 
 
@@ -150,8 +150,8 @@ class ServerConfig(SchedulerSettings):
     )
     draft_model: str | None = _model(
         None,
-        "Folder or hub id of an EAGLE-3 head that drafts tokens (docs/speculation.md); by default "
-        "the folder eagle3 of the checkpoint, if there is one.",
+        "EAGLE-3 head that drafts tokens (docs/speculation.md); by default the checkpoint's folder "
+        "eagle3.",
         metavar="DIR_OR_HUB_ID",
     )
     lora: str | None = _model(
