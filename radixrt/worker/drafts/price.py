@@ -241,7 +241,7 @@ class _Magnitude:
         self.covariance = _KEPT * self.covariance + more_rows * more_seconds
 
 
-FIRST_HEAD_COST = 0.1
+FIRST_HEAD_COST = 0.05
 """Cost of a token that a head drafts, in times of an output token, before it is measured."""
 
 
