@@ -340,7 +340,7 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     biases stay unchanged.
 
     Each tensor is drawn whole from a seed of its own and cut like a checkpoint's, so the model does
-    not depend on the number of ranks.
+    not depend on the number of ranks, but for recurrent blocks that ranks split.
     """
     for name, slot in weight_slots(model).items():
         if len(slot.shape) == 1 or not slot.held:
