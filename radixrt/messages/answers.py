@@ -340,6 +340,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     dtype: str
     device: str
     attention_backend: str
+    speculation: str = ""
+    """What tokens are drafted from: text, a head, or both; "": nothing is drafted."""
     architecture: str
     adapters: tuple[AdapterInfo, ...] = ()
     """The LoRA adapters that are loaded."""

@@ -247,8 +247,10 @@ class CausalLM(KernelLayer):
         residual = torch.zeros_like(hidden)
         last: Any = self.model.layers[-1]  # the layers have the methods of DecoderLayer
         layer: Any
-        for layer in self.model.layers:
+        for index, layer in enumerate(self.model.layers):
             hidden, residual = layer.attend(hidden, residual, positions, context)
+            if context.auxiliary is not None:
+                context.auxiliary.keep(index, residual)
             if layer is not last:
                 hidden, residual = layer.feed_forward(hidden, residual)
         return hidden, residual

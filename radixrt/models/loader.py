@@ -236,7 +236,7 @@ def load_model(
         )
     model_type = model_class(architecture)
     pooling = read_pooling(model_dir, raw_config)
-    with torch.device(device), _default_dtype(torch_dtype):
+    with torch.device(device), default_dtype(torch_dtype):
         tp = tp or TensorParallel()
         model = model_type(config, tp, longest).eval()
         check_expert_groups(model, tp)
@@ -299,7 +299,7 @@ def _find_children_at_once(model: nn.Module) -> None:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

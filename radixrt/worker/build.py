@@ -49,6 +49,8 @@ from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
+from radixrt.worker.drafts.head_choice import load_draft_head, speculation_of
+from radixrt.worker.drafts.head_pages import head_specs
 from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
 from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
@@ -167,7 +169,14 @@ def build_runner(
             f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
             "leave it out."
         )
-    setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
+    head = load_draft_head(config, model, info, kernels)
+    info = replace(info, speculation=speculation_of(config, info.device, head))
+    setup = _attention_setup(config, model, device, longest)
+    if head is not None:
+        info = replace(info, weight_bytes=info.weight_bytes + weight_bytes(head))
+        specs = head_specs(head, config.page_size, setup.kv_dtype)
+        setup = dataclasses.replace(setup, head_specs=specs)
+    setup = _with_rows(setup, config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
     backend = make_backend(backend_name, setup)
@@ -177,12 +186,14 @@ def build_runner(
         model,
         setup,
         backend,
+        backend_name,
         info.eos_token_ids,
         loader,
         taped,
         tp,
         loaded.pooler,
         loaded.expert_counts,
+        head,
     )
     parts.reserve_for_graphs()
     if is_gpu(device):
@@ -326,9 +337,11 @@ def _check_and_say(config: ServerConfig, device: Device) -> None:
         raise ConfigError("--cache-dir: not yet on a GPU; leave it out, or use --device cpu.")
     if config.receipts:
         raise ConfigError("--receipts: on a GPU bits depend on the batch; leave it out.")
+    if config.draft_model is not None:
+        raise ConfigError("--draft-model: not yet on a GPU; leave it out, or use --device cpu.")
     if config.kv_cache_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
-    if config.speculation == "auto":
+    if config.speculation != "off":
         log.warning("Speculation is off: drafts are verified on a CPU only.")
 
 

@@ -36,7 +36,7 @@ class KVPool:
         self.page_size = setup.page_size
         self.spare_page = num_pages
         self._device = setup.device.torch_device
-        specs = setup.kv_specs
+        specs = setup.page_specs
         if one_for_all:
             of_spec = {spec: self._layer(spec) for spec in set(specs)}
             self.kv_caches = [of_spec[spec] for spec in specs]
@@ -56,7 +56,7 @@ class KVPool:
 
 def bytes_per_token(setup: AttentionSetup) -> int:
     """KV of one token over all layers, on this rank."""
-    return sum(spec.bytes_per_token for spec in setup.kv_specs)
+    return sum(spec.bytes_per_token for spec in setup.page_specs)
 
 
 def pool_tokens(setup: AttentionSetup, mem_fraction: float) -> int:
