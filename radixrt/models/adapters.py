@@ -37,8 +37,11 @@ class Adapter:
     """As of ``AdapterInfo``."""
 
 
-def read_adapter(path: Path, model: CausalLM, max_rank: int) -> Adapter:
+def read_adapter(path: Path, model: CausalLM, max_rank: int | None = None) -> Adapter:
     """Read an adapter for ``model``, of peft's folder or llama.cpp's file.
+
+    Args:
+        max_rank: the largest that is served; None: any.
 
     Raises:
         AdapterError: it is broken, is for another model, or has parts that are not served.
@@ -57,7 +60,7 @@ def read_adapter(path: Path, model: CausalLM, max_rank: int) -> Adapter:
                 f"it is activated by tokens, and changes {name}, which is computed for cached tokens too"
             )
         largest = max(len(pair.down) for pair in projections.values())
-        if largest > max_rank:
+        if max_rank is not None and largest > max_rank:
             raise AdapterError(f"its rank is {largest}; start with --max-lora-rank {largest}")
     except AdapterError as error:
         raise AdapterError(f"The LoRA adapter {path} cannot be served: {error}.") from error

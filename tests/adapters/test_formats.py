@@ -11,6 +11,7 @@ import torch
 
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
+from radixrt.cli.doctor.models import adapter_findings
 from radixrt.layers.kernels.native import NativeKernels
 from radixrt.layers.linear import ColumnParallelLinear, RowParallelLinear
 from radixrt.models.adapter_files.form import AdapterError
@@ -158,6 +159,23 @@ def test_experts_that_are_not_those_of_the_model_are_refused(tmp_path: Path) -> 
         make_adapter(other, tmp_path / "few", config)
         with pytest.raises(AdapterError, match="experts"):
             read_adapter(tmp_path / "few", model, 8)
+
+
+def test_doctor_says_whether_an_adapter_fits(tmp_path: Path) -> None:
+    checkpoint, folder, _ = make_pair("llama", tmp_path, invocation=[5, 6], rank=80)
+    file = write_adapter(checkpoint, folder, tmp_path / "one.gguf")
+    other, own, _ = make_pair("qwen3_moe", tmp_path / "other")
+    given = [f"plain={folder}", f"file={file}", f"wrong={own}", f"none={tmp_path / 'none'}"]
+    plain, same, wrong, none = adapter_findings(str(checkpoint), given)
+    assert plain.level == "ok" and "21 projections" in plain.fact and "rank 80" in plain.fact
+    assert "activated" in plain.fact and plain.advice == "Serve it with --max-lora-rank 80."
+    assert same.fact == plain.fact.replace("plain", "file")
+    assert wrong.level == "error" and "is no linear layer of this model" in wrong.fact
+    assert none.level == "error" and "adapter_config.json" in none.fact
+    (mixture,) = adapter_findings(str(other), [f"own={own}"])
+    assert mixture.level == "ok", mixture.fact
+    (finding,) = adapter_findings(str(checkpoint), ["=x"])
+    assert finding.level == "error" and "NAME=PATH" in finding.fact
 
 
 # ------------------------------------------------------------ weight formats

@@ -1,6 +1,5 @@
 """Ranks that share a model compute with an adapter what one rank computes."""
 
-
 import pytest
 import torch
 

@@ -55,7 +55,7 @@ def _modules(
     tensors: dict[str, Tensor], alpha: float, config: dict[str, Any]
 ) -> Iterator[dict[str, LowRank]]:
     pairs: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):
         if (found := _NAME.fullmatch(name)) is None:
             raise AdapterError(f"the tensor {name} is no part of a linear layer's LoRA")
         pairs.setdefault(found[1], {})[found[2]] = tensor

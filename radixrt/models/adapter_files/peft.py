@@ -84,7 +84,7 @@ def _modules(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Iterator[dict[str, LowRank]]:
     pairs: dict[tuple[str, str], dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):
         if (found := _NAME.fullmatch(name)) is None:
             raise AdapterError(f"the tensor {name} is no part of a linear layer's LoRA")
         pairs.setdefault((found[1], found[2]), {})[found[3]] = tensor
