@@ -125,6 +125,8 @@ class CausalLM(KernelLayer):
     """Logits become ``cap * tanh(logits / cap)`` (Gemma 2)."""
     generates = True
     """False: it has no LM head, see :meth:`replace_head`."""
+    has_transposed_experts = False
+    """Checkpoints keep the matrices of all experts with input features first."""
     ends_by_rows = True
     """``forward`` is :meth:`up_to_last_attention` of all tokens, and :meth:`after_last_attention`
     of the rows that are wanted."""

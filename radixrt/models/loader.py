@@ -282,6 +282,22 @@ def load_model(
     return model
 
 
+def model_without_weights(model_dir: Path) -> CausalLM:
+    """The layers of a checkpoint's model, whose matrices are not even allocated: to look at.
+
+    Raises:
+        ConfigError: the checkpoint cannot be served, or is one of an encoder.
+    """
+    raw_config = checkpoint.check_checkpoint(model_dir)
+    architecture = check_architecture(raw_config)
+    model = model_class(architecture)(
+        transformers_config(model_dir, trust_remote_code=False), TensorParallel(), 1
+    )
+    if not isinstance(model, CausalLM):
+        raise ConfigError(f"{architecture} is an encoder, and generates nothing.")
+    return model
+
+
 def _plain_tower(
     format_of: Callable[[str, Sequence[str]], MatrixFormat],
 ) -> Callable[[str, Sequence[str]], MatrixFormat]:
