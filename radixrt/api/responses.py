@@ -48,6 +48,8 @@ class Usage:
             name: 0 if self._hides_output else sum(getattr(report, name) for report in every)
             for name in names
         }
+        if replayed := sum(report.replayed_tokens for report in every):
+            usage["replayed_tokens"] = replayed
         if retries := sum(report.retries for report in every):
             usage["structured_output_retries"] = retries
         return usage

@@ -36,9 +36,11 @@ from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.requests import (
     DEFAULT_POOLING,
     AbortRequest,
+    ChatPrompt,
     FimPrompt,
     GenerateRequest,
     PartialAnswer,
+    TextPrompt,
     TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
@@ -267,7 +269,7 @@ class TokenizerProcess:
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        prompt = self._encoder.encode(request.prompt, self._limits, options.root)
+        prompt = self._encode_prompt(request)
         self._receipts.check(request, prompt)
         token_ids, hints = prompt.token_ids, options.cache_hints
         if prompt.retain:
@@ -284,12 +286,26 @@ class TokenizerProcess:
             ends = {*sampling.stop_token_ids, *self._encoder.fill_in_middle.end_ids}
             ends.difference_update(self._info.eos_token_ids)
             sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
-        request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
+        options = replace(options, cache_hints=hints, sampling=sampling)
+        if _says_how(request):
+            options = replace(options, shares_answers=False)
+        request = replace(request, options=options)
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
         expected = request.prediction[: MAX_CHARS_OF_A_TOKEN * max_tokens]
         prediction = self._vocabulary.encode(expected, False) if expected else []
         return _Encoded(request, prompt, pack_ids(prediction))
+
+    def _encode_prompt(self, request: GenerateRequest) -> EncodedPrompt:
+        if not request.growth:
+            return self._encoder.encode(request.prompt, self._limits, request.options.root)
+        assert isinstance(request.prompt, TextPrompt | ChatPrompt)
+        ids = self._encoder.settled.encode(
+            request.prompt, request.growth, self._limits, request.options.root
+        )
+        if not ids:
+            raise RequestError("No token of this prompt is settled yet.", code="nothing_settled")
+        return EncodedPrompt(None, ids)
 
     def _check_task(self, request: GenerateRequest) -> None:
         """Raises:
@@ -433,6 +449,18 @@ class TokenizerProcess:
         how = "drained" if has_drained else "died"
         log.warning("Replica %d has %s with %d requests.", scheduler.replica, how, len(lost))
         self._to_api.send(RequestsLost(request_ids=lost, leases=leases, has_drained=has_drained))
+
+
+def _says_how(request: GenerateRequest) -> bool:
+    """Whether the client gets more than an answer: how it was computed."""
+    sampling = request.sampling
+    asks = sampling.logprobs, sampling.prompt_logprobs
+    return (
+        asks != (None, None)
+        or sampling.kept_mass
+        or request.receipt
+        or request.options.cache_hints.explain
+    )
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")

@@ -213,6 +213,7 @@ class AnswerState:
         self._report = msgspec.structs.replace(
             self._report,
             output_tokens=self._num_tokens,
+            replayed_tokens=min(self._report.replayed_tokens, self._num_tokens),
             image_tokens=self._image_tokens,
             reasoning_tokens=self._parser.num_reasoning_tokens,
             encode_s=self._encode_s,
