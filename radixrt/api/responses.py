@@ -128,6 +128,8 @@ def times_extras(report: AnswerReport) -> dict[str, Any]:
 def report_extras(report: AnswerReport, *, times: bool = False) -> dict[str, Any]:
     """All that a complete answer has beyond its text and its usage."""
     found = structured_extras(report) | explanation_extras(report)
+    if report.replayed_tokens:
+        found["replayed_tokens"] = report.replayed_tokens
     return found | times_extras(report) if times else found
 
 

@@ -83,6 +83,11 @@ class SchedulerSettings:
         "(docs/pieces.md); 0: none.",
         within=(0, 1),
     )
+    prepare_next_turns: bool = _scheduling(
+        False,
+        "Compute the beginning of a chat's next turn in idle time, where the template writes "
+        "earlier turns in another way (docs/pieces.md).",
+    )
     max_running_requests: int | None = _scheduling(
         None,
         "Maximum number of sequences in the running batch; by default 256, and on a GPU one for "

@@ -190,6 +190,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Numbers of the prompt in place of an answer; None: an answer."""
     speculation: bool = True
     """Tokens may be drafted, if the server does."""
+    prepares_next_turn: bool = False
+    """Behind the answer of a chat, the beginning of its next turn is computed in idle time."""
     idle: bool = False
     """The prompt is computed, without an answer, only while nothing else waits or runs."""
     shares_answers: bool = False
@@ -252,6 +254,13 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     def sampling(self) -> SamplingParams:
         """The options' sampling settings."""
         return self.options.sampling
+
+    @property
+    def says_how(self) -> bool:
+        """The client gets more than an answer: how it was computed."""
+        asked = self.sampling.logprobs, self.sampling.prompt_logprobs
+        also = self.sampling.kept_mass, self.receipt, self.options.cache_hints.explain
+        return asked != (None, None) or any(also)
 
 
 class AbortRequest(Message, frozen=True):

@@ -144,7 +144,9 @@ class TokenizerProcess:
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
         self._constraints.start()
-        self._in_flight = InFlightAnswers(self._constraints, self._to_api.send)
+        self._in_flight = InFlightAnswers(
+            self._constraints, self._to_api.send, self._prepare_next_turn
+        )
         self._explainer = Explainer(
             self._vocabulary,
             info.page_size,
@@ -239,6 +241,11 @@ class TokenizerProcess:
             case _:
                 self._calls.take(message)
 
+    def _prepare_next_turn(self, answer: AnswerState) -> None:
+        """Nobody waits for it: the api drops what it does not know."""
+        if (request := answer.next_turn()) is not None:
+            self._handle_request(request)
+
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
         size = size_in_chars(request.prompt) + len(request.prediction)
@@ -287,7 +294,7 @@ class TokenizerProcess:
             ends.difference_update(self._info.eos_token_ids)
             sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
         options = replace(options, cache_hints=hints, sampling=sampling)
-        if _says_how(request):
+        if request.says_how:
             options = replace(options, shares_answers=False)
         request = replace(request, options=options)
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
@@ -449,18 +456,6 @@ class TokenizerProcess:
         how = "drained" if has_drained else "died"
         log.warning("Replica %d has %s with %d requests.", scheduler.replica, how, len(lost))
         self._to_api.send(RequestsLost(request_ids=lost, leases=leases, has_drained=has_drained))
-
-
-def _says_how(request: GenerateRequest) -> bool:
-    """Whether the client gets more than an answer: how it was computed."""
-    sampling = request.sampling
-    asks = sampling.logprobs, sampling.prompt_logprobs
-    return (
-        asks != (None, None)
-        or sampling.kept_mass
-        or request.receipt
-        or request.options.cache_hints.explain
-    )
 
 
 _ABORTED = RequestError("The request was aborted before it began.", code="request_aborted")

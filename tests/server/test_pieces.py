@@ -2,15 +2,20 @@
 that of the whole prompt at once."""
 
 import random
+import re
+import runpy
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import radixrt.lang as rl
 from tests.servers import Server, serving
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pieces.py"
 FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. "
 QUESTION = "What is the port of Vidur?"
 SAMPLING = {"max_tokens": 12, "temperature": 0.7, "seed": 3}
@@ -155,3 +160,30 @@ def test_pieces_that_do_not_fit_are_refused(client: httpx.Client) -> None:
     assert client.post(f"/v1/prompts/{chat}", json={"text": " there"}).status_code == 200
     for one in (text, chat):
         client.delete(f"/v1/prompts/{one}")
+
+
+def test_the_example_leaves_little_to_compute(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    arguments = ["pieces.py", "--base-url", server.url, "--pause", "0.1"]
+    monkeypatch.setattr("sys.argv", arguments)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    output = capsys.readouterr().out
+    at_once, in_pieces = map(int, re.findall(r": (\d+) tokens to compute", output))
+    assert in_pieces < at_once / 2
+    assert "the answers are equal" in output
+
+
+def test_a_program_of_the_language_computes_ahead(client: httpx.Client, server: Server) -> None:
+    before = stats(client)["idle_tokens"]
+
+    @rl.function(temperature=0, max_tokens=8)
+    def program(s: rl.State) -> None:
+        s += rl.system(FACTS * 3)
+        s.compute_ahead()
+        wait_for_idle_tokens(client, before + 50)  # as a search would take its time
+        s += rl.user(QUESTION) + rl.assistant(rl.gen("answer"))
+
+    state = program.run(backend=rl.Server(server.url))
+    (call,) = state.calls()
+    assert call.usage.cached_tokens >= 48

@@ -422,8 +422,6 @@ class _NativeAnswer:
         }
         if report.disk_tokens:
             meta["disk_tokens"] = report.disk_tokens
-        if report.replayed_tokens:
-            meta["replayed_tokens"] = report.replayed_tokens
         meta |= report_extras(report)
         if report.retries:
             meta["structured_output_retries"] = report.retries

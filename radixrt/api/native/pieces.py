@@ -69,7 +69,7 @@ async def commit(fields: RequestBody, context: Context) -> Response:
     refuse_unsupported(body)
     body["continue_from"] = prompt_id
     if isinstance(begin, ChatPrompt):
-        settings = {
+        settings: dict[str, Any] = {
             "tools": begin.tools,
             "chat_template_kwargs": begin.template_kwargs,
             "messages": [],

@@ -12,7 +12,7 @@ is complete.
 
 from collections.abc import Sequence
 from dataclasses import replace as dataclass_replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from tokenizers import Encoding
@@ -114,7 +114,7 @@ class SettledEncoder:
     def _render(
         self,
         prompt: ChatPrompt,
-        messages: Sequence[dict[str, object]],
+        messages: Sequence[dict[str, Any]],
         limits: Limits,
         root: CacheRoot,
     ) -> RenderedChat:
