@@ -177,6 +177,9 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Draft tokens of a complete answer that were accepted. They are among its tokens."""
     rejected_prediction_tokens: int = 0
     """Draft tokens that were verified and are not in the answer."""
+    replayed_tokens: int = 0
+    """Leading output tokens that were computed for another request; the scheduler's number may
+    exceed the answer, and the tokenizer process cuts it."""
     reasoning_tokens: int = 0
     """Output tokens of the reasoning, with its tags; set by the tokenizer process."""
     finish_reason: FinishReason | None = None

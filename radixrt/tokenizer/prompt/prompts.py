@@ -32,6 +32,7 @@ from radixrt.tokenizer.prompt.chat_template import (
 )
 from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
+from radixrt.tokenizer.prompt.settled import SettledEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -155,6 +156,7 @@ class PromptEncoder:
         self._why_no_images = ""
         self.fill_in_middle = FillInMiddle(vocabulary)
         self._pairs = PairEncoder(vocabulary, self._template)
+        self.settled = SettledEncoder(vocabulary, self._template)
 
     def serve_images(self, placer: ImagePlacer | None, why_not: str) -> None:
         """Take images in chats from now on; without a placer they are refused for a reason."""
