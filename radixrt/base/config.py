@@ -76,6 +76,11 @@ class SchedulerSettings:
     cache_dir_gb: float = _cache(
         10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
     )
+    shared_kv_pool: Literal["auto", "on", "off"] = _cache(
+        "auto",
+        "Keep the KV pool in shared memory, where it outlives a dead worker; auto: if that has "
+        "pages of 2 MiB. Only on a CPU.",
+    )
 
     idle_share: float = _scheduling(
         0.5,
