@@ -2,6 +2,7 @@
 images for them."""
 
 import base64
+import functools
 import io
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ _TOWER: dict[str, Any] = {
 SPECIAL = {
     "llava": ["<image>"],
     "llava_siglip": ["<image>"],
+    "qwen2_5_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
+    "qwen3_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
     "smolvlm": [
         "<image>",
@@ -53,6 +56,12 @@ SPECIAL = {
 """Special tokens of each family; the first is the placeholder."""
 
 FAMILIES = list(SPECIAL)
+
+MARKS = {
+    "gemma3": "<start_of_image>",
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"),
+}
+"""What templates write for an image, where it is not the placeholder."""
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] + '\\n' }}"
@@ -75,9 +84,49 @@ _GEMMA3_TEXT: dict[str, Any] = {
 }
 
 
+_QWEN_TOWER: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 4,
+    "patch_size": 7,
+    "out_hidden_size": 64,
+}
+
+
+def _qwen_config(family: str, image_token: int) -> Any:
+    import transformers
+
+    sections = [2, 3, 3] if family == "qwen2_5_vl" else [4, 2, 2]
+    rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": sections}
+    tokens = {
+        "image_token_id": image_token,
+        "vision_start_token_id": image_token + 1,
+        "vision_end_token_id": image_token + 2,
+        "video_token_id": image_token + 3,
+    }
+    if family == "qwen2_5_vl":
+        return transformers.Qwen2_5_VLConfig(
+            text_config={**_TEXT, "rope_parameters": rope},
+            vision_config={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1]},
+            **tokens,
+        )
+    return transformers.Qwen3VLConfig(
+        text_config={**_TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": rope},
+        vision_config={
+            **_QWEN_TOWER,
+            "deepstack_visual_indexes": [0, 1],
+            "num_position_embeddings": 16,
+        },
+        **tokens,
+    )
+
+
 def _config(family: str, image_token: int) -> Any:
     import transformers
 
+    if family.startswith("qwen"):
+        return _qwen_config(family, image_token)
     if family == "gemma3":
         return transformers.Gemma3Config(
             text_config={**_TEXT, **_GEMMA3_TEXT},
@@ -106,6 +155,8 @@ def _processor(family: str, tokenizer: Any) -> Any:
     import transformers
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
+    if family.startswith("qwen"):
+        return QwenProcessor(tokenizer)
     if family == "gemma3":
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
@@ -138,6 +189,38 @@ def _processor(family: str, tokenizer: Any) -> Any:
     )
 
 
+class QwenProcessor:
+    """What transformers' processor does, which wants torchvision: its image processor, and a text
+    whose placeholders are repeated for the squares of patches."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+
+        self.tokenizer = tokenizer
+        self.apply_chat_template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
+        self.pictures = Qwen2VLImageProcessorPil(
+            patch_size=7, size={"shortest_edge": 14 * 14 * 16, "longest_edge": 14 * 14 * 64}
+        )
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.pictures.save_pretrained(folder)
+
+    def __call__(self, text: str, images: Any, **settings: Any) -> dict[str, Any]:
+        placeholder = SPECIAL["qwen3_vl"][0]
+        found: dict[str, Any] = {}
+        if images:
+            found = dict(self.pictures(images, return_tensors=settings["return_tensors"]))
+            counts = (found["image_grid_thw"].prod(1) // 4).tolist()
+            first, *others = text.split(placeholder)
+            pairs = zip(counts, others, strict=True)
+            text = first + "".join(placeholder * count + other for count, other in pairs)
+        found |= self.tokenizer(text, **settings)
+        image_token = self.tokenizer.convert_tokens_to_ids(placeholder)
+        return {**found, "mm_token_type_ids": (found["input_ids"] == image_token).int()}
+
+
 def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> Path:
     """Save a seeded random checkpoint in ``folder`` and return it.
 
@@ -155,7 +238,7 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
         folder, model_specific_special_tokens=names
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *SPECIAL[family]]})
-    mark = "<start_of_image>" if family == "gemma3" else SPECIAL[family][0]
+    mark = MARKS.get(family, SPECIAL[family][0])
     tokenizer.chat_template = TEMPLATE.replace("MARK", mark)
     image_token = tokenizer.convert_tokens_to_ids(SPECIAL[family][0])
     config = _config(family, image_token)
@@ -163,13 +246,13 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
     model = transformers.AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "vision" in name and weight.ndim > 1:
+            if ("vision" in name or "visual" in name) and weight.ndim > 1:
                 weight.normal_(std=0.3 * weight[0].numel() ** -0.5 * 3)
             if weight.ndim == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
             if name.endswith("projection_weight"):  # it begins as zeros
                 weight.normal_()
-            if name.endswith(("linear_2.weight", "modality_projection.proj.weight")):
+            if name.endswith(LAST):
                 weight.mul_(matter)
         if family == "gemma3":  # whose embeddings are tied, or it repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)
@@ -177,6 +260,15 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
     _processor(family, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+LAST = (
+    "linear_2.weight",
+    "modality_projection.proj.weight",
+    "merger.mlp.2.weight",
+    "merger.linear_fc2.weight",
+)
+"""The matrices whose products are the features."""
 
 
 def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
