@@ -42,6 +42,7 @@ _TOWER: dict[str, Any] = {
 SPECIAL = {
     "llava": ["<image>"],
     "llava_siglip": ["<image>"],
+    "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "qwen2_5_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen3_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
@@ -56,6 +57,9 @@ SPECIAL = {
 """Special tokens of each family; the first is the placeholder."""
 
 FAMILIES = list(SPECIAL)
+
+OWN_SIZES = ("mistral3", "qwen2_5_vl", "qwen3_vl")
+"""Those whose images have sizes of their own."""
 
 MARKS = {
     "gemma3": "<start_of_image>",
@@ -127,6 +131,19 @@ def _config(family: str, image_token: int) -> Any:
 
     if family.startswith("qwen"):
         return _qwen_config(family, image_token)
+    if family == "mistral3":
+        rope = {
+            "rope_type": "default",
+            "rope_theta": 1000.0,
+            "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": 64,
+        }
+        return transformers.Mistral3Config(
+            text_config={**_TEXT, "model_type": "ministral3", "rope_parameters": rope},
+            vision_config={**_TOWER, "model_type": "pixtral", "head_dim": 8, "image_size": 70},
+            image_token_index=image_token,
+            tie_word_embeddings=False,
+        )
     if family == "gemma3":
         return transformers.Gemma3Config(
             text_config={**_TEXT, **_GEMMA3_TEXT},
@@ -155,8 +172,8 @@ def _processor(family: str, tokenizer: Any) -> Any:
     import transformers
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
-    if family.startswith("qwen"):
-        return QwenProcessor(tokenizer)
+    if family in OWN_SIZES:
+        return OwnSizes(family, tokenizer)
     if family == "gemma3":
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
@@ -189,17 +206,24 @@ def _processor(family: str, tokenizer: Any) -> Any:
     )
 
 
-class QwenProcessor:
-    """What transformers' processor does, which wants torchvision: its image processor, and a text
-    whose placeholders are repeated for the squares of patches."""
+class OwnSizes:
+    """What transformers' processors of images of any size do, which want torchvision: its image
+    processor, and a text with the placeholders of each image."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, family: str, tokenizer: Any) -> None:
+        self.family, self.tokenizer = family, tokenizer
+        self.apply_chat_template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
+        if family == "mistral3":
+            from transformers.models.pixtral.image_processing_pil_pixtral import (
+                PixtralImageProcessorPil,
+            )
+
+            self.pictures: Any = PixtralImageProcessorPil(size={"longest_edge": 70}, patch_size=7)
+            return
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
             Qwen2VLImageProcessorPil,
         )
 
-        self.tokenizer = tokenizer
-        self.apply_chat_template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
         self.pictures = Qwen2VLImageProcessorPil(
             patch_size=7, size={"shortest_edge": 14 * 14 * 16, "longest_edge": 14 * 14 * 64}
         )
@@ -208,17 +232,26 @@ class QwenProcessor:
         self.pictures.save_pretrained(folder)
 
     def __call__(self, text: str, images: Any, **settings: Any) -> dict[str, Any]:
-        placeholder = SPECIAL["qwen3_vl"][0]
+        token = SPECIAL[self.family][0]
         found: dict[str, Any] = {}
         if images:
-            found = dict(self.pictures(images, return_tensors=settings["return_tensors"]))
-            counts = (found["image_grid_thw"].prod(1) // 4).tolist()
-            first, *others = text.split(placeholder)
-            pairs = zip(counts, others, strict=True)
-            text = first + "".join(placeholder * count + other for count, other in pairs)
+            options = {"patch_size": 14} if self.family == "mistral3" else {}
+            found = dict(self.pictures(images, return_tensors="pt", **options))
+            first, *others = text.split(token)
+            pairs = zip(self._texts(found, token), others, strict=True)
+            text = first + "".join(image + other for image, other in pairs)
         found |= self.tokenizer(text, **settings)
-        image_token = self.tokenizer.convert_tokens_to_ids(placeholder)
-        return {**found, "mm_token_type_ids": (found["input_ids"] == image_token).int()}
+        image_token = self.tokenizer.convert_tokens_to_ids(token)
+        if self.family != "mistral3":
+            found["mm_token_type_ids"] = (found["input_ids"] == image_token).int()
+        return found
+
+    def _texts(self, found: dict[str, Any], token: str) -> list[str]:
+        if self.family == "mistral3":  # processing_pixtral.py
+            sizes = (found["image_sizes"] // 14).tolist()
+            rows = (([token] * width + ["[IMG_BREAK]"]) * height for height, width in sizes)
+            return ["".join([*one[:-1], "[IMG_END]"]) for one in rows]
+        return [token * count for count in (found["image_grid_thw"].prod(1) // 4).tolist()]
 
 
 def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> Path:

@@ -42,7 +42,7 @@ ARCHITECTURES = {
     "Mamba2ForCausalLM": "radixrt.models.hybrids.nemotron_h:Mamba2ForCausalLM",
     "MiniMaxM2ForCausalLM": "radixrt.models.mixtures:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "radixrt.models.dense:Ministral3ForCausalLM",
-    "Mistral3ForConditionalGeneration": "radixrt.models.dense:Mistral3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration": "radixrt.models.vision.mistral3:Mistral3ForConditionalGeneration",
     "MistralForCausalLM": "radixrt.models.dense:MistralForCausalLM",
     "MistralForSequenceClassification": "radixrt.models.dense:MistralForCausalLM",
     "MistralModel": "radixrt.models.dense:MistralForCausalLM",

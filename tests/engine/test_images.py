@@ -30,9 +30,10 @@ from radixrt.worker.build import use_threads
 from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.image_checkpoints import (
     FAMILIES,
+    OWN_SIZES,
     TILE,
     VOCAB_SIZE,
-    QwenProcessor,
+    OwnSizes,
     make_image_checkpoint,
     picture,
     png,
@@ -50,6 +51,7 @@ class Sees:
     """A checkpoint that sees images: the engine's encoder of prompts, and transformers'."""
 
     def __init__(self, family: str, folder: Path) -> None:
+        self.family = family
         self.folder = make_image_checkpoint(family, folder)
         vision = self.engine().info.vision
         assert isinstance(vision, VisionInfo)
@@ -69,9 +71,9 @@ class Sees:
     def _transformers(self) -> tuple[Any, Any]:
         """The model and its processor."""
         model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
-        if self.vision.family == "qwen":
+        if self.family in OWN_SIZES:
             tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
-            return model, QwenProcessor(tokenizer)
+            return model, OwnSizes(self.family, tokenizer)
         return model, transformers.AutoProcessor.from_pretrained(self.folder)
 
     def reference(self, chat: Chat) -> tuple[list[int], np.ndarray]:

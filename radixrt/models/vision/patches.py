@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from radixrt.models.vision.tower import ROWS, Pieces, in_rows, linear
+from radixrt.layers.linear import ColumnParallelLinear, Projection
+from radixrt.models.vision.tower import ROWS, Pieces, activation, in_rows, linear
 
 Segments = Sequence[tuple[int, int]]
 """Rows from and to of the patches that see one another."""
@@ -16,16 +17,22 @@ Segments = Sequence[tuple[int, int]]
 
 class Turns:
     """Rotations of heads by row and column of a patch (RoPE in two axes): half of the pairs turn by
-    each."""
+    each.
 
-    def __init__(self, head_dim: int, base: float) -> None:
-        self._frequencies = base ** -(torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2))
+    Args:
+        between: the frequencies of the columns lie between those of the rows (Pixtral); else they
+            are the same.
+    """
+
+    def __init__(self, head_dim: int, base: float, *, between: bool = False) -> None:
+        exponents = torch.arange(0, head_dim, 4).float()
+        self._of_rows = base ** -(exponents / head_dim)
+        self._of_columns = base ** -((exponents + 2 * between) / head_dim)
 
     def angles(self, rows: Tensor, columns: Tensor) -> Tensor:
         """[patches] of both -> radians [patches, head_dim / 2]"""
-        return torch.cat(
-            [torch.outer(one.float(), self._frequencies) for one in (rows, columns)], 1
-        )
+        by_rows = torch.outer(rows.float(), self._of_rows)
+        return torch.cat((by_rows, torch.outer(columns.float(), self._of_columns)), 1)
 
 
 def turn(heads: Tensor, angles: Tensor) -> Tensor:
@@ -36,12 +43,17 @@ def turn(heads: Tensor, angles: Tensor) -> Tensor:
 
 
 class PatchAttention(nn.Module):
-    """Attention of patches to those of their segment."""
+    """Attention of patches to those of their segment.
 
-    def __init__(self, size: int, heads: int, *, bias: bool = True) -> None:
+    Args:
+        names: of the checkpoint's tensors that make up the projection of query, key and value.
+    """
+
+    def __init__(self, size: int, heads: int, names: Sequence[str], *, bias: bool) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = linear(size, 3 * size, bias)
+        parts = [Projection.whole(name, 3 * size // len(names)) for name in names]
+        self.qkv = ColumnParallelLinear(size, parts, bias)
         self.proj = linear(size, size, bias)
 
     def pieces(self, norm: Any, hidden: Tensor, angles: Tensor, segments: Segments) -> Pieces:
@@ -66,6 +78,22 @@ class PatchAttention(nn.Module):
             return residual + self.proj.forward(rows)
 
         return (yield from in_rows(join, torch.cat(attended), hidden))
+
+
+class GatedPatchMLP(nn.Module):
+    """A gate, by whose activation the other half is multiplied."""
+
+    def __init__(self, config: Any, *, bias: bool) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj, self.up_proj = linear(size, inner, bias), linear(size, inner, bias)
+        self.down_proj = linear(inner, size, bias)
+        self.activate = activation(config.hidden_act)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[patches, size] -> [patches, size]"""
+        gate = self.activate(self.gate_proj.forward(rows))
+        return self.down_proj.forward(gate * self.up_proj.forward(rows))
 
 
 class PatchLayer(nn.Module):

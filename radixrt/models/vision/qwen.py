@@ -14,27 +14,17 @@ from radixrt.layers.rotary import AxesRotary, RotaryEmbedding
 from radixrt.layers.weights import parameter
 from radixrt.models.dense import Qwen2ForCausalLM, Qwen3ForCausalLM
 from radixrt.models.encoders import LayerNorm
-from radixrt.models.vision.patches import PatchAttention, PatchLayer, Segments, Turns
+from radixrt.models.vision.patches import (
+    GatedPatchMLP,
+    PatchAttention,
+    PatchLayer,
+    Segments,
+    Turns,
+)
 from radixrt.models.vision.sees import ImageEncoder, ImageRows, SeesImages
 from radixrt.models.vision.tower import FlatConvolution, Pieces, activation, in_rows, linear
 
 EPS = 1e-6
-
-
-class GatedPatchMLP(nn.Module):
-    """The MLP of Qwen2.5-VL's tower."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj, self.up_proj = linear(size, inner), linear(size, inner)
-        self.down_proj = linear(inner, size)
-        self.activate = activation(config.hidden_act)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """[patches, size] -> [patches, size]"""
-        gate = self.activate(self.gate_proj.forward(rows))
-        return self.down_proj.forward(gate * self.up_proj.forward(rows))
 
 
 class TwoLayerMLP(nn.Module):
@@ -96,7 +86,7 @@ class QwenEncoder(ImageEncoder):
         self.blocks = nn.ModuleList(
             PatchLayer(
                 (self.norm(vision.hidden_size), self.norm(vision.hidden_size)),
-                PatchAttention(vision.hidden_size, heads),
+                PatchAttention(vision.hidden_size, heads, ("qkv",), bias=True),
                 self.mlp(vision),
             )
             for _ in range(vision.depth)
@@ -144,7 +134,7 @@ class Qwen2_5Encoder(QwenEncoder):
         return RMSNorm(size, EPS)
 
     def mlp(self, vision: Any) -> nn.Module:
-        return GatedPatchMLP(vision)
+        return GatedPatchMLP(vision, bias=True)
 
     def tile_pieces(self, pixels: Tensor) -> Pieces:
         rows, columns, _ = pixels.shape

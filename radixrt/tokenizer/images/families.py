@@ -21,6 +21,8 @@ class Family(NamedTuple):
     runs_of: Callable[[Grid], tuple[int, ...]] | None = None
     """Placeholders of each run, where images have sizes of their own: these are its tiles. None: a
     run is a tile of one size."""
+    patch_is_unit: bool = False
+    """The processor takes the pixels of a placeholder's side for those of a patch."""
     options: Mapping[str, Any] = MappingProxyType({})
     """Of the processor, beside its settings."""
 
@@ -29,6 +31,18 @@ def _all_in_one(grid: Grid) -> tuple[int, ...]:
     """All placeholders are neighbours."""
     rows, columns = grid
     return (rows * columns,)
+
+
+def _by_rows(grid: Grid) -> tuple[int, ...]:
+    """The placeholders of each row are a run."""
+    rows, columns = grid
+    return (columns,) * rows
+
+
+def _rows(placeholder: str, grid: Grid) -> str:
+    """Each row but the last ends with a break (Pixtral)."""
+    rows, _ = grid
+    return f"{placeholder}[IMG_BREAK]" * (rows - 1) + f"{placeholder}[IMG_END]"
 
 
 def _one(placeholder: str, grid: Grid) -> str:
@@ -65,6 +79,7 @@ FAMILIES = {
     "gemma3": Family("<start_of_image>", _between_tokens),
     "llava": Family("", _one),
     "idefics3": Family("", _tiled, options={"return_row_col_info": True}),
+    "pixtral": Family("", _rows, _by_rows, patch_is_unit=True),
     "qwen": Family("", _one, _all_in_one),
 }
 """Families by their names, which the worker gives."""

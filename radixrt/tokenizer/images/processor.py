@@ -123,7 +123,8 @@ class ImageProcessor:
 
     def _process(self, image: Any) -> ProcessedImage:
         family, vision = FAMILIES[self.vision.family], self.vision
-        outputs = self._processor(image, return_tensors="np", **family.options)
+        options = {"patch_size": vision.unit} if family.patch_is_unit else family.options
+        outputs = self._processor(image, return_tensors="np", **options)
         values = np.ascontiguousarray(outputs["pixel_values"], dtype=np.float32)
         if "image_grid_thw" in outputs:  # a row for each patch
             _, rows, columns = np.ravel(outputs["image_grid_thw"]).tolist()
@@ -132,6 +133,8 @@ class ImageProcessor:
         else:
             values = values.reshape(-1, *values.shape[-3:])
             grid = _grid(outputs)
+            if vision.unit:
+                grid = values.shape[2] // vision.unit, values.shape[3] // vision.unit
         runs = (vision.tokens_per_tile,) * len(values)
         if family.runs_of is not None:
             runs = family.runs_of(grid)
