@@ -44,6 +44,7 @@ SPECIAL = {
     "llava_siglip": ["<image>"],
     "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "qwen2_5_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
+    "qwen3_5": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen3_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
     "smolvlm": [
@@ -58,12 +59,13 @@ SPECIAL = {
 
 FAMILIES = list(SPECIAL)
 
-OWN_SIZES = ("mistral3", "qwen2_5_vl", "qwen3_vl")
+QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+OWN_SIZES = ("mistral3", *QWEN)
 """Those whose images have sizes of their own."""
 
 MARKS = {
     "gemma3": "<start_of_image>",
-    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"),
+    **dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>"),
 }
 """What templates write for an image, where it is not the placeholder."""
 
@@ -113,6 +115,15 @@ def _qwen_config(family: str, image_token: int) -> Any:
         return transformers.Qwen2_5_VLConfig(
             text_config={**_TEXT, "rope_parameters": rope},
             vision_config={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1]},
+            **tokens,
+        )
+    if family == "qwen3_5":
+        from tests.hybrid_configs import DELTA_NET
+
+        rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        return transformers.Qwen3_5Config(
+            text_config={**_TEXT, **DELTA_NET, "head_dim": 16, "rope_parameters": rope},
+            vision_config={**_QWEN_TOWER, "num_position_embeddings": 16},
             **tokens,
         )
     return transformers.Qwen3VLConfig(

@@ -64,9 +64,9 @@ ARCHITECTURES = {
     "Qwen3NextForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3NextForCausalLM",
     "Qwen3VLForConditionalGeneration": "radixrt.models.vision.qwen:Qwen3VLForConditionalGeneration",
     "Qwen3_5ForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration": "radixrt.models.vision.qwen_hybrid:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration": "radixrt.models.vision.qwen_hybrid:Qwen3_5ForConditionalGeneration",
     "RobertaForSequenceClassification": "radixrt.models.encoders:RobertaModel",
     "RobertaModel": "radixrt.models.encoders:RobertaModel",
     "SeedOssForCausalLM": "radixrt.models.dense:SeedOssForCausalLM",
@@ -81,8 +81,8 @@ _ENCODERS = "radixrt.models.encoders:"
 """The module of the models whose tokens see those behind them."""
 _VISION = "radixrt.models.vision."
 """The package of the models that see images."""
-_HYBRIDS = "radixrt.models.hybrids."
-"""The package of the models with recurrent layers."""
+_HYBRIDS = ("radixrt.models.hybrids.", "radixrt.models.vision.qwen_hybrid:")
+"""The package of the models with recurrent layers, and the module of those that see images."""
 
 
 def check_architecture(config: Mapping[str, Any]) -> str:

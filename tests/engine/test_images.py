@@ -214,7 +214,11 @@ def test_one_other_value_shares_no_page_from_the_image_on(sees: Sees) -> None:
     before = engine.scheduler.stats(0).cached_tokens
     assert (logits_of(engine, other) == cold).all()
     shared = engine.scheduler.stats(0).cached_tokens - before
-    assert shared == one.images[0].start // 8 * 8 > 0
+    before_image = one.images[0].start // 8 * 8
+    if engine.info.state_bytes:  # of recurrent layers, kept at the ends of prompts
+        assert shared <= before_image
+    else:
+        assert shared == before_image > 0
 
 
 def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:

@@ -1,6 +1,7 @@
 """Qwen2.5-VL (Bai et al., 2025) and Qwen3-VL: a tower that reads images of any size, and positions
 in three axes."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -166,7 +167,7 @@ class Qwen3Encoder(QwenEncoder):
     def __init__(self, config: Any) -> None:
         super().__init__(config, bias=True)
         vision = config.vision_config
-        self.deep = list(vision.deepstack_visual_indexes)
+        self.deep = list(getattr(vision, "deepstack_visual_indexes", ()))
         if len(self.deep) >= config.text_config.num_hidden_layers:
             raise ConfigError(
                 f"The checkpoint's config.json has 'deepstack_visual_indexes': {self.deep}, as many as the language model has layers."
@@ -214,14 +215,24 @@ class Qwen3Encoder(QwenEncoder):
         return stretched[0].permute(1, 2, 0)
 
 
-class _AxesModel(SeesImages):
+class QwenVL(SeesImages):
     """The architectures but for tower and layers."""
 
-    mixed_axes: bool
+    mixed_axes = True
     """See ``AxesRotary``."""
+    encoder_class: Callable[[Any], ImageEncoder]
 
     def rotary(self, context_length: int, layer_type: str | None) -> RotaryEmbedding:
+        if "mrope_section" not in self.config.rope_parameters:
+            return super().rotary(context_length, layer_type)
         return AxesRotary(self.config, context_length, mixed=self.mixed_axes, by_parts=True)
+
+    def make_encoder(self, config: Any) -> ImageEncoder:
+        if not isinstance(self._rotaries[0], AxesRotary):
+            raise ConfigError(
+                "The checkpoint's config.json has no 'mrope_section' in 'rope_parameters', so the positions of images are unknown."
+            )
+        return self.encoder_class(config)
 
     def _at(self, positions: Tensor, images: ImageRows) -> AbstractContextManager[None]:
         if images.axes is None:
@@ -238,13 +249,11 @@ class _AxesModel(SeesImages):
         return name.replace("pos_embed.weight", "pos_embed")
 
 
-class Qwen2_5_VLForConditionalGeneration(_AxesModel, Qwen2ForCausalLM):
+class Qwen2_5_VLForConditionalGeneration(QwenVL, Qwen2ForCausalLM):
     """The language model is that of Qwen 2."""
 
     mixed_axes = False
-
-    def make_encoder(self, config: Any) -> ImageEncoder:
-        return Qwen2_5Encoder(config)
+    encoder_class = Qwen2_5Encoder
 
     def vision_name(self, name: str) -> str | None:
         found = super().vision_name(name)
@@ -255,14 +264,11 @@ class Qwen2_5_VLForConditionalGeneration(_AxesModel, Qwen2ForCausalLM):
         return found
 
 
-class Qwen3VLForConditionalGeneration(_AxesModel, Qwen3ForCausalLM):
+class Qwen3VLForConditionalGeneration(QwenVL, Qwen3ForCausalLM):
     """The language model is that of Qwen 3."""
 
-    mixed_axes = True
+    encoder_class = Qwen3Encoder
 
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias
         return {"qkv_bias": bias, "output_bias": bias, **self.head_norms()}
-
-    def make_encoder(self, config: Any) -> ImageEncoder:
-        return Qwen3Encoder(config)
