@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import GatedDeltaNet
-from radixrt.models.decoder import LanguageModelOnly
 from radixrt.models.hybrids.hybrid import HybridCausalLM
 
 
@@ -81,7 +80,3 @@ class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
                 yield from super().translate(name.replace(merged, f".{projection}."), rows)
             return
         yield from super().translate(name, tensor)
-
-
-class Qwen3_5ForConditionalGeneration(LanguageModelOnly, Qwen3_5ForCausalLM):
-    """The language model of a checkpoint that also sees images."""
