@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from bench.local_server import local_server
+from bench.local_server import check_computed, local_server
 from bench.markdown import markdown, median_and_range
 from bench.padded_demo import make_padded_demo
 from examples.train_demo_model import world
@@ -198,6 +198,8 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
         seconds = time.perf_counter() - begin
         after = _stats(client)
     usages = [answer["usage"] for answer in answers]
+    for usage in usages:
+        check_computed(usage)
     details = [usage["completion_tokens_details"] for usage in usages]
     return Seen(
         seconds,

@@ -64,6 +64,10 @@ class SchedulerSettings:
         within=(0, 1),
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
+    disable_shared_answers: bool = _cache(
+        False,
+        "Compute every answer, also where an equal request runs or has ended (docs/caching.md).",
+    )
     cache_dir: str | None = _cache(
         None,
         "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
@@ -72,7 +76,23 @@ class SchedulerSettings:
     cache_dir_gb: float = _cache(
         10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
     )
+    shared_kv_pool: Literal["auto", "on", "off"] = _cache(
+        "auto",
+        "Keep the KV pool in shared memory, where it outlives a dead worker; auto: if that has "
+        "pages of 2 MiB. Only on a CPU.",
+    )
 
+    idle_share: float = _scheduling(
+        0.5,
+        "Share of an idle server's time for prompts that are computed ahead "
+        "(docs/pieces.md); 0: none.",
+        within=(0, 1),
+    )
+    prepare_next_turns: bool = _scheduling(
+        False,
+        "Compute the beginning of a chat's next turn in idle time, where the template writes "
+        "earlier turns in another way (docs/pieces.md).",
+    )
     max_running_requests: int | None = _scheduling(
         None,
         "Maximum number of sequences in the running batch; by default 256, and on a GPU one for "

@@ -51,7 +51,12 @@ from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
 from radixrt.worker.drafts.head_choice import load_draft_head, speculation_of
 from radixrt.worker.drafts.head_pages import head_specs
-from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
+from radixrt.worker.fingerprint import (
+    begin_weights_digest,
+    kv_parts,
+    machine_parts,
+    stats_of_files,
+)
 from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
@@ -61,6 +66,7 @@ from radixrt.worker.kv.pool import (
     pool_tokens,
     state_rows,
 )
+from radixrt.worker.kv.shared_memory import SharedMemory, wants_shared_memory
 from radixrt.worker.kv.states import SlotStates, state_bytes
 from radixrt.worker.pooling import EncoderRunner, Pooler
 from radixrt.worker.runner import ModelRunner
@@ -137,6 +143,7 @@ def build_runner(
     tokenizer_file: Path,
     report: Callable[[GrammarLoaded | AdapterRead], None],
     kept_adapters: Path | None = None,
+    kept_fd: int = -1,
 ) -> tuple[ModelRunner, EngineInfo]:
     """Load a decoder and lay out its memory.
 
@@ -144,6 +151,7 @@ def build_runner(
         tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
         report: called with every grammar and adapter that is ready, from other threads.
         kept_adapters: see :func:`load_at_start`.
+        kept_fd: memory of the supervisor for the KV pool; below 0: there is none.
 
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and
@@ -198,8 +206,13 @@ def build_runner(
     parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
-    pages = _pool_pages(config, setup, tp, longest, one_state)
-    pool = KVPool(setup, pages)
+    shared = None
+    if kept_fd >= 0 and may_share_pool(config, device, tp, one_state):
+        live = kv_parts(config, model, setup, backend_name, stats_of_files(config), {})
+        shared = SharedMemory(kept_fd, live)
+    kept_pages = 0 if shared is None else shared.num_pages
+    pages = kept_pages or _pool_pages(config, setup, tp, longest, one_state)
+    pool = KVPool(setup, pages, shared=shared)
     adapter_loader = None if adapters is None else AdapterLoader(adapters, report)
     states, num_kept = None, 0
     if one_state:
@@ -220,9 +233,39 @@ def build_runner(
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
         kv_parts={}
         if weights is None
-        else kv_parts(config, model, setup, backend_name, weights.result()),
+        else kv_parts(config, model, setup, backend_name, weights.result(), machine_parts()),
+        pool_id="" if shared is None else shared.pool_id,
         attention_backend=backend_name,
     )
+
+
+def may_share_pool(
+    config: ServerConfig, device: Device, tp: TensorParallel, one_state: int
+) -> bool:
+    """Whether the KV pool outlives this worker.
+
+    Raises:
+        ConfigError: the user asks for it, and it cannot.
+    """
+    if config.shared_kv_pool == "off":
+        return False
+    if is_gpu(device) or tp.size > 1 or one_state:
+        if config.shared_kv_pool == "on":
+            what = (
+                "on a GPU"
+                if is_gpu(device)
+                else "with --tp"
+                if tp.size > 1
+                else "for models with recurrent layers"
+            )
+            raise ConfigError(f"--shared-kv-pool on: not yet {what}; leave it out.")
+        return False
+    if not wants_shared_memory(config):
+        log.info(
+            "KV does not outlive a worker, since shared memory has no pages of 2 MiB (see `radixrt doctor`)."
+        )
+        return False
+    return True
 
 
 def _count_tokens(model: Any, device: Device) -> torch.Tensor:
