@@ -13,7 +13,7 @@ token.
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +134,7 @@ class HeadPages:
         self.head.prepare_positions(int(positions.max()) + 1)
         inputs = torch.tensor(token_ids), torch.from_numpy(positions), states
         tape = self._tape_of(len(states)) if self._tapes and len(states) <= MAX_TAPED else None
-        run = self._forward if tape is None else tape.replay
+        run: Callable[..., Any] = self._forward if tape is None else tape.replay
         hidden, following = run(*inputs)
         last = torch.from_numpy(ends[1:].astype(np.int64) - 1)
         return hidden[last], following[last]
