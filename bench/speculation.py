@@ -259,7 +259,7 @@ def main() -> None:
     if arguments.padded:
         arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
     rows = []
-    flags = ("--log-level", "warning", "--max-queue-seconds", "0")
+    flags: tuple[str, ...] = ("--log-level", "warning", "--max-queue-seconds", "0")
     flags += ("--speculation", arguments.speculation)
     with local_server(arguments.model_path, *flags) as url:
         for work in workloads(arguments.quick):
