@@ -49,6 +49,9 @@ test-scheduler: install ## 5,000 random histories of the scheduler against a dic
 test-speculation: install ## 500 requests of every kind with and without drafts, and as many in a crowded pool; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py --timeout 0 $(ARGS)
 
+test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batched and taken over; minutes
+	RADIXRT_RECEIPT_PROMPTS=300 $(BIN)/python -m pytest tests/engine/test_receipts.py --timeout 0 -k taken_over $(ARGS)
+
 test-mixtures: install ## Every mixture of experts on two and on four ranks that hold whole experts; a minute
 	RADIXRT_EVERY_MIXTURE=1 $(BIN)/python -m pytest tests/models/test_expert_parallel.py $(ARGS)
 

@@ -50,9 +50,7 @@ def random_adapter(model: ModelAdapters, rank: int) -> Adapter:
     pairs = {}
     for name, placement in projections(model.model):
         rows, columns = placement.size
-        pairs[name] = LowRank(
-            torch.randn(rank, columns) * 0.01, torch.randn(rows, rank) * 0.01
-        )
+        pairs[name] = LowRank(torch.randn(rank, columns) * 0.01, torch.randn(rows, rank) * 0.01)
     return Adapter("", pairs, rank)
 
 

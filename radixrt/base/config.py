@@ -64,6 +64,10 @@ class SchedulerSettings:
         within=(0, 1),
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
+    disable_shared_answers: bool = _cache(
+        False,
+        "Compute every answer, also where an equal request runs or has ended (docs/caching.md).",
+    )
     cache_dir: str | None = _cache(
         None,
         "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
@@ -72,7 +76,23 @@ class SchedulerSettings:
     cache_dir_gb: float = _cache(
         10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
     )
+    shared_kv_pool: Literal["auto", "on", "off"] = _cache(
+        "auto",
+        "Keep the KV pool in shared memory, where it outlives a dead worker; auto: if that has "
+        "pages of 2 MiB. Only on a CPU.",
+    )
 
+    idle_share: float = _scheduling(
+        0.5,
+        "Share of an idle server's time for prompts that are computed ahead "
+        "(docs/pieces.md); 0: none.",
+        within=(0, 1),
+    )
+    prepare_next_turns: bool = _scheduling(
+        False,
+        "Compute the beginning of a chat's next turn in idle time, where the template writes "
+        "earlier turns in another way (docs/pieces.md).",
+    )
     max_running_requests: int | None = _scheduling(
         None,
         "Maximum number of sequences in the running batch; by default 256, and on a GPU one for "
@@ -104,9 +124,10 @@ class SchedulerSettings:
         "Order of the waiting queue: lpm longest prefix match, suf shortest uncached prefill, fcfs "
         "first come first served, priority the smallest priority, then lpm.",
     )
-    speculation: Literal["auto", "off"] = _scheduling(
+    speculation: Literal["auto", "text", "head", "off"] = _scheduling(
         "auto",
-        "Draft tokens from known text where that saves time; answers stay the same. Only on a CPU.",
+        "Draft tokens from known text, by --draft-model, or both (auto) where that saves time; "
+        "answers stay the same. Only on a CPU.",
     )
 
 
@@ -146,6 +167,12 @@ class ServerConfig(SchedulerSettings):
         None,
         "Longest prompt plus answer, in tokens; at most (and by default) the checkpoint's.",
         within=(1, None),
+    )
+    draft_model: str | None = _model(
+        None,
+        "EAGLE-3 head that drafts tokens (docs/speculation.md); by default the checkpoint's folder "
+        "eagle3.",
+        metavar="DIR_OR_HUB_ID",
     )
     lora: str | None = _model(
         None,
@@ -456,6 +483,8 @@ class ServerConfig(SchedulerSettings):
             yield "--api-key is empty, so no client could send it; leave it out or set it."
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             yield f"--chat-template {self.chat_template}: there is no such file."
+        if self.draft_model is not None and self.speculation not in ("auto", "head"):
+            yield f"--draft-model drafts nothing with --speculation {self.speculation}: leave one out."
         if self.cache_dir is not None:
             if self.disable_radix_cache:
                 yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."

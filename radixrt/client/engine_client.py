@@ -273,12 +273,13 @@ class EngineClient:
         )
 
     def _with_seed(self, request: GenerateRequest) -> GenerateRequest:
-        """A request that draws gets its seed here, so that another engine would draw the same."""
+        """A request that draws gets its seed here, so that another engine would draw the same. An
+        answer to one without a seed is never given to another."""
         sampling = request.sampling
         if sampling.seed is not None or not sampling.temperature:
             return request
         sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
-        options = msgspec.structs.replace(request.options, sampling=sampling)
+        options = msgspec.structs.replace(request.options, sampling=sampling, shares_answers=False)
         return msgspec.structs.replace(request, options=options)
 
     async def answers(

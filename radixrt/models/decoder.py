@@ -243,16 +243,29 @@ class CausalLM(KernelLayer):
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
 
     def _attend_all(
-        self, hidden: Tensor, positions: Tensor, context: ForwardContext
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        after_layer: Callable[[int, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """:meth:`up_to_last_attention` of embeddings [num_tokens, hidden_size]."""
+        """:meth:`up_to_last_attention` of embeddings [num_tokens, hidden_size].
+
+        Args:
+            after_layer: changes the output of layer ``index``, [num_tokens, hidden_size]; not of
+                the last.
+        """
         residual = torch.zeros_like(hidden)
         last: Any = self.model.layers[-1]  # the layers have the methods of DecoderLayer
         layer: Any
-        for layer in self.model.layers:
+        for index, layer in enumerate(self.model.layers):
             hidden, residual = layer.attend(hidden, residual, positions, context)
+            if context.auxiliary is not None:
+                context.auxiliary.keep(index, residual)
             if layer is not last:
                 hidden, residual = layer.feed_forward(hidden, residual)
+                if after_layer is not None:
+                    hidden = after_layer(index, hidden)
         return hidden, residual
 
     @torch.inference_mode()

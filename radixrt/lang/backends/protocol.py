@@ -258,6 +258,9 @@ class Backend(Protocol):
         """The capacity of the KV cache in tokens; None: unknown. Never raises."""
         return None
 
+    async def compute_ahead(self, prompt: Prompt) -> None:
+        """Compute a prompt in idle time, where the backend can. Never raises."""
+
     async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
         """How much of each prompt is cached now; nothing is computed. None: unknown. Never
         raises."""

@@ -70,6 +70,12 @@ class RadixrtBackend:
             return int(tokens["total"]) - int(tokens["pinned"])
         return None
 
+    async def compute_ahead(self, prompt: Prompt) -> None:
+        name = "prompt" if isinstance(prompt, str) else "messages"
+        with contextlib.suppress(BackendError):
+            body = {name: prompt, "priority": "idle"} | self._salt
+            await self._http.request("POST", "/v1/cache/warm", body)
+
     async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
         sent = [one if isinstance(one, str) else {"messages": one} for one in prompts if one]
         with contextlib.suppress(BackendError, KeyError, TypeError):

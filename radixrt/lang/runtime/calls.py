@@ -19,7 +19,7 @@ from radixrt.lang.backends.protocol import (
 from radixrt.lang.errors import AnswerError, locate, unreadable
 from radixrt.lang.expressions import Documents, Gen, Select, SelectMethod
 from radixrt.lang.runtime.cached_order import cached_order
-from radixrt.lang.runtime.placeholder import Completion, Placeholder
+from radixrt.lang.runtime.placeholder import Completion, Placeholder, settled
 from radixrt.lang.runtime.run import Run
 from radixrt.lang.runtime.transcript import Transcript, text_of
 from radixrt.lang.tools import ToolAnswer, read_calls
@@ -86,6 +86,17 @@ class CallSite:
         self.placeholder.values += values
         if text or values:
             self.run.changes.increment()
+
+
+async def compute_ahead(run: Run, before: Transcript) -> None:
+    """Let the backend compute a transcript in idle time, once it is complete."""
+    for placeholder in before.placeholders():
+        await settled(placeholder.future)
+        if placeholder.future.cancelled() or placeholder.future.exception() is not None:
+            return
+    prompt, _ = before.as_prompt()
+    if prompt:
+        await run.backend.compute_ahead(prompt)
 
 
 async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) -> Completion:
