@@ -176,7 +176,7 @@ class ServerConfig(SchedulerSettings):
     )
     lora: str | None = _model(
         None,
-        "LoRA adapters in peft's format: names for requests, and folders.",
+        "LoRA adapters: names for requests, and peft's folders or GGUF files.",
         metavar="NAME=PATH",
         several=True,
     )

@@ -21,6 +21,7 @@ JOBS = {
     "gpt_oss_by_experts": ("gpt_oss", 2),
     "deepseek_v3": ("deepseek_v3", 1),
     "granite_hybrid": ("granite_hybrid", 1),
+    "qwen3_5": ("qwen3_5", 1),
 }
 """Families, and groups of ranks over which their experts are spread."""
 

@@ -99,11 +99,11 @@ def _modules(
         stacks = dict(_stacks(config, module, down, up))
         is_parameter = f"{module}.weight" in _targets(config, module)
         name = f"{module}.weight" if is_parameter else module
-        found = {}
+        plain = {}
         if not stacks or len(down) == _rank_of(config, name):
             scaling = _scaling_of(config, name, len(down))
-            found[f"{module}.weight"] = LowRank(down, up * scaling)
-        yield found | stacks
+            plain[f"{module}.weight"] = LowRank(down, up * scaling)
+        yield plain | stacks
 
 
 def _stacks(
