@@ -2,6 +2,7 @@
 images for them."""
 
 import base64
+import functools
 import io
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,10 @@ _TOWER: dict[str, Any] = {
 SPECIAL = {
     "llava": ["<image>"],
     "llava_siglip": ["<image>"],
+    "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    "qwen2_5_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
+    "qwen3_5": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
+    "qwen3_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
     "smolvlm": [
         "<image>",
@@ -53,6 +58,16 @@ SPECIAL = {
 """Special tokens of each family; the first is the placeholder."""
 
 FAMILIES = list(SPECIAL)
+
+QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+OWN_SIZES = ("mistral3", *QWEN)
+"""Those whose images have sizes of their own."""
+
+MARKS = {
+    "gemma3": "<start_of_image>",
+    **dict.fromkeys(QWEN, "<|vision_start|><|image_pad|><|vision_end|>"),
+}
+"""What templates write for an image, where it is not the placeholder."""
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] + '\\n' }}"
@@ -75,9 +90,71 @@ _GEMMA3_TEXT: dict[str, Any] = {
 }
 
 
+_QWEN_TOWER: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 4,
+    "patch_size": 7,
+    "out_hidden_size": 64,
+}
+
+
+def _qwen_config(family: str, image_token: int) -> Any:
+    import transformers
+
+    sections = [2, 3, 3] if family == "qwen2_5_vl" else [4, 2, 2]
+    rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": sections}
+    tokens = {
+        "image_token_id": image_token,
+        "vision_start_token_id": image_token + 1,
+        "vision_end_token_id": image_token + 2,
+        "video_token_id": image_token + 3,
+    }
+    if family == "qwen2_5_vl":
+        return transformers.Qwen2_5_VLConfig(
+            text_config={**_TEXT, "rope_parameters": rope},
+            vision_config={**_QWEN_TOWER, "window_size": 28, "fullatt_block_indexes": [1]},
+            **tokens,
+        )
+    if family == "qwen3_5":
+        from tests.hybrid_configs import DELTA_NET
+
+        rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+        return transformers.Qwen3_5Config(
+            text_config={**_TEXT, **DELTA_NET, "head_dim": 16, "rope_parameters": rope},
+            vision_config={**_QWEN_TOWER, "num_position_embeddings": 16},
+            **tokens,
+        )
+    return transformers.Qwen3VLConfig(
+        text_config={**_TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": rope},
+        vision_config={
+            **_QWEN_TOWER,
+            "deepstack_visual_indexes": [0, 1],
+            "num_position_embeddings": 16,
+        },
+        **tokens,
+    )
+
+
 def _config(family: str, image_token: int) -> Any:
     import transformers
 
+    if family.startswith("qwen"):
+        return _qwen_config(family, image_token)
+    if family == "mistral3":
+        rope = {
+            "rope_type": "default",
+            "rope_theta": 1000.0,
+            "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": 64,
+        }
+        return transformers.Mistral3Config(
+            text_config={**_TEXT, "model_type": "ministral3", "rope_parameters": rope},
+            vision_config={**_TOWER, "model_type": "pixtral", "head_dim": 8, "image_size": 70},
+            image_token_index=image_token,
+            tie_word_embeddings=False,
+        )
     if family == "gemma3":
         return transformers.Gemma3Config(
             text_config={**_TEXT, **_GEMMA3_TEXT},
@@ -106,6 +183,8 @@ def _processor(family: str, tokenizer: Any) -> Any:
     import transformers
     from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
+    if family in OWN_SIZES:
+        return OwnSizes(family, tokenizer)
     if family == "gemma3":
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
@@ -138,6 +217,54 @@ def _processor(family: str, tokenizer: Any) -> Any:
     )
 
 
+class OwnSizes:
+    """What transformers' processors of images of any size do, which want torchvision: its image
+    processor, and a text with the placeholders of each image."""
+
+    def __init__(self, family: str, tokenizer: Any) -> None:
+        self.family, self.tokenizer = family, tokenizer
+        self.apply_chat_template = functools.partial(tokenizer.apply_chat_template, tokenize=False)
+        if family == "mistral3":
+            from transformers.models.pixtral.image_processing_pil_pixtral import (
+                PixtralImageProcessorPil,
+            )
+
+            self.pictures: Any = PixtralImageProcessorPil(size={"longest_edge": 70}, patch_size=7)
+            return
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+
+        self.pictures = Qwen2VLImageProcessorPil(
+            patch_size=7, size={"shortest_edge": 14 * 14 * 16, "longest_edge": 14 * 14 * 64}
+        )
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.pictures.save_pretrained(folder)
+
+    def __call__(self, text: str, images: Any, **settings: Any) -> dict[str, Any]:
+        token = SPECIAL[self.family][0]
+        found: dict[str, Any] = {}
+        if images:
+            options = {"patch_size": 14} if self.family == "mistral3" else {}
+            found = dict(self.pictures(images, return_tensors="pt", **options))
+            first, *others = text.split(token)
+            pairs = zip(self._texts(found, token), others, strict=True)
+            text = first + "".join(image + other for image, other in pairs)
+        found |= self.tokenizer(text, **settings)
+        image_token = self.tokenizer.convert_tokens_to_ids(token)
+        if self.family != "mistral3":
+            found["mm_token_type_ids"] = (found["input_ids"] == image_token).int()
+        return found
+
+    def _texts(self, found: dict[str, Any], token: str) -> list[str]:
+        if self.family == "mistral3":  # processing_pixtral.py
+            sizes = (found["image_sizes"] // 14).tolist()
+            rows = (([token] * width + ["[IMG_BREAK]"]) * height for height, width in sizes)
+            return ["".join([*one[:-1], "[IMG_END]"]) for one in rows]
+        return [token * count for count in (found["image_grid_thw"].prod(1) // 4).tolist()]
+
+
 def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> Path:
     """Save a seeded random checkpoint in ``folder`` and return it.
 
@@ -155,7 +282,7 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
         folder, model_specific_special_tokens=names
     )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *SPECIAL[family]]})
-    mark = "<start_of_image>" if family == "gemma3" else SPECIAL[family][0]
+    mark = MARKS.get(family, SPECIAL[family][0])
     tokenizer.chat_template = TEMPLATE.replace("MARK", mark)
     image_token = tokenizer.convert_tokens_to_ids(SPECIAL[family][0])
     config = _config(family, image_token)
@@ -163,13 +290,13 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
     model = transformers.AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "vision" in name and weight.ndim > 1:
+            if ("vision" in name or "visual" in name) and weight.ndim > 1:
                 weight.normal_(std=0.3 * weight[0].numel() ** -0.5 * 3)
             if weight.ndim == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
             if name.endswith("projection_weight"):  # it begins as zeros
                 weight.normal_()
-            if name.endswith(("linear_2.weight", "modality_projection.proj.weight")):
+            if name.endswith(LAST):
                 weight.mul_(matter)
         if family == "gemma3":  # whose embeddings are tied, or it repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)
@@ -177,6 +304,15 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
     _processor(family, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+LAST = (
+    "linear_2.weight",
+    "modality_projection.proj.weight",
+    "merger.mlp.2.weight",
+    "merger.linear_fc2.weight",
+)
+"""The matrices whose products are the features."""
 
 
 def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:

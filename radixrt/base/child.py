@@ -76,6 +76,7 @@ def run_child(
     parser.add_argument("--label", default=name, help="name in the log")
     parser.add_argument("--rank", type=int, default=0, help="tensor-parallel rank of a worker")
     parser.add_argument("--listen-fd", type=int, default=-1, help="bound socket of the api process")
+    parser.add_argument("--kept-fd", type=int, default=-1, help="memory that outlives the process: of a worker its KV pool, of a scheduler the record of it")  # fmt: skip
     arguments = parser.parse_args()
     end = socket.socket(fileno=arguments.link_fd)
     end.set_inheritable(False)  # only the end of this process is its death

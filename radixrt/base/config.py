@@ -76,6 +76,11 @@ class SchedulerSettings:
     cache_dir_gb: float = _cache(
         10.0, "Most disk space of --cache-dir, in GB.", within=(0.001, None)
     )
+    shared_kv_pool: Literal["auto", "on", "off"] = _cache(
+        "auto",
+        "Keep the KV pool in shared memory, where it outlives a dead worker; auto: if that has "
+        "pages of 2 MiB. Only on a CPU.",
+    )
 
     idle_share: float = _scheduling(
         0.5,
@@ -119,9 +124,10 @@ class SchedulerSettings:
         "Order of the waiting queue: lpm longest prefix match, suf shortest uncached prefill, fcfs "
         "first come first served, priority the smallest priority, then lpm.",
     )
-    speculation: Literal["auto", "off"] = _scheduling(
+    speculation: Literal["auto", "text", "head", "off"] = _scheduling(
         "auto",
-        "Draft tokens from known text where that saves time; answers stay the same. Only on a CPU.",
+        "Draft tokens from known text, by --draft-model, or both (auto) where that saves time; "
+        "answers stay the same. Only on a CPU.",
     )
 
 
@@ -161,6 +167,12 @@ class ServerConfig(SchedulerSettings):
         None,
         "Longest prompt plus answer, in tokens; at most (and by default) the checkpoint's.",
         within=(1, None),
+    )
+    draft_model: str | None = _model(
+        None,
+        "EAGLE-3 head that drafts tokens (docs/speculation.md); by default the checkpoint's folder "
+        "eagle3.",
+        metavar="DIR_OR_HUB_ID",
     )
     lora: str | None = _model(
         None,
@@ -471,6 +483,8 @@ class ServerConfig(SchedulerSettings):
             yield "--api-key is empty, so no client could send it; leave it out or set it."
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             yield f"--chat-template {self.chat_template}: there is no such file."
+        if self.draft_model is not None and self.speculation not in ("auto", "head"):
+            yield f"--draft-model drafts nothing with --speculation {self.speculation}: leave one out."
         if self.cache_dir is not None:
             if self.disable_radix_cache:
                 yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."

@@ -197,7 +197,20 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 def huge_pages(root: Path = _ROOT) -> str:
     """When processes get pages of 2 MiB: ``always``, ``madvise`` or ``never``; "" if unknown."""
-    text = _text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    return _chosen(_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+
+
+def shared_huge_pages(root: Path = _ROOT) -> str:
+    """When shared memory has pages of 2 MiB: ``always``, ``within_size``, ``advise``, ``never``,
+    ``deny`` or ``force``; "" if unknown."""
+    return _chosen(_text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+
+
+def _chosen(text: str) -> str:
+    """
+    >>> _chosen("always [madvise] never")
+    'madvise'
+    """
     return text.partition("[")[2].partition("]")[0]
 
 

@@ -333,6 +333,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     kv_parts: dict[str, str] = {}
     """What the bits of the KV depend on, by name; empty without ``--cache-dir`` and
     ``--receipts``."""
+    pool_id: str = ""
+    """Of a KV pool in shared memory, whose pages outlive the worker; empty: they do not."""
     kept_states: int = 0
     """States of recurrent layers that are kept beside the KV; 0: the model has no such layers."""
     state_bytes: int = 0
@@ -343,6 +345,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     dtype: str
     device: str
     attention_backend: str
+    speculation: str = ""
+    """What tokens are drafted from: text, a head, or both; "": nothing is drafted."""
     architecture: str
     adapters: tuple[AdapterInfo, ...] = ()
     """The LoRA adapters that are loaded."""

@@ -169,6 +169,8 @@ _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(\w+_proj)(?:[._](weight|bias|blocks
 class GptOssForCausalLM(CausalLM):
     """The experts are plain, or in MXFP4."""
 
+    has_transposed_experts = True
+
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias
         window = sliding_window(self.config, index)

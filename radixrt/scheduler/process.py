@@ -3,6 +3,7 @@ reports its load to a router: work that waits, in seconds, and the use of the KV
 
 import argparse
 import gc
+import logging
 import signal
 import time
 from collections.abc import Callable
@@ -50,9 +51,12 @@ from radixrt.scheduler.calls import Calls, DrainReplica
 from radixrt.scheduler.disk.pages import open_pages
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.radix.kv_events import EventPublisher, start_publisher
+from radixrt.scheduler.radix.pool_record import open_record
 from radixrt.scheduler.request_log import RequestLog
 from radixrt.scheduler.scheduler import Scheduler
 from radixrt.scheduler.step_times import StepShape
+
+log = logging.getLogger(__name__)
 
 REPORT_S = 0.02
 """Time in which a change is reported, if no step takes longer. With a report for each step, short
@@ -134,8 +138,16 @@ class SchedulerProcess:
     """Connects a :class:`Scheduler` with the tokenizer process and the workers."""
 
     def __init__(
-        self, config: ServerConfig, channels: Channels, supervisor: SupervisorLink
+        self,
+        config: ServerConfig,
+        channels: Channels,
+        supervisor: SupervisorLink,
+        record_fd: int = -1,
     ) -> None:
+        """
+        Args:
+            record_fd: see :func:`open_record`.
+        """
         self._from_worker: Inbox[ToSchedulerFromWorker] = Inbox(
             channels.address("worker", "scheduler"), ToSchedulerFromWorker
         )
@@ -180,6 +192,7 @@ class SchedulerProcess:
         self._kv_events = start_publisher(
             config, kv.tree, kv.allocator.num_pages, channels.replica or 0, kv.states
         )
+        self._take_over(record_fd, info)  # now: the publisher hears of what is taken over
         self._reports: LoadReports | None = None
         if config.is_routed and self._kv_events is not None:
             self._reports = LoadReports(self.scheduler, self._kv_events, self._tokenizer.send)
@@ -190,6 +203,13 @@ class SchedulerProcess:
             self._poller.add(self._kv_events.socket)
         self._info = info
         self._tokenizer.join(info)
+
+    def _take_over(self, record_fd: int, info: EngineInfo) -> None:
+        """Take over the pages of a shared pool that the last engine has left."""
+        kv = self.scheduler.state.kv
+        record = open_record(record_fd, info.pool_id, kv.allocator.num_pages, info.page_size)
+        if record is not None and (kept := kv.keep_record(record)):
+            log.info("Took over %d tokens of KV from the last engine.", kept * info.page_size)
 
     def _note_adapters(self) -> None:
         """Let the next tokenizer process hear of the adapters that there are now."""
@@ -364,7 +384,7 @@ def run_scheduler(
     supervisor: SupervisorLink,
 ) -> None:
     """Entry point of ``python -m radixrt.scheduler``."""
-    process = SchedulerProcess(config, channels, supervisor)
+    process = SchedulerProcess(config, channels, supervisor, arguments.kept_fd)
     gc.freeze()  # objects made at start-up live to the end, so the collector need not visit them
     if config.is_routed:
         signal.signal(signal.SIGTERM, _drain)

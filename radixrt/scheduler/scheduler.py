@@ -332,7 +332,14 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step; None if there is nothing to compute until a result or a request
         arrives."""
-        return self.planner.plan()
+        plan = self.planner.plan()
+        self._note_sent()
+        return plan
+
+    def _note_sent(self) -> None:
+        """Note which step computes the pages that have entered the tree."""
+        if (record := self.state.kv.record) is not None:
+            record.sent(self.state.in_flight.next_id - 1)
 
     def take_begun(self) -> TokenBatch | None:
         """The progress of the prompts that were admitted since the last call, for clients that want
@@ -367,6 +374,9 @@ class Scheduler:
                 step.sequences[slot] = None  # tokens forced beyond the end are dropped
         self._absorb_vectors(result, step, batch)
         self.state.counters.output_tokens += batch.num_tokens
+        self._note_sent()
+        if (record := self.state.kv.record) is not None:
+            record.done(step.step_id)
         return self.answers.copy_to_subscribers(batch)
 
     def _absorb_progress(self, step: StepInFlight, batch: TokenBatch) -> None:

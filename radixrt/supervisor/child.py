@@ -178,7 +178,11 @@ class Launcher:
         stdout: int | None = None,
         status: ServerStatus,
     ) -> Child:
-        """Start a process of ``radixrt.<module>``, which is told the status first."""
+        """Start a process of ``radixrt.<module>``, which is told the status first.
+
+        Args:
+            pass_fd: open in the process, too.
+        """
         name = name or module
         replica = channels.replica if config.is_routed else None
         label = label_of(name, replica, model)

@@ -11,6 +11,7 @@ first, and ends with status 0. An engine of several is loaded and unloaded as th
 
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from radixrt.base.liveness.link import (
     ToSupervisor,
 )
 from radixrt.supervisor.child import Child, Launcher
+from radixrt.supervisor.kept_memory import KeptMemory, is_trusted_after
 from radixrt.supervisor.watch import Clock
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class Replica:
     lives."""
     is_drained: bool = False
     """An admin has drained it."""
+    kept: KeptMemory = field(default_factory=KeptMemory)
 
 
 class Engine:
@@ -143,7 +146,7 @@ class Engine:
             place = number if self.config.is_routed else None
             if replica.restart_at <= now and not replica.is_drained and place not in in_use:
                 replica.restart_at = math.inf
-                self._start_replica(replica.channels)
+                self._start_replica(replica)
         self.publish()
         # The tokenizer process is told the start of one scheduler when it starts itself.
         is_alone = not self.config.is_routed and self.replicas[0].restart_at < math.inf
@@ -151,16 +154,38 @@ class Engine:
             self._tokenizer_at = math.inf
             self._start("tokenizer", self.channels)
 
-    def _start_replica(self, channels: Channels) -> None:
+    def _start_replica(self, replica: Replica) -> None:
         """Start a scheduler and its workers."""
+        channels = replica.channels
         channels.folder.mkdir(mode=0o700, exist_ok=True)
+        kept = replica.kept if self._keeps_memory else None
         for rank in range(self.config.tp):
             name = "worker" if rank == 0 else f"worker{rank}"
-            self._start("worker", channels, "--rank", str(rank), name=name)
-        self._start("scheduler", channels)
+            self._start("worker", channels, "--rank", str(rank), name=name, kept=kept)
+        self._start("scheduler", channels, kept=kept)
 
-    def _start(self, module: str, channels: Channels, *arguments: str, name: str = "") -> None:
+    @property
+    def _keeps_memory(self) -> bool:
+        """Whether KV may outlive the workers."""
+        return (
+            self._max_deaths > 1
+            and self.config.tp == 1
+            and self.config.shared_kv_pool != "off"
+            and hasattr(os, "memfd_create")
+        )
+
+    def _start(
+        self,
+        module: str,
+        channels: Channels,
+        *arguments: str,
+        name: str = "",
+        kept: KeptMemory | None = None,
+    ) -> None:
         start = self._launcher.start
+        fd = None if kept is None else kept.fd(module)
+        if fd is not None:
+            arguments += ("--kept-fd", str(fd))
         child = start(
             self.config,
             module,
@@ -168,6 +193,7 @@ class Engine:
             *arguments,
             name=name,
             model=self._model,
+            pass_fd=fd,
             status=self.status,
         )
         self.children.append(child)
@@ -261,6 +287,7 @@ class Engine:
         self.is_loaded, self._failure = False, failure
         self.channels.next_engine()
         for replica in self.replicas:
+            replica.kept.drop()
             self._begin_start(replica)
         self._end_members(self.children)
         self.publish()
@@ -298,6 +325,8 @@ class Engine:
         self._tokenizer_at = time.monotonic() + self.deaths.delay_s
         if members is self.children:
             for replica in self.replicas:
+                if not is_trusted_after(dead, self.deaths.count):
+                    replica.kept.drop()
                 self._begin_start(replica)
                 replica.restart_at = self._tokenizer_at
         self.publish()
@@ -312,6 +341,8 @@ class Engine:
             log.warning("Replica %d has drained.", dead.replica)
         else:
             self._count_death(dead, replica, members)
+        if replica.is_drained or not is_trusted_after(dead, replica.deaths.count):
+            replica.kept.drop()
         self._begin_start(replica)
         self.publish()  # first: its requests go on now
         self._end_members(members)

@@ -170,6 +170,8 @@ class Supervisor:
         end_all([*self._children, *self._launcher.ending])
         for engine in self._engines:
             engine.children = []
+            for replica in engine.replicas:
+                replica.kept.drop()
         self._api = None
         shutil.rmtree(self.channels.run_dir, ignore_errors=True)
 

@@ -49,7 +49,14 @@ from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
-from radixrt.worker.fingerprint import begin_weights_digest, kv_parts
+from radixrt.worker.drafts.head_choice import load_draft_head, speculation_of
+from radixrt.worker.drafts.head_pages import head_specs
+from radixrt.worker.fingerprint import (
+    begin_weights_digest,
+    kv_parts,
+    machine_parts,
+    stats_of_files,
+)
 from radixrt.worker.images import ImageFeatures, vision_info
 from radixrt.worker.kv.pool import (
     KVPool,
@@ -59,6 +66,7 @@ from radixrt.worker.kv.pool import (
     pool_tokens,
     state_rows,
 )
+from radixrt.worker.kv.shared_memory import SharedMemory, wants_shared_memory
 from radixrt.worker.kv.states import SlotStates, state_bytes
 from radixrt.worker.pooling import EncoderRunner, Pooler
 from radixrt.worker.runner import ModelRunner
@@ -135,6 +143,7 @@ def build_runner(
     tokenizer_file: Path,
     report: Callable[[GrammarLoaded | AdapterRead], None],
     kept_adapters: Path | None = None,
+    kept_fd: int = -1,
 ) -> tuple[ModelRunner, EngineInfo]:
     """Load a decoder and lay out its memory.
 
@@ -142,6 +151,7 @@ def build_runner(
         tokenizer_file: a tokenizer.json, read when the first grammar is loaded.
         report: called with every grammar and adapter that is ready, from other threads.
         kept_adapters: see :func:`load_at_start`.
+        kept_fd: memory of the supervisor for the KV pool; below 0: there is none.
 
     Raises:
         ConfigError: the checkpoint is broken, or the memory does not hold weights, largest step and
@@ -167,7 +177,14 @@ def build_runner(
             f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
             "leave it out."
         )
-    setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
+    head = load_draft_head(config, model, info, kernels)
+    info = replace(info, speculation=speculation_of(config, info.device, head))
+    setup = _attention_setup(config, model, device, longest)
+    if head is not None:
+        info = replace(info, weight_bytes=info.weight_bytes + weight_bytes(head))
+        specs = head_specs(head, config.page_size, setup.kv_dtype)
+        setup = dataclasses.replace(setup, head_specs=specs)
+    setup = _with_rows(setup, config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
     backend = make_backend(backend_name, setup)
@@ -177,18 +194,25 @@ def build_runner(
         model,
         setup,
         backend,
+        backend_name,
         info.eos_token_ids,
         loader,
         taped,
         tp,
         loaded.pooler,
         loaded.expert_counts,
+        head,
     )
     parts.reserve_for_graphs()
     if is_gpu(device):
         try_largest_step(parts, longest)
-    pages = _pool_pages(config, setup, tp, longest, one_state)
-    pool = KVPool(setup, pages)
+    shared = None
+    if kept_fd >= 0 and may_share_pool(config, device, tp, one_state):
+        live = kv_parts(config, model, setup, backend_name, stats_of_files(config), {})
+        shared = SharedMemory(kept_fd, live)
+    kept_pages = 0 if shared is None else shared.num_pages
+    pages = kept_pages or _pool_pages(config, setup, tp, longest, one_state)
+    pool = KVPool(setup, pages, shared=shared)
     adapter_loader = None if adapters is None else AdapterLoader(adapters, report)
     states, num_kept = None, 0
     if one_state:
@@ -209,9 +233,39 @@ def build_runner(
         kv_bytes_per_token=bytes_per_token(setup) * tp.size,
         kv_parts={}
         if weights is None
-        else kv_parts(config, model, setup, backend_name, weights.result()),
+        else kv_parts(config, model, setup, backend_name, weights.result(), machine_parts()),
+        pool_id="" if shared is None else shared.pool_id,
         attention_backend=backend_name,
     )
+
+
+def may_share_pool(
+    config: ServerConfig, device: Device, tp: TensorParallel, one_state: int
+) -> bool:
+    """Whether the KV pool outlives this worker.
+
+    Raises:
+        ConfigError: the user asks for it, and it cannot.
+    """
+    if config.shared_kv_pool == "off":
+        return False
+    if is_gpu(device) or tp.size > 1 or one_state:
+        if config.shared_kv_pool == "on":
+            what = (
+                "on a GPU"
+                if is_gpu(device)
+                else "with --tp"
+                if tp.size > 1
+                else "for models with recurrent layers"
+            )
+            raise ConfigError(f"--shared-kv-pool on: not yet {what}; leave it out.")
+        return False
+    if not wants_shared_memory(config):
+        log.info(
+            "KV does not outlive a worker, since shared memory has no pages of 2 MiB (see `radixrt doctor`)."
+        )
+        return False
+    return True
 
 
 def _count_tokens(model: Any, device: Device) -> torch.Tensor:
@@ -326,9 +380,11 @@ def _check_and_say(config: ServerConfig, device: Device) -> None:
         raise ConfigError("--cache-dir: not yet on a GPU; leave it out, or use --device cpu.")
     if config.receipts:
         raise ConfigError("--receipts: on a GPU bits depend on the batch; leave it out.")
+    if config.draft_model is not None:
+        raise ConfigError("--draft-model: not yet on a GPU; leave it out, or use --device cpu.")
     if config.kv_cache_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
-    if config.speculation == "auto":
+    if config.speculation != "off":
         log.warning("Speculation is off: drafts are verified on a CPU only.")
 
 

@@ -24,6 +24,7 @@ from radixrt.layers.rotary import RotaryEmbedding
 from radixrt.models.checkpoint import weight_files
 from radixrt.models.decoder import CausalLM
 from radixrt.models.gguf.folder import gguf_tensors
+from radixrt.worker.drafts.head_choice import head_folder
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +57,28 @@ def weights_digest(config: ServerConfig) -> str:
     seed."""
     if config.load_format == "dummy":
         return f"dummy {config.random_seed}"
+    digests = [f"{file.name} {file_digest(file)}" for file in _files_of_weights(config)]
+    return _digest_of("\n".join(digests).encode())
+
+
+def _files_of_weights(config: ServerConfig) -> list[Path]:
     folder = Path(config.model_path)
     entries = gguf_tensors(folder)
     if entries is None:
-        files = weight_files(folder)
-    else:
-        files = [Path(path) for path in sorted({entry.file for entry in entries})]
-    digests = [f"{file.name} {file_digest(file)}" for file in files]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        return weight_files(folder)
+    return [Path(path) for path in sorted({entry.file for entry in entries})]
+
+
+def stats_of_files(config: ServerConfig) -> str:
+    """A digest of times and sizes of the files of weights, kernels and code. During the life of a
+    server it stands for their content, which takes longer to read."""
+    files = [] if config.load_format == "dummy" else _files_of_weights(config)
+    if radixrt_kernels.native is not None:
+        files.append(Path(str(radixrt_kernels.native.__file__)))
+    files += [file for folder in _code_folders() for file in folder.rglob("*.py")]
+    stats = [(str(file), file.stat()) for file in sorted(files)]
+    lines = [f"{name} {one.st_ino} {one.st_size} {one.st_mtime_ns} {one.st_ctime_ns}" for name, one in stats]  # fmt: skip
+    return _digest_of("\n".join(lines).encode())
 
 
 def kv_parts(
@@ -72,9 +87,14 @@ def kv_parts(
     setup: AttentionSetup,
     backend_name: str,
     weights: str,
+    machine: dict[str, str],
 ) -> dict[str, str]:
-    """What the bits of the KV depend on, by name."""
-    return machine_parts() | {
+    """What the bits of the KV depend on, by name.
+
+    Args:
+        machine: the parts that are the same for all models, see :func:`machine_parts`.
+    """
+    return machine | {
         "weights": weights,
         "config": _digest_of((Path(config.model_path) / "config.json").read_bytes()),
         "model": type(model).__name__,
@@ -87,7 +107,18 @@ def kv_parts(
         "page_size": str(setup.page_size),
         "states": _digest_of(repr(model.state_specs()).encode()),
         "attention": backend_name,
+        **_head_parts(config, setup),
     }
+
+
+def _head_parts(config: ServerConfig, setup: AttentionSetup) -> dict[str, str]:
+    """The draft head, whose KV is in the same pages on disk. It has no part in any answer."""
+    folder = head_folder(config) if setup.head_specs and config.cache_dir is not None else None
+    if folder is None:
+        return {}
+    files = [folder / "config.json", *weight_files(folder)]
+    parts = [file_digest(file) for file in files] + [str(spec) for spec in setup.head_specs]
+    return {"head": _digest_of("\n".join(parts).encode())}
 
 
 def machine_parts() -> dict[str, str]:
@@ -158,15 +189,17 @@ def _rotary_digest(model: CausalLM) -> str:
 
 def _code_digest() -> str:
     """Of the code in Python that computes."""
-    package = Path(radixrt.__file__).parent
-    folders = [package / name for name in _CODE]
-    folders.append(Path(radixrt_kernels.__file__).parent)
     hashed = hashlib.sha256()
-    for folder in folders:
+    for folder in _code_folders():
         for file in sorted(folder.rglob("*.py")):
             hashed.update(f"{folder.name}/{file.relative_to(folder)}\n".encode())
             hashed.update(hashlib.sha256(file.read_bytes()).digest())
     return hashed.hexdigest()
+
+
+def _code_folders() -> list[Path]:
+    package = Path(radixrt.__file__).parent
+    return [*(package / name for name in _CODE), Path(radixrt_kernels.__file__).parent]
 
 
 def _digest_of(content: bytes) -> str:

@@ -43,7 +43,13 @@ PIECE_S = 0.005
 class WorkerProcess:
     """One rank: a model runner between two channels."""
 
-    def __init__(self, config: ServerConfig, channels: Channels, rank: int) -> None:
+    def __init__(
+        self, config: ServerConfig, channels: Channels, rank: int, kept_fd: int = -1
+    ) -> None:
+        """
+        Args:
+            kept_fd: see :func:`build_runner`.
+        """
         self._inbox: Inbox[ToWorker] = Inbox(
             channels.address("scheduler", f"worker{rank}"), ToWorker
         )
@@ -67,7 +73,13 @@ class WorkerProcess:
             self._runner, info = build_encoder(config, device)
         else:
             self._runner, info = build_runner(
-                config, device, tp, tokenizer_file, from_threads.send, channels.kept_adapters
+                config,
+                device,
+                tp,
+                tokenizer_file,
+                from_threads.send,
+                channels.kept_adapters,
+                kept_fd,
             )
         self._counts_experts = self._answers and config.expert_metrics
         self._reported: ExpertTokens | None = None
@@ -212,7 +224,7 @@ def run_worker(
     supervisor: SupervisorLink,
 ) -> None:
     """Entry point of ``python -m radixrt.worker``."""
-    process = WorkerProcess(config, channels, arguments.rank)
+    process = WorkerProcess(config, channels, arguments.rank, arguments.kept_fd)
     give_memory_back()  # what loading has left
     keep_freed_memory()  # weights and KV pool are allocated; later allocations recur in every step
     gc.freeze()

@@ -89,7 +89,7 @@ def test_random_damage_is_an_image_or_an_error_of_the_request() -> None:
 
 def processed(number: int, num_bytes: int) -> ProcessedImage:
     pixels = np.zeros((1, 3, 2, 2), dtype=np.float32)
-    return ProcessedImage(bytes([number]) * 32, pixels, (0, 0), 4, num_bytes)
+    return ProcessedImage(bytes([number]) * 32, pixels, (0, 0), (4,), num_bytes)
 
 
 def test_images_without_users_stay_within_a_number_of_bytes() -> None:

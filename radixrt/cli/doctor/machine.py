@@ -20,7 +20,7 @@ from radixrt import __version__
 from radixrt.base.channels import Channels
 from radixrt.base.errors import ConfigError
 from radixrt.base.server_url import local_url
-from radixrt.device.machine import available_memory
+from radixrt.device.machine import available_memory, shared_huge_pages
 from radixrt.supervisor.launch import bind
 
 _GIB = 1 << 30
@@ -163,6 +163,15 @@ def memory() -> Iterator[Finding]:
         available >= MIN_MEMORY,
         f"{available / _GIB:.1f} GiB of memory available, {cores} processors.",
         "Free memory, or raise the limit of the container: weights and KV cache have to fit.",
+    )
+    pages = shared_huge_pages()
+    yield Finding(
+        "shared KV",
+        "ok",
+        f"Pages of 2 MiB in shared memory: {pages or 'unknown'} (shmem_enabled).",
+        "As root: `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`. The KV of a worker that dies is then kept."
+        if pages in ("never", "deny")
+        else "",
     )
 
 

@@ -122,6 +122,8 @@ class Call:
     """Tell of the values of the JSON answer as they are complete; the call streams."""
     next_use_s: float | None = None
     """Seconds until the program expects to continue from here: a hint for the KV cache."""
+    adapter: str | None = None
+    """The LoRA adapter that answers, by its name on the server; None: the backend's model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +199,8 @@ class ChoiceCall:
     unconditional: bool = False
     """Also score the texts without the prompt."""
     next_use_s: float | None = None
+    """As in :class:`Call`."""
+    adapter: str | None = None
     """As in :class:`Call`."""
 
 

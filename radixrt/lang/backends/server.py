@@ -36,7 +36,7 @@ class RadixrtBackend:
         """The field of each request."""
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
-        body = standard_body(call, None)
+        body = standard_body(call, call.adapter)
         body |= call.sampling.given() | _constraint_fields(call.constraint)
         body |= self._salt | _cache_field(call) | {"return_times": True}
         if call.stream_values:
@@ -53,6 +53,8 @@ class RadixrtBackend:
         body = {name: call.prompt, "choices": call.choices, "unconditional": call.unconditional}
         if call.continues:
             body["continue_final_message"] = True
+        if call.adapter is not None:
+            body["model"] = call.adapter
         body |= self._salt | _cache_field(call)
         answer = await self._http.request("POST", "/score_choices", body)
         scores = [

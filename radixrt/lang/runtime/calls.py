@@ -119,6 +119,7 @@ async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) 
                 stream=site.record.streamed,
                 stream_values=gen.stream_values,
                 next_use_s=site.next_use_s,
+                adapter=gen.adapter,
             )
             answers = await _collect(site, call)
         first = answers[0]
@@ -140,6 +141,7 @@ async def choose(site: CallSite, select: Select) -> Completion:
                 choices=select.choices,
                 unconditional=select.method == "unconditional_likelihood_normalized",
                 next_use_s=site.next_use_s,
+                adapter=select.adapter,
             )
             scored = await site.run.backend.score(call)
             site.record.usage = scored.usage

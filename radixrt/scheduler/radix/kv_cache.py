@@ -24,6 +24,7 @@ from radixrt.scheduler.radix.key_ids import tokens_of
 from radixrt.scheduler.radix.leases import Lease, Leases
 from radixrt.scheduler.radix.node import HIGH, NONE, Match, Node, SequenceEnd
 from radixrt.scheduler.radix.page_allocator import NO_PAGES, PageAllocator, Pages
+from radixrt.scheduler.radix.pool_record import PoolRecord
 from radixrt.scheduler.radix.prefix_watch import MissingPage, PrefixWatch
 from radixrt.scheduler.radix.request_hints import Sessions, apply_hints
 from radixrt.scheduler.radix.states import KeptStates
@@ -64,6 +65,8 @@ class KVCache:
         """The pages on disk; None: there are none, and nothing below asks for them."""
         if disk is not None:
             self.tree.observers = (disk.names,)
+        self.record: PoolRecord | None = None
+        """The record of a shared pool; None: the pool ends with the worker."""
         self.prefix_watch = PrefixWatch()
         """Hears of every page that is inserted into the tree."""
         self.states = KeptStates(limits.kept_states, num_pages)
@@ -81,6 +84,21 @@ class KVCache:
         self.states.begin_plan(step, num_in_flight)
         if self.disk is not None:
             self.disk.begin_plan()
+
+    def keep_record(self, record: PoolRecord) -> int:
+        """Take the prefixes that a dead scheduler has left in the pool into the tree, which is
+        empty, and record its changes from now on; returns the number of their pages."""
+        kept = [NO_PAGES]
+        for root, tokens, pages in record.take_prefixes():
+            start = self.tree.lock_root(root)
+            end, existing = self.tree.insert(start, tokens, pages)
+            self.tree.move_lock(start, end)
+            self.tree.unlock(end)
+            kept.append(pages[existing:])
+        self.allocator.take(np.concatenate(kept))
+        self.tree.observers += (record,)
+        self.record = record
+        return self.tree.num_pages
 
     @property
     def num_available(self) -> int:

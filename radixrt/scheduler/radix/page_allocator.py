@@ -43,6 +43,14 @@ class PageAllocator:
         self._stack[self._num_free : end] = pages
         self._num_free = end
 
+    def take(self, pages: Pages) -> None:
+        """Take these pages: [count], int32. All are free."""
+        free = self.free_pages()
+        left = free[~np.isin(free, pages)]
+        assert len(left) == len(free) - len(pages), "a page was taken twice"
+        self._stack[: len(left)] = left
+        self._num_free = len(left)
+
     def free_pages(self) -> Pages:
         """The free page ids, for checks of invariants."""
         return self._stack[: self._num_free].copy()

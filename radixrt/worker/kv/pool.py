@@ -1,5 +1,7 @@
 """Allocates the tensors of the KV cache, and computes how many pages fit into memory."""
 
+import math
+
 import torch
 
 from radixrt.attention.backend import AttentionSetup
@@ -13,6 +15,7 @@ from radixrt.device.machine import (
     MIN_STATE_ROWS,
     available_memory,
 )
+from radixrt.worker.kv.shared_memory import SharedMemory, rounded_up
 from radixrt_kernels.memory import advise_huge_pages
 
 GIB = 1 << 30
@@ -25,10 +28,18 @@ class KVPool:
     The last page is the spare one: no sequence is given it, and padding writes there.
     """
 
-    def __init__(self, setup: AttentionSetup, num_pages: int, *, one_for_all: bool = False) -> None:
+    def __init__(
+        self,
+        setup: AttentionSetup,
+        num_pages: int,
+        *,
+        one_for_all: bool = False,
+        shared: SharedMemory | None = None,
+    ) -> None:
         """
         Args:
             setup: the layers' KV caches, and their page size and device.
+            shared: memory that outlives this process, for all tensors.
             one_for_all: layers of one spec share their tensors, which then hold nothing of use: for
                 a trial run.
         """
@@ -36,7 +47,13 @@ class KVPool:
         self.page_size = setup.page_size
         self.spare_page = num_pages
         self._device = setup.device.torch_device
-        specs = setup.kv_specs
+        self._shared = shared
+        specs = setup.page_specs
+        if shared is not None:
+            shapes = [self._shape(one) for spec in specs for one in spec.tensors]
+            dtypes = [one.dtype for spec in specs for one in spec.tensors]
+            sizes = [math.prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True)]
+            shared.begin(num_pages, sum(map(rounded_up, sizes)))
         if one_for_all:
             of_spec = {spec: self._layer(spec) for spec in set(specs)}
             self.kv_caches = [of_spec[spec] for spec in specs]
@@ -47,16 +64,21 @@ class KVPool:
         return tuple(self._empty(tensor) for tensor in spec.tensors)
 
     def _empty(self, cached: CachedTensor) -> torch.Tensor:
-        shape = (self.num_pages + 1, self.page_size, *cached.shape)
+        shape = self._shape(cached)
+        if self._shared is not None:
+            return self._shared.take(shape, cached.dtype)
         tensor = torch.empty(shape, dtype=cached.dtype, device=self._device)
         if self._device.type == "cpu" and cached.dtype in CPU_CACHE_DTYPES:
             advise_huge_pages(tensor)  # one core read pages at random at 13 instead of 8 GB/s
         return tensor
 
+    def _shape(self, cached: CachedTensor) -> tuple[int, ...]:
+        return (self.num_pages + 1, self.page_size, *cached.shape)
+
 
 def bytes_per_token(setup: AttentionSetup) -> int:
     """KV of one token over all layers, on this rank."""
-    return sum(spec.bytes_per_token for spec in setup.kv_specs)
+    return sum(spec.bytes_per_token for spec in setup.page_specs)
 
 
 def pool_tokens(setup: AttentionSetup, mem_fraction: float) -> int:
