@@ -318,7 +318,6 @@ class SharedAnswers:
         self._num_bytes = 0
 
     def _end(self, shared: _Shared) -> None:
-        self.close_to_new(shared.sequence.seq_id)
         for seq_id in (shared.sequence.seq_id, *shared.subscribers):
             self._by_seq_id.pop(seq_id, None)
 

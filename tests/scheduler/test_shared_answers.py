@@ -74,9 +74,10 @@ def test_other_tokens_salts_keys_and_lengths_are_other_answers() -> None:
     model.add(PROMPT, shares=True, tenant=ANNA)
     model.add(PROMPT, shares=True, tenant=BERT)
     model.add(PROMPT, max_tokens=5, shares=True)
+    model.add(PROMPT, num_output=3, shares=True)
     model.add(PROMPT)
     model.run()
-    assert sum(len(plan.admit) for plan in model.plans) == 7
+    assert sum(len(plan.admit) for plan in model.plans) == 8
     assert model.scheduler.state.counters.replayed_tokens == 0
 
 
@@ -91,6 +92,8 @@ def test_a_finished_answer_is_given_again_without_a_step() -> None:
     assert len(model.plans) == steps
     assert model.answers[again] == model.answers[first]
     assert model.answers[shorter] == model.answers[first][:3]
+    assert (model.finished[first], model.finished[again]) == ("stop", "stop")
+    assert model.finished[shorter] == "length"
     other = model.add(PROMPT, max_tokens=9, shares=True, tenant=BERT)
     assert other not in model.finished
     model.run()
@@ -144,6 +147,16 @@ def test_the_sequence_goes_on_until_its_last_client_leaves() -> None:
         release(model, one)
     assert model.scheduler.num_running == 0
     model.run()
+
+
+def test_a_subscriber_that_leaves_takes_nothing_from_the_first_client() -> None:
+    model = EngineModel(limits())
+    first = model.add(PROMPT, max_tokens=40, shares=True, ignore_eos=True)
+    second = model.add(PROMPT, max_tokens=40, shares=True, ignore_eos=True)
+    model.plan()
+    release(model, second)
+    model.run()
+    assert len(model.answers[first]) == 40 and model.answers[second] == []
 
 
 def test_a_refused_sequence_is_refused_for_all() -> None:

@@ -36,7 +36,8 @@ FROM_THE_RIGHT = r"\d{1,3}(?=(\d{3})*\b)|\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
 def by_regex(pattern: str) -> Callable[[], Tokenizer]:
     def make() -> Tokenizer:
-        tokenizer = train_byte_level(TEXT, 500, [], use_regex=False)
+        numbers = list(map(str, range(100, 1000)))
+        tokenizer = train_byte_level([*TEXT, *numbers], 700, [], use_regex=False)
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
