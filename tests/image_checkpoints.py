@@ -108,7 +108,7 @@ def _qwen_config(family: str, image_token: int) -> Any:
 
     sections = [2, 3, 3] if family == "qwen2_5_vl" else [4, 2, 2]
     rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": sections}
-    tokens = {
+    tokens: dict[str, Any] = {
         "image_token_id": image_token,
         "vision_start_token_id": image_token + 1,
         "vision_end_token_id": image_token + 2,
@@ -199,7 +199,7 @@ def _config(family: str, image_token: int) -> Any:
             text_config={**_TEXT, **_GEMMA3_TEXT},
             vision_config=_TOWER,
             mm_tokens_per_image=16,
-            image_token_id=image_token,
+            image_token_index=image_token,
         )
     if family == "smolvlm":
         return transformers.SmolVLMConfig(
@@ -212,7 +212,7 @@ def _config(family: str, image_token: int) -> Any:
     return transformers.LlavaConfig(
         text_config={**_TEXT, "model_type": "qwen2" if kind == "siglip" else "llama"},
         vision_config={**_TOWER, "model_type": f"{kind}_vision_model"},
-        image_token_id=image_token,
+        image_token_index=image_token,
         vision_feature_select_strategy="full" if kind == "siglip" else "default",
         vision_feature_layer=-1 if kind == "siglip" else -2,
     )
