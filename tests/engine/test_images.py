@@ -49,6 +49,9 @@ THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))
 LIMITS = Limits(1024, 4096, VOCAB_SIZE)
 
+SOME = FAMILIES if THOROUGH else ["llava", "gemma3", "qwen3_vl", "qwen3_5"]
+"""One of each kind: plain, whole images, positions in three axes, recurrent layers."""
+
 Chat = list[dict[str, Any]]
 
 
@@ -228,6 +231,7 @@ def test_one_other_value_shares_no_page_from_the_image_on(sees: Sees) -> None:
         assert shared == before_image > 0
 
 
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:
     """Nor do other weights of the tower."""
     vision = sees.engine().info.vision
@@ -265,6 +269,7 @@ def test_features_matter_and_their_order_does(sees: Sees) -> None:
     assert blind.generate(prompts[:1])[0] != answers[0]
 
 
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_answers_do_not_depend_on_the_batch_the_cache_or_the_pieces(sees: Sees) -> None:
     """Nor on whether the features were computed again."""
     chats = [[user(LONG, picture(seed, 30 + seed, 50), "What?")] for seed in range(4)]
@@ -339,6 +344,7 @@ def test_bits_depend_on_the_request_alone(sees: Sees, dtype: str) -> None:
                 use_threads(1)
 
 
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
     chats = [[user(LONG, picture(seed), LONG * (1 + seed), "What?")] for seed in range(4)]
     prompts = [sees.encode(chat) for chat in chats]
@@ -381,6 +387,7 @@ def test_adapters_of_the_language_model_answer_about_images_like_peft(
     assert isinstance(refused, RequestError) and "no linear layer" in str(refused)
 
 
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_no_image_is_drafted(sees: Sees) -> None:
     """The tree has an image behind the tokens of a prompt."""
     prompt = sees.encode(THREE)

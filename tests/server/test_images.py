@@ -1,6 +1,7 @@
 """Images through the front door, with the clients that people use."""
 
 import base64
+import functools
 import io
 import os
 import struct
@@ -237,6 +238,10 @@ def test_ranks_answer_about_images_like_one(tmp_path: Path, family: str) -> None
     assert len(texts) == 1 and texts.pop()
 
 
+def has_events(stream: Stream, least: int) -> bool:
+    return stream.num_events > least
+
+
 @thorough
 def test_another_replica_goes_on_with_an_answer_about_an_image(tmp_path: Path) -> None:
     """Each of two workers dies once in an answer; the other replica gets the image too."""
@@ -255,7 +260,7 @@ def test_another_replica_goes_on_with_an_answer_about_an_image(tmp_path: Path) -
         cut = Stream(server, body)
         reading = threads.submit(cut.run)
         for number, worker in enumerate(list(commands_of(server, "worker")), 1):
-            until(lambda least=100 * number: cut.num_events > least)
+            until(functools.partial(has_events, cut, 100 * number))
             worker.kill()
         reading.result()
         assert whole.texts[0] and not cut.error and cut.texts == whole.texts
