@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.checkpoints import END_OF_TURN, make_tokenizer
+from tests.checkpoints import END_OF_TURN, GEMMA4, make_tokenizer
 
 VOCAB_SIZE = 512
 TILE = 28
@@ -42,6 +42,8 @@ _TOWER: dict[str, Any] = {
 SPECIAL = {
     "llava": ["<image>"],
     "llava_siglip": ["<image>"],
+    "gemma4": ["<|image|>", "<|image>", "<image|>"],
+    "gemma4_e": ["<|image|>", "<|image>", "<image|>"],
     "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "qwen2_5_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen3_5": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
@@ -57,10 +59,11 @@ SPECIAL = {
 }
 """Special tokens of each family; the first is the placeholder."""
 
-FAMILIES = list(SPECIAL)
+FAMILIES = [family for family in SPECIAL if family != "gemma4_e"]
+"""Those that all tests are for. The other differs in its language model alone."""
 
 QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
-OWN_SIZES = ("mistral3", *QWEN)
+OWN_SIZES = ("mistral3", "gemma4", "gemma4_e", *QWEN)
 """Those whose images have sizes of their own."""
 
 MARKS = {
@@ -105,7 +108,7 @@ def _qwen_config(family: str, image_token: int) -> Any:
 
     sections = [2, 3, 3] if family == "qwen2_5_vl" else [4, 2, 2]
     rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": sections}
-    tokens = {
+    tokens: dict[str, Any] = {
         "image_token_id": image_token,
         "vision_start_token_id": image_token + 1,
         "vision_end_token_id": image_token + 2,
@@ -137,11 +140,47 @@ def _qwen_config(family: str, image_token: int) -> Any:
     )
 
 
+def _gemma4_config(family: str, image_token: int) -> Any:
+    import transformers
+
+    text = {**_TEXT, **GEMMA4, "sliding_window": 40}
+    if family == "gemma4_e":
+        text |= {
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        }
+    else:
+        text |= {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}
+    return transformers.Gemma4Config(
+        text_config=text,
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 256,
+            "use_clipped_linears": family == "gemma4_e",
+            "standardize": family == "gemma4",
+        },
+        image_token_id=image_token,
+        boi_token_id=image_token + 1,
+        eoi_token_id=image_token + 2,
+        tie_word_embeddings=True,
+    )
+
+
 def _config(family: str, image_token: int) -> Any:
     import transformers
 
     if family.startswith("qwen"):
         return _qwen_config(family, image_token)
+    if family.startswith("gemma4"):
+        return _gemma4_config(family, image_token)
     if family == "mistral3":
         rope = {
             "rope_type": "default",
@@ -160,7 +199,7 @@ def _config(family: str, image_token: int) -> Any:
             text_config={**_TEXT, **_GEMMA3_TEXT},
             vision_config=_TOWER,
             mm_tokens_per_image=16,
-            image_token_id=image_token,
+            image_token_index=image_token,
         )
     if family == "smolvlm":
         return transformers.SmolVLMConfig(
@@ -173,7 +212,7 @@ def _config(family: str, image_token: int) -> Any:
     return transformers.LlavaConfig(
         text_config={**_TEXT, "model_type": "qwen2" if kind == "siglip" else "llama"},
         vision_config={**_TOWER, "model_type": f"{kind}_vision_model"},
-        image_token_id=image_token,
+        image_token_index=image_token,
         vision_feature_select_strategy="full" if kind == "siglip" else "default",
         vision_feature_layer=-1 if kind == "siglip" else -2,
     )
@@ -231,6 +270,15 @@ class OwnSizes:
 
             self.pictures: Any = PixtralImageProcessorPil(size={"longest_edge": 70}, patch_size=7)
             return
+        if family.startswith("gemma4"):
+            from transformers.models.gemma4.image_processing_pil_gemma4 import (
+                Gemma4ImageProcessorPil,
+            )
+
+            self.pictures = Gemma4ImageProcessorPil(
+                patch_size=4, pooling_kernel_size=2, max_soft_tokens=70
+            )
+            return
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
             Qwen2VLImageProcessorPil,
         )
@@ -262,6 +310,9 @@ class OwnSizes:
             sizes = (found["image_sizes"] // 14).tolist()
             rows = (([token] * width + ["[IMG_BREAK]"]) * height for height, width in sizes)
             return ["".join([*one[:-1], "[IMG_END]"]) for one in rows]
+        if self.family.startswith("gemma4"):  # processing_gemma4.py
+            counts = found.pop("num_soft_tokens_per_image")
+            return [f"<|image>{token * int(count)}<image|>" for count in counts]
         return [token * count for count in (found["image_grid_thw"].prod(1) // 4).tolist()]
 
 
@@ -296,9 +347,16 @@ def make_image_checkpoint(family: str, folder: Path, *, matter: float = 3.0) -> 
                 weight.add_(torch.randn_like(weight) * 0.2)
             if name.endswith("projection_weight"):  # it begins as zeros
                 weight.normal_()
+            if family.startswith("gemma4") and name.endswith("q_norm.weight"):
+                weight.mul_(0.2)  # its scores have no factor
             if name.endswith(LAST):
                 weight.mul_(matter)
-        if family == "gemma3":  # whose embeddings are tied, or it repeats its last token
+        for name, buffer in model.named_buffers():
+            if name.endswith(("_min", "_max")):
+                buffer.fill_(2.0 if name.endswith("_max") else -2.0)
+            if name.endswith(("std_bias", "std_scale", "layer_scalar")):
+                buffer.copy_(1.0 + 0.2 * torch.randn_like(buffer))
+        if family.startswith("gemma"):  # whose embeddings are tied, or it repeats its last token
             model.get_input_embeddings().weight.mul_(0.2)
     model.save_pretrained(folder)
     _processor(family, tokenizer).save_pretrained(folder)
@@ -311,6 +369,7 @@ LAST = (
     "modality_projection.proj.weight",
     "merger.mlp.2.weight",
     "merger.linear_fc2.weight",
+    "embedding_projection.weight",
 )
 """The matrices whose products are the features."""
 

@@ -30,6 +30,9 @@ class AttentionSpec:
     it."""
     soft_cap: float | None = None
     """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
+    whole_images: bool = True
+    """The tokens of an image see one another, in models whose images are whole; not so in the
+    layers of Gemma 4 without a window."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,9 @@ class ServerConfig(SchedulerSettings):
         within=(1, 256),
     )
     max_lora_rank: int = _model(64, "Largest rank of an adapter.", within=(1, 512))
+    max_images: int = _model(64, "Most images of a request.", within=(1, 1024))
+    max_image_pixels: int = _model(1 << 24, "Most pixels of an image.", within=(1, 1 << 28))
+    max_image_mib: int = _model(20, "Most MiB of an image's file.", within=(1, 20))
     chat_template: str | None = _model(
         None, "File with a Jinja chat template that replaces the tokenizer's own.", metavar="FILE"
     )

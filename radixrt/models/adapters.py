@@ -153,13 +153,21 @@ def _of_latents(model: CausalLM, names: Mapping[str, LowRank]) -> Iterator[str]:
 def projections(model: CausalLM) -> Iterator[tuple[str, Placement]]:
     """The projections of a model that adapters may change, those of other ranks' experts too, by
     name."""
-    for path, layer in model.named_modules():
+    for path, layer in _layers(model):
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear | Router | UpProjections):
             yield from ((placement.name, placement) for placement in layer.placements(path))
         elif isinstance(layer, Experts):
             for expert in range(layer.num_experts):
                 wide, down = layer.placements(f"{path}.{expert}", 0)
                 yield from ((placement.name, placement) for placement in (*wide, down))
+
+
+def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
+    """The modules of the language model. A vision tower has no adapters: the features of an image
+    are the same for all of them."""
+    for path, layer in model.named_modules():
+        if not path.startswith("vision."):
+            yield path, layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +194,7 @@ class _Site:
 
 
 def _sites(model: CausalLM) -> Iterator[_Site]:
-    for path, layer in model.named_modules():
+    for path, layer in _layers(model):
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear | Router):
             placements = list(layer.placements(path))
             dtype = torch.float32 if isinstance(layer, SigmoidRouter) else model.dtype

@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "Gemma3ForConditionalGeneration": "radixrt.models.vision.gemma3:Gemma3ForConditionalGeneration",
     "Gemma3TextModel": "radixrt.models.encoders:Gemma3TextModel",
     "Gemma4ForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration": "radixrt.models.vision.gemma4:Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",
     "Glm4MoeForCausalLM": "radixrt.models.mixtures:Glm4MoeForCausalLM",

@@ -52,6 +52,7 @@ from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import MAX_BYTES, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
+from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.places import ImagePlacer
 from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.in_flight import InFlightAnswers
@@ -194,7 +195,9 @@ class TokenizerProcess:
         placeholder = self._vocabulary.special_tokens.get(info.vision.image_token)
         if placeholder is None or info.page_size < SHORTEST_PAGE:
             return None
-        processor = ImageProcessor(Path(self._config.model_path), info.vision)
+        config = self._config
+        limits = ImageLimits(config.max_images, config.max_image_pixels, config.max_image_mib << 20)
+        processor = ImageProcessor(Path(config.model_path), info.vision, limits)
         return ImagePlacer(processor, placeholder.content)
 
     def close(self) -> None:

@@ -17,11 +17,10 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
-from radixrt.messages.images import ImageKey
 from radixrt.messages.requests import PoolingRequest
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
-from radixrt.worker.image_positions import axes_of, positions_less
+from radixrt.worker.image_positions import ImagePart, image_parts, positions_less
 from radixrt.worker.kv.ragged import PrefixFinder, RaggedStep
 
 
@@ -44,20 +43,6 @@ class PooledRow:
     row: int
     """Index into the flat batch."""
     pool: PoolingRequest
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePart:
-    """Placeholders of an image among the tokens of a step."""
-
-    image: ImageKey
-    row: int
-    """Index of the first into the flat batch."""
-    first: int
-    """Row of the image's features for it."""
-    num_tokens: int
-    axes: NDArray[np.int64] | None = None
-    """[3, num_tokens] their positions in time, height and width; None: those of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,18 +462,10 @@ class PersistentBatch:
 
     def _image_parts(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[ImagePart]:
         """The placeholders among the chunks of a step."""
-        parts = []
+        parts: list[ImagePart] = []
         for chunk, row in zip(plan.prefill, first_rows.tolist(), strict=True):
             images = self._prompts[chunk.slot].images
-            for index, run in enumerate(images):
-                start = max(run.start, chunk.start)
-                end = min(run.start + run.num_tokens, chunk.start + chunk.num_tokens)
-                if start < end:
-                    first, rows = run.first + start - run.start, row + start - chunk.start
-                    axes = None
-                    if run.columns:
-                        axes = axes_of(images, index, start, end)
-                    parts.append(ImagePart(run.image, rows, first, end - start, axes))
+            parts += image_parts(images, chunk.start, chunk.num_tokens, row)
         return parts
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[PromptSpan]:

@@ -164,10 +164,6 @@ def build_runner(
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     adapters = make_adapters(config, model, kernels)
-    if adapters is not None and info.vision is not None:
-        raise ConfigError(
-            f"--lora: not yet for a model that sees images ({info.architecture}); leave it out, or serve the text-only checkpoint."
-        )
     if adapters is not None:
         info = replace(info, adapters=load_at_start(config, adapters, kept_adapters))
     longest = info.context_length
@@ -219,7 +215,7 @@ def build_runner(
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
     images = None
-    if info.vision is not None and (reason := _why_no_images_here(info.vision, setup, tp)):
+    if info.vision is not None and (reason := _why_no_images_here(info.vision, setup)):
         info = replace(info, vision=None, why_no_images=reason)
     if info.vision is not None:
         images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
@@ -281,13 +277,9 @@ def _count_tokens(model: Any, device: Device) -> torch.Tensor:
     return counts
 
 
-def _why_no_images_here(
-    vision: VisionInfo, setup: AttentionSetup, tp: TensorParallel
-) -> str | None:
+def _why_no_images_here(vision: VisionInfo, setup: AttentionSetup) -> str | None:
     """A sentence that says why a model with a tower is served without images under these settings;
     None: it sees them."""
-    if tp.size > 1:
-        return "Not yet: images with --tp; text is served."
     if vision.whole_images and setup.kv_dtype == torch.int8:
         return "Not yet: images for this model with --kv-cache-dtype int8; text is served."
     return None

@@ -1,16 +1,51 @@
-"""Positions of tokens around images that count in three axes (M-RoPE, Wang et al., 2024).
+"""Finds the placeholders of images in a step, and the positions of tokens around images that count
+in three axes (M-RoPE, Wang et al., 2024).
 
 An image of h x w placeholders takes max(h, w) positions, not h * w: what is behind it has a smaller
-position than its place in the cache. Both functions depend on the images before a place alone, so
-they give the same for any chunk.
+position than its place in the cache. What is computed depends on the images before a place alone:
+it is the same for any chunk.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.messages.images import ImageRun
+from radixrt.messages.images import ImageKey, ImageRun
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """Placeholders of an image among the tokens of a step."""
+
+    image: ImageKey
+    row: int
+    """Index of the first into the flat batch."""
+    first: int
+    """Row of the image's features for it."""
+    num_tokens: int
+    axes: NDArray[np.int64] | None = None
+    """[3, num_tokens] their positions in time, height and width; None: those of the step."""
+
+
+def image_parts(runs: Sequence[ImageRun], start: int, num_tokens: int, row: int) -> list[ImagePart]:
+    """The placeholders among consecutive tokens of a prompt.
+
+    Args:
+        runs: the images of the prompt, in order.
+        start: place of the first token in the cache.
+        row: of it in the flat batch.
+    """
+    parts = []
+    for index, run in enumerate(runs):
+        first = max(run.start, start)
+        end = min(run.start + run.num_tokens, start + num_tokens)
+        if first < end:
+            axes = axes_of(runs, index, first, end) if run.columns else None
+            feature = run.first + first - run.start
+            parts.append(ImagePart(run.image, row + first - start, feature, end - first, axes))
+    return parts
 
 
 def positions_less(runs: Sequence[ImageRun], places: NDArray[np.int64]) -> NDArray[np.int64]:

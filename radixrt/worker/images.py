@@ -18,7 +18,7 @@ from torch import Tensor
 from radixrt.messages.images import DropImage, ImageKey, ImageLoaded, LoadImage, VisionInfo
 from radixrt.models.vision.sees import ImageRows, SeesImages
 from radixrt.models.vision.tower import Pieces
-from radixrt.worker.batch import ImagePart
+from radixrt.worker.image_positions import ImagePart
 
 log = logging.getLogger(__name__)
 

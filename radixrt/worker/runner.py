@@ -348,18 +348,32 @@ class ModelRunner:
         self._backend.plan(inputs.attention)
         everything = bool(inputs.prompt_spans or inputs.pooled)
         rows = None if everything else inputs.sampling_rows
-        if inputs.adapters is not None:
+        if self.images is not None and inputs.images:
+            hidden = self._forward_with_images(inputs, self.images, rows)
+        elif inputs.adapters is not None:
             hidden = self._forward_with_adapters(inputs, inputs.adapters, rows)
-        elif self.images is not None and inputs.images:
-            features = self.images.rows(inputs.images)
-            hidden = self.images.model.forward_with_images(
-                inputs.token_ids, inputs.positions, self._context, rows, features
-            )
         elif self._tapes is not None:
             hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
         else:
             hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)
         return hidden, self._model.logits(hidden[inputs.sampling_rows] if everything else hidden)
+
+    def _forward_with_images(
+        self, inputs: StepInputs, images: ImageFeatures, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The hidden states of a step with placeholders of images, and maybe with adapters."""
+        arguments = inputs.token_ids, inputs.positions, self._context
+        features = images.rows(inputs.images)
+        if inputs.adapters is None:
+            return images.model.forward_with_images(*arguments, rows, features)
+        assert self._adapters is not None, "an adapter was admitted where there are none"
+        lora = self._adapters.adapters.rows
+        lora.sort(inputs.adapters)
+        try:
+            hidden = images.model.forward_with_images(*arguments, None, features)
+        finally:
+            lora.clear()
+        return hidden if rows is None else hidden[rows]
 
     def _forward_with_adapters(
         self, inputs: StepInputs, adapters: torch.Tensor, rows: torch.Tensor | None

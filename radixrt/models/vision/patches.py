@@ -42,6 +42,24 @@ def turn(heads: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(heads.dtype)
 
 
+def attend(projected: Tensor, segments: Segments, scale: float | None = None) -> Pieces:
+    """Attention of patches to those of their segment: query, key and value [patches, 3, heads,
+    head_dim] -> [patches, heads * head_dim]
+
+    Args:
+        scale: of the scores; None: that of the head dimension to the power of -0.5.
+    """
+    attended = []
+    for start, end in segments:
+        keys, values = projected[start:end, 1:].permute(1, 2, 0, 3)[:, None].unbind(0)
+        for first in range(start, end, ROWS):
+            query = projected[first : min(first + ROWS, end), 0].transpose(0, 1)[None]
+            found = F.scaled_dot_product_attention(query, keys, values, scale=scale)
+            attended.append(found[0].transpose(0, 1).flatten(1))
+            yield
+    return torch.cat(attended)
+
+
 class PatchAttention(nn.Module):
     """Attention of patches to those of their segment.
 
@@ -65,19 +83,12 @@ class PatchAttention(nn.Module):
             return torch.stack((turn(query, radians), turn(key, radians), value), 1)
 
         projected = yield from in_rows(project, hidden, angles)
-        attended = []
-        for start, end in segments:
-            keys, values = projected[start:end, 1:].permute(1, 2, 0, 3)[:, None].unbind(0)
-            for first in range(start, end, ROWS):
-                query = projected[first : min(first + ROWS, end), 0].transpose(0, 1)[None]
-                found = F.scaled_dot_product_attention(query, keys, values)
-                attended.append(found[0].transpose(0, 1).flatten(1))
-                yield
+        attended = yield from attend(projected, segments)
 
         def join(rows: Tensor, residual: Tensor) -> Tensor:
             return residual + self.proj.forward(rows)
 
-        return (yield from in_rows(join, torch.cat(attended), hidden))
+        return (yield from in_rows(join, attended, hidden))
 
 
 class GatedPatchMLP(nn.Module):

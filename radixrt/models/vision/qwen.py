@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from radixrt.base.errors import ConfigError
 from radixrt.layers.norm import RMSNorm
+from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.rotary import AxesRotary, RotaryEmbedding
 from radixrt.layers.weights import parameter
 from radixrt.models.dense import Qwen2ForCausalLM, Qwen3ForCausalLM
@@ -221,6 +222,12 @@ class QwenVL(SeesImages):
     mixed_axes = True
     """See ``AxesRotary``."""
     encoder_class: Callable[[Any], ImageEncoder]
+
+    def __init__(self, config: Any, tp: TensorParallel, context_length: int) -> None:
+        text = config.text_config
+        if not hasattr(text, "tie_word_embeddings"):  # in configs of one level
+            text.tie_word_embeddings = config.tie_word_embeddings
+        super().__init__(config, tp, context_length)
 
     def rotary(self, context_length: int, layer_type: str | None) -> RotaryEmbedding:
         if "mrope_section" not in self.config.rope_parameters:

@@ -63,6 +63,11 @@ def _tiled(placeholder: str, grid: Grid) -> str:
     return text + ("\n" if rows else "") + f"{around}{whole}{placeholder}{around}"
 
 
+def _between(placeholder: str, grid: Grid) -> str:
+    """A run between two tokens (Gemma 4)."""
+    return f"<|image>{placeholder}<image|>"
+
+
 def _between_tokens(placeholder: str, grid: Grid) -> str:
     """One picture, or several if the processor also gives crops of a long image (Gemma 3)."""
     one = f"\n\n<start_of_image>{placeholder}<end_of_image>\n\n"
@@ -77,6 +82,7 @@ def _between_tokens(placeholder: str, grid: Grid) -> str:
 
 FAMILIES = {
     "gemma3": Family("<start_of_image>", _between_tokens),
+    "gemma4": Family("", _between, _all_in_one),
     "llava": Family("", _one),
     "idefics3": Family("", _tiled, options={"return_row_col_info": True}),
     "pixtral": Family("", _rows, _by_rows, patch_is_unit=True),

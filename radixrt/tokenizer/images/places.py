@@ -23,9 +23,6 @@ from radixrt.tokenizer.images.spread import Spread
 from radixrt.tokenizer.prompt.breakpoints import Messages, substitute
 from radixrt.tokenizer.prompt.chat_template import RenderedChat
 
-MAX_IMAGES = 64
-"""Images of one request."""
-
 
 class Tile(NamedTuple):
     """A placeholder in a text."""
@@ -69,10 +66,10 @@ class ImagePlacer:
             RequestError: an image can't be decoded, or there are too many.
         """
         count = sum(part["type"] == "image" for part in _parts(messages))
-        most = min(MAX_IMAGES, most_tokens // (self.vision.tokens_per_tile or 1))
+        most = min(self._processor.limits.images, most_tokens // (self.vision.tokens_per_tile or 1))
         if count > most:
             raise RequestError(
-                f"The request has {count} images; at most {most} fit. Leave some out.",
+                f"The request has {count} images; at most {most} are taken (--max-images, or the context). Leave some out.",
                 param="messages",
                 code="context_length_exceeded",
             )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
-from radixrt.tokenizer.images.decoding import decode_image
+from radixrt.tokenizer.images.decoding import DEFAULT_LIMITS, ImageLimits, decode_image
 from radixrt.tokenizer.images.families import FAMILIES, Grid
 from radixrt.tokenizer.prompt.kept_answers import TokenMemory
 
@@ -59,8 +59,11 @@ class ImageProcessor:
         folder: of the checkpoint.
     """
 
-    def __init__(self, folder: Path, vision: VisionInfo) -> None:
+    def __init__(
+        self, folder: Path, vision: VisionInfo, limits: ImageLimits = DEFAULT_LIMITS
+    ) -> None:
         self.vision = vision
+        self.limits = limits
         self._folder = folder
         self._memory: TokenMemory[ProcessedImage] = TokenMemory(KEPT_BYTES)
         self._lock = threading.Lock()
@@ -109,7 +112,7 @@ class ImageProcessor:
         file_key = hashlib.sha256(data.encode()).digest()
         found = self._memory.find(file_key)
         if found is None:
-            image = decode_image(data, where)
+            image = decode_image(data, where, self.limits)
             try:
                 found = self._process(image)
             except ValueError as error:  # as Qwen's does at strips
@@ -126,8 +129,9 @@ class ImageProcessor:
         options = {"patch_size": vision.unit} if family.patch_is_unit else family.options
         outputs = self._processor(image, return_tensors="np", **options)
         values = np.ascontiguousarray(outputs["pixel_values"], dtype=np.float32)
-        if "image_grid_thw" in outputs:  # a row for each patch
-            _, rows, columns = np.ravel(outputs["image_grid_thw"]).tolist()
+        if (shape := _patches(outputs)) is not None:
+            rows, columns = shape
+            values = values.reshape(-1, values.shape[-1])[: rows * columns]
             values = values.reshape(1, rows, columns, -1)
             grid = rows // vision.unit, columns // vision.unit
         else:
@@ -152,6 +156,18 @@ class ImageProcessor:
         hashed.update(self._settings)
         hashed.update(self.vision.weights)
         return hashed.digest()
+
+
+def _patches(outputs: Any) -> tuple[int, int] | None:
+    """Rows and columns of the patches, where each is a row of ``pixel_values``, maybe with padding
+    behind them; None: these are pictures."""
+    if "image_grid_thw" in outputs:
+        _, rows, columns = np.ravel(outputs["image_grid_thw"]).tolist()
+        return rows, columns
+    if "image_position_ids" in outputs:
+        columns, rows = np.reshape(outputs["image_position_ids"], (-1, 2)).max(0).tolist()
+        return rows + 1, columns + 1
+    return None
 
 
 def _grid(outputs: Any) -> Grid:
