@@ -47,6 +47,7 @@ SPECIAL = {
     "mistral3": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "qwen2_5_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen3_5": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
+    "qwen3_vl_moe": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "qwen3_vl": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"],
     "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
     "smolvlm": [
@@ -59,10 +60,13 @@ SPECIAL = {
 }
 """Special tokens of each family; the first is the placeholder."""
 
-FAMILIES = [family for family in SPECIAL if family != "gemma4_e"]
-"""Those that all tests are for. The other differs in its language model alone."""
+OTHER_TEXTS = ["gemma4_e", "qwen3_vl_moe"]
+"""Those that differ from another one in their language model alone."""
 
-QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+FAMILIES = [family for family in SPECIAL if family not in OTHER_TEXTS]
+"""Those that all tests are for."""
+
+QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 OWN_SIZES = ("mistral3", "gemma4", "gemma4_e", *QWEN)
 """Those whose images have sizes of their own."""
 
@@ -129,8 +133,13 @@ def _qwen_config(family: str, image_token: int) -> Any:
             vision_config={**_QWEN_TOWER, "num_position_embeddings": 16},
             **tokens,
         )
-    return transformers.Qwen3VLConfig(
-        text_config={**_TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": rope},
+    text = {**_TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": rope}
+    make: Any = transformers.Qwen3VLConfig
+    if family == "qwen3_vl_moe":
+        make = transformers.Qwen3VLMoeConfig
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+    return make(
+        text_config=text,
         vision_config={
             **_QWEN_TOWER,
             "deepstack_visual_indexes": [0, 1],

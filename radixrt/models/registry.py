@@ -63,6 +63,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "radixrt.models.mixtures:Qwen3MoeForCausalLM",
     "Qwen3NextForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3NextForCausalLM",
     "Qwen3VLForConditionalGeneration": "radixrt.models.vision.qwen:Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration": "radixrt.models.vision.qwen:Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "radixrt.models.vision.qwen_hybrid:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",

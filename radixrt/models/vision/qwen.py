@@ -1,7 +1,7 @@
 """Qwen2.5-VL (Bai et al., 2025) and Qwen3-VL: a tower that reads images of any size, and positions
 in three axes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from radixrt.layers.rotary import AxesRotary, RotaryEmbedding
 from radixrt.layers.weights import parameter
 from radixrt.models.dense import Qwen2ForCausalLM, Qwen3ForCausalLM
 from radixrt.models.encoders import LayerNorm
+from radixrt.models.mixtures import Qwen3MoeForCausalLM
 from radixrt.models.vision.patches import (
     GatedPatchMLP,
     PatchAttention,
@@ -279,3 +280,16 @@ class Qwen3VLForConditionalGeneration(QwenVL, Qwen3ForCausalLM):
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias
         return {"qkv_bias": bias, "output_bias": bias, **self.head_norms()}
+
+
+class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration, Qwen3MoeForCausalLM):
+    """The language model is that of Qwen 3 with experts. Published checkpoints have their matrices
+    transposed, later ones have not, and the shape tells which: [experts, outputs, inputs] here."""
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        hidden, size = self.config.hidden_size, self.config.moe_intermediate_size
+        outputs = {"gate_up_proj": 2 * size, "down_proj": hidden}
+        is_stack = ".mlp.experts." in name and tensor.dim() == 3
+        if is_stack and tensor.shape[1] != outputs[name.removesuffix(".weight").split(".")[-1]]:
+            tensor = tensor.transpose(1, 2)
+        yield from super().translate(name, tensor)
