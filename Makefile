@@ -49,6 +49,9 @@ test-scheduler: install ## 5,000 random histories of the scheduler against a dic
 test-speculation: install ## 500 requests of every kind with and without drafts, and as many in a crowded pool; minutes
 	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py --timeout 0 $(ARGS)
 
+test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batched and taken over; minutes
+	RADIXRT_RECEIPT_PROMPTS=300 $(BIN)/python -m pytest tests/engine/test_receipts.py --timeout 0 -k taken_over $(ARGS)
+
 test-mixtures: install ## Every mixture of experts on two and on four ranks that hold whole experts; a minute
 	RADIXRT_EVERY_MIXTURE=1 $(BIN)/python -m pytest tests/models/test_expert_parallel.py $(ARGS)
 
@@ -115,7 +118,7 @@ test-cache-dir: install ## Kill a server with KV on disk 50 times under 32 clien
 	RADIXRT_CACHE_KILLS=50 RADIXRT_CACHE_CLIENTS=32 RADIXRT_DAMAGES=10000 RADIXRT_EVICTIONS=1000000 $(BIN)/python -m pytest --timeout 0 tests/server/test_cache_dir.py tests/worker/test_page_mover.py $(ARGS)
 
 determinism: install ## Compare the bits of 300 answers of every family: cold, cached, chunked, batched, retracted, by 1 and 2 threads; an hour or more
-	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_images.py $(ARGS)
+	RADIXRT_DETERMINISM=60 $(BIN)/python -m pytest --timeout 0 tests/engine/test_determinism.py tests/engine/test_images.py tests/server/test_images.py $(ARGS)
 
 fuzz-schemas: install ## 10,000 random schemas of all keywords against jsonschema; SEED=0 is the first; some 5 minutes
 	$(BIN)/python -m tests.constrained.fuzz_schemas --schemas 10000 --seed $(or $(SEED),0) $(ARGS)

@@ -22,7 +22,7 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.steps import Admit, Prefill, StepPlan
-from radixrt.models.adapters import Adapter, ModelAdapters, linear_projections
+from radixrt.models.adapters import Adapter, ModelAdapters, projections
 from radixrt.worker.build import build_runner
 from radixrt.worker.runner import ModelRunner
 
@@ -48,11 +48,9 @@ CONTEXT, STEPS = 64, 30
 def random_adapter(model: ModelAdapters, rank: int) -> Adapter:
     """An adapter of every linear layer."""
     pairs = {}
-    for _, _, placement in linear_projections(model.model):
+    for name, placement in projections(model.model):
         rows, columns = placement.size
-        pairs[placement.name] = LowRank(
-            torch.randn(rank, columns) * 0.01, torch.randn(rows, rank) * 0.01
-        )
+        pairs[name] = LowRank(torch.randn(rank, columns) * 0.01, torch.randn(rows, rank) * 0.01)
     return Adapter("", pairs, rank)
 
 

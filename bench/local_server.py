@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -21,19 +22,31 @@ PROCESSES = ("api", "tokenizer", "scheduler", "worker")
 
 @contextlib.contextmanager
 def local_server(model_path: str, *flags: str) -> Iterator[str]:
-    """Serve a model until the block ends; yields the server's URL, without ``/v1``.
+    """Serve a model until the block ends; yields the server's URL, without ``/v1``. It computes
+    every answer: a replayed one would measure nothing.
 
     Raises:
         ConfigError: the server did not start; the reason is on stderr.
     """
     port = free_port()
     command = [sys.executable, "-m", "radixrt.cli", "serve", "--model-path", model_path]
-    command += ["--port", str(port), *flags]
+    command += ["--port", str(port), "--disable-shared-answers", *flags]
     url = f"http://127.0.0.1:{port}"
     with children.running(command, stdout=subprocess.DEVNULL) as process:
         if not comes_alive(f"{url}/health", process, START_TIMEOUT_S):
             raise ConfigError("The server for the measurement did not start.")
         yield url
+
+
+def check_computed(usage: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        RuntimeError: tokens of an answer were not computed for it, so its time says nothing.
+    """
+    if replayed := usage.get("replayed_tokens"):
+        raise RuntimeError(
+            f"{replayed} tokens were replayed; start the server with --disable-shared-answers."
+        )
 
 
 def free_port() -> int:

@@ -12,6 +12,7 @@ change nothing.
 The mean of squares in an RMSNorm is over all channels, so zeros divide it by hidden_size / 256.
 Epsilon is divided by that too, and the norms' weights by its square root. Both are exact for powers
 of 4. A head's size, its rotary frequencies and the scale of scores stay as they are.
+The built-in model's draft head, if there is one, is enlarged alike.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from radixrt.base.config import DEMO_MODEL
 from radixrt.models.checkpoint import read_config, resolve_model_path
+from radixrt.models.eagle3 import FOLDER
 
 SEED = 0
 _WRITE_TO_HIDDEN = ("o_proj", "down_proj")
@@ -52,13 +54,15 @@ def make_padded_demo(folder: Path, shape: PaddedShape = PaddedShape()) -> Path:
     """
     source = resolve_model_path(DEMO_MODEL)
     weights = folder / "model.safetensors"
-    if weights.is_file():
-        return folder
     config = read_config(source)
     _check(shape, config)
     folder.mkdir(parents=True, exist_ok=True)
+    if (source / FOLDER).is_dir():
+        pad_head(source / FOLDER, folder / FOLDER, config, shape)
+    if weights.is_file():
+        return folder
     for file in source.iterdir():
-        if file.name != weights.name:
+        if file.name != weights.name and file.is_file():
             shutil.copy(file, folder)
     widened = shape.hidden_size / config["hidden_size"]
     changed = asdict(shape) | {"rms_norm_eps": config["rms_norm_eps"] / widened}
@@ -68,6 +72,39 @@ def make_padded_demo(folder: Path, shape: PaddedShape = PaddedShape()) -> Path:
     save_file(padded, unfinished, metadata={"format": "pt"})
     unfinished.rename(weights)
     return folder
+
+
+def pad_head(source: Path, folder: Path, model: dict[str, Any], shape: PaddedShape) -> None:
+    """Write a draft head of the built-in model that costs as much as a layer of the padded one.
+
+    Args:
+        model: the config of the built-in model.
+    """
+    own = read_config(source)
+    config = own | {"vocab_size": own["draft_vocab_size"]}
+    _check(shape, config)
+    first_of = _layers_of(model, shape)
+    layers = [first_of[layer] for layer in own["eagle_aux_hidden_state_layer_ids"]]
+    widened = shape.hidden_size / config["hidden_size"]
+    changed = asdict(shape) | {"num_hidden_layers": 1, "target_hidden_size": shape.hidden_size}
+    changed |= {"rms_norm_eps": config["rms_norm_eps"] / widened}
+    folder.mkdir(parents=True, exist_ok=True)
+    changed["eagle_aux_hidden_state_layer_ids"] = layers
+    (folder / "config.json").write_text(json.dumps(own | changed, indent=1))
+    side_by_side = {"q_proj": 2, "k_proj": 2, "v_proj": 2, "fc": 3}
+    padded = {
+        name: _enlarged(name, tensor, config, shape, side_by_side.get(name.split(".")[-2], 1))
+        for name, tensor in load_file(source / "model.safetensors").items()
+        if "." in name
+    }
+    padded["d2t"] = load_file(source / "model.safetensors")["d2t"]
+    save_file(padded, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _layers_of(config: dict[str, Any], shape: PaddedShape) -> list[int]:
+    """The padded model's layer for each of the built-in model's, spread evenly."""
+    layers = config["num_hidden_layers"]
+    return [layer * shape.num_hidden_layers // layers for layer in range(layers)]
 
 
 def _check(shape: PaddedShape, config: dict[str, Any]) -> None:
@@ -87,8 +124,7 @@ def _padded(
     """The tensors of the padded checkpoint; the built-in model's layers are spread evenly over its
     layers."""
     generator = torch.Generator().manual_seed(SEED)
-    layers = config["num_hidden_layers"]
-    sources = {i * shape.num_hidden_layers // layers: i for i in range(layers)}
+    sources = {layer: own for own, layer in enumerate(_layers_of(config, shape))}
     for name, tensor in tensors.items():
         if ".layers." not in name:
             yield name, _enlarged(name, tensor, config, shape)
@@ -106,10 +142,15 @@ def _padded(
             yield name.replace(own, f"model.layers.{layer}."), larger
 
 
-def _enlarged(name: str, tensor: Tensor, config: dict[str, Any], shape: PaddedShape) -> Tensor:
+def _enlarged(
+    name: str, tensor: Tensor, config: dict[str, Any], shape: PaddedShape, num_inputs: int = 1
+) -> Tensor:
     """A tensor of the built-in model in the corner of one of the larger shape.
 
     A key-value head keeps its query heads, which are those with neighbouring numbers.
+
+    Args:
+        num_inputs: hidden states that it reads side by side.
     """
     larger = asdict(shape)
     if tensor.ndim == 1:
@@ -120,12 +161,14 @@ def _enlarged(name: str, tensor: Tensor, config: dict[str, Any], shape: PaddedSh
         """Rows and columns: each a size, or key-value heads, query heads of each, and the size of a
         head."""
         hidden, neurons = (of["hidden_size"],), (of["intermediate_size"],)
+        inputs = (num_inputs, *hidden)
         kv_heads, head_dim = of["num_key_value_heads"], config["head_dim"]
         queries = (kv_heads, of["num_attention_heads"] // kv_heads, head_dim)
         rows_and_columns = {
-            "q_proj": (queries, hidden),
-            "k_proj": ((kv_heads, head_dim), hidden),
-            "v_proj": ((kv_heads, head_dim), hidden),
+            "q_proj": (queries, inputs),
+            "k_proj": ((kv_heads, head_dim), inputs),
+            "v_proj": ((kv_heads, head_dim), inputs),
+            "fc": (hidden, inputs),
             "o_proj": (hidden, queries),
             "gate_proj": (neurons, hidden),
             "up_proj": (neurons, hidden),

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from bench.local_server import local_server
+from bench.local_server import check_computed, local_server
 from bench.markdown import markdown, median_and_range
 from bench.padded_demo import make_padded_demo
 from examples.train_demo_model import world
@@ -103,7 +103,10 @@ def workloads(quick: bool) -> list[Work]:
     known_questions = [body for each in rest for body in each]
     known_records = [body for _, records in known for body in records]
     as_json = [body | {"response_format": {"type": "json_object"}} for body in known_records]
+    held_out = _held_out(count)
     return [
+        Work("held-out prompts", 1, held_out),
+        Work("held-out prompts", 16, held_out),
         Work("one greedy request, repeated", 1, [story] * 3, (story,)),
         Work("questions, new documents", 1, questions),
         Work("questions, new documents", 8, questions),
@@ -119,6 +122,16 @@ def workloads(quick: bool) -> list[Work]:
         Work("unrelated, at temperature 2", 1, random_texts[: max(2, count // 4)]),
         Work("unrelated, at temperature 2", 16, random_texts),
     ]
+
+
+HELD_OUT = Path("examples/train_demo_model/held_out.jsonl")
+"""Prompts that no model or head was trained on."""
+
+
+def _held_out(count: int) -> list[dict[str, Any]]:
+    """Some of them, of every task."""
+    rows = [json.loads(line) for line in HELD_OUT.read_text().splitlines()]
+    return [_chat(**row) for row in rows[:: max(1, len(rows) // (4 * count))]]
 
 
 def _chat(messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
@@ -185,6 +198,8 @@ def measure(url: str, work: Work, salt: str, *, speculation: bool) -> Seen:
         seconds = time.perf_counter() - begin
         after = _stats(client)
     usages = [answer["usage"] for answer in answers]
+    for usage in usages:
+        check_computed(usage)
     details = [usage["completion_tokens_details"] for usage in usages]
     return Seen(
         seconds,
@@ -239,11 +254,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few and short requests")
     parser.add_argument("--json", help="file for the rows")
     parser.add_argument("--padded", default="", metavar="FOLDER", help="folder of the padded model, which is made if it is not there")  # fmt: skip
+    parser.add_argument("--speculation", default="auto", choices=("auto", "text", "head"), help="what tokens are drafted from")  # fmt: skip
     arguments = parser.parse_args()
     if arguments.padded:
         arguments.model_path = str(make_padded_demo(Path(arguments.padded)))
     rows = []
-    flags = ("--log-level", "warning", "--max-queue-seconds", "0")
+    flags: tuple[str, ...] = ("--log-level", "warning", "--max-queue-seconds", "0")
+    flags += ("--speculation", arguments.speculation)
     with local_server(arguments.model_path, *flags) as url:
         for work in workloads(arguments.quick):
             if arguments.only in work.name:

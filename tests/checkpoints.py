@@ -84,7 +84,7 @@ _GEMMA3: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
-_GEMMA4: dict[str, Any] = {
+GEMMA4: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": 8,
@@ -171,12 +171,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_vision": ("Gemma3Config", _GEMMA3),
     "gemma4": (
         "Gemma4UnifiedTextConfig",
-        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
     "gemma4_moe": (
         "Gemma4Config",
         {
-            **_GEMMA4,
+            **GEMMA4,
             "enable_moe_block": True,
             "num_experts": 6,
             "top_k_experts": 2,
@@ -186,7 +186,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_e": (
         "Gemma4TextConfig",
         {
-            **_GEMMA4,
+            **GEMMA4,
             "num_hidden_layers": 6,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
             "num_kv_shared_layers": 2,

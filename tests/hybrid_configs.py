@@ -3,7 +3,7 @@
 from typing import Any
 
 _EXPERTS = {"num_experts_per_tok": 2}
-_DELTA_NET: dict[str, Any] = {
+DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 5,
     "initializer_range": 0.05,
     "layer_types": ["linear_attention"] * 3 + ["full_attention", "linear_attention"],
@@ -40,7 +40,7 @@ HYBRID_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
         "Qwen3NextConfig",
         {
-            **_DELTA_NET,
+            **DELTA_NET,
             **_EXPERTS,
             "num_experts": 6,
             "moe_intermediate_size": 48,
@@ -48,12 +48,12 @@ HYBRID_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
-    "qwen3_5": ("Qwen3_5TextConfig", _DELTA_NET),
-    "qwen3_5_vision": ("Qwen3_5Config", {**_DELTA_NET, "tie_word_embeddings": True}),
+    "qwen3_5": ("Qwen3_5TextConfig", DELTA_NET),
+    "qwen3_5_vision": ("Qwen3_5Config", {**DELTA_NET, "tie_word_embeddings": True}),
     "qwen3_5_moe": (
         "Qwen3_5MoeTextConfig",
         {
-            **_DELTA_NET,
+            **DELTA_NET,
             **_EXPERTS,
             "num_experts": 6,
             "moe_intermediate_size": 48,

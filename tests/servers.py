@@ -21,6 +21,8 @@ from bench import children
 from bench.local_server import free_port
 
 START_TIMEOUT_S = 180
+SHARES_ANSWERS = "(shares answers)"
+"""A mark among the flags of a server: equal answers are computed once, as they are by default."""
 POLL_S = 0.1
 
 
@@ -86,8 +88,13 @@ def samples(metrics: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float
 
 def run_server(model: Path | str, *flags: str, cwd: Path | None = None) -> Server:
     """Start a server, without waiting. Unless the flags say so, it drafts nothing: answers of tiny
-    models repeat themselves, and would end before a test can interrupt them."""
+    models repeat themselves, and would end before a test can interrupt them. Unless SHARES_ANSWERS
+    is among the flags, it computes every answer: tests ask twice to see equal bits."""
     port = free_port()
+    shares = SHARES_ANSWERS in flags
+    flags = tuple(flag for flag in flags if flag != SHARES_ANSWERS)
+    if not shares:
+        flags = (*flags, "--disable-shared-answers")
     if "--speculation" not in flags:
         flags = (*flags, "--speculation", "off")
     command = [sys.executable, "-P", "-m", "radixrt.launch_server", "--model-path", str(model), "--port", str(port), *flags]  # fmt: skip

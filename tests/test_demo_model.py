@@ -17,6 +17,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.worker.drafts.price import DraftPrice
+from tests.engine.in_process import InProcessEngine
+
 ROOT = Path(__file__).parents[1]
 DEMO_MODEL = ROOT / "radixrt" / "demo_model"
 sys.path.insert(0, str(ROOT / "examples" / "train_demo_model"))
@@ -147,3 +151,23 @@ def test_model_answers_about_what_it_never_saw():
     (result,) = asyncio.run(evaluate.evaluate(complete, [suite], asked, False, 1, False))
     # Of 20 questions, a model at its bar gets this few right less than once in a hundred times.
     assert result.right >= asked * (suite.bar - 0.25)
+
+
+def test_its_head_drafts_what_it_answers(tokenizer, monkeypatch):
+    """Prompts that no head was trained on; the drafts are those of the head alone."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.05)
+    rows = (ROOT / "examples/train_demo_model/held_out.jsonl").read_text().splitlines()[::5]
+    prompts = []
+    for row in map(json.loads, rows):
+        text = tokenizer.apply_chat_template(
+            row["messages"], tools=row.get("tools"), tokenize=False, add_generation_prompt=True
+        )
+        prompts.append(tokenizer.encode(text, add_special_tokens=False))
+    sampling = SamplingParams(temperature=0.0, max_tokens=60)
+    expected = InProcessEngine(DEMO_MODEL).generate(prompts, sampling)
+    engine = InProcessEngine(DEMO_MODEL, speculation="head")
+    assert engine.info.speculation == "head"
+    assert engine.generate(prompts, sampling) == expected
+    counters, tokens = engine.scheduler.state.counters, sum(map(len, expected))
+    assert tokens / (tokens - counters.accepted_draft_tokens["head"]) > 1.8  # tokens a step

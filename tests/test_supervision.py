@@ -26,6 +26,8 @@ OF_OTHERS = {"group", "self", "BACKGROUND"}
 to its caller."""
 
 SHORT_LIVED = {
+    ("api/conversations/open_prompts.py", "_compute_ahead"): (1, "advice; logs its errors"),
+    ("api/conversations/open_prompts.py", "_end"): (1, "gives one prompt's KV back"),
     ("api/http/connection.py", "_accept"): (1, "opens one connection"),
     ("api/http/events.py", "while_receiving"): (2, "awaited here"),
     ("api/http/events.py", "_send_all"): (1, "fills the pauses of one answer"),

@@ -78,7 +78,8 @@ def _radixrt(
     serve = "{python} -m radixrt.cli serve --model-path {model} --port {port}"
     names = ("--served-model-name", "model", "--log-level", "warning")
     patience = ("--max-queue-seconds", "0")  # no peer refuses requests that have to wait
-    command = (*serve.split(), *names, *patience, *flags)
+    computes = ("--disable-shared-answers",)
+    command = (*serve.split(), *names, *patience, *computes, *flags)
     return Engine(
         name,
         command,

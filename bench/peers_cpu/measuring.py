@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from bench.local_server import check_computed
 from bench.peers_cpu.engines import Engine
 from bench.peers_cpu.tasks import JudgedAnswers, Task, Workload
 from radixrt.bench.client import RequestRecord, Target, converse
@@ -42,6 +43,8 @@ async def measure(base_url: str, engine: Engine, workload: Workload) -> Run:
     """Warm up, then send all conversations, ``concurrency`` at a time."""
     await _converse_all(base_url, engine, _warmup(workload))
     records = await _converse_all(base_url, engine, workload)
+    for record in records:
+        check_computed({"replayed_tokens": record.replayed_tokens})
     tasks = [each for each in workload.conversations if isinstance(each, Task)]
     return Run(summarize(records), JudgedAnswers.judge(records, tasks) if tasks else None)
 

@@ -12,7 +12,7 @@ from radixrt.api.http.endpoints import include
 from radixrt.api.http.errors import install_error_handlers
 from radixrt.api.http.keys import Keys
 from radixrt.api.http.middleware import Admit, SetRequestId
-from radixrt.api.native import adapters, cache, generate, infill, live, prompt_calls
+from radixrt.api.native import adapters, cache, generate, infill, live, pieces, prompt_calls
 from radixrt.api.ollama import routes as ollama
 from radixrt.api.openai import chat, completions
 from radixrt.api.openai_responses import responses
@@ -22,7 +22,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.settings.setting import listed
 
 _MODULES = (
-    chat, completions, messages, ollama, responses, generate, infill, prompt_calls, embeddings, cache, adapters, live, about,
+    chat, completions, messages, ollama, responses, generate, infill, pieces, prompt_calls, embeddings, cache, adapters, live, about,
 )  # fmt: skip
 
 MAX_BODY_BYTES = 32 << 20

@@ -48,6 +48,8 @@ class Usage:
             name: 0 if self._hides_output else sum(getattr(report, name) for report in every)
             for name in names
         }
+        if replayed := sum(report.replayed_tokens for report in every):
+            usage["replayed_tokens"] = replayed
         if retries := sum(report.retries for report in every):
             usage["structured_output_retries"] = retries
         return usage
@@ -126,6 +128,8 @@ def times_extras(report: AnswerReport) -> dict[str, Any]:
 def report_extras(report: AnswerReport, *, times: bool = False) -> dict[str, Any]:
     """All that a complete answer has beyond its text and its usage."""
     found = structured_extras(report) | explanation_extras(report)
+    if report.replayed_tokens:
+        found["replayed_tokens"] = report.replayed_tokens
     return found | times_extras(report) if times else found
 
 

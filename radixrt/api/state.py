@@ -13,6 +13,7 @@ import msgspec
 from fastapi import Depends, Request
 
 from radixrt import __version__
+from radixrt.api.conversations.open_prompts import OpenPrompts
 from radixrt.api.conversations.store import ConversationStore
 from radixrt.api.http.events import while_connected
 from radixrt.api.http.json_bounds import JsonBounds
@@ -27,8 +28,8 @@ from radixrt.client.open_requests import id_in_use
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerChunk, EngineInfo
 from radixrt.messages.cache_root import CacheRoot
-from radixrt.messages.calls import Call, Reply
-from radixrt.messages.requests import GenerateRequest, Tenant
+from radixrt.messages.calls import Call, ReleaseCacheCall, Reply
+from radixrt.messages.requests import GenerateRequest, RequestOptions, Tenant
 
 Result = TypeVar("Result")
 
@@ -62,6 +63,7 @@ class ServerState:
                 config.kept_conversations_mb << 20, KEPT_CONVERSATIONS_TTL_S
             )
         self.conversations = conversations
+        self.prompts = OpenPrompts(lambda request: self.run([request]), self._release_session)
         self._open: dict[tuple[str, str], Answers] = {}
         """The answers of the HTTP requests in flight, by the name of their key and their ids."""
         self.json_bounds = JsonBounds()
@@ -152,6 +154,11 @@ class ServerState:
         except (asyncio.CancelledError, GeneratorExit):
             self.metrics.answers.labels("client_left").inc()
             raise
+
+    async def _release_session(self, options: RequestOptions) -> int:
+        """Let the KV of a session be evicted first."""
+        session = options.cache_hints.session
+        return await self.client.call(ReleaseCacheCall(session=session, root=options.root))
 
     async def run(self, requests: list[GenerateRequest]) -> list[AnswerChunk]:
         """Run requests of one answer each that do not stream; returns the one chunk of each."""

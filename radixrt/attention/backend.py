@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from radixrt.attention.auxiliary import AuxiliaryStates
 from radixrt.attention.kv_spec import KVSpec, LayerKV
 from radixrt.attention.metadata import AttentionMetadata
 from radixrt.attention.states import StateTables
@@ -29,6 +30,9 @@ class AttentionSpec:
     it."""
     soft_cap: float | None = None
     """Scores become ``soft_cap * tanh(scores / soft_cap)`` (Gemma 2)."""
+    whole_images: bool = True
+    """The tokens of an image see one another, in models whose images are whole; not so in the
+    layers of Gemma 4 without a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class ForwardContext:
     """One a layer; empty for a layer that reads an earlier one's, or keeps a state instead."""
     states: StateTables | None = None
     """The states of recurrent layers; None: the model has none."""
+    auxiliary: AuxiliaryStates | None = None
+    """Gets the inputs of some layers; None: nobody reads them."""
 
     def narrowed(self, rows: Tensor) -> "ForwardContext | None":
         """The context of these rows of the step alone; None: the backend needs all of them."""
@@ -117,6 +123,13 @@ class AttentionSetup:
     """KV of all layers; empty for those without attention."""
     deterministic: bool = False
     """FlashInfer never splits the keys of a row, whatever the batch."""
+    head_specs: Sequence[KVSpec] = ()
+    """What pages hold beside the KV of the layers, for a draft head."""
+
+    @property
+    def page_specs(self) -> list[KVSpec]:
+        """All that pages hold: the KV of the layers, then what a draft head keeps."""
+        return [*self.kv_specs, *self.head_specs]
 
     def why_not_plain(self, *, latents: bool = False) -> str | None:
         """The reason why kernels that read keys and values of one shape in ``kv_dtype`` cannot

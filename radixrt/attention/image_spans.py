@@ -35,6 +35,8 @@ class ImageSpans:
         """Overwrite the rows of images in ``output`` [num_tokens, num_heads, head_dim]; the keys
         and values of the step are in the cache."""
         spec = step.spec
+        if not spec.whole_images:
+            return
         if spec.sliding_window not in self._spans:
             spans = self._metadata.image_spans
             self._spans[spec.sliding_window] = [

@@ -64,6 +64,10 @@ class SchedulerSettings:
         within=(0, 1),
     )
     disable_radix_cache: bool = _cache(False, "Share no prefixes between requests.")
+    disable_shared_answers: bool = _cache(
+        False,
+        "Compute every answer, also where an equal request runs or has ended (docs/caching.md).",
+    )
     cache_dir: str | None = _cache(
         None,
         "Folder in which KV outlives the server (docs/guides/kept_kv.md); only on a CPU.",
@@ -83,6 +87,17 @@ class SchedulerSettings:
         "pages of 2 MiB. Only on a CPU.",
     )
 
+    idle_share: float = _scheduling(
+        0.5,
+        "Share of an idle server's time for prompts that are computed ahead "
+        "(docs/pieces.md); 0: none.",
+        within=(0, 1),
+    )
+    prepare_next_turns: bool = _scheduling(
+        False,
+        "Compute the beginning of a chat's next turn in idle time, where the template writes "
+        "earlier turns in another way (docs/pieces.md).",
+    )
     max_running_requests: int | None = _scheduling(
         None,
         "Maximum number of sequences in the running batch; by default 256, and on a GPU one for "
@@ -114,9 +129,10 @@ class SchedulerSettings:
         "Order of the waiting queue: lpm longest prefix match, suf shortest uncached prefill, fcfs "
         "first come first served, priority the smallest priority, then lpm.",
     )
-    speculation: Literal["auto", "off"] = _scheduling(
+    speculation: Literal["auto", "text", "head", "off"] = _scheduling(
         "auto",
-        "Draft tokens from known text where that saves time; answers stay the same. Only on a CPU.",
+        "Draft tokens from known text, by --draft-model, or both (auto) where that saves time; "
+        "answers stay the same. Only on a CPU.",
     )
 
 
@@ -157,9 +173,15 @@ class ServerConfig(SchedulerSettings):
         "Longest prompt plus answer, in tokens; at most (and by default) the checkpoint's.",
         within=(1, None),
     )
+    draft_model: str | None = _model(
+        None,
+        "EAGLE-3 head that drafts tokens (docs/speculation.md); by default the checkpoint's folder "
+        "eagle3.",
+        metavar="DIR_OR_HUB_ID",
+    )
     lora: str | None = _model(
         None,
-        "LoRA adapters in peft's format: names for requests, and folders.",
+        "LoRA adapters: names for requests, and peft's folders or GGUF files.",
         metavar="NAME=PATH",
         several=True,
     )
@@ -169,6 +191,9 @@ class ServerConfig(SchedulerSettings):
         within=(1, 256),
     )
     max_lora_rank: int = _model(64, "Largest rank of an adapter.", within=(1, 512))
+    max_images: int = _model(64, "Most images of a request.", within=(1, 1024))
+    max_image_pixels: int = _model(1 << 24, "Most pixels of an image.", within=(1, 1 << 28))
+    max_image_mib: int = _model(20, "Most MiB of an image's file.", within=(1, 20))
     chat_template: str | None = _model(
         None, "File with a Jinja chat template that replaces the tokenizer's own.", metavar="FILE"
     )
@@ -468,6 +493,8 @@ class ServerConfig(SchedulerSettings):
             yield f"--chat-template {self.chat_template}: there is no such file."
         if self.cache_bundle is not None and self.cache_dir is None:
             yield "--cache-bundle is added to a directory: give --cache-dir DIR, too."
+        if self.draft_model is not None and self.speculation not in ("auto", "head"):
+            yield f"--draft-model drafts nothing with --speculation {self.speculation}: leave one out."
         if self.cache_dir is not None:
             if self.disable_radix_cache:
                 yield "--cache-dir keeps nothing with --disable-radix-cache: leave one out."

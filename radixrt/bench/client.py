@@ -28,6 +28,8 @@ class RequestRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    replayed_tokens: int = 0
+    """Tokens of the answer that were computed for an equal request before."""
     answer: str = ""
     token_ids: list[int] = field(default_factory=list)
     """Of the answer, where the server names them."""
@@ -70,6 +72,7 @@ class _PromptDetails(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    replayed_tokens: int | None = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
@@ -197,6 +200,7 @@ def _absorb(event: _Event, record: RequestRecord) -> None:
         record.output_tokens = event.usage.completion_tokens
         details = event.usage.prompt_tokens_details
         record.cached_tokens = (details and details.cached_tokens) or 0
+        record.replayed_tokens = event.usage.replayed_tokens or 0
     for choice in event.choices:
         delta = choice.delta or _Delta()
         text = choice.text or delta.content or ""

@@ -90,6 +90,12 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder, a GGUF file or a name in the hub's cache: can it be served, and does it fit?",
     )
     parser.add_argument(
+        "--lora",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="LoRA adapters: can they be served with MODEL?",
+    )
+    parser.add_argument(
         "--speed",
         action="store_true",
         help="measure how fast this machine reads and multiplies, and which share of that MODEL gets",

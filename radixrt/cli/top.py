@@ -132,13 +132,16 @@ def frame(url: str, reading: Reading, width: int, height: int) -> RenderableType
     has_states = engine.stats.kept_states > 0
     cache = engine.cache
     has_disk = bool(cache.disk_pages or cache.disk_stopped)
-    most_prefixes = max(_MIN_PREFIXES, height - _HEAD_LINES - has_states - has_disk - 3)
+    drafts = _drafts(engine)
+    extra_lines = has_states + has_disk + (drafts is not None)
+    most_prefixes = max(_MIN_PREFIXES, height - _HEAD_LINES - extra_lines - 3)
     return Group(
         _title(url, reading, cache),
         Text(),
         _requests(engine),
         _hits(cache, engine.rates),
         _leases(cache),
+        *([] if drafts is None else [drafts]),
         *([_states(engine)] if has_states else []),
         *([_disk(cache)] if has_disk else []),
         _pool_bar(engine.pool, width),
@@ -186,6 +189,17 @@ def _leases(cache: CacheStats) -> Text:
         f"{cache.leases} leases{broken}, {cache.sessions} sessions, {cache.retractions} retractions, "
         f"{_count(cache.tree_nodes)} nodes",
     )
+
+
+def _drafts(engine: EngineReading) -> Text | None:
+    """Draft tokens by drafter; None: there were none."""
+    accepted = engine.stats.accepted_draft_tokens
+    parts = [
+        f"{name} {_count(accepted[name])} of {_count(drafted)}"
+        for name, drafted in engine.stats.drafted_tokens.items()
+        if drafted
+    ]
+    return Text.assemble(_label("drafts"), "accepted: ", ", ".join(parts)) if parts else None
 
 
 def _states(engine: EngineReading) -> Text:

@@ -1,6 +1,7 @@
 """Asynchronous client of a running engine. The api process and the offline ``LLM`` both use it."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -272,12 +273,13 @@ class EngineClient:
         )
 
     def _with_seed(self, request: GenerateRequest) -> GenerateRequest:
-        """A request that draws gets its seed here, so that another engine would draw the same."""
+        """A request that draws gets its seed here, so that another engine would draw the same. An
+        answer to one without a seed is never given to another."""
         sampling = request.sampling
         if sampling.seed is not None or not sampling.temperature:
             return request
         sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
-        options = msgspec.structs.replace(request.options, sampling=sampling)
+        options = msgspec.structs.replace(request.options, sampling=sampling, shares_answers=False)
         return msgspec.structs.replace(request, options=options)
 
     async def answers(
@@ -332,9 +334,27 @@ class EngineClient:
         return reply
 
     async def _load_adapter(self, call: LoadAdapterCall) -> AdapterInfo:
-        info = await self._calls.ask(call)
+        before = self.adapters.get(call.name)
+        try:
+            info = await self._calls.ask(call)
+        except RequestError:
+            await self._take_back(call, before)
+            raise
         self.adapters[info.name] = info
         return info
+
+    async def _take_back(self, call: LoadAdapterCall, before: AdapterInfo | None) -> None:
+        """An adapter was not loaded by all replicas: give its name to what it had before, or, if
+        those bytes are not there any more, to none."""
+        if before is not None and not call.replaces:
+            return
+        with contextlib.suppress(RequestError):
+            if before is not None:
+                again = msgspec.structs.replace(call, path=before.path)
+                if (await self._calls.ask(again)).digest == before.digest:
+                    return
+                self.adapters.pop(call.name, None)
+            await self._calls.ask(UnloadAdapterCall(name=call.name))
 
     async def _unload_adapter(self, call: UnloadAdapterCall) -> AdapterInfo:
         info = await self._calls.ask(call)

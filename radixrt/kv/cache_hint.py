@@ -39,6 +39,11 @@ class CacheHint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seconds from the end of the request until the client expects to continue it."""
     session: str | None = None
     """Name of the request's session, whose KV can be released all at once."""
+    answers: bool | None = None
+    """False: compute the answer, also where an equal request runs or has ended."""
+    next_turn: bool | None = None
+    """Compute the beginning of a chat's next turn behind the answer, in idle time; None: if the
+    server does."""
     explain: bool | None = None
     """Explain in the answer which tokens of the prompt did not come from the cache, and why."""
 
@@ -101,6 +106,26 @@ def hints_of(hint: CacheHint | None) -> CacheHints:
         RequestError: the hint is not valid; names the field.
     """
     return CacheHints() if hint is None else hint.validate().as_hints()
+
+
+def shares_answers(hint: CacheHint | None, disabled: bool) -> bool:
+    """Whether a request may get the answer that was computed for an equal one.
+
+    Args:
+        disabled: the setting ``disable_shared_answers``.
+    """
+    return not disabled and (hint is None or hint.answers is not False)
+
+
+def prepares_next_turn(hint: CacheHint | None, default: bool, idle_share: float) -> bool:
+    """Whether the beginning of a chat's next turn is computed behind its answer.
+
+    Args:
+        default: the setting ``prepare_next_turns``.
+        idle_share: that setting; 0: nothing is computed in idle time.
+    """
+    asked = None if hint is None else hint.next_turn
+    return idle_share > 0 and (default if asked is None else asked)
 
 
 def check_seconds(seconds: float | None, field: str) -> None:

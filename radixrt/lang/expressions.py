@@ -67,6 +67,7 @@ class Gen(Expression):
     tool_choice: str | None = None
     stream: bool = False
     stream_values: bool = False
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,7 @@ class Select(Expression):
     choices: tuple[str, ...]
     method: SelectMethod
     source: SourceLine
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +125,7 @@ def gen(
     tool_choice: str | None = None,
     stream: bool = False,
     stream_values: bool = False,
+    adapter: str | None = None,
     **unknown: NoReturn,
 ) -> Gen:
     """A call of the model. It starts at once in the background; ``s[name]`` waits for its value.
@@ -149,6 +152,7 @@ def gen(
             streamed.
         stream_values: the values inside the JSON answer can be read by ``s.values_iter(name)`` as
             they are complete. Needs a schema or a type whose JSON is an object or array.
+        adapter: the LoRA adapter that answers, by its name on the server. None: its model.
         unknown: not supported; their error lists the known settings.
 
     Raises:
@@ -185,6 +189,7 @@ def gen(
         tool_choice=tool_choice,
         stream=stream or stream_values,
         stream_values=stream_values,
+        adapter=adapter,
     )
 
 
@@ -192,6 +197,8 @@ def select(
     name: str | None = None,
     choices: Sequence[str] = (),
     method: SelectMethod = "token_length_normalized",
+    *,
+    adapter: str | None = None,
 ) -> Select:
     """Chooses the likeliest of several texts. All are scored in one batch; no text is generated.
 
@@ -203,6 +210,7 @@ def select(
             the choices that share it, as greedy decoding chooses.
             ``unconditional_likelihood_normalized``: the highest gain over the same text without the
             prompt, so that common texts have no advantage.
+        adapter: the LoRA adapter that scores, by its name on the server. None: its model.
 
     Raises:
         ProgramError: the choices are empty, or the method is unknown.
@@ -215,7 +223,7 @@ def select(
     methods = SelectMethod.__args__  # type: ignore[attr-defined]
     if method not in methods:
         raise ProgramError(f"select's method must be one of {', '.join(methods)}, not {method!r}.")
-    return Select(name, _choices("select", choices), method, caller())
+    return Select(name, _choices("select", choices), method, caller(), adapter)
 
 
 def documents(

@@ -17,7 +17,7 @@ from radixrt.lang.expressions import (
     Text,
     parts_of,
 )
-from radixrt.lang.runtime.calls import CallSite, arrange, choose, generate
+from radixrt.lang.runtime.calls import CallSite, arrange, choose, compute_ahead, generate
 from radixrt.lang.runtime.placeholder import Completion, Placeholder
 from radixrt.lang.runtime.reading import Pieces, TextSoFar, text_of_call, values_of_call
 from radixrt.lang.runtime.run import Run
@@ -285,6 +285,11 @@ class State:
         these calls."""
         for placeholder in self._own_calls:
             placeholder.future.cancel()
+
+    def compute_ahead(self) -> None:
+        """Let the server compute what was appended so far, in idle time, while the program does
+        something else, such as a search. Waits for nothing, and changes no answer."""
+        self._run.start_aside(compute_ahead(self._run, self._transcript))
 
     @contextlib.contextmanager
     def waiting(self, seconds: float) -> Iterator[None]:

@@ -74,6 +74,7 @@ class SelfAttention(AttentionBlock, KernelLayer):
         query_scale: Callable[[Tensor], Tensor] | None = None,
         has_sinks: bool = False,
         gated: bool = False,
+        input_size: int | None = None,
     ) -> None:
         """
         Args:
@@ -87,6 +88,7 @@ class SelfAttention(AttentionBlock, KernelLayer):
             has_sinks: each head has a learned score beside those of the keys (gpt-oss).
             gated: behind each head of the query, ``q_proj`` computes a gate, by whose sigmoid the
                 head's output is multiplied (Qwen3-Next).
+            input_size: features that the projections read; None: the hidden size.
         """
         super().__init__()
         self.layer_index = layer_index
@@ -108,7 +110,9 @@ class SelfAttention(AttentionBlock, KernelLayer):
         self.gated = gated
         self.head_counts = [heads.query * (1 + gated), heads.kv, heads.kv]
         projections = heads.projections(num_heads * (1 + gated), num_kv_heads, tp)
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, projections, qkv_bias)
+        self.qkv_proj = ColumnParallelLinear(
+            input_size or config.hidden_size, projections, qkv_bias
+        )
         self.q_norm = query_norm
         self.k_norm = key_norm
         self.norm_after_rotation = norm_after_rotation

@@ -18,6 +18,7 @@ from radixrt.attention.kv_spec import KVSpec
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.kernels.interface import KernelLayer, LayerKernels
 from radixrt.layers.linear import ColumnParallelLinear, LinearLayer, Projection, RowParallelLinear
+from radixrt.layers.lora import LoraStack
 from radixrt.layers.matrix import DecodableMatrix, DenseMatrix, HeadMatrices, Placement
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.parallel import TensorParallel
@@ -94,7 +95,7 @@ class LatentAttention(AttentionBlock, KernelLayer):
         latent = self.kv_a_layernorm.forward(key[..., : self.latent])
         key = torch.cat([latent, rotated_key], dim=-1)
         absorbed = query.new_empty(*query.shape[:2], self.spec.head_dim)
-        self.kv_b_proj.keys.multiply(query[..., : self.nope], absorbed[..., : self.latent])
+        self.kv_b_proj.absorb(query[..., : self.nope], absorbed[..., : self.latent])
         absorbed[..., self.latent :] = rotated
         attended = context.backend.attend(
             AttentionInputs(
@@ -105,9 +106,7 @@ class LatentAttention(AttentionBlock, KernelLayer):
                 self.spec,
             )
         )
-        values = attended.new_empty(*attended.shape[:2], self.kv_b_proj.value_dim)
-        self.kv_b_proj.values.multiply(attended, values)
-        return self.o_proj.forward(values.flatten(1))
+        return self.o_proj.forward(self.kv_b_proj.results(attended).flatten(1))
 
 
 class UpProjections(LinearLayer):
@@ -119,6 +118,10 @@ class UpProjections(LinearLayer):
 
     keys: HeadMatrices
     values: HeadMatrices
+    key_lora: LoraStack | None = None
+    """The adapters of ``keys``, whose members are the heads; None: there are none."""
+    value_lora: LoraStack | None = None
+    """Those of ``values``."""
 
     def __init__(
         self, latent: int, num_heads: int, key_dim: int, value_dim: int, tp: TensorParallel
@@ -132,6 +135,25 @@ class UpProjections(LinearLayer):
         super().__init__(heads * (key_dim + value_dim), latent, bias=False)
         self.heads, self.num_heads, self.rank = heads, num_heads, tp.rank
         self.key_dim, self.value_dim = key_dim, value_dim
+
+    def absorb(self, query: Tensor, output: Tensor) -> None:
+        """[num_tokens, heads, key_dim] -> [num_tokens, heads, latent], written to ``output``; both
+        are views of whole heads."""
+        self.keys.multiply(query, output)
+        if self.key_lora is not None:
+            self._adapt(self.key_lora, query, output)
+
+    def results(self, attended: Tensor) -> Tensor:
+        """[num_tokens, heads, latent] -> [num_tokens, heads, value_dim]"""
+        output = attended.new_empty(*attended.shape[:2], self.value_dim)
+        self.values.multiply(attended, output)
+        if self.value_lora is not None:
+            self._adapt(self.value_lora, attended, output)
+        return output
+
+    def _adapt(self, lora: LoraStack, hidden: Tensor, output: Tensor) -> None:
+        heads = torch.arange(self.heads).expand(len(hidden), -1)
+        lora.add_by_member(hidden.flatten(0, 1), output.view(-1, output.shape[-1]), heads)
 
     def placements(self, path: str) -> Iterator[Placement]:
         each = self.key_dim + self.value_dim

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from radixrt.layers.lora import LoraStack
 from radixrt.layers.weights import WeightSlot, parameter
 
 
@@ -163,9 +164,12 @@ class MatrixStack(MatrixLayer):
     """Matrices of one shape and format, one below the other in one matrix: one for each expert of a
     mixture."""
 
+    lora: LoraStack | None = None
+    """The adapters of the matrices; None: none has been loaded that changes one."""
+
     def __init__(self, count: int, rows: int, columns: int, bias: bool = False) -> None:
         super().__init__(count * rows, columns)
-        self.count = count
+        self.count, self.rows_each = count, rows
         self.bias = nn.Parameter(torch.zeros(count, rows), requires_grad=False) if bias else None
 
     def pack(self, kernels: Any) -> None:
@@ -173,8 +177,7 @@ class MatrixStack(MatrixLayer):
 
     def rows_of(self, index: int) -> slice:
         """The rows of one of the matrices."""
-        rows = self.rows // self.count
-        return slice(index * rows, (index + 1) * rows)
+        return slice(index * self.rows_each, (index + 1) * self.rows_each)
 
     def plain(self, index: int) -> Tensor:
         """One of the matrices in the model's dtype; only before it is packed."""

@@ -101,7 +101,8 @@ class Router(LinearLayer, KernelLayer):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, num_experts]"""
-        return self.matrix.multiply(hidden, self.bias)
+        output = self.matrix.multiply(hidden, self.bias)
+        return output if self.lora is None else self.lora.add(hidden, output)
 
     def choose(self, hidden: Tensor) -> Choice:
         """The experts of each token."""
@@ -250,23 +251,32 @@ class Experts(KernelLayer):
 
     def _slots_of(self, path: str, index: int) -> Iterator[tuple[str, WeightSlot]]:
         """The slots of one expert, which is number ``index`` of this rank's."""
-        hidden_size, start = self.gate_up_proj.columns, self.part.start
-        share = self.part.stop - start
-        wide, tall = (self.intermediate_size, hidden_size), (hidden_size, self.intermediate_size)
-        first = self.gate_up_proj.rows_of(index).start
-        for half, name in enumerate(self.names):
-            rows = slice(first, first + share)
-            first += share
-            placement = Placement(f"{path}.{name}", wide, rows, 0, start)
+        start, share = self.part.start, self.part.stop - self.part.start
+        wide, down = self.placements(path, index)
+        for half, placement in enumerate(wide):
             yield from self.gate_up_proj.loadable.slots(placement)
             if (bias := self.gate_up_proj.bias) is not None:
                 own = bias[index, half * share : (half + 1) * share]
-                yield f"{path}.{name}.bias", WeightSlot((self.intermediate_size,), own, 0, start)
-        rows = self.down_proj.rows_of(index)
-        down = Placement(f"{path}.down_proj", tall, rows, 1, start)
+                slot = WeightSlot((self.intermediate_size,), own, 0, start)
+                yield f"{placement.name}.bias", slot
         yield from self.down_proj.loadable.slots(down)
         if (bias := self.down_proj.bias) is not None:  # the sum over ranks has it once
-            yield f"{path}.down_proj.bias", WeightSlot((hidden_size,), bias[index], held=not start)
+            slot = WeightSlot((self.down_proj.rows_each,), bias[index], held=not start)
+            yield f"{down.name}.bias", slot
+
+    def placements(self, path: str, index: int) -> tuple[list[Placement], Placement]:
+        """The projections in ``gate_up_proj`` and that in ``down_proj`` of an expert, which is
+        number ``index`` of this rank's."""
+        hidden_size, start = self.gate_up_proj.columns, self.part.start
+        share = self.part.stop - start
+        size, first = self.intermediate_size, self.gate_up_proj.rows_of(index).start
+        wide = []
+        for name in self.names:
+            rows = slice(first, first + share)
+            wide.append(Placement(f"{path}.{name}", (size, hidden_size), rows, 0, start))
+            first += share
+        rows = self.down_proj.rows_of(index)
+        return wide, Placement(f"{path}.down_proj", (hidden_size, size), rows, 1, start)
 
 
 def check_expert_groups(model: nn.Module, tp: TensorParallel) -> None:

@@ -3,7 +3,7 @@ keys and values."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,41 @@ from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import WeightSlot, parameter
 from radixrt_kernels import tape
 
-WHOLE = TensorParallel()
-"""Each rank computes all of a recurrent block, and keeps whole states."""
+
+def ranks_of(tp: TensorParallel, *counts: int) -> TensorParallel:
+    """The ranks that split a block: ``tp`` if all ``counts`` of heads and groups divide evenly, else
+    one, and each rank computes the whole block and keeps whole states."""
+    return tp if all(count % tp.size == 0 for count in counts) else TensorParallel()
 
 
 class RecurrentBlock(KernelLayer, ABC):
     """A block of layer ``layer_index``, whose states are the context's at that index. It advances
-    the state of each sequence by the step's tokens."""
+    the state of each sequence by the step's tokens.
+
+    Where its heads are split over ranks, a rank keeps the states of its heads, and the projection
+    that a checkpoint has in one tensor is several here.
+    """
+
+    fused: tuple[str, dict[str, int]] | None = None
+    """The name of that tensor's module, and its parts with their output features; None: this rank
+    has all of it."""
 
     def __init__(self, layer_index: int) -> None:
         super().__init__()
         self.layer_index = layer_index
+
+    def _projections(
+        self, name: str, parts: dict[str, int], tp: TensorParallel, whole: Container[str] = ()
+    ) -> list[Projection]:
+        """The projection ``name``, or its ``parts`` if ranks split them; each computes all of those
+        in ``whole``."""
+        if tp.size == 1:
+            return [Projection.whole(name, sum(parts.values()))]
+        self.fused = name, parts
+        return [
+            Projection.whole(part, size) if part in whole else Projection.even(part, size, tp)
+            for part, size in parts.items()
+        ]
 
     @abstractmethod
     def state_spec(self) -> StateSpec:
@@ -58,11 +82,16 @@ class RecurrentBlock(KernelLayer, ABC):
 
 class CausalConvolution(nn.Module):
     """The weights of a convolution of each channel over its last inputs; a checkpoint has them as
-    [channels, 1, taps]."""
+    [channels, 1, taps].
 
-    def __init__(self, channels: int, taps: int, bias: bool) -> None:
+    Args:
+        projections: whose outputs side by side are the channels.
+    """
+
+    def __init__(self, projections: Sequence[Projection], taps: int, bias: bool) -> None:
         super().__init__()
-        self.channels, self.taps = channels, taps
+        channels = sum(projection.rows for projection in projections)
+        self.projections, self.channels, self.taps = projections, channels, taps
         self.weight = parameter(taps, channels)
         self.bias = nn.Parameter(torch.zeros(channels), requires_grad=False) if bias else None
 
@@ -71,22 +100,35 @@ class CausalConvolution(nn.Module):
         return CachedTensor((self.taps - 1, self.channels), self.weight.dtype)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
-        shape = (self.channels, 1, self.taps)
-        yield f"{path}.weight", WeightSlot(shape, self.weight, convert=lambda t: t.squeeze(1).T)
+        whole = sum(projection.size for projection in self.projections)
+        shape = (whole, 1, self.taps)
+        slot = WeightSlot(shape, self.weight, convert=lambda t: self._own(t.squeeze(1)).T)
+        yield f"{path}.weight", slot
         if self.bias is not None:
-            yield f"{path}.bias", WeightSlot((self.channels,), self.bias)
+            yield f"{path}.bias", WeightSlot((whole,), self.bias, convert=self._own)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """The rows of this rank's channels."""
+        parts = tensor.split([projection.size for projection in self.projections])
+        own = zip(self.projections, parts, strict=True)
+        return torch.cat([part.narrow(0, each.start, each.rows) for each, part in own])
 
 
 class ShortConvolution(RecurrentBlock):
     """A convolution over a few tokens between two gates, which are projections as its input is
     (LFM2)."""
 
-    def __init__(self, layer_index: int, hidden_size: int, taps: int, bias: bool) -> None:
+    def __init__(
+        self, layer_index: int, hidden_size: int, taps: int, bias: bool, tp: TensorParallel
+    ) -> None:
         super().__init__(layer_index)
-        projection = [Projection.whole("in_proj", 3 * hidden_size)]
-        self.in_proj = ColumnParallelLinear(hidden_size, projection, bias)
-        self.conv = CausalConvolution(hidden_size, taps, bias)
-        self.out_proj = RowParallelLinear(hidden_size, hidden_size, bias, WHOLE)
+        tp = ranks_of(tp, hidden_size)
+        parts = dict.fromkeys(("in_proj_before", "in_proj_after", "in_proj_x"), hidden_size)
+        self.in_proj = ColumnParallelLinear(
+            hidden_size, self._projections("in_proj", parts, tp), bias
+        )
+        self.conv = CausalConvolution([Projection.even("conv", hidden_size, tp)], taps, bias)
+        self.out_proj = RowParallelLinear(hidden_size, hidden_size, bias, tp)
 
     def state_spec(self) -> StateSpec:
         return StateSpec((self.conv.state(),))
@@ -101,11 +143,14 @@ class ShortConvolution(RecurrentBlock):
         return self.out_proj.forward(outputs)
 
 
-def head_parameter(path: str, values: Tensor, negative_exp: bool = False) -> tuple[str, WeightSlot]:
-    """The slot of a float32 parameter of each head; ``negative_exp``: the checkpoint has ``log(-x)``
-    of it."""
+def head_parameter(
+    path: str, values: Tensor, tp: TensorParallel, negative_exp: bool = False
+) -> tuple[str, WeightSlot]:
+    """The slot of a float32 parameter of each of this rank's heads; ``negative_exp``: the checkpoint
+    has ``log(-x)`` of it."""
     convert = (lambda t: -t.float().exp()) if negative_exp else None
-    return path, WeightSlot((len(values),), values, convert=convert)
+    shape, start = (tp.size * len(values),), tp.rank * len(values)
+    return path, WeightSlot(shape, values, start=start, convert=convert)
 
 
 def per_head(num_heads: int, value: float) -> nn.Parameter:
@@ -124,35 +169,31 @@ class GatedDeltaNet(RecurrentBlock):
     of the number of keys (``linear_value_heads_tiled``).
     """
 
-    def __init__(self, config: Any, layer_index: int) -> None:
+    def __init__(self, config: Any, layer_index: int, tp: TensorParallel) -> None:
         super().__init__(layer_index)
         hidden_size = config.hidden_size
-        self.num_key_heads, self.key_dim = config.linear_num_key_heads, config.linear_key_head_dim
-        self.num_heads, self.value_dim = config.linear_num_value_heads, config.linear_value_head_dim
-        keys, values = self.num_key_heads * self.key_dim, self.num_heads * self.value_dim
-        self.sizes = [keys, keys, values]
-        self.in_proj_qkvz = ColumnParallelLinear(
-            hidden_size,
-            [
-                Projection.whole("in_proj_qkv", 2 * keys + values),
-                Projection.whole("in_proj_z", values),
-            ],
-            bias=False,
-        )
-        self.in_proj_ba = ColumnParallelLinear(
-            hidden_size,
-            [Projection.whole(name, self.num_heads) for name in ("in_proj_b", "in_proj_a")],
-            bias=False,
-        )
-        self.conv1d = CausalConvolution(sum(self.sizes), config.linear_conv_kernel_dim, bias=False)
+        self.tiled = bool(getattr(config, "linear_value_heads_tiled", False))
+        num_keys, num_heads = config.linear_num_key_heads, config.linear_num_value_heads
+        # A tiled head's key may be another rank's.
+        self.tp = tp = ranks_of(tp, 1 if self.tiled else num_keys, num_heads)
+        self.num_key_heads, self.num_heads = num_keys // tp.size, num_heads // tp.size
+        self.key_dim, self.value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        keys, values = num_keys * self.key_dim, num_heads * self.value_dim
+        self.sizes = [size // tp.size for size in (keys, keys, values)]
+        parts = {"in_proj_q": keys, "in_proj_k": keys, "in_proj_v": values}
+        merged = self._projections("in_proj_qkv", parts, tp)
+        gate = Projection.even("in_proj_z", values, tp)
+        self.in_proj_qkvz = ColumnParallelLinear(hidden_size, [*merged, gate], bias=False)
+        gates = [Projection.even(name, num_heads, tp) for name in ("in_proj_b", "in_proj_a")]
+        self.in_proj_ba = ColumnParallelLinear(hidden_size, gates, bias=False)
+        self.conv1d = CausalConvolution(merged, config.linear_conv_kernel_dim, bias=False)
         self.rate, self.dt_bias = (
             per_head(self.num_heads, DUMMY_RATE),
             per_head(self.num_heads, 1.0),
         )
-        self.tiled = bool(getattr(config, "linear_value_heads_tiled", False))
         self.eps = config.rms_norm_eps
         self.norm = nn.Parameter(torch.ones(1, self.value_dim), requires_grad=False)
-        self.out_proj = RowParallelLinear(values, hidden_size, False, WHOLE)
+        self.out_proj = RowParallelLinear(values, hidden_size, False, tp)
 
     def state_spec(self) -> StateSpec:
         shape = (self.num_heads, self.key_dim, self.value_dim)
@@ -160,7 +201,8 @@ class GatedDeltaNet(RecurrentBlock):
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         kernels = self.kernels.recurrence
-        inputs, gate = self.in_proj_qkvz.forward(hidden).split(self.in_proj_qkvz.sizes, dim=-1)
+        widths = (sum(self.sizes), self.num_heads * self.value_dim)
+        inputs, gate = self.in_proj_qkvz.forward(hidden).split(widths, dim=-1)
         gain, decay = self.in_proj_ba.forward(hidden).chunk(2, dim=-1)
         merged = torch.empty(inputs.shape, dtype=inputs.dtype)
         weights = (self.conv1d.weight, None, True)
@@ -178,8 +220,8 @@ class GatedDeltaNet(RecurrentBlock):
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         for name in ("in_proj_qkvz", "in_proj_ba", "conv1d", "out_proj"):
             yield from getattr(self, name).weight_slots(f"{path}.{name}")
-        yield head_parameter(f"{path}.A_log", self.rate, negative_exp=True)
-        yield head_parameter(f"{path}.dt_bias", self.dt_bias)
+        yield head_parameter(f"{path}.A_log", self.rate, self.tp, negative_exp=True)
+        yield head_parameter(f"{path}.dt_bias", self.dt_bias, self.tp)
         yield f"{path}.norm.weight", WeightSlot((self.value_dim,), self.norm[0])
 
 
@@ -211,32 +253,51 @@ class Mamba2Options:
 class Mamba2(RecurrentBlock):
     """A state space with one decay for each head (Dao & Gu, 2024)."""
 
-    def __init__(self, options: Mamba2Options, layer_index: int) -> None:
+    def __init__(self, options: Mamba2Options, layer_index: int, tp: TensorParallel) -> None:
         super().__init__(layer_index)
         self.options = o = options
-        size, keys = o.num_heads * o.head_dim, o.num_groups * o.state_size
-        self.sizes = [size, keys, keys]
-        self.parts = [size, sum(self.sizes), o.num_heads]
-        projection = [Projection.whole("in_proj", sum(self.parts))]
-        self.in_proj = ColumnParallelLinear(o.hidden_size, projection, o.bias)
-        self.conv1d = CausalConvolution(sum(self.sizes), o.taps, o.conv_bias)
-        self.rate, self.dt_bias, self.skip = (
-            per_head(o.num_heads, value) for value in (DUMMY_RATE, 0.0, 1.0)
+        # A norm runs over the heads of a group; keys and queries of one group serve all ranks.
+        self.tp = tp = ranks_of(
+            tp, o.num_heads, o.num_groups if o.has_norm or o.num_groups > 1 else tp.size
         )
-        groups = o.num_groups
+        size, keys = o.num_heads * o.head_dim, o.num_groups * o.state_size
+        parts = {
+            "in_proj_z": size,
+            "in_proj_x": size,
+            "in_proj_k": keys,
+            "in_proj_q": keys,
+            "in_proj_dt": o.num_heads,
+        }
+        shared = ("in_proj_k", "in_proj_q") if o.num_groups < tp.size else ()
+        projections = self._projections("in_proj", parts, tp, whole=shared)
+        self.in_proj = ColumnParallelLinear(o.hidden_size, projections, o.bias)
+        convolved = [Projection.whole("conv1d", size + 2 * keys)]
+        if self.fused is not None:
+            convolved = projections[1:4]
+        self.conv1d = CausalConvolution(convolved, o.taps, o.conv_bias)
+        self.num_heads, self.num_groups = o.num_heads // tp.size, max(1, o.num_groups // tp.size)
+        size, keys = self.num_heads * o.head_dim, self.num_groups * o.state_size
+        self.sizes = [size, keys, keys]
+        self.parts = [size, sum(self.sizes), self.num_heads]
+        self.rate, self.dt_bias, self.skip = (
+            per_head(self.num_heads, value) for value in (DUMMY_RATE, 0.0, 1.0)
+        )
         self.factors: Tensor | None = None
         if o.factors:
-            counts = torch.tensor([size, *self.sizes, o.num_heads])
+            counts = torch.tensor([size, *self.sizes, self.num_heads])
             factors = torch.tensor(o.factors, dtype=torch.get_default_dtype())
             self.factors = nn.Parameter(factors.repeat_interleave(counts), requires_grad=False)
         self.norm = None
         if o.has_norm:
+            groups = self.num_groups
             self.norm = nn.Parameter(torch.ones(groups, size // groups), requires_grad=False)
-        self.out_proj = RowParallelLinear(size, o.hidden_size, o.output_bias, WHOLE)
+        self.out_proj = RowParallelLinear(
+            o.num_heads * o.head_dim, o.hidden_size, o.output_bias, tp
+        )
 
     def state_spec(self) -> StateSpec:
         o = self.options
-        shape = (o.num_heads, o.state_size, o.head_dim)
+        shape = (self.num_heads, o.state_size, o.head_dim)
         return StateSpec((self.conv1d.state(), CachedTensor(shape, torch.float32)))
 
     def forward(self, hidden: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
@@ -249,8 +310,8 @@ class Mamba2(RecurrentBlock):
         weights = (self.conv1d.weight, self.conv1d.bias, True)
         self.advance(kernels.short_convolution, 0, context, inputs, None, None, *weights, merged)
         value, key, query = merged.split(self.sizes, dim=-1)
-        value = value.unflatten(1, (o.num_heads, o.head_dim))
-        query, key = (x.unflatten(1, (o.num_groups, o.state_size)) for x in (query, key))
+        value = value.unflatten(1, (self.num_heads, o.head_dim))
+        query, key = (x.unflatten(1, (self.num_groups, o.state_size)) for x in (query, key))
         outputs = torch.empty(value.shape, dtype=value.dtype)
         gates = (dt, self.rate, self.dt_bias, self.skip, o.dt_limit)
         self.advance(kernels.state_space_scan, 1, context, query, key, value, *gates, outputs)
@@ -262,8 +323,10 @@ class Mamba2(RecurrentBlock):
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         for name in ("in_proj", "conv1d", "out_proj"):
             yield from getattr(self, name).weight_slots(f"{path}.{name}")
-        yield head_parameter(f"{path}.A_log", self.rate, negative_exp=True)
-        yield head_parameter(f"{path}.dt_bias", self.dt_bias)
-        yield head_parameter(f"{path}.D", self.skip)
+        yield head_parameter(f"{path}.A_log", self.rate, self.tp, negative_exp=True)
+        yield head_parameter(f"{path}.dt_bias", self.dt_bias, self.tp)
+        yield head_parameter(f"{path}.D", self.skip, self.tp)
         if self.norm is not None:
-            yield f"{path}.norm.weight", WeightSlot((self.norm.numel(),), self.norm.view(-1))
+            own = self.norm.numel()
+            slot = WeightSlot((self.tp.size * own,), self.norm.view(-1), start=self.tp.rank * own)
+            yield f"{path}.norm.weight", slot

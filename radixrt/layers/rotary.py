@@ -1,6 +1,8 @@
 """Rotary position embedding (Su et al., 2021), with the context extensions that transformers
 knows."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,6 +91,67 @@ class RotaryEmbedding(KernelLayer):
         that queries and keys share.
         """
         return self.kernels.rotate(positions, query, key, self.cos_sin, self.interleaved)
+
+
+class AxesRotary(RotaryEmbedding):
+    """Rotates by positions in three axes: time, height and width (M-RoPE, Wang et al., 2024). Each
+    rotated pair has one axis. In a text the three are the same, so :meth:`forward` is as ever.
+
+    >>> from types import SimpleNamespace
+    >>> rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    >>> rotary = AxesRotary(SimpleNamespace(head_dim=8, rope_parameters=rope), context_length=16)
+    >>> axes = torch.tensor([[3, 3], [3, 4], [3, 5]])
+    >>> with rotary.at(axes):
+    ...     placed, _ = rotary(torch.zeros(2), torch.ones(2, 1, 8), torch.ones(2, 1, 8))
+    >>> text, _ = rotary(torch.tensor([3, 4]), torch.ones(2, 1, 8), torch.ones(2, 1, 8))
+    >>> torch.equal(placed[0], text[0]), (placed[1] == text[1]).flatten().tolist()
+    (True, [False, False, True, False, False, False, True, False])
+    """
+
+    def __init__(
+        self, config: Any, context_length: int, *, mixed: bool = False, by_parts: bool = False
+    ) -> None:
+        """
+        Args:
+            mixed: the axes take turns from pair to pair (Qwen3-VL); else each has the pairs of a
+                section (Qwen2.5-VL).
+        """
+        super().__init__(config, context_length, by_parts=by_parts)
+        pairs = len(self._frequencies)
+        sections = config.rope_parameters["mrope_section"]
+        if len(sections) != 3 or sum(sections) != pairs:
+            raise ConfigError(
+                f"The checkpoint's config.json has 'mrope_section': {sections}, which are not three numbers whose sum is {pairs}."
+            )
+        axis = torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+        if mixed:
+            axis = torch.arange(pairs) % 3
+            axis[torch.arange(pairs) >= 3 * torch.tensor(sections)[axis]] = 0
+        self._axis = torch.cat((axis, axis))  # [rotary_dim], of cosines and sines
+        self._placed: Tensor | None = None
+
+    @contextlib.contextmanager
+    def at(self, axes: Tensor) -> Iterator[None]:
+        """Within, :meth:`forward` does not read positions: row ``i`` of the step is at ``axes[:,
+        i]``.
+
+        Args:
+            axes: [3, num_tokens] int64, time, height and width.
+        """
+        rows = self.cos_sin[axes]  # [3, num_tokens, rotary_dim]
+        self._placed = torch.where(
+            self._axis == 0, rows[0], torch.where(self._axis == 1, rows[1], rows[2])
+        )
+        try:
+            yield
+        finally:
+            self._placed = None
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self._placed is None:
+            return super().forward(positions, query, key)
+        rows = torch.arange(len(self._placed))
+        return self.kernels.rotate(rows, query, key, self._placed, self.interleaved)
 
 
 class NoRotary(RotaryEmbedding):

@@ -177,6 +177,9 @@ class AnswerReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Draft tokens of a complete answer that were accepted. They are among its tokens."""
     rejected_prediction_tokens: int = 0
     """Draft tokens that were verified and are not in the answer."""
+    replayed_tokens: int = 0
+    """Leading output tokens that were computed for another request; the scheduler's number may
+    exceed the answer, and the tokenizer process cuts it."""
     reasoning_tokens: int = 0
     """Output tokens of the reasoning, with its tags; set by the tokenizer process."""
     finish_reason: FinishReason | None = None
@@ -342,6 +345,8 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     dtype: str
     device: str
     attention_backend: str
+    speculation: str = ""
+    """What tokens are drafted from: text, a head, or both; "": nothing is drafted."""
     architecture: str
     adapters: tuple[AdapterInfo, ...] = ()
     """The LoRA adapters that are loaded."""

@@ -23,6 +23,7 @@ from typing import (
 import msgspec
 from msgspec.structs import replace
 
+from radixrt.base.errors import RequestError
 from radixrt.constrained.advice import Advice
 from radixrt.constrained.constraint import Constraint
 from radixrt.messages.adapters import AdapterInfo
@@ -228,6 +229,19 @@ class LoadAdapterCall(SchedulerCall[AdapterInfo], frozen=True, kw_only=True):
     path: str
     replaces: bool = False
     """The name may be that of another adapter, which new requests do not get any more."""
+
+    @staticmethod
+    def merge(values: dict[int, Any], num_replicas: int) -> Any:
+        """Raises:
+        RequestError: the replicas have read different bytes.
+        """
+        first, *others = values.values()
+        if any(other["digest"] != first["digest"] for other in others):
+            raise RequestError(
+                "The adapter was replaced while the replicas of --dp read it; load it again.",
+                param="lora_path",
+            )
+        return first
 
 
 class UnloadAdapterCall(SchedulerCall[AdapterInfo], frozen=True, kw_only=True):

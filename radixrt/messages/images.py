@@ -31,9 +31,15 @@ class VisionInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights: bytes
     """SHA-256 over the tower's weights."""
     tokens_per_tile: int
-    """Placeholders of one picture that the tower sees: a whole image, or a tile of it."""
+    """Placeholders of one picture that the tower sees: a whole image, or a tile of it. 0: pictures
+    have sizes of their own."""
     tile_size: int
-    """Height and width of such a picture, in pixels."""
+    """Height and width of such a picture, in pixels; 0 with those sizes."""
+    unit: int = 0
+    """With sizes of their own: rows and columns of an image's tensor for which one placeholder
+    stands."""
+    has_axes: bool = False
+    """Placeholders have positions in three axes (M-RoPE)."""
     whole_images: bool = False
     """The placeholders of an image see one another in both directions, so that a step computes all
     of them or none."""
@@ -52,6 +58,17 @@ class ImageRun(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int
     first: int = 0
     """Row of the image's features for the first of them."""
+    columns: int = 0
+    """Placeholders of a row of the image, where they have positions in three axes: time, height
+    and width; 0: positions count tokens."""
+
+    @property
+    def positions_less(self) -> int:
+        """Positions that the text behind it is nearer than tokens are: an image takes as many as
+        its longer side has placeholders."""
+        if not self.columns:
+            return 0
+        return self.num_tokens - max(self.columns, -(-self.num_tokens // self.columns))
 
 
 class LoadImage(Message, frozen=True, kw_only=True):
@@ -62,7 +79,8 @@ class LoadImage(Message, frozen=True, kw_only=True):
     pixels: bytes
     """float32, little-endian."""
     shape: tuple[int, ...]
-    """[tiles, channels, height, width]"""
+    """[tiles, channels, height, width]; of towers that read patches, [1, rows of patches, columns,
+    values of a patch]"""
 
 
 class DropImage(Message, frozen=True):

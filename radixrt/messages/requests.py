@@ -190,6 +190,12 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Numbers of the prompt in place of an answer; None: an answer."""
     speculation: bool = True
     """Tokens may be drafted, if the server does."""
+    prepares_next_turn: bool = False
+    """Behind the answer of a chat, the beginning of its next turn is computed in idle time."""
+    idle: bool = False
+    """The prompt is computed, without an answer, only while nothing else waits or runs."""
+    shares_answers: bool = False
+    """Equal requests may get tokens that were computed for one of them."""
     progress: bool = False
     """The client is informed how much of the prompt is computed."""
 
@@ -235,6 +241,9 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     """The text of the answers as the client expects them, from which tokens are drafted."""
     stream_values: bool = False
     """The chunks say which values of the JSON begin and are complete."""
+    growth: Literal["", "text", "messages"] = ""
+    """The prompt is the beginning of one to come, of which the tokens are computed that no later
+    text changes: it grows by text of its last message, or by messages. "": it is complete."""
     receipt: bool = False
     """The last chunk of each answer has its receipt."""
 
@@ -245,6 +254,13 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     def sampling(self) -> SamplingParams:
         """The options' sampling settings."""
         return self.options.sampling
+
+    @property
+    def says_how(self) -> bool:
+        """The client gets more than an answer: how it was computed."""
+        asked = self.sampling.logprobs, self.sampling.prompt_logprobs
+        also = self.sampling.kept_mass, self.receipt, self.options.cache_hints.explain
+        return asked != (None, None) or any(also)
 
 
 class AbortRequest(Message, frozen=True):

@@ -151,6 +151,13 @@ class Counters(msgspec.Struct, kw_only=True):
         int, counter("Sequences with prompt tokens found in the radix tree without a state.")
     ] = 0
     output_tokens: Annotated[int, counter("Tokens generated.", "generated_tokens")] = 0
+    replayed_tokens: Annotated[
+        int, counter("Tokens of answers that were computed for another, equal request.")
+    ] = 0
+    idle_tokens: Annotated[
+        int, counter("Prompt tokens computed ahead in idle time; in no other count of tokens.")
+    ] = 0
+    idle_seconds: Annotated[float, counter("Time of steps that computed ahead in idle time.")] = 0.0
     forced_tokens: Annotated[int, counter("Generated tokens that a grammar forced.")] = 0
     """Output tokens that a grammar forced: no forward pass sampled them."""
     drafted_tokens: Annotated[

@@ -1,53 +1,26 @@
-"""Reads LoRA adapters in peft's format, and finds the projections of the model that they change.
+"""Finds the projections of a model that a LoRA adapter changes, and keeps the adapters of a model in
+the places of its layers' stacks."""
 
-A part of an adapter that would not be served is an error that names it; nothing is ignored.
-"""
-
-import hashlib
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import safetensors
-import safetensors.torch
 import torch
-from torch import Tensor
 
-from radixrt.base.errors import ConfigError
+from radixrt.layers.latent_attention import UpProjections
 from radixrt.layers.linear import ColumnParallelLinear, RowParallelLinear
 from radixrt.layers.lora import LoraStack, LowRank, StepRows
 from radixrt.layers.matrix import Placement
+from radixrt.layers.mlp import Experts, Router, SigmoidRouter
+from radixrt.models.adapter_files.form import AdapterError, AdapterFile
+from radixrt.models.adapter_files.gguf import read_file
+from radixrt.models.adapter_files.peft import read_folder
 from radixrt.models.decoder import CausalLM
 
-_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
-
-_REFUSED = {
-    "use_dora": "DoRA",
-    "modules_to_save": "whole modules (modules_to_save)",
-    "trainable_token_indices": "trained tokens (trainable_token_indices)",
-    "lora_bias": "biases (lora_bias)",
-    "layer_replication": "repeated layers (layer_replication)",
-    "target_parameters": "experts (target_parameters)",
-    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
-    "use_qalora": "QA-LoRA",
-    "use_bdlora": "block-diagonal LoRA (use_bdlora)",
-    "arrow_config": "a router over adapters (arrow_config)",
-    "megatron_config": "Megatron's layers (megatron_config)",
-    "kasa_config": "KaSA (kasa_config)",
-    "velora_config": "VeLoRA (velora_config)",
-    "monteclora_config": "MonteCLoRA (monteclora_config)",
-}
-"""Fields of the config that change what is computed, and what is said of them."""
-
-_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-
-
-class AdapterError(ConfigError):
-    """An adapter cannot be served."""
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,152 +37,214 @@ class Adapter:
     """As of ``AdapterInfo``."""
 
 
-def read_adapter(folder: Path, model: CausalLM, max_rank: int) -> Adapter:
-    """Read an adapter for ``model``. Each file is read once, so that what is computed with is what
-    the digest is of.
+def read_adapter(path: Path, model: CausalLM, max_rank: int | None = None) -> Adapter:
+    """Read an adapter for ``model``, of peft's folder or llama.cpp's file.
+
+    Args:
+        max_rank: the largest that is served; None: any.
 
     Raises:
         AdapterError: it is broken, is for another model, or has parts that are not served.
     """
+    config, is_file = model.config, path.is_file()
     try:
-        config = msgspec.json.decode((folder / _CONFIG).read_bytes(), type=dict[str, Any])
-        tensors = safetensors.torch.load((folder / _TENSORS).read_bytes())
-    except FileNotFoundError as error:
-        name = Path(error.filename).name
-        raise AdapterError(
-            f"{folder} is no LoRA adapter: it has no {name}. Save it with peft's save_pretrained()."
-        ) from error
-    except (OSError, msgspec.MsgspecError, safetensors.SafetensorError) as error:
-        raise AdapterError(f"The LoRA adapter {folder} cannot be read: {error}.") from error
-    try:
-        check_config(config)
-        modules = dict(_modules(config, tensors))
-        largest = max(len(pair.down) for pair in modules.values())
-        if largest > max_rank:
-            raise AdapterError(f"its rank is {largest}; start with --max-lora-rank {largest}")
-        return Adapter(
-            digest_of(config, tensors),
-            dict(_projections(modules, model)),
-            largest,
-            invocation_of(config),
+        file = (
+            read_file(path, {name: getattr(config, name, None) for name in _LAYOUT})
+            if is_file
+            else read_folder(path)
         )
-    except AdapterError as error:
-        raise AdapterError(f"The LoRA adapter {folder} cannot be served: {error}.") from error
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Raises:
-    AdapterError: the adapter has parts that are not served.
-    """
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise AdapterError(f"its peft_type is {kind}; LORA is served")
-    for field, what in _REFUSED.items():
-        if config.get(field):
+        projections = dict(_projections(file, model))
+        _check_order(projections, config, is_file)
+        if file.invocation and (name := next(_of_latents(model, projections), None)):
             raise AdapterError(
-                f"{what} are not served yet" if what.endswith(")") else f"{what} is not served yet"
+                f"it is activated by tokens, and changes {name}, which is computed for cached tokens too"
             )
-    if config.get("bias", "none") != "none":
-        raise AdapterError(f"biases (bias: {config['bias']}) are not served yet")
+        largest = max(len(pair.down) for pair in projections.values())
+        if max_rank is not None and largest > max_rank:
+            raise AdapterError(f"its rank is {largest}; start with --max-lora-rank {largest}")
+    except AdapterError as error:
+        raise AdapterError(f"The LoRA adapter {path} cannot be served: {error}.") from error
+    return Adapter(file.digest, projections, largest, file.invocation)
 
 
-def invocation_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens that invoke an activated adapter; empty: it is none."""
-    return tuple(config.get("alora_invocation_tokens") or ())
+_LAYOUT = ("model_type", "num_attention_heads", "num_key_value_heads")
+"""Settings of a model on which the order of its output features in GGUF files depends."""
 
 
-def scaling_of(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """The factor of ``up @ down``, as peft has it.
+def _projections(file: AdapterFile, model: CausalLM) -> Iterator[tuple[str, LowRank]]:
+    """The projections that the modules of an adapter consist of: checkpoints, and adapters with
+    them, may have several in one matrix."""
+    known = {name: placement.size for name, placement in projections(model)}
+    for candidates in file.modules:
+        errors = []
+        for name, pair in candidates.items():
+            try:
+                found = list(_parts(name, pair, model, known))
+            except AdapterError as error:
+                errors.append(error)
+            except (RuntimeError, ValueError):  # a split that does not divide it
+                errors.append(AdapterError(f"{name} has another shape in the adapter"))
+            else:
+                yield from found
+                break
+        else:
+            raise errors[0]
+
+
+def _parts(
+    name: str, pair: LowRank, model: CausalLM, known: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[str, LowRank]]:
+    """The projections in a weight of the checkpoint. Output features are translated as those of the
+    weight are.
 
     Raises:
-        AdapterError: the config gives another rank.
+        AdapterError: it is none of the model's, or of another size.
     """
-    expected = _by_pattern(config.get("rank_pattern"), module, config.get("r"))
-    if expected != rank:
-        raise AdapterError(f"the tensors of {module} have rank {rank}, its config says {expected}")
-    alpha = float(_by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank)))
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first pattern, a regular expression of the end of a module's name, that
-    fits."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
-
-
-def digest_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """The digest of an adapter: of names, dtypes, shapes and bytes of its tensors, of its
-    scalings and its invocation."""
-    digest = hashlib.sha256(msgspec.msgpack.encode(invocation_of(config)))
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        found = _NAME.fullmatch(name)
-        scaling = 1.0
-        if found is not None and found[2] == "A":
-            scaling = scaling_of(config, found[1], len(tensor))
-        head = (name, str(tensor.dtype), list(tensor.shape), scaling)
-        digest.update(msgspec.msgpack.encode(head))
-        digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return digest.hexdigest()
-
-
-def _modules(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[str, LowRank]]:
-    """The modules of an adapter, by their names in the model that it was trained on."""
-    pairs: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if (found := _NAME.fullmatch(name)) is None:
-            raise AdapterError(f"the tensor {name} is no part of a linear layer's LoRA")
-        pairs.setdefault(found[1], {})[found[2]] = tensor
-    if not pairs:
-        raise AdapterError("it has no tensors")
-    for module, pair in pairs.items():
-        if len(pair) < 2 or any(tensor.dim() != 2 for tensor in pair.values()):
-            raise AdapterError(f"{module} lacks one of the matrices lora_A and lora_B")
-        down, up = pair["A"], pair["B"]
-        if len(down) != up.shape[1]:
-            raise AdapterError(f"the matrices of {module} have ranks {len(down)} and {up.shape[1]}")
-        scaling = scaling_of(config, module, len(down))
-        yield module, LowRank(down.float(), up.float() * scaling)
-
-
-def _projections(modules: Mapping[str, LowRank], model: CausalLM) -> Iterator[tuple[str, LowRank]]:
-    """The projections that modules consist of: checkpoints, and adapters with them, may have several
-    in one matrix. Output features are translated as those of a weight are."""
-    known = {placement.name: placement for _, _, placement in linear_projections(model)}
-    for module, pair in modules.items():
-        suffix = ".weight"
-        parts = list(model.translate(module + suffix, pair.up))
-        for name, up in parts:
-            placement = known.get(name.removesuffix(suffix))
-            if placement is None:
-                break
-            if placement.size != (len(up), pair.down.shape[1]):
-                have = f"{len(up)} x {pair.down.shape[1]}"
-                size = "{} x {}".format(*placement.size)
-                raise AdapterError(f"{module} is {have} in the adapter and {size} in the model")
-            yield placement.name, LowRank(pair.down, up)
-        else:
-            if parts:
-                continue
+    up, module, part = pair.up, name.removesuffix(".weight"), None
+    is_stack = up.dim() == 3
+    if is_stack and module == name and model.has_transposed_experts:
+        up = up.transpose(1, 2)
+    for translated, rows in model.translate(name, up):
+        part, down = translated.removesuffix(".weight"), pair.down
+        if is_stack:
+            number = _EXPERT.fullmatch(part)
+            down = pair.down[int(number[2])] if number else down
+        if part not in known:
+            raise AdapterError(f"{module} is no linear layer of this model whose LoRA is served")
+        if rows.dim() != 2 or known[part] != (len(rows), down.shape[-1]):
+            have = f"{rows.shape[-2]} x {down.shape[-1]}"
+            size = "{} x {}".format(*known[part])
+            raise AdapterError(f"{module} is {have} in the adapter and {size} in the model")
+        yield part, LowRank(down, rows)
+    if part is None:
         raise AdapterError(f"{module} is no linear layer of this model whose LoRA is served")
+    if is_stack and _EXPERT.sub(rf"\g<1>{len(up)}\g<3>", part) in known:
+        raise AdapterError(f"{module} has {len(up)} experts in the adapter, and more in the model")
 
 
-Layer = ColumnParallelLinear | RowParallelLinear
+def _check_order(names: Mapping[str, LowRank], config: Any, is_file: bool) -> None:
+    """
+    Raises:
+        AdapterError: the layers of the model are not those of the checkpoint that the adapter was
+            trained on, as llama.cpp's converter changes some.
+    """
+    tiles = is_file and str(config.model_type).startswith("qwen3_5")
+    is_tiled = getattr(config, "linear_value_heads_tiled", False)
+    if tiles != is_tiled and any(".linear_attn." in name for name in names):
+        raise AdapterError(
+            "the heads of its linear_attn have another order in GGUF files: serve a GGUF adapter with a GGUF model, "
+            "and peft's with a checkpoint of transformers"
+        )
+    if is_file and config.model_type == "falcon_h1":
+        raise AdapterError("GGUF adapters of Falcon-H1 are not served")
+    if getattr(config, "has_multiplied_weights", False):
+        raise AdapterError("adapters of Falcon-H1 are not served with a GGUF model")
 
 
-def linear_projections(model: CausalLM) -> Iterator[tuple[Layer, int, Placement]]:
-    """Each projection of a layer that may have adapters: the layer, and the projection's number in
-    it."""
+def _of_latents(model: CausalLM, names: Mapping[str, LowRank]) -> Iterator[str]:
     for path, layer in model.named_modules():
-        if type(layer) in (ColumnParallelLinear, RowParallelLinear):
-            assert isinstance(layer, Layer)
-            for number, placement in enumerate(layer.placements(path)):
-                yield layer, number, placement
+        if isinstance(layer, UpProjections) and path in names:
+            yield path
+
+
+# ------------------------------------------------------------ the places in a model
+
+
+def projections(model: CausalLM) -> Iterator[tuple[str, Placement]]:
+    """The projections of a model that adapters may change, those of other ranks' experts too, by
+    name."""
+    for path, layer in _layers(model):
+        if isinstance(layer, ColumnParallelLinear | RowParallelLinear | Router | UpProjections):
+            yield from ((placement.name, placement) for placement in layer.placements(path))
+        elif isinstance(layer, Experts):
+            for expert in range(layer.num_experts):
+                wide, down = layer.placements(f"{path}.{expert}", 0)
+                yield from ((placement.name, placement) for placement in (*wide, down))
+
+
+def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
+    """The modules of the language model. A vision tower has no adapters: the features of an image
+    are the same for all of them."""
+    for path, layer in model.named_modules():
+        if not path.startswith("vision."):
+            yield path, layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What a matrix on this rank has of a projection's adapter."""
+
+    name: str
+    """Of the projection in the checkpoint."""
+    of: Callable[[LowRank], LowRank]
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A place for the stack of the adapters of a layer."""
+
+    layer: Any
+    attribute: str
+    """Of the layer, which has the stack."""
+    members: Sequence[Sequence[_Cut]]
+    """The parts of each member."""
+    widths: Sequence[int]
+    columns: int
+    dtype: torch.dtype
+
+
+def _sites(model: CausalLM) -> Iterator[_Site]:
+    for path, layer in _layers(model):
+        if isinstance(layer, ColumnParallelLinear | RowParallelLinear | Router):
+            placements = list(layer.placements(path))
+            dtype = torch.float32 if isinstance(layer, SigmoidRouter) else model.dtype
+            widths = [len(range(*p.rows.indices(layer.rows))) for p in placements]
+            cuts = [_cut(p, width, layer.columns) for p, width in zip(placements, widths, strict=True)]  # fmt: skip
+            yield _Site(layer, "lora", [cuts], widths, layer.columns, dtype)
+        elif isinstance(layer, Experts):
+            yield from _expert_sites(path, layer, model.dtype)
+        elif isinstance(layer, UpProjections):
+            yield from _head_sites(path, layer, model.dtype)
+
+
+def _expert_sites(path: str, experts: Experts, dtype: torch.dtype) -> Iterator[_Site]:
+    size = experts.part.stop - experts.part.start
+    stack, down = experts.gate_up_proj, experts.down_proj
+    each = [experts.placements(f"{path}.{expert}", 0) for expert in experts.own]
+    first = [[_cut(p, size, stack.columns) for p in wide] for wide, _ in each]
+    yield _Site(stack, "lora", first, [size] * len(experts.names), stack.columns, dtype)
+    second = [[_cut(p, down.rows_each, size)] for _, p in each]
+    yield _Site(down, "lora", second, [down.rows_each], size, dtype)
+
+
+def _head_sites(path: str, layer: UpProjections, dtype: torch.dtype) -> Iterator[_Site]:
+    """Each head has its rows of ``up``. Those of the key are multiplied from the other side."""
+    each = layer.key_dim + layer.value_dim
+    starts = [(layer.rank * layer.heads + head) * each for head in range(layer.heads)]
+
+    def key(start: int, pair: LowRank) -> LowRank:
+        return LowRank(pair.up[start : start + layer.key_dim].T, pair.down.T)
+
+    def value(start: int, pair: LowRank) -> LowRank:
+        return LowRank(pair.down, pair.up[start + layer.key_dim : start + each])
+
+    keys, values = ([[_Cut(path, partial(of, s))] for s in starts] for of in (key, value))
+    yield _Site(layer, "key_lora", keys, [layer.columns], layer.key_dim, dtype)
+    yield _Site(layer, "value_lora", values, [layer.value_dim], layer.columns, dtype)
+
+
+def _cut(placement: Placement, width: int, columns: int) -> _Cut:
+    """A range of output features of ``up``, or of input features of ``down``, whose partial products
+    are added with those of the weight."""
+    start = placement.start
+
+    def rows(pair: LowRank) -> LowRank:
+        return LowRank(pair.down, pair.up[start : start + width])
+
+    def inputs(pair: LowRank) -> LowRank:
+        return LowRank(pair.down[:, start : start + columns], pair.up)
+
+    return _Cut(placement.name, rows if placement.dim == 0 else inputs)
 
 
 class ModelAdapters:
@@ -225,13 +260,11 @@ class ModelAdapters:
         self.num_adapters = num_adapters
         self.max_rank = max_rank
         self.rows = StepRows(num_adapters)
-        self._layers: dict[Layer, list[Placement]] = {}
-        for layer, _, placement in linear_projections(model):
-            self._layers.setdefault(layer, []).append(placement)
+        self._sites = list(_sites(model))
 
-    def read(self, folder: Path) -> Adapter:
+    def read(self, path: Path) -> Adapter:
         """Read an adapter; see :func:`read_adapter`. Safe to call beside a step."""
-        return read_adapter(folder, self.model, self.max_rank)
+        return read_adapter(path, self.model, self.max_rank)
 
     def put(self, index: int, adapter: Adapter) -> bool:
         """Put an adapter into a place, which no sequence uses.
@@ -240,33 +273,28 @@ class ModelAdapters:
             Whether layers have adapters now that had none.
         """
         is_new = False
-        for layer, placements in self._layers.items():
-            parts = [self._on_rank(adapter, placement, layer.columns) for placement in placements]
-            if layer.lora is None and any(parts):
-                layer.lora, is_new = self._stack(layer, placements), True
-            if layer.lora is not None:
-                layer.lora.put(index, parts)
+        for site in self._sites:
+            members = [[self._part(adapter, cut) for cut in cuts] for cuts in site.members]
+            stack = getattr(site.layer, site.attribute)
+            if stack is None and any(part for parts in members for part in parts):
+                stack, is_new = self._stack(site), True
+                setattr(site.layer, site.attribute, stack)
+            if stack is not None:
+                for member, parts in enumerate(members):
+                    stack.put(index, parts, member)
         return is_new
 
-    def _stack(self, layer: Layer, placements: list[Placement]) -> LoraStack:
-        widths = [_width(placement, layer.rows) for placement in placements]
+    def _part(self, adapter: Adapter, cut: _Cut) -> LowRank | None:
+        pair = adapter.projections.get(cut.name)
+        return None if pair is None else cut.of(pair)
+
+    def _stack(self, site: _Site) -> LoraStack:
         return LoraStack(
-            widths, layer.columns, self.max_rank, self.rows, self.num_adapters, self.model.dtype
+            site.widths,
+            site.columns,
+            self.max_rank,
+            self.rows,
+            self.num_adapters,
+            site.dtype,
+            len(site.members),
         )
-
-    def _on_rank(self, adapter: Adapter, placement: Placement, columns: int) -> LowRank | None:
-        """The part of a projection's adapter that this rank computes: output features of ``up``, or
-        input features of ``down``, whose partial products are added with those of the weight."""
-        pair = adapter.projections.get(placement.name)
-        if pair is None:
-            return None
-        start = placement.start
-        if placement.dim == 0:
-            rows = placement.rows.stop - placement.rows.start
-            return LowRank(pair.down, pair.up[start : start + rows])
-        return LowRank(pair.down[:, start : start + columns], pair.up)
-
-
-def _width(placement: Placement, rows: int) -> int:
-    start, stop, _ = placement.rows.indices(rows)
-    return stop - start

@@ -125,6 +125,8 @@ class CausalLM(KernelLayer):
     """Logits become ``cap * tanh(logits / cap)`` (Gemma 2)."""
     generates = True
     """False: it has no LM head, see :meth:`replace_head`."""
+    has_transposed_experts = False
+    """Checkpoints keep the matrices of all experts with input features first."""
     ends_by_rows = True
     """``forward`` is :meth:`up_to_last_attention` of all tokens, and :meth:`after_last_attention`
     of the rows that are wanted."""
@@ -241,16 +243,29 @@ class CausalLM(KernelLayer):
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
 
     def _attend_all(
-        self, hidden: Tensor, positions: Tensor, context: ForwardContext
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        after_layer: Callable[[int, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """:meth:`up_to_last_attention` of embeddings [num_tokens, hidden_size]."""
+        """:meth:`up_to_last_attention` of embeddings [num_tokens, hidden_size].
+
+        Args:
+            after_layer: changes the output of layer ``index``, [num_tokens, hidden_size]; not of
+                the last.
+        """
         residual = torch.zeros_like(hidden)
         last: Any = self.model.layers[-1]  # the layers have the methods of DecoderLayer
         layer: Any
-        for layer in self.model.layers:
+        for index, layer in enumerate(self.model.layers):
             hidden, residual = layer.attend(hidden, residual, positions, context)
+            if context.auxiliary is not None:
+                context.auxiliary.keep(index, residual)
             if layer is not last:
                 hidden, residual = layer.feed_forward(hidden, residual)
+                if after_layer is not None:
+                    hidden = after_layer(index, hidden)
         return hidden, residual
 
     @torch.inference_mode()

@@ -12,7 +12,7 @@ from radixrt.layers.hf_config import head_dim, sliding_window
 from radixrt.layers.mlp import GatedMLP
 from radixrt.layers.norm import AllHeadsNorm
 from radixrt.layers.parallel import TensorParallel
-from radixrt.models.decoder import CausalLM, DecoderLayer, LanguageModelOnly, PostNormDecoderLayer
+from radixrt.models.decoder import CausalLM, DecoderLayer, PostNormDecoderLayer
 
 
 class LlamaForCausalLM(CausalLM):
@@ -44,11 +44,6 @@ class Ministral3ForCausalLM(MistralForCausalLM):
         rope = self.config.rope_parameters
         lengths = positions // rope["original_max_position_embeddings"]
         return 1.0 + rope["llama_4_scaling_beta"] * torch.log1p(lengths.float())
-
-
-class Mistral3ForConditionalGeneration(LanguageModelOnly, Ministral3ForCausalLM):
-    """The language model of a checkpoint that also sees images: Ministral 3, or Mistral Small 3.1,
-    whose queries keep their scale."""
 
 
 class Phi3ForCausalLM(MistralForCausalLM):

@@ -1,4 +1,4 @@
-"""Gemma 4 (text): the dense models, those with experts beside the MLP, and those with an embedding
+"""The language models of Gemma 4: the dense models, those with experts beside the MLP, and those with an embedding
 for each layer (E2B, E4B)."""
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,14 @@ class Gemma4Attention(AttentionBlock):
         size, eps = own.head_dim, config.rms_norm_eps
         heads = Heads.for_rank(own.num_attention_heads, own.num_key_value_heads, size, tp)
         window = sliding_window(config, index)
-        self.spec = AttentionSpec(heads.query, heads.kv, size, scale=1.0, sliding_window=window)
+        self.spec = AttentionSpec(
+            heads.query,
+            heads.kv,
+            size,
+            scale=1.0,
+            sliding_window=window,
+            whole_images=window is not None,
+        )
         query, key, value = heads.projections(own.num_attention_heads, own.num_key_value_heads, tp)
         values_are_keys = config.attention_k_eq_v and window is None
         kept = [key] if values_are_keys else [key, value]
@@ -275,11 +282,27 @@ class Gemma4ForCausalLM(CausalLM):
         context: ForwardContext,
         rows: Tensor | None = None,
     ) -> Tensor:
-        hidden = self.model.embed_tokens.forward(input_ids) * self.embedding_scale
+        return self._run(input_ids, self._embed(input_ids), positions, context, rows)
+
+    def _run(
+        self,
+        input_ids: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        context: ForwardContext,
+        rows: Tensor | None,
+        *,
+        narrows: bool = True,
+    ) -> Tensor:
+        """:meth:`forward` of embeddings [num_tokens, hidden_size].
+
+        Args:
+            narrows: layers that write no KV may leave out rows.
+        """
         inputs = self.model.layer_inputs(input_ids, hidden)
         layer: Any  # Gemma4DecoderLayer
         for index, layer in enumerate(self.model.layers):
-            if rows is not None and index == self.first_sharing:
+            if rows is not None and narrows and index == self.first_sharing:
                 # No layer from here on writes KV, so the other rows are of no use any more.
                 if not len(rows):
                     return hidden[rows]

@@ -236,7 +236,7 @@ def load_model(
         )
     model_type = model_class(architecture)
     pooling = read_pooling(model_dir, raw_config)
-    with torch.device(device), _default_dtype(torch_dtype):
+    with torch.device(device), default_dtype(torch_dtype):
         tp = tp or TensorParallel()
         model = model_type(config, tp, longest).eval()
         check_expert_groups(model, tp)
@@ -282,6 +282,22 @@ def load_model(
     return model
 
 
+def model_without_weights(model_dir: Path) -> CausalLM:
+    """The layers of a checkpoint's model, whose matrices are not even allocated: to look at.
+
+    Raises:
+        ConfigError: the checkpoint cannot be served, or is one of an encoder.
+    """
+    raw_config = checkpoint.check_checkpoint(model_dir)
+    architecture = check_architecture(raw_config)
+    model = model_class(architecture)(
+        transformers_config(model_dir, trust_remote_code=False), TensorParallel(), 1
+    )
+    if not isinstance(model, CausalLM):
+        raise ConfigError(f"{architecture} is an encoder, and generates nothing.")
+    return model
+
+
 def _plain_tower(
     format_of: Callable[[str, Sequence[str]], MatrixFormat],
 ) -> Callable[[str, Sequence[str]], MatrixFormat]:
@@ -299,7 +315,7 @@ def _find_children_at_once(model: nn.Module) -> None:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -340,7 +356,7 @@ def fill_with_dummy_weights(model: CausalLM, seed: int) -> None:
     biases stay unchanged.
 
     Each tensor is drawn whole from a seed of its own and cut like a checkpoint's, so the model does
-    not depend on the number of ranks.
+    not depend on the number of ranks, but for recurrent blocks that ranks split.
     """
     for name, slot in weight_slots(model).items():
         if len(slot.shape) == 1 or not slot.held:

@@ -40,14 +40,17 @@ from radixrt.models.checkpoint import (
 )
 from radixrt.models.gguf.folder import gguf_tensors
 from radixrt.models.gguf.form import PLAIN_KINDS
+from radixrt.models.images import why_no_images
 from radixrt.models.registry import check_architecture, is_encoder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2}
 """Bytes of a number by its dtype in a header; others have one."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
-_NOT_LOADED = ("vision", "visual", "audio", "mtp", "multi_modal_projector")
-"""Parts of the names of tensors that the language model has not."""
+_TOWERS = ("vision", "visual", "multi_modal_projector", "connector.")
+"""Parts of the names of tensors that are loaded where images are served."""
+_NOT_LOADED = ("audio", "mtp")
+"""Parts of the names of tensors that no model loads."""
 
 
 class MemoryNeed(NamedTuple):
@@ -97,6 +100,8 @@ def token_work(model_dir: Path) -> TokenWork:
     has_head = any(one.name in _HEADS for one in weights)
     num_bytes = products = 0.0
     for name, numbers, _, in_memory, _ in weights:
+        if any(part in name for part in _TOWERS):
+            continue
         is_selected = _EXPERTS.search(name) is not None
         share = selected / count if is_selected else 1.0
         is_embedding = any(part in name for part in _EMBEDDINGS)
@@ -134,7 +139,7 @@ def _weights(model_dir: Path, dtype: str, quantization: str) -> Iterator[_Weight
         numbers, size = math.prod(shape), _STORED.get(stored, 1)
         if (is_tied and name == "lm_head.weight") or (has_blocks and name.endswith("_scale_inv")):
             in_memory = 0
-        elif has_blocks and scheme is None:
+        elif (has_blocks and scheme is None) or any(part in name for part in _TOWERS):
             in_memory = numbers * width
         elif rounds and scheme is not None and len(shape) > 1 and scheme.covers(name):
             in_memory = numbers * _rounded_bits(name, scheme.bits, 8 * width, is_tied=is_tied) // 8
@@ -263,10 +268,14 @@ def _rounded_bits(name: str, bits: int, plain: int, *, is_tied: bool) -> int:
 
 def _tensors(model_dir: Path, layers: int | None) -> Iterator[tuple[str, str, list[int]]]:
     """Yield name, stored dtype and shape of each tensor that is loaded."""
+    skipped: tuple[str, ...] = _NOT_LOADED
+    if why_no_images(model_dir, read_config(model_dir), "cpu") is not None:
+        skipped += _TOWERS
     for file in weight_files(model_dir):
         for name, (stored, shape) in read_header(file).items():
-            layer = _LAYER.search(name)
+            is_tower = any(part in name for part in _TOWERS)
+            layer = None if is_tower else _LAYER.search(name)
             if layer is not None and layers is not None and int(layer[1]) >= layers:
                 continue  # it predicts further tokens
-            if not any(part in name for part in _NOT_LOADED):
+            if not any(part in name for part in skipped):
                 yield name, stored, shape

@@ -76,7 +76,8 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
         is_sparse = count > 0 and (index + 1) % config.decoder_sparse_step == 0
         if not is_sparse or index in (config.mlp_only_layers or []):
             return super().mlp(index)
-        router = Router(hidden, count, config.num_experts_per_tok, normalize=config.norm_topk_prob)
+        normalize = getattr(config, "norm_topk_prob", True)  # Qwen3-VL has no such choice
+        router = Router(hidden, count, config.num_experts_per_tok, normalize=normalize)
         size, act = config.moe_intermediate_size, config.hidden_act
         return SparseMoE(router, Experts(count, hidden, size, act, self.tp))
 
@@ -168,6 +169,8 @@ _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(\w+_proj)(?:[._](weight|bias|blocks
 
 class GptOssForCausalLM(CausalLM):
     """The experts are plain, or in MXFP4."""
+
+    has_transposed_experts = True
 
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias

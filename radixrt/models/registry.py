@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "Gemma3ForConditionalGeneration": "radixrt.models.vision.gemma3:Gemma3ForConditionalGeneration",
     "Gemma3TextModel": "radixrt.models.encoders:Gemma3TextModel",
     "Gemma4ForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration": "radixrt.models.vision.gemma4:Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForCausalLM": "radixrt.models.gemma4:Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "radixrt.models.gemma4:Gemma4ForCausalLM",
     "Glm4MoeForCausalLM": "radixrt.models.mixtures:Glm4MoeForCausalLM",
@@ -42,7 +42,7 @@ ARCHITECTURES = {
     "Mamba2ForCausalLM": "radixrt.models.hybrids.nemotron_h:Mamba2ForCausalLM",
     "MiniMaxM2ForCausalLM": "radixrt.models.mixtures:MiniMaxM2ForCausalLM",
     "Ministral3ForCausalLM": "radixrt.models.dense:Ministral3ForCausalLM",
-    "Mistral3ForConditionalGeneration": "radixrt.models.dense:Mistral3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration": "radixrt.models.vision.mistral3:Mistral3ForConditionalGeneration",
     "MistralForCausalLM": "radixrt.models.dense:MistralForCausalLM",
     "MistralForSequenceClassification": "radixrt.models.dense:MistralForCausalLM",
     "MistralModel": "radixrt.models.dense:MistralForCausalLM",
@@ -55,16 +55,19 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": "radixrt.models.dense:Phi3ForCausalLM",
     "Qwen2ForCausalLM": "radixrt.models.dense:Qwen2ForCausalLM",
     "Qwen2ForSequenceClassification": "radixrt.models.dense:Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "radixrt.models.vision.qwen:Qwen2_5_VLForConditionalGeneration",
     "Qwen2Model": "radixrt.models.dense:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "radixrt.models.dense:Qwen3ForCausalLM",
     "Qwen3ForSequenceClassification": "radixrt.models.dense:Qwen3ForCausalLM",
     "Qwen3Model": "radixrt.models.dense:Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM": "radixrt.models.mixtures:Qwen3MoeForCausalLM",
     "Qwen3NextForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3NextForCausalLM",
+    "Qwen3VLForConditionalGeneration": "radixrt.models.vision.qwen:Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration": "radixrt.models.vision.qwen:Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration": "radixrt.models.vision.qwen_hybrid:Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "radixrt.models.hybrids.qwen3_next:Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration": "radixrt.models.vision.qwen_hybrid:Qwen3_5ForConditionalGeneration",
     "RobertaForSequenceClassification": "radixrt.models.encoders:RobertaModel",
     "RobertaModel": "radixrt.models.encoders:RobertaModel",
     "SeedOssForCausalLM": "radixrt.models.dense:SeedOssForCausalLM",
@@ -79,8 +82,8 @@ _ENCODERS = "radixrt.models.encoders:"
 """The module of the models whose tokens see those behind them."""
 _VISION = "radixrt.models.vision."
 """The package of the models that see images."""
-_HYBRIDS = "radixrt.models.hybrids."
-"""The package of the models with recurrent layers."""
+_HYBRIDS = ("radixrt.models.hybrids.", "radixrt.models.vision.qwen_hybrid:")
+"""The package of the models with recurrent layers, and the module of those that see images."""
 
 
 def check_architecture(config: Mapping[str, Any]) -> str:

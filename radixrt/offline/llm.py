@@ -30,7 +30,7 @@ from radixrt.client.pooling import (
 from radixrt.client.warming import DEFAULT_PIN_S, Warmed
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import ConstraintKeywords, check_sampling, from_keywords
-from radixrt.kv.cache_hint import CacheHint, hints_of
+from radixrt.kv.cache_hint import CacheHint, hints_of, prepares_next_turn, shares_answers
 from radixrt.kv.reading import CacheStats
 from radixrt.messages.adapters import AdapterInfo
 from radixrt.messages.answers import AnswerChunk, EngineInfo
@@ -103,7 +103,11 @@ class LLM:
                 "such as page_size=1."
             )
         # a program waits for its answers
-        defaults: dict[str, Any] = {"log_level": "warning", "max_queue_seconds": 0}
+        defaults: dict[str, Any] = {
+            "log_level": "warning",
+            "max_queue_seconds": 0,
+            "disable_shared_answers": True,  # a program that asks twice means it
+        }
         config = prepare(ServerConfig(**{"model_path": model_path} | defaults | settings))
         self._engine = BackgroundEngine(config)
         self.config = config
@@ -434,6 +438,9 @@ class LLM:
     ) -> RequestOptions:
         """Raises RequestError if the cache hint is invalid, or there is no such adapter."""
         options = _options(cache_salt, cache)
+        shares = shares_answers(cache, self.config.disable_shared_answers)
+        prepares = prepares_next_turn(cache, self.config.prepare_next_turns, self.config.idle_share)
+        options = replace(options, shares_answers=shares, prepares_next_turn=prepares)
         if not adapter:
             return options
         found = self._engine.client.adapters.get(adapter)

@@ -82,7 +82,7 @@ class SchedulerLimits:
             adapters=info.adapters,
             num_adapter_places=config.num_adapter_places,
             whole_images=info.vision is not None and info.vision.whole_images,
-            speculates=config.speculation == "auto" and info.device == "cpu",
+            speculates=config.speculation != "off" and info.device == "cpu",
         )
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from radixrt.messages.ids import num_ids, pack_ids
 from radixrt.messages.steps import FULL_SAVING, Admit, BlockTable, KeepState, Prefill, StepPlan
+from radixrt.scheduler.idle_work import IDLE_STEP_S
 from radixrt.scheduler.queue.accounts import Account
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.scheduler.queue.waiting_queue import choose_victim
@@ -160,6 +161,10 @@ class Planner:
         self._state.kv.leases.expire()
         in_flight = self._state.in_flight
         self._state.kv.begin_plan(in_flight.next_id, len(in_flight))
+        if self._state.idle.running is not None:
+            if not (len(self._state.waiting) or self._state.slots.num_used > 1):
+                return self._continue_idle(self._state.idle.running)
+            self._set_aside(self._state.idle.running)
         self._preempt_for_starved_tenant()
         while True:
             builder = PlanBuilder()
@@ -172,8 +177,47 @@ class Planner:
             if self._state.slots.is_deferred.any():  # only a step brings these last tokens
                 return self._seal(builder)
             if not self._prefilling:
-                return None
+                return self._begin_idle(builder)
             self._free_pages()  # partly computed prompts hold all pages
+
+    # ------------------------------------------------------------ work for idle times
+
+    def _begin_idle(self, builder: PlanBuilder) -> StepPlan | None:
+        """Compute ahead, where nothing waits or runs."""
+        idle = self._state.idle
+        if (sequence := idle.next()) is None or self._state.slots.num_used:
+            return None
+        match = self._state.kv.find_prefix(sequence)
+        cached = 0 if match is None else match.num_pages
+        available = self._state.kv.num_available - self._state.kv.num_pages_locked_by(match)
+        if self._state.kv.pages_for(sequence.num_tokens) - cached > available:
+            return None  # leases hold the pages
+        idle.remove(sequence.seq_id)
+        sequence.account = self._state.waiting.accounts.for_tenant(sequence.options.tenant)
+        self._admit(sequence, match, builder)
+        idle.running = sequence
+        return self._plan_idle(sequence, builder)
+
+    def _continue_idle(self, sequence: Sequence) -> StepPlan | None:
+        if self._state.in_flight or self._state.idle.is_resting:
+            return None
+        return self._plan_idle(sequence, PlanBuilder())
+
+    def _plan_idle(self, sequence: Sequence, builder: PlanBuilder) -> StepPlan:
+        budget = Budget(self._state.limits.max_prefill_tokens, IDLE_STEP_S)
+        tokens = self._chunk_within(sequence, builder, budget)
+        self._plan_chunk(sequence, builder, max(tokens, 1), budget)
+        if sequence.seq_id not in self._prefilling:
+            self._state.idle.left(sequence)
+        return self._seal(builder, is_idle=True)
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        """Something else has come: the idle sequence goes on later, from the tree."""
+        sequence.begin_prompt_again()
+        self.leave(sequence, ended=False)
+        self._state.idle.add(sequence, first=True)
+
+    # ------------------------------------------------------------ one step
 
     def _preempt_for_starved_tenant(self) -> None:
         """Retract sequences of the tenant with the most, for a tenant whose turn it is and that
@@ -326,10 +370,8 @@ class Planner:
         sequence.group.has_begun = True
         if sequence.first_planned is None:
             sequence.first_planned = self._state.clock()
-            self._state.counters.prompt_tokens += sequence.num_tokens
-            self._state.counters.stateless_tokens += sequence.cache_facts.stateless_tokens
-            self._state.counters.stateless_hits += sequence.cache_facts.stateless_tokens > 0
-            sequence.account.prompt_tokens += sequence.num_tokens
+            if not sequence.is_idle:
+                self._count_prompt(sequence)
         self._count_cached(sequence)
         if sequence.reports_progress:
             self.begun.append(sequence)
@@ -352,6 +394,13 @@ class Planner:
             )
         )
 
+    def _count_prompt(self, sequence: Sequence) -> None:
+        counters, facts = self._state.counters, sequence.cache_facts
+        counters.prompt_tokens += sequence.num_tokens
+        counters.stateless_tokens += facts.stateless_tokens
+        counters.stateless_hits += facts.stateless_tokens > 0
+        sequence.account.prompt_tokens += sequence.num_tokens
+
     def _count_cached(self, sequence: Sequence) -> None:
         """Count the tokens that a sequence found in the tree. Tokens planned before a retraction
         are not counted again."""
@@ -362,8 +411,9 @@ class Planner:
         sequence.num_reached = found
         if sequence.first_token is None:
             sequence.cached_tokens += gain
-            sequence.account.cached_tokens += gain
-            self._state.counters.cached_tokens += gain
+            if not sequence.is_idle:
+                sequence.account.cached_tokens += gain
+                self._state.counters.cached_tokens += gain
 
     def _chunk_within(self, sequence: Sequence, builder: PlanBuilder, budget: Budget) -> int:
         """Tokens of the next chunk of a prompt; it ends with a page of the tree if it does not end
@@ -447,12 +497,12 @@ class Planner:
             return image_start
         return image_end if image_end <= reach else start
 
-    def _seal(self, builder: PlanBuilder) -> StepPlan:
+    def _seal(self, builder: PlanBuilder, *, is_idle: bool = False) -> StepPlan:
         released, self._slots_to_release = self._slots_to_release, []
         shape = builder.shape
         sequences = self._state.slots.sequences
         step_id = self._state.in_flight.send(
-            sequences, shape, scored=builder.scored, progress=builder.progress
+            sequences, shape, scored=builder.scored, progress=builder.progress, is_idle=is_idle
         )
         return builder.seal(step_id, released, self._draft_saving(shape.tokens))
 
@@ -514,6 +564,7 @@ class Planner:
         sequence.account.running -= 1
         self._state.in_flight.forget(sequence)
         self._prefilling.pop(sequence.seq_id, None)
+        self._state.idle.left(sequence)
         self._adopters.pop(slot, None)
         if keep_kv:
             self._state.kv.leave(sequence, ended=ended)

@@ -281,6 +281,8 @@ class SchedulerProcess:
         self._log.arrived(request)
         if (refused := self.scheduler.add(request)) is not None:
             self._refuse([refused])
+        if (given := self.scheduler.answers.take_outputs()) is not None:
+            self._send_tokens(given)
 
     def _refuse(self, refused: list[SequenceRefused]) -> None:
         """Report sequences that were not queued."""
@@ -348,6 +350,8 @@ class SchedulerProcess:
         deadline = self.scheduler.next_deadline()
         times = [self.scheduler.state.kv.leases.seconds_to_next_expiry()]
         times.append(self.scheduler.queue_time.seconds_to_next_overdue())
+        if not self.scheduler.num_in_flight:
+            times.append(self.scheduler.state.idle.seconds_to_rest())
         times.append(None if deadline is None else max(0.0, deadline - time.time()))
         return min((seconds for seconds in times if seconds is not None), default=None)
 

@@ -51,6 +51,7 @@ from radixrt.scheduler.queue.wait_forecast import QueueTime, WaitForecast
 from radixrt.scheduler.radix.divergence import RecentFacts
 from radixrt.scheduler.radix.page_allocator import Pages
 from radixrt.scheduler.sequence import NO_SLOT, Groups, Sequence
+from radixrt.scheduler.shared_answers import SharedAnswers, answer_key
 from radixrt.scheduler.state import SchedulerState, StepInFlight
 
 _FAILURES = {
@@ -98,6 +99,8 @@ class Scheduler:
         self.recent_facts = RecentFacts()
         """Facts about the last sequences, for explanations of their cache misses."""
         self.groups = Groups()
+        num_tokens = limits.num_pages * limits.page_size
+        self.answers = SharedAnswers(state.kv, state.counters, clock, 4 * num_tokens)
         self._sequences: dict[int, Sequence] = {}
         self.admission = Admission(state)
         self.planner = Planner(state, self.admission)
@@ -138,6 +141,12 @@ class Scheduler:
             return SequenceRefused(
                 request.seq_id, f"{max_tokens} tokens do not fit this engine.", 400
             )
+        num_before, key = request.num_output, answer_key(request)
+        if key is not None:
+            if self.answers.serve(request, key):
+                self.groups.leave(self.groups.join(request))
+                return None
+            request = self.answers.resumed(request, key)
         is_accepted = request.has_begun or self.groups.knows(request)
         if not is_accepted and (full := self._refuse_beyond_queue(request)):
             return full
@@ -151,22 +160,33 @@ class Scheduler:
             return SequenceRefused(request.seq_id, gone, 503)
         wants = request.options.speculation and sequence.max_output > 1
         sequence.speculates = self.state.limits.speculates and wants
+        if sequence.is_idle and (busy := self.state.idle.refusal(sequence)):
+            self.state.counters.refused += 1
+            return busy
+        is_accepted |= sequence.is_idle
         if not is_accepted and (late := self.queue_time.refusal(sequence, self.admission.full_at)):
             self.state.counters.refused += 1
             return late
         self._sequences[sequence.seq_id] = sequence
         self.adapters.use(sequence)
         sequence.group = self.groups.join(request)
-        self.queue_time.watch(sequence)
+        if not sequence.is_idle:
+            self.queue_time.watch(sequence)
         if request.options.deadline is not None:
             self._deadlines.place(sequence.seq_id, request.options.deadline)
+        if key is not None:
+            self.answers.begin(sequence, key, num_before)
         self._queue_when_ready(sequence)
         return None
 
     def _queue_when_ready(self, sequence: Sequence) -> None:
         """Queue a sequence whose grammar and images are loaded; keep another one until they
         are."""
-        if not (self.grammars.keep_waiting(sequence) or self.images.keep_waiting(sequence)):
+        if self.grammars.keep_waiting(sequence) or self.images.keep_waiting(sequence):
+            return
+        if sequence.is_idle:
+            self.state.idle.add(sequence)
+        else:
             self.state.waiting.add(sequence)
 
     def _refuse_beyond_queue(self, request: SequenceRequest) -> SequenceRefused | None:
@@ -185,8 +205,12 @@ class Scheduler:
         for sequence, refusal in self.queue_time.overdue():
             self._remove(sequence)
             refused.append(refusal)
+        return self._all_refused(refused)
+
+    def _all_refused(self, refused: list[SequenceRefused]) -> list[SequenceRefused]:
+        """Refusals of sequences, and of those that share them."""
         self.state.counters.refused += len(refused)
-        return refused
+        return self.answers.copy_to_subscribers(TokenBatch(refused=refused)).refused
 
     def loaded(self, message: GrammarLoaded | ImageLoaded) -> list[SequenceRefused]:
         """Queue the sequences that have waited for a grammar or an image, or refuse them."""
@@ -198,8 +222,7 @@ class Scheduler:
             else:
                 self._forget(sequence)
                 refused.append(lost)
-        self.state.counters.refused += len(refused)
-        return refused
+        return self._all_refused(refused)
 
     def _retry_after_s(self) -> int:
         """An estimate of the time until the running answers have ended: mean step time times mean
@@ -220,14 +243,17 @@ class Scheduler:
             complete: their answers are complete, because a stop string ended them.
         """
         for seq_id in seq_ids.tolist():
-            sequence = self._sequences.get(seq_id)
+            ends = self.answers.leave(seq_id)
+            sequence = None if ends is None else self._sequences.get(ends)
             if sequence is None:
                 continue
             if complete:
                 self._count_finish(sequence)
+                self.answers.keep(sequence, None)
             else:
                 self.state.counters.aborted += 1
             self._remove(sequence)
+            self.answers.end(sequence.seq_id)
 
     def forget_all(self) -> list[int]:
         """Drop all that a tokenizer process has sent, since it is gone: sequences, grammars and
@@ -236,6 +262,7 @@ class Scheduler:
         Returns:
             the ids of the sequences
         """
+        self.answers.forget_clients()
         seq_ids = list(self._sequences)
         self.release(np.array(seq_ids, dtype=np.int32))
         self.grammars.drop_all()
@@ -258,6 +285,7 @@ class Scheduler:
             self.state.counters.aborted += 1
             dropped[sequence.seq_id] = sequence.end("abort", self.state.clock())
             self._remove(sequence)
+            self.answers.end(sequence.seq_id)
         return dropped
 
     def next_deadline(self) -> float | None:
@@ -269,6 +297,7 @@ class Scheduler:
     def flush_cache(self) -> int:
         """Evict all pages that no running sequence uses and no lease holds; returns their
         number."""
+        self.answers.flush()
         return self.state.kv.flush()
 
     def release_session(self, session: str, root: CacheRoot = BASE_ROOT) -> int:
@@ -286,11 +315,13 @@ class Scheduler:
             return
         if sequence.slot == NO_SLOT:
             self.state.waiting.remove(sequence.seq_id)
+            self.state.idle.remove(sequence.seq_id)
         else:
             self.planner.leave(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.seq_id]
+        self.answers.close_to_new(sequence.seq_id)
         self._deadlines.discard(sequence.seq_id)
         self.queue_time.forget(sequence.seq_id)
         self.groups.leave(sequence.group)
@@ -321,7 +352,7 @@ class Scheduler:
             batch.output_of(sequence.seq_id).progress = sequence.progress(
                 sequence.cached_tokens, now
             )
-        return batch
+        return self.answers.copy_to_subscribers(batch)
 
     def absorb(self, result: StepResult) -> TokenBatch:
         """Take the result of the oldest step in flight; ends the sequences whose last tokens are in
@@ -346,7 +377,7 @@ class Scheduler:
         self._note_sent()
         if (record := self.state.kv.record) is not None:
             record.done(step.step_id)
-        return batch
+        return self.answers.copy_to_subscribers(batch)
 
     def _absorb_progress(self, step: StepInFlight, batch: TokenBatch) -> None:
         """Report the prompts that the step has computed more of, where a client wants to know."""
@@ -376,11 +407,9 @@ class Scheduler:
             batch.outputs[sequence.seq_id] = output
         if sequence.first_token is None:
             report = output.started = sequence.start(self.state.clock())
-            self._learn_wait(sequence, report)
             self._note_facts(sequence, output)
-            self.state.counters.disk_tokens += report.disk_tokens
-            self.state.counters.cache_write_tokens += report.cache_write_tokens
-            sequence.account.cache_write_tokens += report.cache_write_tokens
+            if not sequence.is_idle:
+                self._count_start(sequence, report)
         if sequence.max_output == 0:  # a request for KV, or for numbers
             end: FinishReason = "length" if sequence.options.pool is None else "stop"
             output.finished = self._finish(sequence, end, token)
@@ -392,6 +421,12 @@ class Scheduler:
             return True
         output.finished = self._finish(sequence, reason, token)
         return False
+
+    def _count_start(self, sequence: Sequence, report: AnswerReport) -> None:
+        self._learn_wait(sequence, report)
+        self.state.counters.disk_tokens += report.disk_tokens
+        self.state.counters.cache_write_tokens += report.cache_write_tokens
+        sequence.account.cache_write_tokens += report.cache_write_tokens
 
     def _note_facts(self, sequence: Sequence, output: SequenceOutput) -> None:
         self.recent_facts.keep(sequence.seq_id, sequence.cache_facts)
@@ -406,7 +441,9 @@ class Scheduler:
     def _finish(self, sequence: Sequence, reason: FinishReason, token: int) -> AnswerReport:
         self._count_finish(sequence)
         self._remove(sequence)
-        return sequence.end(reason, self.state.clock(), token)
+        report = sequence.end(reason, self.state.clock(), token)
+        self.answers.keep(sequence, report)
+        return report
 
     def _count_finish(self, sequence: Sequence) -> None:
         self.state.counters.finished += 1
@@ -418,6 +455,10 @@ class Scheduler:
         counters.steps += 1
         counters.step_seconds.observe(result.step_s)
         counters.forward_seconds += result.forward_s
+        if step.is_idle:
+            counters.idle_tokens += step.shape.tokens
+            counters.idle_seconds += result.step_s
+            self.state.idle.took(result.step_s)
         beyond = int(unpack_ids(result.jump_tokens).sum()) if result.jump_tokens else 0
         drafted = sum(draft.num_drafted for draft in result.drafts)
         accepted = sum(draft.num_accepted for draft in result.drafts)

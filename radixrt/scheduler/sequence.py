@@ -137,6 +137,8 @@ class Sequence:
         self.second_segment_start = request.second_segment_start
         self.messages_end = request.messages_end
         self.prediction = request.prediction
+        self.is_idle = request.options.idle
+        """It is computed only while nothing else waits or runs."""
         self.speculates = False
         """Its tokens are drafted."""
         self.drafted_tokens = self.accepted_tokens = 0
@@ -174,6 +176,8 @@ class Sequence:
         """Prompt tokens found in the tree before the first token was out."""
         self.cache_facts = CacheFacts(reusable_tokens=0)
         """Noted when it is first admitted."""
+        self.replayed_tokens = 0
+        """Output tokens that were computed for another request."""
         self.num_reached = 0
         """Leading tokens that were ever found or planned, even if a retraction has set it back
         since."""
@@ -315,6 +319,7 @@ class Sequence:
             cached_tokens=cached,
             disk_tokens=min(cached, 0 if self.disk_read is None else self.disk_read.tokens),
             cache_write_tokens=min(self.written_tokens, self.num_prompt - cached),
+            replayed_tokens=self.replayed_tokens,
             queued_s=self.first_planned - self.arrived,
             prefill_s=now - self.first_planned,
         )

@@ -8,6 +8,7 @@ from radixrt.messages.stats import Counters, TimeHistogram
 from radixrt.messages.steps import StepResult
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.disk.reads import Reads
+from radixrt.scheduler.idle_work import IdleWork
 from radixrt.scheduler.limits import SchedulerLimits
 from radixrt.scheduler.queue.output_history import OutputHistory
 from radixrt.scheduler.queue.waiting_queue import ORDERS, WaitingQueue
@@ -30,6 +31,8 @@ class StepInFlight:
     scheduler."""
     scored: int
     """Prompt tokens with log-probabilities."""
+    is_idle: bool
+    """It computes only work for idle times."""
     progress: dict[int, int]
     """Tokens of a prompt that are computed when it has ended, by slot, where a client wants to
     know."""
@@ -53,12 +56,13 @@ class StepsInFlight:
         *,
         scored: int = 0,
         progress: dict[int, int] | None = None,
+        is_idle: bool = False,
     ) -> int:
         """Note a step for the sequences in the slots now; returns its id."""
         step_id = self.next_id
         self.next_id += 1
         follows, known = bool(self._steps), progress or {}
-        step = StepInFlight(step_id, sequences.copy(), shape, follows, scored, known)
+        step = StepInFlight(step_id, sequences.copy(), shape, follows, scored, is_idle, known)
         self._steps.append(step)
         return step_id
 
@@ -94,6 +98,7 @@ class SchedulerState:
     slots: SlotTable
     kv: KVCache
     waiting: WaitingQueue
+    idle: IdleWork
     in_flight: StepsInFlight
     outputs: OutputHistory
     """The lengths of the last answers."""
@@ -120,6 +125,7 @@ class SchedulerState:
             slots=slots,
             kv=kv,
             waiting=WaitingQueue(ORDERS[limits.settings.schedule_policy], kv),
+            idle=IdleWork(limits.settings.idle_share, clock),
             in_flight=StepsInFlight(),
             outputs=OutputHistory(),
             times=times,

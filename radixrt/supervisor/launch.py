@@ -69,9 +69,13 @@ def prepare(config: ServerConfig) -> ServerConfig:
     tokenizer_path = config.tokenizer_path
     if tokenizer_path is not None:
         tokenizer_path = str(resolve_model_path(tokenizer_path, "--tokenizer-path"))
+    draft_model = config.draft_model
+    if draft_model is not None:
+        draft_model = str(resolve_model_path(draft_model, "--draft-model"))
     return with_parsers(
         dataclasses.replace(
             config,
+            draft_model=draft_model,
             model_path=str(model_dir),
             tokenizer_path=tokenizer_path,
             served_model_name=" ".join(config.model_names),

@@ -72,8 +72,18 @@ class _InFlight:
 class InFlightAnswers:
     """All answers of this engine that are not complete."""
 
-    def __init__(self, constraints: ConstraintManager, to_api: Send) -> None:
+    def __init__(
+        self,
+        constraints: ConstraintManager,
+        to_api: Send,
+        ended: Callable[[AnswerState], None] = lambda answer: None,
+    ) -> None:
+        """
+        Args:
+            ended: called with each answer that is complete.
+        """
         self._constraints = constraints
+        self._ended = ended
         self._to_api = to_api
         self._by_seq_id: dict[int, _InFlight] = {}
         self._seq_ids_of: dict[str, set[int]] = {}
@@ -196,6 +206,7 @@ class InFlightAnswers:
             if not is_over:
                 _release([entry], complete=True)
             entry.release_parts()
+            self._ended(answer)
         return chunk
 
     # ------------------------------------------------------------ values that are validated

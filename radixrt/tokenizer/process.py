@@ -36,9 +36,11 @@ from radixrt.messages.replicas import RequestsLost
 from radixrt.messages.requests import (
     DEFAULT_POOLING,
     AbortRequest,
+    ChatPrompt,
     FimPrompt,
     GenerateRequest,
     PartialAnswer,
+    TextPrompt,
     TokenPrompt,
 )
 from radixrt.messages.sequences import SequenceRequest, TokenBatch
@@ -50,6 +52,7 @@ from radixrt.tokenizer.constraints.manager import ConstraintManager
 from radixrt.tokenizer.explain.explainer import Explainer
 from radixrt.tokenizer.explain.records import MAX_BYTES, PromptRecord
 from radixrt.tokenizer.fair_queue import FairQueue
+from radixrt.tokenizer.images.decoding import ImageLimits
 from radixrt.tokenizer.images.places import ImagePlacer
 from radixrt.tokenizer.images.processor import ImageProcessor
 from radixrt.tokenizer.in_flight import InFlightAnswers
@@ -142,7 +145,9 @@ class TokenizerProcess:
             self._config, self._channels.tokenizer_file, self._vocabulary, info
         )
         self._constraints.start()
-        self._in_flight = InFlightAnswers(self._constraints, self._to_api.send)
+        self._in_flight = InFlightAnswers(
+            self._constraints, self._to_api.send, self._prepare_next_turn
+        )
         self._explainer = Explainer(
             self._vocabulary,
             info.page_size,
@@ -190,7 +195,9 @@ class TokenizerProcess:
         placeholder = self._vocabulary.special_tokens.get(info.vision.image_token)
         if placeholder is None or info.page_size < SHORTEST_PAGE:
             return None
-        processor = ImageProcessor(Path(self._config.model_path), info.vision)
+        config = self._config
+        limits = ImageLimits(config.max_images, config.max_image_pixels, config.max_image_mib << 20)
+        processor = ImageProcessor(Path(config.model_path), info.vision, limits)
         return ImagePlacer(processor, placeholder.content)
 
     def close(self) -> None:
@@ -237,6 +244,11 @@ class TokenizerProcess:
             case _:
                 self._calls.take(message)
 
+    def _prepare_next_turn(self, answer: AnswerState) -> None:
+        """Nobody waits for it: the api drops what it does not know."""
+        if (request := answer.next_turn()) is not None:
+            self._handle_request(request)
+
     async def _generate(self, request: GenerateRequest) -> None:
         key = request.group_id or request.request_id
         size = size_in_chars(request.prompt) + len(request.prediction)
@@ -267,7 +279,7 @@ class TokenizerProcess:
         self._check_task(request)
         if isinstance(request.prompt, TokenPrompt):  # before looking at millions of ids
             self._limits.max_tokens(num_ids(request.prompt.token_ids), sampling.max_tokens)
-        prompt = self._encoder.encode(request.prompt, self._limits, options.root)
+        prompt = self._encode_prompt(request)
         self._receipts.check(request, prompt)
         token_ids, hints = prompt.token_ids, options.cache_hints
         if prompt.retain:
@@ -284,12 +296,26 @@ class TokenizerProcess:
             ends = {*sampling.stop_token_ids, *self._encoder.fill_in_middle.end_ids}
             ends.difference_update(self._info.eos_token_ids)
             sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
-        request = replace(request, options=replace(options, cache_hints=hints, sampling=sampling))
+        options = replace(options, cache_hints=hints, sampling=sampling)
+        if request.says_how:
+            options = replace(options, shares_answers=False)
+        request = replace(request, options=options)
         sampling = OutputParser.bounded(request, self._vocabulary, token_ids)
         request = replace(request, options=replace(request.options, sampling=sampling))
         expected = request.prediction[: MAX_CHARS_OF_A_TOKEN * max_tokens]
         prediction = self._vocabulary.encode(expected, False) if expected else []
         return _Encoded(request, prompt, pack_ids(prediction))
+
+    def _encode_prompt(self, request: GenerateRequest) -> EncodedPrompt:
+        if not request.growth:
+            return self._encoder.encode(request.prompt, self._limits, request.options.root)
+        assert isinstance(request.prompt, TextPrompt | ChatPrompt)
+        ids = self._encoder.settled.encode(
+            request.prompt, request.growth, self._limits, request.options.root
+        )
+        if not ids:
+            raise RequestError("No token of this prompt is settled yet.", code="nothing_settled")
+        return EncodedPrompt(None, ids)
 
     def _check_task(self, request: GenerateRequest) -> None:
         """Raises:

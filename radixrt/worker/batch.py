@@ -6,7 +6,7 @@ nothing from the scheduler.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ from radixrt.base.sampling_params import SamplingParams
 from radixrt.device.device import Device
 from radixrt.messages.adapters import NO_ADAPTER
 from radixrt.messages.ids import TokenIds, num_ids, unpack_ids
-from radixrt.messages.images import ImageKey
 from radixrt.messages.requests import PoolingRequest
 from radixrt.messages.steps import Admit, StepPlan
 from radixrt.worker.drafts.verification import NO_DRAFT
+from radixrt.worker.image_positions import ImagePart, image_parts, positions_less
 from radixrt.worker.kv.ragged import PrefixFinder, RaggedStep
 
 
@@ -46,24 +46,12 @@ class PooledRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePart:
-    """Placeholders of an image among the tokens of a step."""
-
-    image: ImageKey
-    row: int
-    """Index of the first into the flat batch."""
-    first: int
-    """Row of the image's features for it."""
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One forward pass: decode rows first, then runs and prefill chunks. A slot has one sampling
     row, and another one for each token of its draft."""
 
     token_ids: torch.Tensor  # [num_tokens] int64, on the device
-    positions: torch.Tensor  # [num_tokens] int64, on the device
+    positions: torch.Tensor  # [num_tokens] int64, by which queries and keys rotate, on the device
     attention: AttentionMetadata
     graph_rows: int | None
     """Rows of the captured graph that computes this step: first those that sample, then padding.
@@ -192,6 +180,8 @@ class PersistentBatch:
         """The place of each slot's adapter."""
         self.adapter_from = np.zeros(max_slots, dtype=np.int64)
         """The first position at which it works."""
+        self._less = np.zeros(max_slots, dtype=np.int64)
+        """Positions by which text behind a slot's images is nearer than its tokens are."""
         self._prefixes = PrefixFinder()
         self._prompts: dict[int, Admit] = {}
         self._forced: dict[int, TokenIds] = {}
@@ -204,6 +194,7 @@ class PersistentBatch:
 
     def release(self, slot: int) -> None:
         self.is_decoding[slot] = False
+        self._less[slot] = 0
         self._prompts.pop(slot, None)
         self._forced.pop(slot, None)
         self._drafts.pop(slot, None)
@@ -213,6 +204,7 @@ class PersistentBatch:
         self._prompts[slot] = admit
         self.adapters[slot] = self._num_adapters if admit.adapter == NO_ADAPTER else admit.adapter
         self.adapter_from[slot] = admit.adapter_from
+        self._less[slot] = sum(run.positions_less for run in admit.images)
         self.computed[slot] = admit.num_cached
         self.is_decoding[slot] = False
         self.set_block_table(slot, unpack_ids(admit.pages))
@@ -261,7 +253,7 @@ class PersistentBatch:
         step = RaggedStep.for_slots(self.block_tables, self.page_size, slots, lengths, starts)
         chunk_rows = step.qo_indptr[len(decoding) + len(runs.slots) :]
         sampling = slots[samples], step.qo_indptr[1:][samples] - 1, self.computed[slots][samples]
-        return self._inputs(
+        inputs = self._inputs(
             step,
             decoding,
             groups,
@@ -273,6 +265,14 @@ class PersistentBatch:
             (slots, starts),
             self._image_parts(plan, chunk_rows[:-1]),
         )
+        if not self._less.any():
+            return inputs
+        less = np.repeat(self._less[slots], lengths)
+        for chunk, row in zip(plan.prefill, chunk_rows.tolist(), strict=False):
+            rows = slice(row, row + chunk.num_tokens)
+            less[rows] = positions_less(self._prompts[chunk.slot].images, step.positions[rows])
+        (positions,) = self._device.upload(step.positions - less)
+        return replace(inputs, positions=positions)
 
     def _inputs(
         self,
@@ -462,16 +462,10 @@ class PersistentBatch:
 
     def _image_parts(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[ImagePart]:
         """The placeholders among the chunks of a step."""
-        parts = []
+        parts: list[ImagePart] = []
         for chunk, row in zip(plan.prefill, first_rows.tolist(), strict=True):
-            for run in self._prompts[chunk.slot].images:
-                start = max(run.start, chunk.start)
-                end = min(run.start + run.num_tokens, chunk.start + chunk.num_tokens)
-                if start < end:
-                    first = run.first + start - run.start
-                    parts.append(
-                        ImagePart(run.image, row + start - chunk.start, first, end - start)
-                    )
+            images = self._prompts[chunk.slot].images
+            parts += image_parts(images, chunk.start, chunk.num_tokens, row)
         return parts
 
     def _prompt_spans(self, plan: StepPlan, first_rows: NDArray[np.int32]) -> list[PromptSpan]:

@@ -49,6 +49,8 @@ from radixrt.models.images import why_no_images
 from radixrt.models.loader import load_model
 from radixrt.models.pooling import read_pooling, read_score_tokens
 from radixrt.worker.adapters import AdapterLoader, load_at_start, make_adapters
+from radixrt.worker.drafts.head_choice import load_draft_head, speculation_of
+from radixrt.worker.drafts.head_pages import head_specs
 from radixrt.worker.fingerprint import (
     begin_weights_digest,
     kv_parts,
@@ -162,10 +164,6 @@ def build_runner(
     loaded = _load_with_facts(config, device, tp, kernels)
     model, info = loaded.model, loaded.info
     adapters = make_adapters(config, model, kernels)
-    if adapters is not None and info.vision is not None:
-        raise ConfigError(
-            f"--lora: not yet for a model that sees images ({info.architecture}); leave it out, or serve the text-only checkpoint."
-        )
     if adapters is not None:
         info = replace(info, adapters=load_at_start(config, adapters, kept_adapters))
     longest = info.context_length
@@ -175,7 +173,14 @@ def build_runner(
             f"--cache-dir: not yet for models with recurrent layers ({info.architecture}), whose states are not kept on disk; "
             "leave it out."
         )
-    setup = _with_rows(_attention_setup(config, model, device, longest), config, tp, one_state)
+    head = load_draft_head(config, model, info, kernels)
+    info = replace(info, speculation=speculation_of(config, info.device, head))
+    setup = _attention_setup(config, model, device, longest)
+    if head is not None:
+        info = replace(info, weight_bytes=info.weight_bytes + weight_bytes(head))
+        specs = head_specs(head, config.page_size, setup.kv_dtype)
+        setup = dataclasses.replace(setup, head_specs=specs)
+    setup = _with_rows(setup, config, tp, one_state)
     backend_name = resolve_backend(config.attention_backend, setup)
     loader = GrammarLoader(tokenizer_file, model.vocab_size, info.eos_token_ids, report)
     backend = make_backend(backend_name, setup)
@@ -185,12 +190,14 @@ def build_runner(
         model,
         setup,
         backend,
+        backend_name,
         info.eos_token_ids,
         loader,
         taped,
         tp,
         loaded.pooler,
         loaded.expert_counts,
+        head,
     )
     parts.reserve_for_graphs()
     if is_gpu(device):
@@ -208,7 +215,7 @@ def build_runner(
         num_kept = kept_states(setup, pages, one_state)
         states = SlotStates(model.state_specs(), setup.max_rows, num_kept)
     images = None
-    if info.vision is not None and (reason := _why_no_images_here(info.vision, setup, tp)):
+    if info.vision is not None and (reason := _why_no_images_here(info.vision, setup)):
         info = replace(info, vision=None, why_no_images=reason)
     if info.vision is not None:
         images = ImageFeatures(model, (config.max_step_ms or math.inf) / 1e3)
@@ -270,13 +277,9 @@ def _count_tokens(model: Any, device: Device) -> torch.Tensor:
     return counts
 
 
-def _why_no_images_here(
-    vision: VisionInfo, setup: AttentionSetup, tp: TensorParallel
-) -> str | None:
+def _why_no_images_here(vision: VisionInfo, setup: AttentionSetup) -> str | None:
     """A sentence that says why a model with a tower is served without images under these settings;
     None: it sees them."""
-    if tp.size > 1:
-        return "Not yet: images with --tp; text is served."
     if vision.whole_images and setup.kv_dtype == torch.int8:
         return "Not yet: images for this model with --kv-cache-dtype int8; text is served."
     return None
@@ -369,9 +372,11 @@ def _check_and_say(config: ServerConfig, device: Device) -> None:
         raise ConfigError("--cache-dir: not yet on a GPU; leave it out, or use --device cpu.")
     if config.receipts:
         raise ConfigError("--receipts: on a GPU bits depend on the batch; leave it out.")
+    if config.draft_model is not None:
+        raise ConfigError("--draft-model: not yet on a GPU; leave it out, or use --device cpu.")
     if config.kv_cache_dtype == "int8":
         raise ConfigError("--kv-cache-dtype int8 is for CPUs; on a GPU choose fp8_e4m3 or auto.")
-    if config.speculation == "auto":
+    if config.speculation != "off":
         log.warning("Speculation is off: drafts are verified on a CPU only.")
 
 

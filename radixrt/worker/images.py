@@ -18,7 +18,7 @@ from torch import Tensor
 from radixrt.messages.images import DropImage, ImageKey, ImageLoaded, LoadImage, VisionInfo
 from radixrt.models.vision.sees import ImageRows, SeesImages
 from radixrt.models.vision.tower import Pieces
-from radixrt.worker.batch import ImagePart
+from radixrt.worker.image_positions import ImagePart
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,10 @@ def vision_info(model: Any) -> VisionInfo | None:
         tokens_per_tile=vision.tokens_per_tile,
         tile_size=vision.tile_size,
         whole_images=vision.whole_images,
+        unit=vision.unit,
+        has_axes=vision.has_axes,
         image_token=model.whole_config.image_token_id,
-        feature_bytes=model.config.hidden_size * model.dtype.itemsize,
+        feature_bytes=vision.feature_layers * model.config.hidden_size * model.dtype.itemsize,
     )
 
 
@@ -56,7 +58,7 @@ class ImageFeatures:
     def __init__(self, model: SeesImages, max_step_s: float = math.inf) -> None:
         self.model = model
         self._features: dict[ImageKey, Tensor] = {}
-        """[placeholders, hidden_size] of each image."""
+        """[placeholders, feature_layers * hidden_size] of each image."""
         self._ordered: OrderedDict[ImageKey, LoadImage] = OrderedDict()
         """Images whose features are not computed, the oldest first; it may be half done."""
         self._pieces: Pieces | None = None
@@ -126,4 +128,9 @@ class ImageFeatures:
         features = [
             self._features[part.image][part.first : part.first + part.num_tokens] for part in parts
         ]
-        return ImageRows(torch.cat(rows), torch.cat(features))
+        axes = [part.axes for part in parts if part.axes is not None]
+        return ImageRows(
+            torch.cat(rows),
+            torch.cat(features),
+            torch.from_numpy(np.concatenate(axes, axis=1)) if axes else None,
+        )

@@ -55,6 +55,8 @@ class LaunchedStep:
     """Slots whose prompts were complete before."""
     draft_s: float
     """Seconds that drafting took; 0: nothing was drafted or looked for."""
+    head_s: float
+    """The part of them that a draft head took."""
     prompt_tokens: int
     slots: NDArray[
         np.int64

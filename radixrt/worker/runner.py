@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from radixrt.attention.auxiliary import AuxiliaryStates
 from radixrt.attention.backend import ForwardContext
 from radixrt.attention.kv_spec import LayerKV
 from radixrt.messages.adapters import LoadAdapter, PutAdapter
@@ -40,7 +41,8 @@ from radixrt.worker.batch import (
     Runs,
     StepInputs,
 )
-from radixrt.worker.drafts.price import NEVER, DraftPrice
+from radixrt.worker.drafts.head import HeadDrafter
+from radixrt.worker.drafts.price import NEVER, DraftPrice, HeadTrials
 from radixrt.worker.drafts.speculator import Speculator
 from radixrt.worker.images import ImageFeatures
 from radixrt.worker.kv.pool import KVPool
@@ -102,8 +104,25 @@ class ModelRunner:
             jump_forward=jumps,
             decide=parts.tp.from_first,
         )
-        self._speculator = Speculator(ends, self.matchers.forced, self.matchers.allowed)
+        auxiliary = (
+            None
+            if parts.head is None
+            else AuxiliaryStates(
+                parts.head.config.layers, parts.head.config.target_hidden_size, parts.model.dtype
+            )
+        )
+        self._head = None
+        if auxiliary is not None:
+            self._head = parts.head_drafter(pool, self._batch, auxiliary)
+        self._speculator = Speculator(
+            ends,
+            self.matchers.forced,
+            self.matchers.allowed,
+            self._head,
+            from_text=config.speculation != "head",
+        )
         self.draft_price = DraftPrice()
+        self._head_trials = HeadTrials()
         self._tp = parts.tp
         self._deferred = DeferredRows(device)
         self._pooler = parts.pooler
@@ -112,7 +131,7 @@ class ModelRunner:
         self._states = states
         self.images = images
         tables = None if states is None else states.tables
-        self._context = ForwardContext(parts.backend, pool.kv_caches, tables)
+        self._context = ForwardContext(parts.backend, pool.kv_caches, tables, auxiliary)
         rows = None if adapters is None else adapters.adapters.rows
         self._expert_counts = parts.expert_counts
         self._tapes = None
@@ -170,7 +189,7 @@ class ModelRunner:
         begun = time.perf_counter()
         self._apply(plan)
         decoding = np.flatnonzero(self._batch.is_decoding)
-        drafts, draft_s = self._propose(plan, decoding)
+        drafts, draft_s, head_s = self._propose(plan, decoding)
         inputs = self._batch.next_step(plan)
         kept_states = self._plan_states(inputs)
         self._order.before_launch(inputs, drafts)
@@ -185,6 +204,8 @@ class ModelRunner:
         if sampled is not None and sampled.kept is not None:
             slots = rows.slots[sampled.kept]
         verified = self._verify(drafts, slots, kept_states)
+        if self._head is not None:
+            self._head.take_states(inputs, len(plan.prefill), self._batch.computed)
         prompt_logprobs = self._prompt_logprobs(inputs.prompt_spans, hidden)
         vectors = self._pool(inputs.pooled, hidden)
         tensors = [] if vectors is None else [vectors.values]
@@ -196,6 +217,7 @@ class ModelRunner:
             step_id=plan.step_id,
             decoding=len(decoding),
             draft_s=draft_s,
+            head_s=head_s,
             prompt_tokens=sum(chunk.num_tokens for chunk in plan.prefill),
             slots=slots,
             deferred=deferred,
@@ -225,6 +247,8 @@ class ModelRunner:
         token_ids, logprobs, prompt_logprobs, vectors = step.read()
         slots, token_ids = self._advance_matchers(step, token_ids)
         self._speculator.extend(slots, token_ids)
+        if self._head is not None:
+            self._head.extend(slots, token_ids)
         step_s = self._order.seconds(step)
         self._learn_draft_price(step, step_s)
         return [
@@ -249,6 +273,8 @@ class ModelRunner:
     # ------------------------------------------------------------ changes by a plan
 
     def _apply(self, plan: StepPlan) -> None:
+        if self._head is not None:
+            self._head.catch_up(plan.release)  # their pages stay in the tree
         for slot in plan.release:
             self._batch.release(slot)
             if self._states is not None:
@@ -271,12 +297,16 @@ class ModelRunner:
         self._sampling.release(slot)
         self.matchers.release(slot)
         self._speculator.release(slot)
+        if self._head is not None:
+            self._head.release(slot)
 
     def _admit(self, admit: Admit) -> None:
         if self._deferred.drop(admit.slot):  # its sequence was dropped
             self._forget(admit.slot)
         token_ids = unpack_ids(admit.token_ids)
         self._batch.admit(admit)
+        if self._head is not None:
+            self._head.follow(admit)
         self._sampling.admit(admit.slot, admit.sampling, token_ids, admit.num_output)
         output = token_ids[len(token_ids) - admit.num_output :]
         if admit.grammar is not None:
@@ -318,18 +348,32 @@ class ModelRunner:
         self._backend.plan(inputs.attention)
         everything = bool(inputs.prompt_spans or inputs.pooled)
         rows = None if everything else inputs.sampling_rows
-        if inputs.adapters is not None:
+        if self.images is not None and inputs.images:
+            hidden = self._forward_with_images(inputs, self.images, rows)
+        elif inputs.adapters is not None:
             hidden = self._forward_with_adapters(inputs, inputs.adapters, rows)
-        elif self.images is not None and inputs.images:
-            features = self.images.rows(inputs.images)
-            hidden = self.images.model.forward_with_images(
-                inputs.token_ids, inputs.positions, self._context, rows, features
-            )
         elif self._tapes is not None:
             hidden = self._tapes.forward(inputs.token_ids, inputs.positions, rows)
         else:
             hidden = self._model.forward(inputs.token_ids, inputs.positions, self._context, rows)
         return hidden, self._model.logits(hidden[inputs.sampling_rows] if everything else hidden)
+
+    def _forward_with_images(
+        self, inputs: StepInputs, images: ImageFeatures, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The hidden states of a step with placeholders of images, and maybe with adapters."""
+        arguments = inputs.token_ids, inputs.positions, self._context
+        features = images.rows(inputs.images)
+        if inputs.adapters is None:
+            return images.model.forward_with_images(*arguments, rows, features)
+        assert self._adapters is not None, "an adapter was admitted where there are none"
+        lora = self._adapters.adapters.rows
+        lora.sort(inputs.adapters)
+        try:
+            hidden = images.model.forward_with_images(*arguments, None, features)
+        finally:
+            lora.clear()
+        return hidden if rows is None else hidden[rows]
 
     def _forward_with_adapters(
         self, inputs: StepInputs, adapters: torch.Tensor, rows: torch.Tensor | None
@@ -444,9 +488,9 @@ class ModelRunner:
 
     def _propose(
         self, plan: StepPlan, decoding: NDArray[np.int64]
-    ) -> tuple[dict[int, TokenIds], float]:
-        """Draft tokens for the next step, by slot; and the seconds that it took, 0 if none could
-        pay.
+    ) -> tuple[dict[int, TokenIds], float, float]:
+        """Draft tokens for the next step, by slot; the seconds that it took, 0 if none could pay,
+        and the part of them that the head took.
 
         Args:
             decoding: [n] slots.
@@ -454,15 +498,16 @@ class ModelRunner:
         drafts: dict[int, TokenIds] = {}
         slots = self._speculator.slots_of(decoding)
         if not slots:
-            return drafts, 0.0
+            return drafts, 0.0, 0.0
         if plan.prefill:
             price = self.draft_price.beside_prompts(len(decoding), plan.draft_saving)
         else:
             price = self.draft_price.next(len(decoding))
         price = float(self._tp.from_first(np.array([price]))[0])  # the ranks' times differ
         if price >= NEVER:
-            return drafts, 0.0
+            return drafts, 0.0, 0.0
         begun = time.perf_counter()
+        head_s = 0.0 if self._head is None else self._draft_by_head(self._head, slots, price)
         for slot in slots:
             room = self._batch.room_for_drafts(slot)
             if self._states is not None:
@@ -472,7 +517,25 @@ class ModelRunner:
                 self._batch.draft(slot, self._speculator.last_token(slot), drafts[slot])
                 if self._states is not None:
                     self._states.draft(len(tokens))
-        return drafts, time.perf_counter() - begun
+        return drafts, time.perf_counter() - begun, head_s
+
+    def _draft_by_head(self, head: HeadDrafter, slots: list[int], price: float) -> float:
+        """Let the head draft for those of some slots where that pays; returns the seconds that it
+        took."""
+        cost = self.draft_price.of_head(len(slots))
+        rooms = {slot: self._batch.room_for_drafts(slot) for slot in slots}
+        lengths = {
+            slot: self._speculator.length_for_head(slot, room, price, cost)
+            for slot, room in rooms.items()
+        }
+        wanted = {slot: min(2 * n, rooms[slot]) for slot, n in lengths.items() if n}
+        if self._head_trials.is_due(drafts=bool(wanted)):
+            wanted = {slot: 1 for slot, room in rooms.items() if room > 0}
+        begun, before = time.perf_counter(), head.computed
+        head.draft(wanted, price + cost)
+        seconds = time.perf_counter() - begun if wanted else 0.0
+        self.draft_price.observe_head(head.computed - before, seconds)
+        return seconds
 
     def _learn_draft_price(self, step: LaunchedStep, seconds: float) -> None:
         if self._order.overlaps:
@@ -487,7 +550,7 @@ class ModelRunner:
         has_forced = sum(step.advanced.values()) > accepted  # their rows cost less
         known_s = 0.0 if has_forced else seconds
         tokens = step.decoding + accepted
-        self.draft_price.observe(step.decoding, drafted, tokens, known_s, step.draft_s)
+        self.draft_price.observe(step.decoding, drafted, tokens, known_s, step.draft_s, step.head_s)
 
     def _verify(
         self, drafts: dict[int, TokenIds], slots: NDArray[np.int64], kept_states: list[int]

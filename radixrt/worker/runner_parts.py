@@ -1,17 +1,24 @@
 """The parts of a model runner, which are made once. The KV pool is not among them: the trial run
 has one of its own."""
 
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass
 
 import torch
 
+from radixrt.attention.auxiliary import AuxiliaryStates
 from radixrt.attention.backend import AttentionBackend, AttentionSetup
 from radixrt.attention.flashinfer import FlashInferBackend
+from radixrt.attention.registry import make_backend
 from radixrt.base.config import ServerConfig
 from radixrt.layers.parallel import TensorParallel
 from radixrt.models.decoder import CausalLM
+from radixrt.models.eagle3 import Eagle3Head
+from radixrt.worker.batch import PersistentBatch
+from radixrt.worker.drafts.head import BACKLOG, HeadDrafter
+from radixrt.worker.drafts.head_pages import HeadPages
 from radixrt.worker.kv.pool import KVPool
 from radixrt.worker.pooling import Pooler
 from radixrt.worker.replays import LARGEST, DecodeGraphs, ladder
@@ -28,6 +35,7 @@ class RunnerParts:
     model: CausalLM
     setup: AttentionSetup
     backend: AttentionBackend
+    backend_name: str
     eos_token_ids: tuple[int, ...]
     """The end tokens that the model can produce."""
     loader: GrammarLoader
@@ -38,6 +46,28 @@ class RunnerParts:
     """The pooler of a checkpoint that gives numbers in place of text."""
     expert_counts: torch.Tensor | None = None
     """Tokens of each expert, int64 [layers, experts]; None: they are not counted."""
+    head: Eagle3Head | None = None
+    """Drafts tokens; None: no model does."""
+
+    def head_drafter(
+        self, pool: KVPool, batch: PersistentBatch, auxiliary: AuxiliaryStates
+    ) -> HeadDrafter:
+        """The drafter of the head, which computes on a KV pool."""
+        assert self.head is not None, "there is a head"
+        attention = self.head.midlayer.self_attn
+        setup = dataclasses.replace(
+            self.setup,
+            specs=[attention.spec],
+            kv_specs=[attention.kv_spec(self.setup.kv_dtype)],
+            head_specs=(),
+            page_size=1,
+            max_pages=self.setup.max_pages * self.setup.page_size,
+        )
+        caches = pool.kv_caches[len(self.setup.kv_specs) :]
+        backend = make_backend(self.backend_name, setup)
+        pages = HeadPages(self.head, backend, caches, batch, taped=self.taped)
+        # Pages on disk are written when they are full, so the head must be there by then.
+        return HeadDrafter(pages, auxiliary, BACKLOG if self.config.cache_dir is None else 1)
 
     @property
     def _capturable(self) -> FlashInferBackend | None:

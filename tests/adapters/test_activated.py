@@ -1,6 +1,7 @@
 """An activated adapter works from its invocation on, as in peft, and the KV before is the base
 model's."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import torch
 import radixrt_kernels
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.adapters import AdapterInfo
+from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 from tests.adapters.peft_adapters import ALL_LINEAR, make_adapter
 from tests.checkpoints import make_checkpoint
+from tests.draft_heads import make_head
 from tests.engine.in_process import InProcessEngine
 
 pytestmark = pytest.mark.skipif(
@@ -158,7 +161,7 @@ def test_drafts_from_the_tree_are_tokens(models: Models) -> None:
     expected = models.engine().generate([prompt], long, adapters="first")
     assert engine.generate([prompt], long, adapters="first") == expected
     assert engine.generate([prompt], long, adapters="first") == expected
-    assert sum(report.accepted_prediction_tokens for report in engine.reports) > 20
+    assert engine.scheduler.state.counters.accepted_draft_tokens["tree"] > 0
 
 
 def test_a_reload_keeps_digests_apart(models: Models, engine: InProcessEngine) -> None:
@@ -170,3 +173,20 @@ def test_a_reload_keeps_digests_apart(models: Models, engine: InProcessEngine) -
     new = ask(engine, prompt, "first")
     assert engine.cached == [0] and new != old
     assert ask(engine, prompt, "second") == new and engine.cached == [32]
+
+
+def test_a_draft_head_changes_no_answer_of_an_adapter(
+    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head reads the states that the adapter has changed, also behind a cached prefix."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    monkeypatch.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
+    head = make_head(tmp_path, json.loads((models.checkpoint / "config.json").read_text()))
+    engine = models.engine(speculation="head", draft_model=str(head))
+    prompts = [[*CONVERSATION[:40], *INVOCATION, *some_tokens(9)] for _ in range(4)]
+    names = ["first", "", "plain", "second"]
+    expected = models.engine().generate(prompts, GREEDY, adapters=names)
+    for _ in range(2):
+        assert engine.generate(prompts, GREEDY, adapters=names) == expected
+    assert engine.scheduler.state.counters.drafted_tokens["head"] > 40

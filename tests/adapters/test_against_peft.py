@@ -13,11 +13,18 @@ from radixrt.models.adapters import ModelAdapters
 from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
 from radixrt.worker.replays import with_adapters
-from tests.adapters.peft_adapters import KINDS, config_of, make_adapter
+from tests.adapters.peft_adapters import KINDS, USUAL, config_of, make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.models.harness import Harness, with_forward
 
-FAMILIES = ["llama_biased_tied", "qwen2", "qwen3", "gemma2", "phi3"]
+FAMILIES = ["llama_biased_tied", "qwen3", "gemma2", "phi3"]
+CASES = [(family, kind) for family in FAMILIES for kind in USUAL]
+CASES += [("llama_biased_tied", kind) for kind in KINDS if kind not in USUAL]
+WITH_EVERYTHING = [
+    "mixtral", "qwen3_moe", "gpt_oss", "minimax_m2", "glm4_moe", "gemma4_moe", "gemma4_e", "deepseek_v2", "deepseek_v3", "lfm2_moe",
+    "qwen3_next", "qwen3_5", "granite_hybrid", "falcon_h1", "nemotron_h", "mamba2",
+]  # fmt: skip
+"""Families with experts, latents, recurrent layers or layers of their own."""
 RANDOM = random.Random(1)
 PROMPT = [RANDOM.randrange(3, VOCAB_SIZE) for _ in range(40)]
 
@@ -64,21 +71,34 @@ def logits(model: CausalLM, adapters: ModelAdapters, place: int) -> torch.Tensor
 
 def without_adapters(model: CausalLM) -> None:
     for module in model.modules():
-        if hasattr(module, "lora"):
-            module.lora = None
+        for name in ("lora", "key_lora", "value_lora"):
+            if hasattr(module, name):
+                setattr(module, name, None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), CASES)
 def test_logits_are_those_of_peft(
     family: str, kind: str, checkpoint: Callable[[str], Path], models: Models, tmp_path: Path
 ) -> None:
     theirs = make_adapter(checkpoint(family), tmp_path, config_of(kind, family))
-    model = models(family)
+    check(models(family), theirs, tmp_path)
+
+
+@pytest.mark.parametrize("family", WITH_EVERYTHING)
+def test_every_layer_of_other_families(
+    family: str, checkpoint: Callable[[str], Path], models: Models, tmp_path: Path
+) -> None:
+    """Experts, routers, latents and recurrent layers have adapters too."""
+    theirs = make_adapter(checkpoint(family), tmp_path, None)
+    check(models(family), theirs, tmp_path)
+
+
+def check(model: CausalLM, theirs: Any, folder: Path) -> None:
+    """Compare a model with the adapter of a folder with peft's."""
     without_adapters(model)
     adapters = ModelAdapters(model, num_adapters=3, max_rank=32)
     base = Harness(model, 16).logits(PROMPT)
-    adapters.put(1, adapters.read(tmp_path))
+    adapters.put(1, adapters.read(folder))
     with torch.inference_mode():
         ids = torch.tensor([PROMPT])
         unmerged = theirs(ids).logits[0]

@@ -49,6 +49,9 @@ EMBEDS = {
 CLASSIFIES = {"/classify": {"input": "hi"}}
 WITHOUT_PROMPT = {
     "/v1/conversations",  # kept in the api process, under a digest of the caller and the salt
+    "/v1/prompts",  # likewise; tests/api/test_pieces.py has the salts of what is computed ahead
+    "/v1/prompts/{prompt_id}",
+    "/v1/prompts/{prompt_id}/commit",
     "/v1/cache/release",
     "/v1/grammar/compile",
     "/v1/replicas/drain",

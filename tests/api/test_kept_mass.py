@@ -74,3 +74,25 @@ def test_it_is_true_or_false(server: RunningServer) -> None:
     with server.http as http:
         response = http.post("/v1/completions", json={"prompt": "hi", "kept_mass": 3})
     assert response.status_code == 400 and "kept_mass" in response.text
+
+
+DIALECTS: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"messages": HELLO, "max_tokens": 8},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 8},
+    "/api/chat": {"messages": HELLO, "stream": False, "options": {"num_predict": 8}},
+    "/api/generate": {"prompt": "hi", "stream": False, "options": {"num_predict": 8}},
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_every_dialect_has_it_at_the_end(server: RunningServer, path: str) -> None:
+    body = {"model": server.model_name} if hasattr(server, "model_name") else {}
+    with server.http as http:
+        answer = http.post(path, json=DIALECTS[path] | body | {"kept_mass": True})
+        without = http.post(path, json=DIALECTS[path] | body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()["constraint"]
+    assert len(found["kept_mass"]) > 2
+    assert found["kept_mass"] == pytest.approx([KEPT_MASS] * len(found["kept_mass"]))
+    assert found["log_kept_mass"] == pytest.approx(sum(map(math.log, found["kept_mass"])))
+    assert "constraint" not in without.json()

@@ -59,6 +59,19 @@ def test_a_frame_of_a_hybrid_model_tells_of_its_states(server: RunningServer) ->
     assert re.search(r"states +12 kept \(3 MiB\); 25.0% of prompt tokens", text)
 
 
+def test_a_frame_tells_the_drafts_of_each_drafter(server: RunningServer) -> None:
+    stats = ServerWatch(server.url).read().engine.stats
+    none = dict.fromkeys(stats.drafted_tokens, 0)
+    silent = msgspec.structs.replace(stats, drafted_tokens=none, accepted_draft_tokens=none)
+    assert "drafts" not in drawn(server, stats=silent)
+    drafting = msgspec.structs.replace(
+        stats,
+        drafted_tokens=none | {"head": 50, "tree": 9},
+        accepted_draft_tokens=none | {"head": 31, "tree": 9},
+    )
+    assert re.search(r"drafts +accepted: tree 9 of 9, head 31 of 50", drawn(server, stats=drafting))
+
+
 def test_a_server_that_is_away_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     status, text, error = top(capsys, "--url", "http://127.0.0.1:9")
     assert status == 1 and not text

@@ -20,7 +20,7 @@ from radixrt.cli.main import _parser
 from tests.docs.pages import PAGES, ROOT, code_of, names_in
 
 HOME = {radixrt: ROOT / "docs/python.md", rl: ROOT / "docs/lang.md"}
-FOR_BACKENDS = {"cache_tokens", "generate", "match_cache", "name", "score"}
+FOR_BACKENDS = {"cache_tokens", "compute_ahead", "generate", "match_cache", "name", "score"}
 """The protocol between the language and what answers it: nothing that a program calls."""
 
 EXPORTS = [(module, name) for module in HOME for name in module.__all__]

@@ -224,15 +224,16 @@ class InProcessEngine:
 
     def generate_from(
         self,
-        prompt: list[int],
+        prompt: list[int] | EncodedPrompt,
         begun: list[int],
         sampling: SamplingParams,
         grammar: GrammarUse | None = None,
     ) -> list[int]:
         """Go on with an answer; returns what is new."""
+        ids = prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
         request = SequenceRequest(
             seq_id=self._next_id,
-            token_ids=pack_ids(prompt + begun),
+            **{**self._prompt_fields(prompt), "token_ids": pack_ids(ids + begun)},
             num_output=len(begun),
             grammar=grammar,
             options=RequestOptions(sampling=sampling),

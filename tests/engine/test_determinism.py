@@ -6,6 +6,7 @@ determinism``) it is 60 documents with five prompts each, and every family, in e
 and int4, and with a KV cache in int8.
 """
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -22,10 +23,13 @@ from radixrt.attention.metadata import AttentionMetadata
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import PositionLogprobs
+from radixrt.models.eagle3 import FOLDER
 from radixrt.scheduler.queue.admission import Admission
 from radixrt.worker.build import use_threads
+from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
 from radixrt_kernels import attention
 from tests.checkpoints import CONFIGS, HYBRIDS, make_checkpoint
+from tests.draft_heads import make_head
 from tests.engine.in_process import InProcessEngine
 from tests.scheduler.engine_model import expect_nothing
 
@@ -53,6 +57,8 @@ class Case(NamedTuple):
     kv_cache: str = "auto"
     heads: str = "auto"
     """Heads of queries, x, heads of keys and values."""
+    drafts: str = "auto"
+    """``head``: a draft head of random weights drafts in each step."""
 
     @property
     def overrides(self) -> dict[str, int]:
@@ -84,6 +90,11 @@ if THOROUGH:
         Case("glm4_moe_lite", "float32", "auto", "int8"),
     ]
     CASES += [Case(family, "bfloat16", "auto", "int8", "8x1") for family in ("qwen2", "gemma2")]
+    CASES += [
+        Case("llama", "bfloat16", drafts="head"),
+        Case("qwen3_moe", "float32", "int8", drafts="head"),
+        Case("gemma3", "bfloat16", "auto", "int8", drafts="head"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,7 @@ class Model:
             kv_cache_dtype=self.case.kv_cache,
             kernel_threads=threads,
             context_length=CONTEXT,
+            speculation="off" if self.case.drafts == "auto" else self.case.drafts,
             **{**usual, **settings},
         )
 
@@ -193,14 +205,22 @@ def threads_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
     case: Case = request.param
     folder = tmp_path_factory.mktemp(case.family)
     make_checkpoint(case.family, folder, max_position_embeddings=CONTEXT, **case.overrides)
-    model = Model(folder, case)
+    model = Model(folder, case._replace(drafts="auto"))
     cold = answers(model.engine(), Steps(), batch=1)
     assert len({answer.token_ids for answer in cold}) > len(cold) / 2, "the model repeats itself"
-    return Model(folder, case, cold)
+    with pytest.MonkeyPatch.context() as patched:
+        if case.drafts == "head":
+            make_head(folder / FOLDER, json.loads((folder / "config.json").read_text()))
+            patched.setattr(DraftPrice, "next", lambda self, rows: 0.0)
+            patched.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+            patched.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
+        yield Model(folder, case, cold)
 
 
 def answers(

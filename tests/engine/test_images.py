@@ -3,22 +3,28 @@ cached like text."""
 
 import functools
 import hashlib
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from radixrt.base.config import ServerConfig
+from radixrt.base.errors import RequestError
 from radixrt.base.sampling_params import PREFILL_ONLY, SamplingParams
 from radixrt.messages.ids import pack_ids, unpack_ids
 from radixrt.messages.images import SHORTEST_PAGE, DropImage, VisionInfo, image_key_ids
 from radixrt.messages.requests import ChatPrompt, PoolingRequest, RequestOptions
 from radixrt.messages.sequences import SequenceRequest
+from radixrt.models.loader import load_model
 from radixrt.models.vision.sees import ImageRows
 from radixrt.scheduler.sequence import Sequence
 from radixrt.tokenizer.images.places import ImagePlacer
@@ -30,8 +36,11 @@ from radixrt.worker.build import use_threads
 from tests.engine.in_process import GREEDY, InProcessEngine
 from tests.image_checkpoints import (
     FAMILIES,
+    OTHER_TEXTS,
+    OWN_SIZES,
     TILE,
     VOCAB_SIZE,
+    OwnSizes,
     make_image_checkpoint,
     picture,
     png,
@@ -42,6 +51,9 @@ THOROUGH = "RADIXRT_DETERMINISM" in os.environ
 EVERY = PoolingRequest(logits_of=tuple(range(VOCAB_SIZE)))
 LIMITS = Limits(1024, 4096, VOCAB_SIZE)
 
+SOME = FAMILIES if THOROUGH else ["llava", "gemma3", "qwen3_vl", "qwen3_5"]
+"""One of each kind: plain, whole images, positions in three axes, recurrent layers."""
+
 Chat = list[dict[str, Any]]
 
 
@@ -49,6 +61,7 @@ class Sees:
     """A checkpoint that sees images: the engine's encoder of prompts, and transformers'."""
 
     def __init__(self, family: str, folder: Path) -> None:
+        self.family = family
         self.folder = make_image_checkpoint(family, folder)
         vision = self.engine().info.vision
         assert isinstance(vision, VisionInfo)
@@ -68,11 +81,28 @@ class Sees:
     def _transformers(self) -> tuple[Any, Any]:
         """The model and its processor."""
         model = transformers.AutoModelForImageTextToText.from_pretrained(self.folder).eval()
+        if self.family in OWN_SIZES:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
+            return model, OwnSizes(self.family, tokenizer)
         return model, transformers.AutoProcessor.from_pretrained(self.folder)
 
     def reference(self, chat: Chat) -> tuple[list[int], np.ndarray]:
         """transformers' token ids of a chat, and the logits behind it."""
-        model, processor = self._transformers
+        model, _ = self._transformers
+        inputs = self._inputs(chat)
+        with torch.inference_mode():
+            logits = model(**inputs).logits[0, -1]
+        return inputs["input_ids"][0].tolist(), logits.numpy()
+
+    def reference_answer(self, chat: Chat, count: int, model: Any = None) -> list[int]:
+        """The tokens that transformers generates, or another model than the checkpoint's."""
+        model = self._transformers[0] if model is None else model
+        inputs = self._inputs(chat)
+        ids = model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+        return ids[0, inputs["input_ids"].shape[1] :].tolist()
+
+    def _inputs(self, chat: Chat) -> Any:
+        _, processor = self._transformers
         images = [
             transformers.image_utils.load_image(part["data"])
             for message in chat
@@ -80,12 +110,9 @@ class Sees:
             if isinstance(part, dict) and part["type"] == "image"
         ]
         text = processor.apply_chat_template(chat, add_generation_prompt=True)
-        inputs = processor(
+        return processor(
             text=text, images=images or None, return_tensors="pt", add_special_tokens=False
         )
-        with torch.inference_mode():
-            logits = model(**inputs).logits[0, -1]
-        return inputs["input_ids"][0].tolist(), logits.numpy()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -104,6 +131,7 @@ CHATS: dict[str, Chat] = {
 }
 
 
+@pytest.mark.parametrize("sees", [*FAMILIES, *OTHER_TEXTS], indirect=True)
 @pytest.mark.parametrize("name", CHATS)
 def test_logits_are_those_of_transformers(sees: Sees, name: str) -> None:
     chat = CHATS[name]
@@ -113,6 +141,23 @@ def test_logits_are_those_of_transformers(sees: Sees, name: str) -> None:
     assert prompt.token_ids == ids
     (found,) = engine.pool([prompt], EVERY)
     assert np.abs(found - logits).max() < 1e-4
+
+
+@pytest.mark.parametrize("sees", [*FAMILIES, *OTHER_TEXTS], indirect=True)
+def test_answers_behind_images_are_those_of_transformers(sees: Sees) -> None:
+    """Decoded tokens have the positions that the images leave, in an answer that goes on elsewhere
+    and in the next turn too."""
+    chat = CHATS["four of different sizes, between text"]
+    prompt, engine = sees.encode(chat), sees.engine()
+    sampling = SamplingParams(temperature=0.0, max_tokens=12)
+    (answer,) = engine.generate([prompt], sampling)
+    assert answer == sees.reference_answer(chat, 12)
+    for taken in (engine, sees.engine()):
+        assert taken.generate_from(prompt, answer[:5], sampling) == answer[5:]
+    chat = [*chat, {"role": "assistant", "content": "Yes."}, user("What is behind it?")]
+    (found,) = engine.pool([sees.encode(chat)], EVERY)
+    assert np.abs(found - sees.reference(chat)[1]).max() < 1e-4
+    assert engine.scheduler.stats(0).cached_tokens > prompt.images[-1].start
 
 
 def logits_of(engine: InProcessEngine, prompt: EncodedPrompt) -> np.ndarray:
@@ -181,9 +226,14 @@ def test_one_other_value_shares_no_page_from_the_image_on(sees: Sees) -> None:
     before = engine.scheduler.stats(0).cached_tokens
     assert (logits_of(engine, other) == cold).all()
     shared = engine.scheduler.stats(0).cached_tokens - before
-    assert shared == one.images[0].start // 8 * 8 > 0
+    before_image = one.images[0].start // 8 * 8
+    if engine.info.state_bytes:  # of recurrent layers, kept at the ends of prompts
+        assert shared <= before_image
+    else:
+        assert shared == before_image > 0
 
 
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_other_settings_of_the_processor_share_no_id(sees: Sees) -> None:
     """Nor do other weights of the tower."""
     vision = sees.engine().info.vision
@@ -221,6 +271,7 @@ def test_features_matter_and_their_order_does(sees: Sees) -> None:
     assert blind.generate(prompts[:1])[0] != answers[0]
 
 
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_answers_do_not_depend_on_the_batch_the_cache_or_the_pieces(sees: Sees) -> None:
     """Nor on whether the features were computed again."""
     chats = [[user(LONG, picture(seed, 30 + seed, 50), "What?")] for seed in range(4)]
@@ -235,6 +286,29 @@ def test_answers_do_not_depend_on_the_batch_the_cache_or_the_pieces(sees: Sees) 
     engine.scheduler.flush_cache()
     assert engine.generate(prompts) == alone
     assert engine.runner.images.num_computed == 8
+
+
+@pytest.mark.parametrize("sees", ["qwen2_5_vl"], indirect=True)
+def test_a_checkpoint_in_the_form_of_its_publication_is_the_same(
+    sees: Sees, tmp_path: Path
+) -> None:
+    """Qwen2.5-VL was published with one level in its config, and with other names of tensors."""
+    folder = tmp_path / "model"
+    shutil.copytree(sees.folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    theta = rope.pop("rope_theta")
+    published = {"rope_theta": theta, "rope_scaling": {"type": "mrope", **rope}}
+    del published["rope_scaling"]["rope_type"]
+    (folder / "config.json").write_text(json.dumps({**text, **config, **published}))
+    renamed = {
+        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(renamed, folder / "model.safetensors")
+    engine, prompt = InProcessEngine(folder, page_size=8, context_length=1024), sees.encode(THREE)
+    assert (logits_of(engine, prompt) == logits_of(sees.engine(), prompt)).all()
 
 
 @pytest.mark.skipif(not THOROUGH, reason="make determinism runs it")
@@ -272,6 +346,7 @@ def test_bits_depend_on_the_request_alone(sees: Sees, dtype: str) -> None:
                 use_threads(1)
 
 
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
     chats = [[user(LONG, picture(seed), LONG * (1 + seed), "What?")] for seed in range(4)]
     prompts = [sees.encode(chat) for chat in chats]
@@ -284,6 +359,37 @@ def test_drafts_and_retractions_change_no_token(sees: Sees) -> None:
     assert tight.scheduler.stats(0).retractions or tight.scheduler.stats(0).evicted_pages
 
 
+def adapted(sees: Sees, folder: Path, targets: str) -> Any:
+    """A random adapter of peft, saved in ``folder``, and its model."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(sees.folder).eval()
+    torch.manual_seed(5)
+    model = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules=targets, r=4, lora_alpha=8, init_lora_weights=False)
+    )
+    model.save_pretrained(str(folder))
+    return model.eval()
+
+
+@pytest.mark.parametrize("sees", ["gemma3", "qwen3_vl"], indirect=True)
+def test_adapters_of_the_language_model_answer_about_images_like_peft(
+    sees: Sees, tmp_path: Path
+) -> None:
+    model = adapted(sees, tmp_path / "text", r".*language_model.*(q_proj|v_proj|down_proj)")
+    chat, text = CHATS["four of different sizes, between text"], [user("What is a radix tree?")]
+    engine = sees.engine(max_loras=2, max_lora_rank=8, chunked_prefill_size=32)
+    prompts = [sees.encode(one) for one in (chat, text)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    plain = engine.generate(prompts, sampling)
+    assert not isinstance(engine.load_adapter("one", tmp_path / "text"), RequestError)
+    answers = engine.generate([*prompts, *prompts], sampling, adapters=["one", "one", "", ""])
+    assert answers == [*(sees.reference_answer(one, 12, model) for one in (chat, text)), *plain]
+    assert answers[:2] != plain
+    adapted(sees, tmp_path / "tower", r".*(vision_tower|visual).*(q_proj|qkv)")
+    refused = engine.load_adapter("two", tmp_path / "tower")
+    assert isinstance(refused, RequestError) and "no linear layer" in str(refused)
+
+
+@pytest.mark.parametrize("sees", SOME, indirect=True)
 def test_no_image_is_drafted(sees: Sees) -> None:
     """The tree has an image behind the tokens of a prompt."""
     prompt = sees.encode(THREE)
@@ -319,3 +425,18 @@ def test_ids_of_many_images_are_negative_and_no_page_repeats() -> None:
         assert ids.dtype == np.int32 and ids.max() < 0
         pages.add(ids.tobytes())
     assert len(pages) == 100_000
+
+
+def test_experts_may_be_transposed(tmp_path: Path) -> None:
+    """Published checkpoints of Qwen3-VL have them so, and later ones have not."""
+    folder = make_image_checkpoint("qwen3_vl_moe", tmp_path)
+    model = load_model(folder, load_format="dummy")
+    name = "model.language_model.layers.0.mlp.experts.{}"
+    for projection, shape in (("gate_up_proj", (4, 80, 64)), ("down_proj", (4, 64, 40))):
+        stack = torch.randn(shape)
+        plain, transposed = (
+            dict(model.translate(name.format(projection), tensor))
+            for tensor in (stack, stack.transpose(1, 2))
+        )
+        assert len(plain) == (8 if projection == "gate_up_proj" else 4)
+        assert all(torch.equal(plain[one], transposed[one]) for one in plain)

@@ -1,11 +1,14 @@
 """Receipts: equal however an answer was computed, and verified by computing it again."""
 
 import json
+import os
 import re
 import runpy
 import shutil
+import signal
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from radixrt.messages.receipts import Parameters, Receipt
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.servers import Server, serving
 
+NUM_PROMPTS = int(os.environ.get("RADIXRT_RECEIPT_PROMPTS", "10"))
+"""``make test-receipts`` takes 300."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "receipt.py"
 SCHEMA = {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}  # fmt: skip
 BODIES: dict[str, dict[str, Any]] = {
@@ -153,6 +158,52 @@ def test_another_answer_is_told_by_its_first_token(
     status, output = verify(capsys, file, model)
     expected = f"token 11 of the answer is {tokens[11]} in the receipt, and {receipt.token_ids[11]}"
     assert status == 1 and expected in output
+
+
+def test_another_seed_and_another_template_are_told_by_the_first_token(
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    model: Path,
+    given: dict[str, list[dict[str, Any]]],
+) -> None:
+    """A template counts by the tokens of the prompt that it makes."""
+    chat = msgspec.convert(given["chat"][0], Receipt)
+    sampling = msgspec.structs.replace(chat.parameters.sampling, seed=8)
+    other = msgspec.structs.replace(chat.parameters, sampling=sampling)
+    forged = [
+        Receipt.make(chat.engine, chat.settings, chat.prompt_ids, other, chat.token_ids),
+        Receipt.make(chat.engine, chat.settings, [*chat.prompt_ids, 9], chat.parameters, chat.token_ids),
+    ]  # fmt: skip
+    file = written(tmp_path, [msgspec.to_builtins(one, str_keys=True) for one in forged])
+    status, output = verify(capsys, file, model)
+    assert status == 1
+    assert len(re.findall(r"different: token \d+ of the answer", output)) == 2, output
+
+
+def test_receipts_are_equal_cold_warm_speculated_batched_and_taken_over(server: Server) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"prompt": f"{number} The cat sat on the mat and {number * 7}", "max_tokens": 20, "seed": number, "speculation": False}
+        for number in range(NUM_PROMPTS)
+    ]  # fmt: skip
+
+    def digests(some: list[dict[str, Any]], at_once: int) -> list[str]:
+        with ThreadPoolExecutor(at_once) as pool:
+            return [found[0]["chain"][-1] for found in pool.map(lambda one: receipts(server, one), some)]  # fmt: skip
+
+    cold = []
+    for body in bodies:
+        httpx.post(f"{server.url}/flush_cache")
+        cold += digests([body], 1)
+    assert digests(bodies, 1) == cold, "warm"
+    assert digests([body | {"speculation": True} for body in bodies], 1) == cold, "speculated"
+    assert digests(bodies, 16) == cold, "batched"
+    long = [body | {"max_tokens": 200, "ignore_eos": True} for body in bodies]
+    alone = digests(long, 1)
+    with ThreadPoolExecutor(1) as pool:
+        taken_over = pool.submit(digests, long, 16)
+        (worker,) = [one for one in server.family() if "radixrt.worker" in one.cmdline()]
+        os.kill(worker.pid, signal.SIGKILL)
+        assert taken_over.result() == alone, "taken over"
 
 
 def test_each_part_is_covered_by_the_chain() -> None:

@@ -38,6 +38,8 @@ class ScriptedBackend:
         """Tokens that its cache holds, if it tells."""
         self.caches_prefixes = False
         """Of a prompt, only what no earlier prompt began with is computed."""
+        self.ahead: list[Prompt] = []
+        """Prompts that it was to compute in idle time."""
         self.num_matches = 0
         """Calls about the cache."""
         self._prompts: list[str] = []
@@ -74,6 +76,9 @@ class ScriptedBackend:
 
     async def cache_tokens(self) -> int | None:
         return self.capacity
+
+    async def compute_ahead(self, prompt: Prompt) -> None:
+        self.ahead.append(prompt)
 
     async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
         self.num_matches += 1

@@ -23,6 +23,7 @@ from radixrt.models import memory_need as needs
 from radixrt.models.loader import load_model
 from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
 from radixrt.supervisor.launch import prepare
+from tests.image_checkpoints import make_image_checkpoint
 
 GIB = 1 << 30
 
@@ -78,6 +79,25 @@ def test_the_need_is_a_close_lower_bound(
     assert need.in_files == sum(tensor.nbytes for of_file in files for tensor in of_file.values())
     if quantization == "auto":
         assert need.in_memory >= 0.95 * loaded
+
+
+def loaded_bytes(folder: Path) -> int:
+    model = load_model(folder, dtype="bfloat16", quantization="int8")
+    tensors = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
+    return sum(tensors.values()) - sum(
+        b.nbytes for name, b in model.named_buffers() if "cos_sin" in name
+    )
+
+
+def test_a_tower_is_counted_where_images_are_served(tmp_path: Path) -> None:
+    folder = make_image_checkpoint("qwen3_vl", tmp_path)
+    sees = memory_need(folder, dtype="bfloat16", quantization="int8").in_memory
+    assert sees <= loaded_bytes(folder) <= 1.2 * sees
+    (folder / "preprocessor_config.json").unlink()
+    blind = memory_need(folder, dtype="bfloat16", quantization="int8").in_memory
+    assert blind <= loaded_bytes(folder) <= 1.2 * blind
+    towers = [t for name, t in load_file(folder / "model.safetensors").items() if "visual" in name]
+    assert sees - blind == 2 * sum(tensor.numel() for tensor in towers)
 
 
 def test_a_gguf_file_needs_its_bytes_and_16_bits_for_kinds_that_are_not_packed(

@@ -17,8 +17,9 @@ from tests.models.tp_rank import Job, compute
 
 torch.set_num_threads(1)
 
-RECURRENT = ["lfm2_moe", "qwen3_5", "granite_hybrid", "falcon_h1", "nemotron_h"]
-"""Each rank computes all of their recurrent blocks, and its part of the others."""
+RECURRENT = ["lfm2_moe", "qwen3_5", "qwen3_next", "granite_hybrid", "falcon_h1", "nemotron_h"]
+ONE_GROUP = "norm_over_all_heads"
+"""The model whose recurrent blocks each rank computes whole."""
 JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "auto", {}),
     "biases_and_tied_embeddings": ("llama_biased_tied", "auto", {}),
@@ -36,6 +37,7 @@ JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma4_e": ("gemma4_e", "auto", {}),
     "gpt_oss": ("gpt_oss", "auto", {}),
     **{name: (name, "auto", {}) for name in RECURRENT},
+    ONE_GROUP: ("granite_hybrid", "auto", {"mamba_n_groups": 1}),
     "dummy_llama": ("llama", "dummy", {}),
     "dummy_qwen3_moe": ("qwen3_moe", "dummy", {}),
 }
@@ -56,6 +58,14 @@ def test_two_ranks_give_the_logits_of_one(ranks: Ranks, job: str) -> None:
     alone = compute(ranks.jobs[job], TensorParallel())
     for result in ranks.results(job):
         torch.testing.assert_close(result.logits, alone.logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("job", [*RECURRENT, ONE_GROUP])
+def test_a_rank_keeps_the_states_of_its_heads(ranks: Ranks, job: str) -> None:
+    model = Path(ranks.jobs[job].model)
+    whole, own = (load_model(model, tp=TensorParallel(0, n)).state_specs() for n in (1, 2))
+    share = 1 if job == ONE_GROUP else 2
+    assert [spec.num_bytes for spec in whole] == [share * spec.num_bytes for spec in own]
 
 
 def test_ranks_that_outnumber_the_kv_heads_share_them() -> None:

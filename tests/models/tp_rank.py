@@ -7,6 +7,7 @@ forked once torch is imported, which takes longer than their work.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -17,8 +18,11 @@ from radixrt.layers.kernels.native import NativeKernels
 from radixrt.layers.mlp import Experts
 from radixrt.layers.parallel import TensorParallel
 from radixrt.layers.weights import weight_bytes
+from radixrt.models.adapters import ModelAdapters
+from radixrt.models.decoder import CausalLM
 from radixrt.models.loader import load_model
-from tests.models.harness import Harness, Sequence
+from radixrt.worker.replays import with_adapters
+from tests.models.harness import Harness, Sequence, with_forward
 
 PROMPT = [(7 * i * i + 11) % 380 + 3 for i in range(30)]
 STEPS = 6
@@ -35,6 +39,8 @@ class Job(msgspec.Struct, frozen=True):
     expert_groups: int = 1
     native: bool = False
     """By the native kernels, not PyTorch's."""
+    adapter: str = ""
+    """The LoRA adapter of all tokens; empty: none."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -59,12 +65,26 @@ def compute(job: Job, tp: TensorParallel) -> Result:
         quantization=job.quantization,
         kernels=kernels,
     )
+    if job.adapter:
+        model = with_adapter(model, Path(job.adapter))
     harness, sequence = Harness(model, page_size=4), Sequence()
     steps = [harness.step([(sequence, PROMPT)])[0]]
     for _ in range(STEPS):
         steps += harness.step([(sequence, [int(steps[-1][-1].argmax())])])
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     return Result(torch.cat(steps), sum(map(weight_bytes, experts)))
+
+
+def with_adapter(model: CausalLM, folder: Path) -> CausalLM:
+    """The model, all of whose tokens have an adapter."""
+    adapters = ModelAdapters(model, num_adapters=2, max_rank=32)
+    adapters.put(1, adapters.read(folder))
+
+    def forward(ids: torch.Tensor, positions: torch.Tensor, context: Any, rows: Any) -> Any:
+        places = torch.ones_like(ids)
+        return with_adapters(model, context, adapters.rows, ids, positions, places)
+
+    return with_forward(model, forward)
 
 
 def main(rank: int, size: int, store: str, jobs: list[Job]) -> None:

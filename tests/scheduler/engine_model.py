@@ -124,6 +124,8 @@ class EngineModel:
         pool: PoolingRequest | None = None,
         adapter: str = "",
         messages_end: int = 0,
+        shares: bool = False,
+        idle: bool = False,
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)
@@ -147,12 +149,16 @@ class EngineModel:
                 priority=priority,
                 cache_hints=cache_hints,
                 pool=pool,
+                shares_answers=shares,
+                idle=idle,
             ),
         )
         refused = self.scheduler.add(request)
         assert refused is None or refused.grammar_lost
         self.requests[seq_id] = request
         self.answers[seq_id] = []
+        if (given := self.scheduler.answers.take_outputs()) is not None:
+            self._take(given)
         if refused is not None:
             self._refuse(refused)
         return seq_id
@@ -245,7 +251,10 @@ class EngineModel:
             tokens = unpack_ids(result.token_ids).copy()
             tokens[0] = NO_TOKEN
             result = msgspec.structs.replace(result, token_ids=pack_ids(tokens))
-        batch = self.scheduler.absorb(result)
+        return self._take(self.scheduler.absorb(result))
+
+    def _take(self, batch: TokenBatch) -> TokenBatch:
+        """Note the tokens of a batch, and check the answers that end with it."""
         for refused in batch.refused:
             self._refuse(refused)
         for seq_id, report in started(batch).items():
@@ -254,7 +263,7 @@ class EngineModel:
             request = self.requests[seq_id]
             assert report.prompt_tokens == num_ids(request.token_ids) - request.num_output
             assert 0 <= report.cached_tokens <= report.prompt_tokens
-            assert report.cached_tokens < num_ids(request.token_ids)
+            assert report.cached_tokens < num_ids(request.token_ids) or report.replayed_tokens
             assert 0 <= report.cache_write_tokens <= report.prompt_tokens - report.cached_tokens
         for seq_id, output in batch.outputs.items():
             assert seq_id not in self.finished, "a token for an answer that has ended"

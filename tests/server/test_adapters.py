@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+import radixrt.lang as rl
 import radixrt_kernels
 from tests.adapters.peft_adapters import config_of, make_adapter
 from tests.servers import Server
@@ -103,6 +106,50 @@ def test_every_api_takes_an_adapter_as_its_model(server: Server, path: str) -> N
     assert texts["one"] == texts["tiny:one"]
     assert len({texts["tiny"], texts["one"], texts["two"]}) == 3
     assert [answers[name]["model"] for name in ("tiny", "one", "tiny:one")] == ["tiny", "one", "one"]  # fmt: skip
+
+
+def test_the_chat_in_a_terminal_asks_the_adapter(
+    server: Server, folders: dict[str, Path], served_checkpoint: Path
+) -> None:
+    def run(folder: Path) -> subprocess.CompletedProcess[str]:
+        given = [
+            str(served_checkpoint),
+            "--port",
+            server.url.rpartition(":")[2],
+            "--lora",
+            f"one={folder}",
+        ]
+        command = ["run", *given, "-p", PROMPT, "--temperature", "0", "--max-tokens", "12"]
+        return subprocess.run(
+            [sys.executable, "-m", "radixrt.cli", *command],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    body, read = DIALECTS["/v1/chat/completions"]
+    expected = read(post(server, "/v1/chat/completions", body | {"model": "one"}))
+    answered = run(folders["one"])
+    assert answered.stdout.strip() == expected.strip(), answered.stderr
+    refused = run(folders["three"])
+    assert refused.returncode == 1 and "without the adapter" in refused.stderr, refused.stderr
+
+
+def test_programs_have_an_adapter_for_each_call(server: Server) -> None:
+    def program(s: Any, *adapters: str | None) -> Any:
+        for number, adapter in enumerate(adapters):
+            s += PROMPT + rl.gen(f"{number}", 12, 0, adapter=adapter)
+            s += rl.select(f"choice {number}", ["a", "b"], adapter=adapter)
+        return s
+
+    backend = rl.Server(server.url)
+    names = [None, "one", "two"]
+    states = [rl.function(program).run(name, backend=backend) for name in names]
+    found = {name: state["0"] for name, state in zip(names, states, strict=True)}
+    for name in names:
+        assert found[name] == text(complete(server, name or "tiny", max_tokens=12))
+    mixed = rl.function(program).run("one", None, backend=backend)
+    assert mixed["0"] == found["one"] and mixed["1"]
+    with pytest.raises(rl.BadRequest, match="not served here"):
+        _ = rl.function(program).run("seven", backend=backend)["0"]
 
 
 def test_models_lists_the_adapters(server: Server, folders: dict[str, Path]) -> None:

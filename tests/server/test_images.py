@@ -1,11 +1,14 @@
 """Images through the front door, with the clients that people use."""
 
 import base64
+import functools
 import io
+import os
 import struct
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,7 +18,7 @@ import openai
 import pytest
 
 from tests.image_checkpoints import make_image_checkpoint, picture, png
-from tests.server.test_takeover import Stream, process_of, until
+from tests.server.test_takeover import Stream, commands_of, process_of, until
 from tests.servers import Server, serving
 
 QUESTION = "What is in this picture?"
@@ -24,7 +27,7 @@ QUESTION_PART = {"type": "text", "text": QUESTION}
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = make_image_checkpoint("llava", tmp_path_factory.mktemp("llava"))
+    folder = make_image_checkpoint("qwen3_vl", tmp_path_factory.mktemp("qwen3_vl"))
     flags = ("--served-model-name", "tiny", "--page-size", "4", "--log-level", "warning")
     with serving(folder, *flags) as server:
         yield server
@@ -53,8 +56,8 @@ def test_every_client_sends_an_image_and_shares_its_pages(seeing: Server) -> Non
     assert first.status_code == 200, first.text
     text = first.json()["choices"][0]["message"]["content"]
     usage = first.json()["usage"]
-    assert usage["prompt_tokens_details"]["image_tokens"] == 16
-    assert usage["prompt_tokens"] > 16 and not usage["prompt_tokens_details"]["cached_tokens"]
+    assert usage["prompt_tokens_details"]["image_tokens"] == 20
+    assert usage["prompt_tokens"] > 20 and not usage["prompt_tokens_details"]["cached_tokens"]
     url = f"data:image/png;base64,{data}"
     openai_client = openai.OpenAI(base_url=f"{seeing.url}/v1", api_key="unused", max_retries=0)
     of_responses = openai_client.responses.create(
@@ -137,6 +140,7 @@ WHOLE = png(picture(5, 80, 60))
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "a huge header": (of_image(header_of(65535, 65535)), 413, "pixels"),
     "a long strip": (of_image(header_of(40000, 1)), 413, "on a side"),
+    "a strip that the processor refuses": (of_image(png(picture(1, 900, 3))), 400, "can't be prepared"),
     "a false header": (of_image(header_of(4000, 4000)), 400, "can't be decoded"),
     "truncated": (of_image(WHOLE[: len(WHOLE) // 2 // 4 * 4]), 400, "can't be decoded"),
     "animated WebP": (of_image(animated("WEBP")), 400, "animated WEBP"),
@@ -211,3 +215,52 @@ def test_an_answer_about_an_image_survives_its_worker(seeing: Server) -> None:
         process_of(seeing, "worker").kill()
         reading.result()
     assert not cut.error and cut.texts == whole.texts
+
+
+thorough = pytest.mark.skipif(
+    "RADIXRT_DETERMINISM" not in os.environ, reason="make determinism runs it"
+)
+
+
+@thorough
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_ranks_answer_about_images_like_one(tmp_path: Path, family: str) -> None:
+    """Each rank has the whole tower."""
+    folder = make_image_checkpoint(family, tmp_path)
+    flags = ("--served-model-name", "tiny", "--page-size", "4", "--dtype", "float32")
+    texts = set()
+    for ranks in ("1", "2"):
+        with serving(folder, *flags, "--tp", ranks, "--log-level", "warning") as server:
+            parts = (of_image(png(picture(8))), "or", of_image(png(picture(9, 20, 50))), QUESTION)
+            answers = [chat(server, *parts, max_tokens=24, ignore_eos=True) for _ in range(2)]
+            assert answers[1].json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+            texts |= {one.json()["choices"][0]["message"]["content"] for one in answers}
+    assert len(texts) == 1 and texts.pop()
+
+
+def has_events(stream: Stream, least: int) -> bool:
+    return stream.num_events > least
+
+
+@thorough
+def test_another_replica_goes_on_with_an_answer_about_an_image(tmp_path: Path) -> None:
+    """Each of two workers dies once in an answer; the other replica gets the image too."""
+    folder = make_image_checkpoint("qwen3_vl", tmp_path)
+    flags = ("--served-model-name", "tiny", "--page-size", "4", "--log-level", "warning")
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": [of_image(png(picture(31))), QUESTION_PART]}],
+        "max_tokens": 600,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with serving(folder, *flags, "--dp", "2") as server, ThreadPoolExecutor(1) as threads:
+        whole = Stream(server, body).run()
+        cut = Stream(server, body)
+        reading = threads.submit(cut.run)
+        for number, worker in enumerate(list(commands_of(server, "worker")), 1):
+            until(functools.partial(has_events, cut, 100 * number))
+            worker.kill()
+        reading.result()
+        assert whole.texts[0] and not cut.error and cut.texts == whole.texts

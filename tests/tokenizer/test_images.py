@@ -11,8 +11,7 @@ from transformers.image_utils import load_image
 from radixrt.base.errors import RequestError
 from radixrt.messages.images import ImageRun
 from radixrt.tokenizer.explain.records import PromptRecord
-from radixrt.tokenizer.images import decoding
-from radixrt.tokenizer.images.decoding import decode_image
+from radixrt.tokenizer.images.decoding import ImageLimits, decode_image
 from radixrt.tokenizer.images.processor import ProcessedImage
 from radixrt.tokenizer.images.sent_images import SentImages
 from tests.image_checkpoints import picture, png
@@ -56,13 +55,15 @@ def test_a_decoded_image_is_that_of_transformers(name: str) -> None:
 def test_nothing_is_decoded_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size is known from the header."""
     data = png(SEEN)
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 37 * 21)
-    decode_image(data, "Image 1")
-    monkeypatch.setattr(decoding, "MAX_PIXELS", 37 * 21 - 1)
+    decode_image(data, "Image 1", ImageLimits(pixels=37 * 21, num_bytes=len(data) * 3 // 4))
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it was decoded"))
-    with pytest.raises(RequestError, match=r"Image 1 may have .* has 37x21") as refused:
-        decode_image(data, "Image 1")
-    assert refused.value.status == 413
+    for limits, words in (
+        (ImageLimits(pixels=37 * 21 - 1), r"Image 1 may have at most 776 pixels .* has 37x21"),
+        (ImageLimits(num_bytes=len(data) * 3 // 4 - 9), r"Image 1 has \d+ bytes; at most"),
+    ):
+        with pytest.raises(RequestError, match=words) as refused:
+            decode_image(data, "Image 1", limits)
+        assert refused.value.status == 413
 
 
 def test_a_cut_file_is_refused_wherever_it_ends() -> None:
@@ -89,7 +90,7 @@ def test_random_damage_is_an_image_or_an_error_of_the_request() -> None:
 
 def processed(number: int, num_bytes: int) -> ProcessedImage:
     pixels = np.zeros((1, 3, 2, 2), dtype=np.float32)
-    return ProcessedImage(bytes([number]) * 32, pixels, (0, 0), 4, num_bytes)
+    return ProcessedImage(bytes([number]) * 32, pixels, (0, 0), (4,), num_bytes)
 
 
 def test_images_without_users_stay_within_a_number_of_bytes() -> None:

@@ -26,7 +26,7 @@ NAVIGATION = {
         f"guides/{page}" for page in ("rag", "agents", "json", "images", "models", "adapters", "kept_kv", "tuning", "deploying", "receipts", "coming_from")
     ],
     "Use": ["command_line", "web_page", "api", "dialects", "server", "python", "embeddings", "structured_output", "tools", "lang", "cache_hints", "explanations", "sampling", "speculation", "quantization", "gguf", "hybrid_models", "gpu", "status"],
-    "Operate": ["reliability", "security", "determinism", "caching", "queue_order", "routing", "deploy"],
+    "Operate": ["reliability", "security", "determinism", "caching", "pieces", "queue_order", "routing", "deploy"],
     "Reference": ["reference_llm", "reference_lang", "deployment_files", "contributing", "changelog"],
     "Internals": [
         "internals/contents",

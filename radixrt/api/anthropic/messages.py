@@ -19,7 +19,7 @@ from radixrt.api.anthropic.translation import (
 from radixrt.api.conversations.continuation import Continuation
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import event, json_response
-from radixrt.api.logprobs import chat_entries
+from radixrt.api.logprobs import KeptMass, chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.requests.prompts import chat_prompt
 from radixrt.api.requests.protocol import refuse_fields
@@ -80,6 +80,7 @@ class _Message(Formatter):
         """Index of the open block, or of the last one."""
         self._space = ""
         """White space at the end of the text so far, which is dropped if a call follows it."""
+        self._kept_mass = KeptMass()
         self._thinking = hashlib.sha256()
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Event]:
@@ -117,6 +118,7 @@ class _Message(Formatter):
             kept: fields beyond Anthropic's of the ``message_delta`` event.
         """
         report = chunk.report
+        self._kept_mass.add(chunk.log_kept_masses)
         if not self._begun:
             self._begun = True
             yield self._message_start(report)
@@ -131,6 +133,7 @@ class _Message(Formatter):
             yield self._delta(type="text_delta", text=self._space)
         yield from self._close()
         extras = report_extras(report, times=bool(self._chat.fields.return_times))
+        extras |= self._kept_mass.whole()
         yield self._message_delta(report) | extras | kept
         yield {"type": "message_stop"}
 

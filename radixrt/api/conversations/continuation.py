@@ -48,7 +48,8 @@ class Continuation:
                     param="continue_after",
                 )
             return Continuation(conversations, access_key)
-        source = conversations.find(fields.continue_from, access_key)
+        opened = context.state.prompts.kept(fields.continue_from, access_key)
+        source = opened or conversations.find(fields.continue_from, access_key)
         if source.kind != kind:
             path = "/v1/completions" if source.kind == "text" else "/v1/chat/completions"
             raise RequestError(

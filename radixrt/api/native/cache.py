@@ -1,10 +1,11 @@
 """``/v1/cache/…``: warms, pins, releases, matches and shows KV in the cache."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Path, Query, Response
+from msgspec.structs import replace
 
 from radixrt.api.http.endpoints import Endpoints, to_struct
 from radixrt.api.http.events import json_response
@@ -54,6 +55,8 @@ class WarmRequest(PromptRequest, kw_only=True):
     """A prompt in one of three forms: messages, prompt or token_ids. The template adds no
     generation prompt unless asked to."""
 
+    priority: int | Literal["idle"] | None = None  # type: ignore[assignment]
+    """"idle": it is computed while no other request waits or runs."""
     token_ids: list[Any] | None = None
 
 
@@ -101,6 +104,8 @@ async def warm(fields: WarmRequest, context: Context) -> Response:
 @routes.takes("/v1/cache/pin", PinRequest)
 async def pin(fields: PinRequest, context: Context) -> Response:
     ttl_s = DEFAULT_PIN_S if fields.ttl_s is None else fields.ttl_s
+    if fields.priority == "idle":
+        raise RequestError("A pin is computed at once; leave priority out.", param="priority")
     if fields.node is None:
         state, target = context.state, _target(fields, context)
         pinning = pin_prompt(state.client, state.run, *target, ttl_s=ttl_s)
@@ -239,7 +244,9 @@ async def _pin_node(node: int, ttl_s: float, context: Context) -> Pinned:
 def _target(fields: WarmRequest, context: Context) -> tuple[str, Prompt, RequestOptions]:
     """The id, the prompt and the options of a request to warm."""
     name = context.name(request_id("warm", fields.rid))
-    return name, _warm_prompt(fields, context), request_options(fields, context)
+    is_idle = fields.priority == "idle"
+    options = request_options(replace(fields, priority=0) if is_idle else fields, context)
+    return name, _warm_prompt(fields, context), replace(options, idle=is_idle)
 
 
 def _forms_given(fields: WarmRequest) -> list[str]:

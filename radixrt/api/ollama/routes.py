@@ -14,7 +14,7 @@ from radixrt.api.answering import Formatter, PreparedRequest, respond
 from radixrt.api.embeddings import as_list, embed, written
 from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.events import LineStream, json_line, json_response
-from radixrt.api.logprobs import chat_entries
+from radixrt.api.logprobs import KeptMass, chat_entries
 from radixrt.api.ollama.translation import (
     REFUSED,
     ChatRequest,
@@ -171,6 +171,7 @@ class _Lines(Formatter):
         self._object = partial(_object, context.model_name, field)
         self._calls: list[dict[str, Any]] = []
         """Calls that may go on."""
+        self._kept_mass = KeptMass()
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[dict[str, Any]]:
         return self._objects(chunk, await chat_entries(chunk.logprobs))
@@ -185,6 +186,7 @@ class _Lines(Formatter):
         self, chunk: AnswerChunk, logprobs: list[orjson.Fragment]
     ) -> Iterator[dict[str, Any]]:
         done = chunk.finish_reason is not None
+        self._kept_mass.add(chunk.log_kept_masses)
         for call in chunk.tool_calls:
             self._add(call)
         complete = self._take_calls(all_of_them=done)
@@ -195,6 +197,7 @@ class _Lines(Formatter):
             body["logprobs"] = logprobs
         if done:
             body |= {"done": True, **_numbers(chunk.report), **report_extras(chunk.report)}
+            body |= self._kept_mass.whole()
         yield body
 
     def _add(self, call: ToolCall) -> None:

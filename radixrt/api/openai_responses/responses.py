@@ -15,7 +15,7 @@ from radixrt.api.http.endpoints import Endpoints
 from radixrt.api.http.errors import as_request_error
 from radixrt.api.http.events import event, json_response
 from radixrt.api.http.middleware import new_id
-from radixrt.api.logprobs import chat_entries
+from radixrt.api.logprobs import KeptMass, chat_entries
 from radixrt.api.openai.chat import PreparedChat, prepare_chat
 from radixrt.api.openai_responses.translation import (
     ENCRYPTED_REASONING,
@@ -131,6 +131,7 @@ class _Response(Formatter):
         """The open item; empty: none."""
         self._space = ""
         """White space at the end of the text so far, which is dropped if a call follows it."""
+        self._kept_mass = KeptMass()
 
     async def parts(self, prompt_index: int, chunk: AnswerChunk) -> Iterator[Event]:
         return self._events(chunk, await chat_entries(chunk.logprobs))
@@ -152,6 +153,7 @@ class _Response(Formatter):
         Args:
             logprobs: JSON of each of its tokens, if the request asks for it.
         """
+        self._kept_mass.add(chunk.log_kept_masses)
         if self._number == 0:
             yield self._event("created", response=self.response)
             yield self._event("in_progress", response=self.response)
@@ -267,6 +269,7 @@ class _Response(Formatter):
             "completed_at": None if cut else int(time.time()),
             "usage": _usage(report),
             **report_extras(report, times=self._returns_times),
+            **self._kept_mass.whole(),
         }
         if report.finish_reason == "abort":
             aborted = RequestError("The request was aborted.", code="request_aborted")

@@ -21,7 +21,12 @@ from radixrt.base.errors import RequestError, shown
 from radixrt.base.sampling_params import SamplingParams
 from radixrt.constrained.constraint import Constraint
 from radixrt.constrained.requests import check_sampling
-from radixrt.kv.cache_hint import LONGEST_SESSION, hints_of
+from radixrt.kv.cache_hint import (
+    LONGEST_SESSION,
+    hints_of,
+    prepares_next_turn,
+    shares_answers,
+)
 from radixrt.messages.requests import CacheHints, RequestOptions, Retention
 
 _SAME_NAME = set(SamplingParams.__struct_fields__) - {
@@ -160,6 +165,10 @@ def request_options(
         priority=_priority(fields.priority, config),
         deadline=_deadline(fields.timeout, config.max_timeout),
         speculation=fields.speculation is not False,
+        prepares_next_turn=prepares_next_turn(
+            fields.cache, config.prepare_next_turns, config.idle_share
+        ),
+        shares_answers=shares_answers(fields.cache, config.disable_shared_answers),
     )
 
 

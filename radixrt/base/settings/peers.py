@@ -86,7 +86,7 @@ IGNORED = {
         "",
         "--gpu-layers --n-gpu-layers -ngl --split-mode -sm --tensor-split -ts --num-gpu",
     ),
-    "draft tokens come from known text here, and answers are the same with any drafter": (
+    "draft tokens come from known text, and from an EAGLE-3 head by --draft-model; answers are the same with any drafter": (
         "",
         "--speculative-config --speculative-model --speculative-algorithm --speculative-algo --speculative-draft-model-path --speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens "
         "--speculative-config.method --speculative-config.model --speculative-config.num_speculative_tokens "

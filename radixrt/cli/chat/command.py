@@ -17,6 +17,7 @@ from radixrt.base.config import ServerConfig
 from radixrt.base.errors import ConfigError, EngineDiedError
 from radixrt.base.liveness.supervision import start_thread
 from radixrt.base.server_url import URL_VARIABLE
+from radixrt.base.settings.adapters import named_adapters
 from radixrt.cli.chat.client import ChatClient, ChatError, Conversation
 from radixrt.cli.chat.local_server import OtherModelError, client_of, model_served_at, started
 from radixrt.cli.chat.offer import choose_model, nothing_named
@@ -25,16 +26,22 @@ from radixrt.cli.chat.terminal import Terminal
 
 def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
     """Chat with the server on the port, or at ``--url``; if there is none, start one for the time
-    of the chat. Returns the exit status."""
+    of the chat. With ``--lora``, its first adapter answers. Returns the exit status."""
     given = os.environ.get(URL_VARIABLE) if arguments.model is None else None
     arguments.url = arguments.url or given
-    if arguments.url is not None:
-        return run_remote(arguments)
     try:
+        adapter = next(iter(named_adapters(config.lora).items()), None)
+        if arguments.url is not None:
+            if adapter is not None:
+                raise ChatError(
+                    f"The server at {arguments.url} is running: --lora is for one that is started here. Name an adapter of it as "
+                    "the model."
+                )
+            return run_remote(arguments)
         with contextlib.ExitStack() as stack:
             client = client_of(config)
             try:
-                model = model_served_at(client, arguments.model)
+                model = model_served_at(client, arguments.model, adapter)
             except OtherModelError as error:
                 if arguments.model is None or config.port != ServerConfig().port:
                     raise
@@ -51,7 +58,7 @@ def run_local(arguments: argparse.Namespace, config: ServerConfig) -> int:
                 config = stack.enter_context(started(config))
                 client = client_of(config)
                 client.asks_for_progress = True
-                model = config.model_name
+                model = config.model_name if adapter is None else adapter[0]
             return _chat(client, model, arguments)
     except (ChatError, ConfigError, EngineDiedError) as error:
         print(f"radixrt: {error}", file=sys.stderr)

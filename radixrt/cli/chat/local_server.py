@@ -63,17 +63,20 @@ def client_of(config: ServerConfig) -> ChatClient:
     return ChatClient(url, config.api_key or os.environ.get("RADIXRT_API_KEY"), tls)
 
 
-def model_served_at(client: ChatClient, wanted: str | None) -> str | None:
-    """Name of the model that a server serves.
+def model_served_at(
+    client: ChatClient, wanted: str | None, adapter: tuple[str, str] | None = None
+) -> str | None:
+    """Name of the model that a server serves, or of its adapter.
 
     Args:
         wanted: model path, hub id or name; None: whichever the server serves.
+        adapter: name and path of a LoRA adapter of the model; None: the model itself.
 
     Returns:
         None: no server answers.
 
     Raises:
-        OtherModelError: the server serves another model.
+        OtherModelError: the server serves another model, or has no such adapter.
         ChatError: it is loading its model, or is no server of models.
         ConfigError: ``wanted`` is a file that cannot be served.
     """
@@ -87,7 +90,19 @@ def model_served_at(client: ChatClient, wanted: str | None) -> str | None:
         raise ChatError(f"The server at {client.url} serves no model.")
     for model in models:
         if wanted is None or _is_the_same(model, wanted):
-            return str(model["id"])
+            if adapter is None:
+                return str(model["id"])
+            name, path = adapter
+            if any(
+                one["id"] == name
+                and one.get("parent") == model["id"]
+                and Path(str(one.get("root"))).resolve() == Path(path).resolve()
+                for one in models
+            ):
+                return name
+            raise OtherModelError(
+                f"The server at {client.url} serves {model['id']} without the adapter {path}."
+            )
     raise OtherModelError(f"The server at {client.url} serves {models[0]['id']}, not {wanted}.")
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from radixrt.cli.doctor import machine, speed
 from radixrt.cli.doctor.machine import Finding
-from radixrt.cli.doctor.models import model_finding
+from radixrt.cli.doctor.models import adapter_findings, model_finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -47,6 +47,10 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     if arguments.model is not None:
         found = model_finding(arguments.model)
         yield found
+        if arguments.lora:
+            yield from adapter_findings(arguments.model, arguments.lora)
+    elif arguments.lora:
+        yield Finding("adapter", "error", "--lora needs the MODEL of the adapters.")
     if arguments.speed:
         can_run = arguments.model is not None and found.level == "ok"
         yield from speed.findings(arguments.model if can_run else None, used)

@@ -2,17 +2,22 @@
 can be served."""
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from radixrt.base.config import DEMO_MODEL
+from radixrt.base.config import DEMO_MODEL, ServerConfig
 from radixrt.base.errors import ConfigError, NotCachedError
+from radixrt.base.settings.adapters import named_adapters
 from radixrt.cli.doctor.machine import Finding
 from radixrt.device.machine import available_memory
+from radixrt.models.adapters import read_adapter
 from radixrt.models.checkpoint import check_checkpoint, resolve_model_path
+from radixrt.models.loader import model_without_weights
 from radixrt.models.local import demo, local_models, other_folders
 from radixrt.models.memory_need import check_fits, loads_into_memory, memory_need
 
@@ -69,3 +74,28 @@ def model_finding(name: str) -> Finding:
         return Finding("model", "error", f"{name}: {error}")
     fact = f"{name} takes {need.in_memory / 1e9:.1f} GB of memory, and {available_memory() / 1e9:.1f} GB are available"
     return Finding("model", "ok", fact)
+
+
+def adapter_findings(model: str, given: list[str]) -> Iterator[Finding]:
+    """Whether LoRA adapters can be served with a model; of this, no weights are read.
+
+    Args:
+        given: as of ``--lora``.
+    """
+    try:
+        adapters = named_adapters(" ".join(given))
+        base = model_without_weights(resolve_model_path(model, "MODEL", download=False))
+    except ConfigError as error:
+        yield Finding("adapter", "error", str(error))
+        return
+    for name, path in adapters.items():
+        try:
+            adapter = read_adapter(Path(path).expanduser(), base)
+        except ConfigError as error:
+            yield Finding("adapter", "error", f"{name}: {error}")
+            continue
+        kind = "is activated by tokens" if adapter.invocation else "works on the whole prompt"
+        fact = f"{name} changes {len(adapter.projections)} projections of {model} with rank {adapter.rank}, and {kind}"
+        needed = f"Serve it with --max-lora-rank {adapter.rank}."
+        default = ServerConfig().max_lora_rank
+        yield Finding("adapter", "ok", fact, needed if adapter.rank > default else "")

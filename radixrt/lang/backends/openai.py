@@ -64,7 +64,7 @@ class OpenAI(Backend):
         choices = call.constraint if isinstance(call.constraint, Choices) else None
         if choices is not None:
             call = _with_schema(call, choices)
-        body = standard_body(call, self.model)
+        body = standard_body(call, call.adapter or self.model)
         if "messages" in body:
             body["messages"] = without_old_reasoning(call.prompt)
         async with aclosing(self._http.answer(path_of(call), body)) as events:
@@ -85,14 +85,19 @@ class OpenAI(Backend):
             raise self._unsupported("select at the very beginning of a text", "Put text before it.")
         befores = [prompt, "\n"] if call.unconditional else [prompt]
         asked = [(before + choice, len(before)) for before in befores for choice in call.choices]
-        found = await self._echoed([text for text, _ in asked], [start for _, start in asked])
+        model = call.adapter or self.model
+        found = await self._echoed(
+            model, [text for text, _ in asked], [start for _, start in asked]
+        )
         without = found[len(call.choices) :] or [()] * len(call.choices)
         return Scored([Score(*pair) for pair in zip(found, without, strict=False)])
 
-    async def _echoed(self, texts: list[str], starts: list[int]) -> list[tuple[float, ...]]:
+    async def _echoed(
+        self, model: str, texts: list[str], starts: list[int]
+    ) -> list[tuple[float, ...]]:
         """The log-probabilities of each text's tokens that end after its start, in one batch."""
         body = {
-            "model": self.model, "prompt": texts, "echo": True, "logprobs": 0, "max_tokens": 0, "temperature": 0,
+            "model": model, "prompt": texts, "echo": True, "logprobs": 0, "max_tokens": 0, "temperature": 0,
         }  # fmt: skip
         try:
             answer = await self._http.request("POST", "/v1/completions", body)

@@ -122,6 +122,8 @@ class Call:
     """Tell of the values of the JSON answer as they are complete; the call streams."""
     next_use_s: float | None = None
     """Seconds until the program expects to continue from here: a hint for the KV cache."""
+    adapter: str | None = None
+    """The LoRA adapter that answers, by its name on the server; None: the backend's model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +200,8 @@ class ChoiceCall:
     """Also score the texts without the prompt."""
     next_use_s: float | None = None
     """As in :class:`Call`."""
+    adapter: str | None = None
+    """As in :class:`Call`."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +257,9 @@ class Backend(Protocol):
     async def cache_tokens(self) -> int | None:
         """The capacity of the KV cache in tokens; None: unknown. Never raises."""
         return None
+
+    async def compute_ahead(self, prompt: Prompt) -> None:
+        """Compute a prompt in idle time, where the backend can. Never raises."""
 
     async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
         """How much of each prompt is cached now; nothing is computed. None: unknown. Never

@@ -36,7 +36,7 @@ class RadixrtBackend:
         """The field of each request."""
 
     async def generate(self, call: Call) -> AsyncGenerator[Piece, None]:
-        body = standard_body(call, None)
+        body = standard_body(call, call.adapter)
         body |= call.sampling.given() | _constraint_fields(call.constraint)
         body |= self._salt | _cache_field(call) | {"return_times": True}
         if call.stream_values:
@@ -53,6 +53,8 @@ class RadixrtBackend:
         body = {name: call.prompt, "choices": call.choices, "unconditional": call.unconditional}
         if call.continues:
             body["continue_final_message"] = True
+        if call.adapter is not None:
+            body["model"] = call.adapter
         body |= self._salt | _cache_field(call)
         answer = await self._http.request("POST", "/score_choices", body)
         scores = [
@@ -67,6 +69,12 @@ class RadixrtBackend:
             tokens = (await self._http.request("GET", "/v1/cache/stats"))["tokens"]
             return int(tokens["total"]) - int(tokens["pinned"])
         return None
+
+    async def compute_ahead(self, prompt: Prompt) -> None:
+        name = "prompt" if isinstance(prompt, str) else "messages"
+        with contextlib.suppress(BackendError):
+            body = {name: prompt, "priority": "idle"} | self._salt
+            await self._http.request("POST", "/v1/cache/warm", body)
 
     async def match_cache(self, prompts: Sequence[Prompt]) -> list[CachedPrompt] | None:
         sent = [one if isinstance(one, str) else {"messages": one} for one in prompts if one]

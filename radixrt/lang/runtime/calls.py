@@ -19,7 +19,7 @@ from radixrt.lang.backends.protocol import (
 from radixrt.lang.errors import AnswerError, locate, unreadable
 from radixrt.lang.expressions import Documents, Gen, Select, SelectMethod
 from radixrt.lang.runtime.cached_order import cached_order
-from radixrt.lang.runtime.placeholder import Completion, Placeholder
+from radixrt.lang.runtime.placeholder import Completion, Placeholder, settled
 from radixrt.lang.runtime.run import Run
 from radixrt.lang.runtime.transcript import Transcript, text_of
 from radixrt.lang.tools import ToolAnswer, read_calls
@@ -88,6 +88,17 @@ class CallSite:
             self.run.changes.increment()
 
 
+async def compute_ahead(run: Run, before: Transcript) -> None:
+    """Let the backend compute a transcript in idle time, once it is complete."""
+    for placeholder in before.placeholders():
+        await settled(placeholder.future)
+        if placeholder.future.cancelled() or placeholder.future.exception() is not None:
+            return
+    prompt, _ = before.as_prompt()
+    if prompt:
+        await run.backend.compute_ahead(prompt)
+
+
 async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) -> Completion:
     """Execute a gen.
 
@@ -108,6 +119,7 @@ async def generate(site: CallSite, gen: Gen, tools: tuple[dict[str, Any], ...]) 
                 stream=site.record.streamed,
                 stream_values=gen.stream_values,
                 next_use_s=site.next_use_s,
+                adapter=gen.adapter,
             )
             answers = await _collect(site, call)
         first = answers[0]
@@ -129,6 +141,7 @@ async def choose(site: CallSite, select: Select) -> Completion:
                 choices=select.choices,
                 unconditional=select.method == "unconditional_likelihood_normalized",
                 next_use_s=site.next_use_s,
+                adapter=select.adapter,
             )
             scored = await site.run.backend.score(call)
             site.record.usage = scored.usage

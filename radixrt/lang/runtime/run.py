@@ -72,6 +72,10 @@ class Run:
             self._placeholders.append(placeholder)
         placeholder.future.add_done_callback(lambda _: self.changes.increment())
 
+    def start_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do in the background what no value depends on, and nobody waits for."""
+        BACKGROUND.submit(work)
+
     @contextlib.asynccontextmanager
     async def admission(self, prompt: Prompt, record: CallRecord) -> AsyncIterator[None]:
         """A block to send a call in. The first calls of a run in a batch wait for its admission;

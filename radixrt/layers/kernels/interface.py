@@ -142,6 +142,7 @@ class LayerKernels:
                 below 0 or beyond the stacks, adds nothing.
         """
         (weights, experts), (gate_up, down) = choice, stacks
+        assert gate_up.lora is None and down.lora is None, "adapters need the native kernels"
         if is_part:  # the others become the last in the order
             experts = among(experts, gate_up.count)
         order = experts.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert

@@ -78,11 +78,14 @@ class NativeKernels(LayerKernels):
             return super().experts(hidden, choice, stacks, activation, is_part=is_part)
         count = gate_up.count
         if is_part:
-            groups = mixture.group_by_expert(among(experts, count), count + 1).first(count)
+            experts = among(experts, count)
+            groups = mixture.group_by_expert(experts, count + 1).first(count)
         else:
             groups = mixture.group_by_expert(experts, count)
         rows = Rows(hidden, groups.tokens, groups.starts)
         merged = gate_up.matrix.multiply_groups(rows, gate_up.bias)
+        if gate_up.lora is not None:
+            gate_up.lora.add_by_member(hidden[groups.tokens], merged, experts, groups.places)
         activated = self.gated_activation(activation, merged)
         rows, outputs = Rows(activated, None, groups.starts), None
         if is_part:  # choices of other experts have their places in the last row
@@ -90,6 +93,8 @@ class NativeKernels(LayerKernels):
             down.matrix.multiply_groups(rows, down.bias, outputs[:-1])
         else:
             outputs = down.matrix.multiply_groups(rows, down.bias)
+        if down.lora is not None:
+            down.lora.add_by_member(activated, outputs[: len(activated)], experts, groups.places)
         return mixture.weighted_sum(outputs, groups.places, weights)
 
     def pack(self, matrix: Matrix) -> Matrix:

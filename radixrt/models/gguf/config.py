@@ -424,3 +424,20 @@ FAMILIES: dict[str, tuple[Callable[[Metadata, dict[str, Any]], dict[str, Any]], 
 }
 """llama.cpp's name of an architecture: its own settings, the class in config.json, and
 transformers' model type."""
+
+_FURTHER_TYPES = {
+    "llama": {"mistral", "mixtral"},
+    "olmo2": {"olmo3"},
+    "deepseek2": {"deepseek_v2", "glm4_moe_lite"},
+    "mistral3": {"mistral"},
+    "granitehybrid": {"bamba"},
+}
+"""Model types that llama.cpp's architectures have beside that of ``FAMILIES``."""
+
+
+def is_of_type(architecture: str, model_type: str) -> bool:
+    """Whether llama.cpp has models of a model type of transformers under this architecture."""
+    known, of_text = FAMILIES.get(architecture), model_type.removesuffix("_text")
+    return (known is not None and known[2].removesuffix("_text") == of_text) or (
+        of_text in _FURTHER_TYPES.get(architecture, ())
+    )

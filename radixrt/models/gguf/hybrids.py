@@ -113,6 +113,7 @@ def _falcon_h1(meta: Metadata, config: dict[str, Any]) -> dict[str, Any]:
         "mamba_d_ssm": meta.need("ssm.inner_size"),
         "mamba_rms_norm": has_norm,
         "mamba_norm_before_gate": False,
+        "has_multiplied_weights": True,
         "projectors_bias": meta.has("blk.0.ssm_out.bias"),
         "attention_bias": meta.has("blk.0.attn_q.bias"),
         "mlp_bias": meta.has("blk.0.ffn_up.bias"),

@@ -241,13 +241,19 @@ def read_weights(
                 if ".attn_k_b." in entry.name:  # keys apart from values, and transposed
                     value = read_tensor(values[entry.name.replace("attn_k_b", "attn_v_b")], dtype)
                     tensor = torch.cat([tensor.transpose(1, 2), value], dim=1).flatten(0, 1)
-                yield _name(entry.name, family), _as_in_transformers(tensor, entry.name, config)
+                yield _name(entry.name, family), as_in_transformers(tensor, entry.name, config)
             progress.add_tensor(math.prod(entry.shape[:-1]) * entry.row_bytes)
         progress.add_file()
 
 
-def _as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Tensor:
-    """Undo the changes that llama.cpp's converter makes."""
+def name_in_transformers(name: str, config: dict[str, Any]) -> str:
+    """The name of a tensor of the file in a transformers checkpoint."""
+    return _name(name, _family(config))
+
+
+def as_in_transformers(tensor: Tensor, name: str, config: dict[str, Any]) -> Tensor:
+    """Undo the changes that llama.cpp's converter makes to a tensor, or to the output features of
+    an adapter of it."""
     family = _family(config)
     if family in _PERMUTED and ".attn_q." in name:
         return _unpermuted(tensor, config["num_attention_heads"])

@@ -1,11 +1,14 @@
 """The common part of models whose layers have attention or a recurrent block."""
 
 from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from radixrt.attention.backend import ForwardContext
+from radixrt.base.errors import ConfigError
 from radixrt.layers.attention import AttentionBlock
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import Mamba2Options, RecurrentBlock
@@ -88,6 +91,22 @@ class HybridCausalLM(CausalLM):
     def recurrent(self, index: int) -> RecurrentBlock:
         """The recurrent block of layer ``index``."""
 
+    @cached_property
+    def _fused(self) -> tuple[str, dict[str, int]] | None:
+        """See :class:`RecurrentBlock`; the blocks of all layers are alike."""
+        blocks = (module for module in self.modules() if isinstance(module, RecurrentBlock))
+        return next(blocks).fused
+
+    def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Where ranks split the recurrent blocks, the tensors of their fused projection are cut
+        into its parts."""
+        if self._fused is None or f".{self._fused[0]}." not in name:
+            yield name, tensor
+            return
+        fused, sizes = self._fused
+        for part, rows in zip(sizes, _cut(name, tensor, list(sizes.values())), strict=True):
+            yield name.replace(f".{fused}.", f".{part}."), rows
+
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         norms = [self.norm(self.config.hidden_size) for _ in range(2)]
         name, mixer = self._mixer(index, rotary)
@@ -97,6 +116,24 @@ class HybridCausalLM(CausalLM):
         if self.is_recurrent(index):
             return self.recurrent_name, self.recurrent(index)
         return "self_attn", self.attention(index, rotary)
+
+
+def _cut(name: str, tensor: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """The rows of projections of ``sizes`` that a checkpoint has in one tensor, or one scale for all
+    of them.
+
+    Raises:
+        ConfigError: rows of several projections share a scale.
+    """
+    if tensor.dim() == 0:
+        return [tensor] * len(sizes)
+    unit = sum(sizes) // len(tensor)  # a scale of a block stands for several rows
+    if any(size % unit for size in sizes):
+        raise ConfigError(
+            f"In {name}, rows of several projections share a scale, so that --tp cannot split them; "
+            f"use --tp 1."
+        )
+    return tensor.split([size // unit for size in sizes])
 
 
 def bamba_options(config: Any, **others: Any) -> Mamba2Options:

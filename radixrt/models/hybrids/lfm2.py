@@ -54,12 +54,12 @@ class Lfm2ForCausalLM(HybridCausalLM):
 
     def recurrent(self, index: int) -> ShortConvolution:
         taps, bias = self.config.conv_L_cache, self.config.conv_bias
-        return ShortConvolution(index, self.config.hidden_size, taps, bias)
+        return ShortConvolution(index, self.config.hidden_size, taps, bias, self.tp)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         while (renamed := _NAME.sub(lambda found: _NAMES[found[0]], name)) != name:
             name = renamed
-        yield name, tensor
+        yield from super().translate(name, tensor)
 
 
 class Lfm2MoeForCausalLM(Lfm2ForCausalLM):

@@ -36,7 +36,7 @@ class BambaForCausalLM(HybridCausalLM):
         return bool(self.config.layers_block_type[index] == "linear_attention")
 
     def recurrent(self, index: int) -> Mamba2:
-        return Mamba2(bamba_options(self.config), index)
+        return Mamba2(bamba_options(self.config), index, self.tp)
 
     def attention_options(self, index: int) -> dict[str, Any]:
         bias = self.config.attention_bias
@@ -45,7 +45,7 @@ class BambaForCausalLM(HybridCausalLM):
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         for theirs, ours in _NAMES.items():
             name = name.replace(theirs, ours)
-        yield name, tensor
+        yield from super().translate(name, tensor)
 
 
 class GraniteMoeHybridForCausalLM(BambaForCausalLM):
@@ -147,7 +147,7 @@ class FalconH1ForCausalLM(BambaForCausalLM):
             output_bias=config.projectors_bias,
             factors=tuple(config.ssm_multipliers),
         )
-        return Mamba2(options, index)
+        return Mamba2(options, index, self.tp)
 
     def attention_options(self, index: int) -> dict[str, Any]:
         scale = head_dim(self.config) ** -0.5 * self.config.key_multiplier

@@ -51,7 +51,7 @@ class Mamba2ForCausalLM(HybridCausalLM):
             output_bias=config.use_bias,
             dt_limit=(self.least_dt(), config.time_step_limit[1]),
         )
-        return Mamba2(options, index)
+        return Mamba2(options, index, self.tp)
 
     def _layer(self, index: int, rotary: RotaryEmbedding) -> nn.Module:
         return SingleBlockLayer(self._block(index, rotary), self.norm(self.config.hidden_size))
@@ -63,7 +63,7 @@ class Mamba2ForCausalLM(HybridCausalLM):
         name = name.replace("backbone.", "model.", 1).replace(
             "model.embeddings.", "model.embed_tokens."
         )
-        yield name.replace("model.norm_f.", "model.norm."), tensor
+        yield from super().translate(name.replace("model.norm_f.", "model.norm."), tensor)
 
 
 class NemotronHForCausalLM(Mamba2ForCausalLM):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from radixrt.layers.mlp import Experts, GatedMLP, Router, SparseMoE, split_fused_experts
 from radixrt.layers.norm import RMSNorm
 from radixrt.layers.recurrent import GatedDeltaNet
-from radixrt.models.decoder import LanguageModelOnly
 from radixrt.models.hybrids.hybrid import HybridCausalLM
 
 
@@ -42,7 +41,7 @@ class Qwen3_5ForCausalLM(HybridCausalLM):
         return SparseMoE(router, experts, shared, Router(hidden, 1, 1, normalize=False))
 
     def recurrent(self, index: int) -> GatedDeltaNet:
-        return GatedDeltaNet(self.config, index)
+        return GatedDeltaNet(self.config, index, self.tp)
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         _, is_layer, rest = name.partition("model.layers.")
@@ -50,7 +49,9 @@ class Qwen3_5ForCausalLM(HybridCausalLM):
             return  # a layer that predicts further tokens, in GGUF files
         if name.startswith(("mtp.", "model.visual.")):
             return
-        yield from split_fused_experts(name.replace(".shared_expert.", ".shared_experts."), tensor)
+        name = name.replace(".shared_expert.", ".shared_experts.")
+        for inner, part in super().translate(name, tensor):
+            yield from split_fused_experts(inner, part)
 
 
 class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
@@ -76,10 +77,6 @@ class Qwen3NextForCausalLM(Qwen3_5ForCausalLM):
             found = iter(heads.split([size // unit for size in sizes], dim=1))
             for projection, some in projections.items():
                 rows = torch.cat([next(found).flatten(0, 1) for _ in some])
-                yield name.replace(merged, f".{projection}."), rows
+                yield from super().translate(name.replace(merged, f".{projection}."), rows)
             return
         yield from super().translate(name, tensor)
-
-
-class Qwen3_5ForConditionalGeneration(LanguageModelOnly, Qwen3_5ForCausalLM):
-    """The language model of a checkpoint that also sees images."""

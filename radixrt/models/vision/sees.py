@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,27 +18,37 @@ class ImageRows(NamedTuple):
     """Embeddings that stand in the place of those of tokens."""
 
     rows: Tensor  # [n] int64, of the flat batch
-    features: Tensor  # [n, hidden_size]
+    features: Tensor  # [n, feature_layers * hidden_size]
+    axes: Tensor | None = None
+    """[3, n] int64, positions in time, height and width; None: those of the step."""
 
 
 class ImageEncoder(nn.Module):
     """The tower and the projector of a family."""
 
     family: str
-    tokens_per_tile: int
-    """Placeholders of one picture."""
-    tile_size: int
-    """Height and width of a picture, in pixels."""
+    tokens_per_tile: int = 0
+    """Placeholders of one picture; 0: pictures have sizes of their own."""
+    tile_size: int = 0
+    """Height and width of a picture, in pixels; 0 with those sizes."""
+    unit: int = 0
+    """With sizes of their own: rows and columns of an image's tensor for one placeholder."""
+    feature_layers: int = 1
+    """The embedding, and further vectors of its size that are added to the outputs of the first
+    layers of the language model (DeepStack)."""
+    has_axes = False
+    """Placeholders have positions in three axes (M-RoPE)."""
     whole_images = False
     """The placeholders of a picture see one another in both directions."""
 
     @abstractmethod
     def tile_pieces(self, pixels: Tensor) -> Pieces:
-        """[channels, height, width] of one picture -> [tokens_per_tile, hidden_size]"""
+        """[channels, height, width] of one picture -> [its placeholders, feature_layers *
+        hidden_size]"""
 
     def pieces(self, pixels: Tensor) -> Pieces:
-        """The features of an image: [tiles, channels, height, width] -> [tiles * tokens_per_tile,
-        hidden_size]"""
+        """The features of an image: [tiles, channels, height, width] -> [placeholders,
+        feature_layers * hidden_size]"""
         parts = []
         for tile in pixels:
             parts.append((yield from self.tile_pieces(tile)))
@@ -95,11 +106,23 @@ class SeesImages(LanguageModelOnly):
         images: ImageRows,
     ) -> Tensor:
         """``CausalLM.forward`` of tokens among which images are."""
-        hidden = self._embed(input_ids).index_copy(0, images.rows, images.features)
-        hidden, residual = self._attend_all(hidden, positions, context)
+        first, *others = images.features.split(self.config.hidden_size, dim=1)
+        hidden = self._embed(input_ids).index_copy(0, images.rows, first)
+
+        def add_others(layer: int, output: Tensor) -> Tensor:
+            return (
+                output.index_add(0, images.rows, others[layer]) if layer < len(others) else output
+            )
+
+        with self._at(positions, images):
+            hidden, residual = self._attend_all(hidden, positions, context, add_others)
         if rows is not None:
             hidden, residual = hidden[rows], residual[rows]
         return self.after_last_attention(hidden, residual)
+
+    def _at(self, positions: Tensor, images: ImageRows) -> AbstractContextManager[None]:
+        """Within, queries and keys rotate by the positions of tokens and images."""
+        return nullcontext()
 
     def translate(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         inner = self.vision_name(name)

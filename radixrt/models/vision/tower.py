@@ -60,32 +60,44 @@ def in_rows(compute: Callable[..., Tensor], *inputs: Tensor) -> Pieces:
     return torch.cat(parts)
 
 
-class PatchLinear(nn.Module):
-    """The convolution that turns each patch into a vector, as the product that it is."""
+class FlatConvolution(nn.Module):
+    """A convolution whose steps are its size, as the product that it is.
 
-    def __init__(self, config: Any, bias: bool) -> None:
+    Args:
+        shape: of its kernel, channels first.
+    """
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, bias: bool) -> None:
         super().__init__()
-        self.patch_size: int = config.patch_size
-        self.channels: int = config.num_channels
-        self.proj = linear(self.channels * self.patch_size**2, config.hidden_size, bias)
-
-    def patches(self, pixels: Tensor) -> Tensor:
-        """[tiles, channels, height, width] -> [tiles, patches, channels * patch_size**2]"""
-        return (
-            F.unfold(pixels, self.patch_size, stride=self.patch_size).transpose(1, 2).contiguous()
-        )
+        self.shape = shape
+        self.proj = linear(torch.Size(shape).numel(), outputs, bias)
 
     def weight_slots(self, path: str) -> Iterator[tuple[str, WeightSlot]]:
         for name, slot in self.proj.weight_slots(path):
             if name.endswith(".weight"):
-                shape = (self.proj.rows, self.channels, self.patch_size, self.patch_size)
-                yield name, WeightSlot(shape, slot.target, convert=_flat)
+                kernel = (self.proj.rows, *self.shape)
+                yield name, WeightSlot(kernel, slot.target, convert=_flat)
             else:
                 yield name, slot
 
 
 def _flat(weight: Tensor) -> Tensor:
     return weight.flatten(1)
+
+
+class PatchLinear(FlatConvolution):
+    """Turns each patch of a picture into a vector."""
+
+    def __init__(self, config: Any, bias: bool) -> None:
+        side = config.patch_size
+        super().__init__((config.num_channels, side, side), config.hidden_size, bias)
+        self.patch_size = side
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """[tiles, channels, height, width] -> [tiles, patches, channels * patch_size**2]"""
+        return (
+            F.unfold(pixels, self.patch_size, stride=self.patch_size).transpose(1, 2).contiguous()
+        )
 
 
 class TowerLayer(nn.Module):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from radixrt.messages.cache_explanation import CacheFacts
 from radixrt.messages.cache_root import CacheRoot
 from radixrt.messages.ids import TokenIds, pack_ids, unpack_ids
-from radixrt.messages.requests import NO_TENANT, Tenant
+from radixrt.messages.requests import NO_TENANT, RequestOptions, Tenant
 from radixrt.messages.steps import SAME_STATE, DraftSources, KeepState
 from radixrt.scheduler.disk.pages import DiskPages
 from radixrt.scheduler.limits import SchedulerLimits
@@ -486,7 +486,7 @@ class KVCache:
             tail = sequence.tokens[max(start, full) * self.page_size : sequence.num_tokens]
             self._note_end(sequence, sequence.node, tail[: 2 * self.page_size].tobytes())
         if ended and self._share:
-            self._apply_hints(sequence, sequence.node, max(start, full))
+            self._apply_hints(sequence.options, sequence.root, sequence.node, max(start, full))
         self.tree.unlock(sequence.node)
         sequence.node = None
         slots.remove(sequence)
@@ -494,14 +494,30 @@ class KVCache:
     def _note_end(self, sequence: Sequence, node: Node, tail: bytes = b"") -> None:
         node.end = SequenceEnd(sequence.seq_id, sequence.options.tenant.name, tail)
 
-    def _apply_hints(self, sequence: Sequence, end: Node, num_pages: int) -> None:
-        """Apply a sequence's hints to the ``num_pages`` pages up to ``end``, on which it holds its
+    def use_again(self, tokens: TokenIds, options: RequestOptions) -> bool:
+        """Use the pages of a sequence that has ended, as a request with these options that ends
+        now. False: the tree does not hold all of them any more."""
+        num_pages = len(tokens) // self.page_size
+        match = self.tree.match(tokens, options.root) if self._share else None
+        if match is None or match.num_pages < num_pages:
+            return self._share and num_pages == 0
+        if num_pages:
+            node = self.tree.lock_match(match)
+            self._used_again(match.pages)
+            self._apply_hints(options, options.root, node, num_pages)
+            self.tree.unlock(node)
+        return True
+
+    def _apply_hints(
+        self, options: RequestOptions, root: CacheRoot, end: Node, num_pages: int
+    ) -> None:
+        """Apply a request's hints to the ``num_pages`` pages up to ``end``, on which it holds its
         lock."""
-        hints = sequence.options.cache_hints
-        priority = sequence.options.priority if self.policy.orders_by_priority else 0
+        hints = options.cache_hints
+        priority = options.priority if self.policy.orders_by_priority else 0
         apply_hints(self.tree, end, num_pages, hints, self._clock(), priority)
         if hints.session:
-            self.sessions.note(hints.session, sequence.root, end)
+            self.sessions.note(hints.session, root, end)
 
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot and drop its KV, except for pages that other running

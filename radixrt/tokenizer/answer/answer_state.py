@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from radixrt.base.sampling_params import PREFILL_ONLY
 from radixrt.constrained.grammar import Unenforced
 from radixrt.messages.answers import (
     AnswerChunk,
@@ -19,7 +20,7 @@ from radixrt.messages.answers import (
 from radixrt.messages.cache_explanation import CacheExplanation
 from radixrt.messages.ids import pack_ids
 from radixrt.messages.receipts import Receipt
-from radixrt.messages.requests import ChatPrompt, GenerateRequest
+from radixrt.messages.requests import CacheHints, ChatPrompt, GenerateRequest
 from radixrt.messages.sequences import SequenceOutput
 from radixrt.tokenizer.answer.detokenizer import IncrementalDetokenizer, StopStringFinder
 from radixrt.tokenizer.answer.output_parser import OutputParser
@@ -86,7 +87,10 @@ class AnswerState:
         self._parts = AnswerParts()
         """The parts of an answer that the turn keeps or the record remembers."""
         self._record = record
-        self._keeps_parts = turn is not None or bool(record and record.layout)
+        self._prepares_next = is_chat and index == 0 and request.options.prepares_next_turn
+        self._keeps_parts = (
+            turn is not None or bool(record and record.layout) or self._prepares_next
+        )
         self._explainer = explainer
         self._explanation: CacheExplanation | None = None
         self._written: str | None = None
@@ -213,6 +217,7 @@ class AnswerState:
         self._report = msgspec.structs.replace(
             self._report,
             output_tokens=self._num_tokens,
+            replayed_tokens=min(self._report.replayed_tokens, self._num_tokens),
             image_tokens=self._image_tokens,
             reasoning_tokens=self._parser.num_reasoning_tokens,
             encode_s=self._encode_s,
@@ -241,6 +246,34 @@ class AnswerState:
         )
         self._text, self._token_ids, self._log_kept_masses = [], [], []
         return chunk
+
+    def next_turn(self) -> GenerateRequest | None:
+        """A request that computes the beginning of the chat's next turn ahead: the messages with
+        this answer, as the template will write them, without its reasoning. None: it is not
+        asked for, or the answer is not whole."""
+        chat = self.request.prompt
+        is_whole = self._report.finish_reason in ("stop", "length")
+        if not (self._prepares_next and is_whole and isinstance(chat, ChatPrompt)):
+            return None
+        if chat.continue_final_message or (answer := self._parts.as_message()) is None:
+            return None
+        options = self.request.options
+        options = msgspec.structs.replace(
+            options,
+            sampling=PREFILL_ONLY,
+            idle=True,
+            prepares_next_turn=False,
+            shares_answers=False,
+            progress=False,
+            deadline=None,
+            cache_hints=CacheHints(session=options.cache_hints.session),
+        )
+        return GenerateRequest(
+            request_id=f"next turn of {self.request.request_id}",
+            prompt=msgspec.structs.replace(chat, messages=[*chat.messages, answer]),
+            options=options,
+            growth="messages",
+        )
 
     def _receipt(self) -> Receipt | None:
         is_whole = self._report.finish_reason in ("stop", "length")

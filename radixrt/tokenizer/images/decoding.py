@@ -5,15 +5,26 @@ import base64
 import binascii
 import io
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixrt.base.errors import RequestError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Pillow's names of the formats that are decoded."""
 
-MAX_PIXELS = 1 << 24
-"""Of one image; a decoded one takes 3 bytes a pixel, and twice that while it is converted."""
+
+class ImageLimits(NamedTuple):
+    """What a request may ask to be decoded."""
+
+    images: int = 64
+    """Of one request."""
+    pixels: int = 1 << 24
+    """Of one image; a decoded one takes 3 bytes a pixel, and twice that while it is converted."""
+    num_bytes: int = 20 << 20
+    """Of the file of one image."""
+
+
+DEFAULT_LIMITS = ImageLimits()
 
 MAX_SIDE = 1 << 15
 """Pixels of the longer side, so that no strip of one pixel's height becomes a huge tensor."""
@@ -22,7 +33,7 @@ _ANIMATED = ("PNG", "WEBP", "GIF")
 """Formats whose further pictures are frames; those of JPEG files are previews."""
 
 
-def decode_image(data: str, where: str) -> Any:
+def decode_image(data: str, where: str, limits: ImageLimits = DEFAULT_LIMITS) -> Any:
     """A Pillow image in RGB, turned as its EXIF data say: what transformers' ``load_image`` makes
     of it.
 
@@ -35,6 +46,12 @@ def decode_image(data: str, where: str) -> Any:
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    if (size := len(data) * 3 // 4) > limits.num_bytes + 2:
+        raise _refusal(
+            where,
+            f"has {size} bytes; at most {limits.num_bytes} are taken (--max-image-mib). Scale it down",
+            status=413,
+        )
     try:
         file = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -43,7 +60,7 @@ def decode_image(data: str, where: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(file), formats=FORMATS)
-            _check_header(image, where)
+            _check_header(image, where, limits)
             turned = ImageOps.exif_transpose(image)
             return turned.convert("RGB")
     except RequestError:
@@ -53,25 +70,25 @@ def decode_image(data: str, where: str) -> Any:
             where, f"is in no format that this server decodes ({', '.join(FORMATS)})"
         ) from error
     except Image.DecompressionBombError as error:
-        raise _too_large(where) from error
+        raise _too_large(where, limits) from error
     except Exception as error:  # Pillow raises many kinds at damaged files
         raise _refusal(where, f"can't be decoded: {str(error)[:200]}") from error
 
 
-def _check_header(image: Any, where: str) -> None:
+def _check_header(image: Any, where: str, limits: ImageLimits) -> None:
     width, height = image.size
-    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
-        raise _too_large(where, f" and has {width}x{height}")
+    if width * height > limits.pixels or max(width, height) > MAX_SIDE:
+        raise _too_large(where, limits, f" and has {width}x{height}")
     if not width or not height:
         raise _refusal(where, "has no pixels")
     if image.format in _ANIMATED and getattr(image, "is_animated", False):
         raise _refusal(where, f"is an animated {image.format}; send one of its frames")
 
 
-def _too_large(where: str, found: str = "") -> RequestError:
+def _too_large(where: str, limits: ImageLimits, found: str = "") -> RequestError:
     return _refusal(
         where,
-        f"may have at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side{found}; scale it down",
+        f"may have at most {limits.pixels} pixels (--max-image-pixels) and {MAX_SIDE} on a side{found}; scale it down",
         status=413,
     )
 

@@ -2,7 +2,8 @@
 
 The text has one placeholder for each tile. A placeholder is a special token, so it is encoded
 alone, and repeating its id for all of a tile's positions gives the ids of the text in which it is
-repeated.
+repeated. The number of repetitions is the image's own, so the places and their lengths go together
+(:class:`Tile`).
 """
 
 import contextlib
@@ -18,11 +19,9 @@ from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageRun, VisionInfo
 from radixrt.tokenizer.images.families import FAMILIES
 from radixrt.tokenizer.images.processor import ImageProcessor, ProcessedImage
+from radixrt.tokenizer.images.spread import Spread
 from radixrt.tokenizer.prompt.breakpoints import Messages, substitute
 from radixrt.tokenizer.prompt.chat_template import RenderedChat
-
-MAX_IMAGES = 64
-"""Images of one request."""
 
 
 class Tile(NamedTuple):
@@ -31,6 +30,7 @@ class Tile(NamedTuple):
     image: ProcessedImage
     first: int
     """Row of the image's features for its first position."""
+    num_tokens: int
 
 
 class ImagePlacer:
@@ -66,10 +66,10 @@ class ImagePlacer:
             RequestError: an image can't be decoded, or there are too many.
         """
         count = sum(part["type"] == "image" for part in _parts(messages))
-        if count > MAX_IMAGES or count * self.vision.tokens_per_tile > most_tokens:
+        most = min(self._processor.limits.images, most_tokens // (self.vision.tokens_per_tile or 1))
+        if count > most:
             raise RequestError(
-                f"The request has {count} images; at most {min(MAX_IMAGES, most_tokens // self.vision.tokens_per_tile)} fit. Leave "
-                "some out.",
+                f"The request has {count} images; at most {most} are taken (--max-images, or the context). Leave some out.",
                 param="messages",
                 code="context_length_exceeded",
             )
@@ -79,6 +79,13 @@ class ImagePlacer:
             if part["type"] != "image":
                 return part
             images.append(self._processor.process(part["data"], f"Image {len(images) + 1}"))
+            if (found := sum(image.num_tokens for image in images)) > most_tokens:
+                raise RequestError(
+                    f"The first {len(images)} images have {found} tokens; the model takes {most_tokens}. Leave some out, or scale "
+                    "them down.",
+                    param="messages",
+                    code="context_length_exceeded",
+                )
             return {"type": "image", "digest": images[-1].key.hex()}
 
         return [
@@ -113,9 +120,10 @@ class ImagePlacer:
         )
         agreed, lengths = lengths[: len(chat.agreed)], lengths[len(chat.agreed) :]
         ends, places = lengths[: len(ends)], lengths[len(ends) :]
-        size = self.vision.tokens_per_tile
         tiles = [
-            Tile(image, first) for image in images for first in range(0, image.num_tokens, size)
+            Tile(image, sum(image.runs[:index]), count)
+            for image in images
+            for index, count in enumerate(image.runs)
         ]
         placed = dataclasses.replace(
             chat,
@@ -126,10 +134,9 @@ class ImagePlacer:
         )
         return placed, tiles
 
-    def spread(self, ids: TokenIds) -> TokenIds:
-        """Repeat each placeholder for the positions of its tile: [n] -> [at least n] int32."""
-        is_placeholder = ids == self.vision.image_token
-        return np.repeat(ids, np.where(is_placeholder, self.vision.tokens_per_tile, 1))
+    def spread(self, tiles: Sequence[Tile]) -> Spread:
+        """What repeats the placeholders of a text for the positions of its tiles."""
+        return Spread(self.vision.image_token, [tile.num_tokens for tile in tiles])
 
     def runs(self, ids: TokenIds, tiles: Sequence[Tile]) -> list[ImageRun]:
         """The places of the tiles in a prompt that is spread: [n] int32.
@@ -137,15 +144,23 @@ class ImagePlacer:
         Raises:
             RequestError: an answer of the model has placeholders of its own.
         """
-        size = self.vision.tokens_per_tile
-        starts = np.flatnonzero(ids == self.vision.image_token)[::size].tolist()
-        if len(starts) != len(tiles):
+        places = np.flatnonzero(ids == self.vision.image_token)
+        ends = np.cumsum([tile.num_tokens for tile in tiles])
+        if len(places) != ends[-1]:
             raise RequestError(
                 "An earlier answer of this conversation holds the model's token for images; leave that answer out.",
                 param="messages",
             )
+        starts = places[[0, *ends[:-1]]].tolist()
+        has_axes = self.vision.has_axes
         return [
-            ImageRun(tile.image.key, start, size, tile.first)
+            ImageRun(
+                tile.image.key,
+                start,
+                tile.num_tokens,
+                tile.first,
+                tile.image.grid[1] if has_axes else 0,
+            )
             for tile, start in zip(tiles, starts, strict=True)
         ]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from radixrt.base.errors import RequestError
 from radixrt.messages.ids import TokenIds
 from radixrt.messages.images import ImageKey, LoadImage, VisionInfo, image_key_ids
-from radixrt.tokenizer.images.decoding import decode_image
+from radixrt.tokenizer.images.decoding import DEFAULT_LIMITS, ImageLimits, decode_image
 from radixrt.tokenizer.images.families import FAMILIES, Grid
 from radixrt.tokenizer.prompt.kept_answers import TokenMemory
 
@@ -29,12 +29,17 @@ class ProcessedImage:
 
     key: ImageKey
     pixels: NDArray[np.float32]
-    """[tiles, channels, height, width]"""
+    """See ``LoadImage.shape``."""
     grid: Grid
-    num_tokens: int
-    """Placeholders of all tiles."""
+    runs: tuple[int, ...]
+    """Placeholders of each tile."""
     num_bytes: int
     """Memory in a worker: of the pixels, or of the features if they take more."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Placeholders of all tiles."""
+        return sum(self.runs)
 
     def load_order(self) -> LoadImage:
         """The message that brings it to the workers."""
@@ -54,8 +59,11 @@ class ImageProcessor:
         folder: of the checkpoint.
     """
 
-    def __init__(self, folder: Path, vision: VisionInfo) -> None:
+    def __init__(
+        self, folder: Path, vision: VisionInfo, limits: ImageLimits = DEFAULT_LIMITS
+    ) -> None:
         self.vision = vision
+        self.limits = limits
         self._folder = folder
         self._memory: TokenMemory[ProcessedImage] = TokenMemory(KEPT_BYTES)
         self._lock = threading.Lock()
@@ -104,22 +112,42 @@ class ImageProcessor:
         file_key = hashlib.sha256(data.encode()).digest()
         found = self._memory.find(file_key)
         if found is None:
-            found = self._process(decode_image(data, where))
+            image = decode_image(data, where, self.limits)
+            try:
+                found = self._process(image)
+            except ValueError as error:  # as Qwen's does at strips
+                raise RequestError(
+                    f"{where} can't be prepared for this model: {str(error)[:200]}.",
+                    param="messages",
+                    code="invalid_image",
+                ) from error
             self._memory.keep(file_key, found, found.pixels.nbytes)
         return found
 
     def _process(self, image: Any) -> ProcessedImage:
-        options = FAMILIES[self.vision.family].options
+        family, vision = FAMILIES[self.vision.family], self.vision
+        options = {"patch_size": vision.unit} if family.patch_is_unit else family.options
         outputs = self._processor(image, return_tensors="np", **options)
         values = np.ascontiguousarray(outputs["pixel_values"], dtype=np.float32)
-        values = values.reshape(-1, *values.shape[-3:])
-        num_tokens = len(values) * self.vision.tokens_per_tile
+        if (shape := _patches(outputs)) is not None:
+            rows, columns = shape
+            values = values.reshape(-1, values.shape[-1])[: rows * columns]
+            values = values.reshape(1, rows, columns, -1)
+            grid = rows // vision.unit, columns // vision.unit
+        else:
+            values = values.reshape(-1, *values.shape[-3:])
+            grid = _grid(outputs)
+            if vision.unit:
+                grid = values.shape[2] // vision.unit, values.shape[3] // vision.unit
+        runs = (vision.tokens_per_tile,) * len(values)
+        if family.runs_of is not None:
+            runs = family.runs_of(grid)
         return ProcessedImage(
             key=self._digest(values),
             pixels=values,
-            grid=_grid(outputs),
-            num_tokens=num_tokens,
-            num_bytes=max(values.nbytes, num_tokens * self.vision.feature_bytes),
+            grid=grid,
+            runs=runs,
+            num_bytes=max(values.nbytes, sum(runs) * vision.feature_bytes),
         )
 
     def _digest(self, values: NDArray[np.float32]) -> ImageKey:
@@ -128,6 +156,18 @@ class ImageProcessor:
         hashed.update(self._settings)
         hashed.update(self.vision.weights)
         return hashed.digest()
+
+
+def _patches(outputs: Any) -> tuple[int, int] | None:
+    """Rows and columns of the patches, where each is a row of ``pixel_values``, maybe with padding
+    behind them; None: these are pictures."""
+    if "image_grid_thw" in outputs:
+        _, rows, columns = np.ravel(outputs["image_grid_thw"]).tolist()
+        return rows, columns
+    if "image_position_ids" in outputs:
+        columns, rows = np.reshape(outputs["image_position_ids"], (-1, 2)).max(0).tolist()
+        return rows + 1, columns + 1
+    return None
 
 
 def _grid(outputs: Any) -> Grid:

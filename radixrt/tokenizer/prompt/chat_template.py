@@ -23,8 +23,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from radixrt.base.errors import RequestError
 from radixrt.messages.cache_root import BASE_ROOT, CacheRoot
-from radixrt.messages.ids import TokenIds
 from radixrt.messages.requests import ChatPrompt
+from radixrt.tokenizer.images.spread import AS_THEY_ARE, Spread
 from radixrt.tokenizer.prompt import template_sandbox
 from radixrt.tokenizer.prompt.breakpoints import (
     Literals,
@@ -41,14 +41,6 @@ from radixrt.tokenizer.vocabulary import (
     encode_aside_with_ends,
     template_parameters,
 )
-
-Spread = Callable[[TokenIds], TokenIds]
-"""Takes the ids of a text to those of the same text with the placeholders of images repeated."""
-
-
-def as_they_are(ids: TokenIds) -> TokenIds:
-    """The ids of a text without images."""
-    return ids
 
 
 class _Literals:
@@ -160,7 +152,7 @@ class ChatTemplate:
         chat: RenderedChat,
         root: CacheRoot,
         check_length: CheckLength = any_length,
-        spread: Spread = as_they_are,
+        spread: Spread = AS_THEY_ARE,
     ) -> tuple[str, list[int], list[int], list[Segment]]:
         """The prompt as text and as token ids, for each cache breakpoint the number of leading
         tokens that it covers, and the segments of the text, unless it has literals. Only the
@@ -176,9 +168,12 @@ class ChatTemplate:
             ids = np.array(found, dtype=np.int32)
             return text, spread(ids).tolist(), [len(spread(ids[:n])) for n in counts], []
         segments = self._vocabulary.segments.encode(chat.text, root, chat.answer_ends, check_length)
-        segments = [one._replace(ids=spread(one.ids)) for one in segments]
         counts = [self._num_tokens_within(segments, length, spread) for length in chat.agreed]
-        return chat.text, joined(segments), counts, segments
+        whole, first = list[Segment](), 0
+        for one in segments:
+            whole.append(one._replace(ids=spread(one.ids, first)))
+            first += spread.num_in(one.ids)
+        return chat.text, joined(whole), counts, whole
 
     def messages_end(self, chat: RenderedChat, num_tokens: int) -> int:
         """Number of a chat's tokens up to the end of its last message, where the next turn may
@@ -194,16 +189,21 @@ class ChatTemplate:
         return max(0, num_tokens - len(self._vocabulary.encode(behind, add_special_tokens=False)))
 
     def _num_tokens_within(self, segments: list[Segment], length: int, spread: Spread) -> int:
-        """Number of leading tokens within the first ``length`` characters of a text."""
-        count = 0
+        """Number of leading tokens within the first ``length`` characters of a text.
+
+        Args:
+            segments: whose placeholders are not repeated.
+        """
+        count = first = 0
         for segment in segments:
             if segment.start + len(segment.text) > length:
                 if segment.is_answer:
                     return count
                 ids, ends = self._vocabulary.encode_with_ends(segment.text)
                 within = ids[: num_tokens_within(ends, length - segment.start)]
-                return count + len(spread(np.array(within, dtype=np.int32)))
-            count += len(segment.ids)
+                return count + len(spread(np.array(within, dtype=np.int32), first))
+            count += len(spread(segment.ids, first))
+            first += spread.num_in(segment.ids)
         return count
 
     def _replay(

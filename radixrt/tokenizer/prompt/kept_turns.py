@@ -151,6 +151,19 @@ class AnswerParts:
             elif self.calls:
                 self.calls[-1][1] += call.arguments
 
+    def as_message(self) -> dict[str, Any] | None:
+        """The answer as a message of the chat template, without its reasoning; None if a call is
+        incomplete."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.content)}
+        try:
+            calls = self.decoded_calls()
+        except msgspec.DecodeError:
+            return None
+        if calls:
+            functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+            message["tool_calls"] = [{"type": "function", "function": one} for one in functions]
+        return message
+
     def decoded_calls(self) -> list[tuple[str, Any]]:
         """Name and arguments, as JSON values, of each call.
 

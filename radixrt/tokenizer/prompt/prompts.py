@@ -23,15 +23,15 @@ from radixrt.messages.requests import (
 from radixrt.tokenizer.explain.records import ChatLayout
 from radixrt.tokenizer.images.places import ImagePlacer, has_images
 from radixrt.tokenizer.images.processor import ProcessedImage
+from radixrt.tokenizer.images.spread import AS_THEY_ARE, Spread
 from radixrt.tokenizer.limits import Limits
 from radixrt.tokenizer.prompt.chat_template import (
     ChatTemplate,
     RenderedChat,
-    Spread,
-    as_they_are,
 )
 from radixrt.tokenizer.prompt.fill_in_middle import FillInMiddle
 from radixrt.tokenizer.prompt.kept_turns import OpenTurn
+from radixrt.tokenizer.prompt.settled import SettledEncoder
 from radixrt.tokenizer.vocabulary import Vocabulary
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -155,6 +155,7 @@ class PromptEncoder:
         self._why_no_images = ""
         self.fill_in_middle = FillInMiddle(vocabulary)
         self._pairs = PairEncoder(vocabulary, self._template)
+        self.settled = SettledEncoder(vocabulary, self._template)
 
     def serve_images(self, placer: ImagePlacer | None, why_not: str) -> None:
         """Take images in chats from now on; without a placer they are refused for a reason."""
@@ -231,7 +232,7 @@ class PromptEncoder:
         root: CacheRoot,
     ) -> EncodedPrompt:
         chat, tiles = placer.place(chat, pictures)
-        encoded = self._encode_rendered(prompt, chat, limits, root, placer.spread)
+        encoded = self._encode_rendered(prompt, chat, limits, root, placer.spread(tiles))
         ids = np.array(encoded.token_ids, dtype=np.int32)
         runs = placer.runs(ids, tiles)
         keys = pack_ids(placer.key_ids(ids, runs, tiles))
@@ -243,7 +244,7 @@ class PromptEncoder:
         chat: RenderedChat,
         limits: Limits,
         root: CacheRoot,
-        spread: Spread = as_they_are,
+        spread: Spread = AS_THEY_ARE,
     ) -> EncodedPrompt:
         text, ids, lengths, segments = self._template.encode(
             chat, root, limits.check_num_tokens, spread

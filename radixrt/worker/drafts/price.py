@@ -2,6 +2,9 @@
 the chance of a draft token to be accepted. A draft token is worth its row while the chance exceeds
 the price.
 
+A head takes time for each token that it drafts, before there is a row. That time is measured apart
+(:meth:`DraftPrice.of_head`), and is no part of the time of a row.
+
 The time of a row is the slope of step times over the number of draft rows, from steps without
 prompts. A step is compared with the last ones of as many sequences, so neither sequences that come
 and go nor their growing context have a part in it. Each magnitude of the batch has a slope of its
@@ -238,10 +241,15 @@ class _Magnitude:
         self.covariance = _KEPT * self.covariance + more_rows * more_seconds
 
 
+FIRST_HEAD_COST = 0.05
+"""Cost of a token that a head drafts, in times of an output token, before it is measured."""
+
+
 class DraftPrice:
     """The price, learned from the times of steps."""
 
     def __init__(self) -> None:
+        self._head_token_s = Rate(_KEPT)
         self._means: dict[int, _Mean] = {}
         """The last steps, by the number of sequences."""
         self._magnitudes: dict[int, _Magnitude] = {}
@@ -250,13 +258,20 @@ class DraftPrice:
     # ------------------------------------------------------------ learning
 
     def observe(
-        self, rows: int, drafted: int, new_tokens: int, seconds: float, draft_s: float = 0.0
+        self,
+        rows: int,
+        drafted: int,
+        new_tokens: int,
+        seconds: float,
+        draft_s: float = 0.0,
+        head_s: float = 0.0,
     ) -> None:
         """Learn from a step without prompts.
 
         Args:
             seconds: the time of the step; 0 stands for an unknown one.
             draft_s: the part of it that drafting took; 0: nothing was drafted or looked for.
+            head_s: the part of that which the head took.
         """
         if not rows:
             return
@@ -268,6 +283,7 @@ class DraftPrice:
             learned.probes, learned.to_probe = False, learned.interval
         if seconds <= 0:
             return
+        whole_s, seconds = seconds, seconds - head_s
         if rows not in self._means:
             self._means[rows] = _Mean(drafted, seconds)
             return
@@ -280,7 +296,12 @@ class DraftPrice:
         if mean.is_known and abs(more_drafted) >= 0.5:
             learned.observe(more_drafted / rows, more_s / plain_s)
         mean.observe(more_drafted, more_s)
-        learned.plain_ratio.observe(min(seconds / plain_s, _LONGEST), new_tokens / rows)
+        learned.plain_ratio.observe(min(whole_s / plain_s, _LONGEST), new_tokens / rows)
+
+    def observe_head(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a step what a token takes that a head drafts."""
+        if num_tokens:
+            self._head_token_s.observe(seconds, num_tokens)
 
     def observe_prompts(self, rows: int, drafted: int, tokens: int, seconds: float) -> None:
         """Learn from a step with this number of prompt tokens what one of them takes at most."""
@@ -295,6 +316,15 @@ class DraftPrice:
             learned.saved = Rate(_KEPT_OF_TOKENS)
 
     # ------------------------------------------------------------ prices
+
+    def of_head(self, rows: int) -> float:
+        """What a token costs that a head drafts in a step with these decoding sequences, beside its
+        row: in times of an output token."""
+        plain_s, head_token_s = self._plain_s(rows), self._head_token_s.value(0.0)
+        if not plain_s or not head_token_s:
+            return FIRST_HEAD_COST
+        ratio = self._magnitude(rows).plain_ratio.value(1.0)
+        return head_token_s * rows / plain_s / min(1.0, ratio)
 
     def next(self, rows: int) -> float:
         """The price in the next step, which has these decoding sequences and no prompts: a draft
@@ -333,3 +363,30 @@ class DraftPrice:
 
     def _magnitude(self, rows: int) -> _Magnitude:
         return self._magnitudes.setdefault(rows.bit_length(), _Magnitude())
+
+
+FIRST_TRIAL, MAX_TRIAL_INTERVAL = 16, 256
+"""Steps without a draft of the head, although others draft, from one trial of it to the next."""
+
+
+class HeadTrials:
+    """Lets a head draft now and then that has been wrong: it may be right for other answers."""
+
+    def __init__(self) -> None:
+        self._interval = self._left = FIRST_TRIAL
+
+    def is_due(self, *, drafts: bool) -> bool:
+        """Whether the head is to draft a token in this step all the same.
+
+        Args:
+            drafts: it drafts anyway.
+        """
+        if drafts:
+            self._interval = self._left = FIRST_TRIAL
+            return False
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._interval = min(2 * self._interval, MAX_TRIAL_INTERVAL)
+        self._left = self._interval
+        return True

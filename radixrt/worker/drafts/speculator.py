@@ -1,9 +1,8 @@
 """Drafts tokens for the slots of a step: asks the drafters, and compares chances with the price.
 
 A further drafter is a class with :meth:`radixrt.worker.drafts.drafters.Drafter.propose`, an entry
-of :meth:`Speculator.__init__` and a name in ``DRAFTERS``. One with a model of its own keeps its KV
-as one more layer of the same pages. The time that it takes counts
-(:mod:`radixrt.worker.drafts.price`).
+of :meth:`Speculator.__init__` and a name in ``DRAFTERS``. The drafts of a head cost time before they
+are known, so the others are asked first: :meth:`Speculator.length_for_head`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +22,10 @@ from radixrt.worker.drafts.drafters import (
     ReferenceDrafter,
 )
 from radixrt.worker.drafts.price import Chance, Chances, Source
+
+HEAD = DRAFTERS.index("head")
+ANY_KIND = -1
+"""Stands for all kinds of a head's drafts, before one is computed."""
 
 EXPECTED = ("grammar", "tree", "prediction")
 """Drafters whose texts the answers are expected to follow."""
@@ -72,6 +75,8 @@ class Speculator:
     Args:
         forced: the tokens that the grammar of a slot forces and that are not jumped over.
         allowed: of a slot's draft, the leading tokens that its grammar allows.
+        head: None: the model has none.
+        from_text: False: only the head drafts.
     """
 
     def __init__(
@@ -79,6 +84,9 @@ class Speculator:
         eos_token_ids: Sequence[int],
         forced: Callable[[int], list[int]],
         allowed: Callable[[int, list[int]], list[int]],
+        head: Drafter | None = None,
+        *,
+        from_text: bool = True,
     ) -> None:
         by_name: dict[str, Drafter] = {
             "grammar": GrammarDrafter(forced),
@@ -87,7 +95,13 @@ class Speculator:
             "pool": PoolDrafter(),
             "prediction": ReferenceDrafter(lambda sources: sources.prediction, begins_answer=True),
         }
-        self._drafters = [by_name[name] for name in DRAFTERS]
+        if not from_text:
+            by_name = {}
+        if head is not None:
+            by_name["head"] = head
+        self._drafters = [
+            (index, by_name[name]) for index, name in enumerate(DRAFTERS) if name in by_name
+        ]
         self._chances = Chances([DRAFTERS.index(name) for name in EXPECTED])
         self._eos_token_ids = eos_token_ids
         self._allowed = allowed
@@ -105,13 +119,13 @@ class Speculator:
         self._slots[slot] = _Speculating(
             text, num_prompt + sampling.max_tokens, frozenset((*ends, *sampling.stop_token_ids))
         )
-        for drafter in self._drafters:
+        for _, drafter in self._drafters:
             drafter.admit(slot, text, num_prompt, admit.drafts)
 
     def release(self, slot: int) -> None:
         """Forget the sequence of a slot, if there is one."""
         if self._slots.pop(slot, None) is not None:
-            for drafter in self._drafters:
+            for _, drafter in self._drafters:
                 drafter.release(slot)
 
     def slots_of(self, slots: NDArray[np.int64]) -> list[int]:
@@ -135,6 +149,33 @@ class Speculator:
             if (one := self._slots.get(slot)) is not None:
                 one.rest = REST_AFTER_DEFERRAL
 
+    def length_for_head(self, slot: int, room: int, price: float, cost: float) -> int:
+        """The number of tokens that the head is to draft for a slot; 0: it would save nothing
+        beyond what the other drafters promise.
+
+        Args:
+            price: of a row.
+            cost: of a token that the head drafts, also in times of an output token.
+        """
+        one = self._slots.get(slot)
+        if one is None or one.rest or (budget := self._budget(one, room)) <= 0:
+            return 0
+        self._judge(one)
+        chance = self._chances.estimate((HEAD, ANY_KIND))
+        length = chance.paying_length(price + cost, budget)
+        gain = chance.expected_accepted(length) - (price + cost) * length
+        other = self._best(slot, budget, price, [])
+        saved = other.chance.expected_accepted(other.num_tokens) - price * other.num_tokens
+        return length if gain > saved else 0
+
+    @staticmethod
+    def _budget(one: _Speculating, room: int) -> int:
+        """Most draft tokens of the next step."""
+        if one.text[-1] in one.ends:  # the scheduler has not seen the end yet
+            return 0
+        # One token less than the answer may have: the last is drawn, not drafted.
+        return min(room, MAX_DRAFTED, one.end - len(one.text) - 1)
+
     def propose(self, slot: int, room: int, price: float) -> list[int]:
         """The draft of a slot for the next step; often none.
 
@@ -142,14 +183,13 @@ class Speculator:
             price: of a row, see ``StepPlan.draft_price``.
         """
         one = self._slots.get(slot)
-        if one is None or one.text[-1] in one.ends:  # the scheduler has not seen the end yet
+        if one is None or one.text[-1] in one.ends:
             return []
         self._judge(one)
         if one.rest:
             one.rest -= 1
             return []
-        # One token less than the answer may have: the last is drawn, not drafted.
-        budget = min(room, MAX_DRAFTED, one.end - len(one.text) - 1)
+        budget = self._budget(one, room)
         if budget <= 0:
             return []
         tokens = self._draft(slot, budget, price, one)
@@ -186,6 +226,8 @@ class Speculator:
                 (i for i in range(num_tried) if stretch.token_ids[i] != new[i]), num_tried
             )
             self._chances.learn(stretch.source, num_tried, num_right)
+            if stretch.source[0] == HEAD:
+                self._chances.learn((HEAD, ANY_KIND), num_tried, num_right)
             if num_right < stretch.num_tokens:
                 break
             new = new[stretch.num_tokens :]
@@ -194,7 +236,7 @@ class Speculator:
     def _best(self, slot: int, budget: int, price: float, ahead: list[int]) -> _Stretch:
         """The draft with the most tokens to be accepted, and the part of it that pays."""
         best, most = _NOTHING, -1.0
-        for index, drafter in enumerate(self._drafters):
+        for index, drafter in self._drafters:
             draft = drafter.propose(slot, budget, ahead)
             if draft is None:
                 continue

@@ -48,7 +48,7 @@ class KVPool:
         self.spare_page = num_pages
         self._device = setup.device.torch_device
         self._shared = shared
-        specs = setup.kv_specs
+        specs = setup.page_specs
         if shared is not None:
             shapes = [self._shape(one) for spec in specs for one in spec.tensors]
             dtypes = [one.dtype for spec in specs for one in spec.tensors]
@@ -78,7 +78,7 @@ class KVPool:
 
 def bytes_per_token(setup: AttentionSetup) -> int:
     """KV of one token over all layers, on this rank."""
-    return sum(spec.bytes_per_token for spec in setup.kv_specs)
+    return sum(spec.bytes_per_token for spec in setup.page_specs)
 
 
 def pool_tokens(setup: AttentionSetup, mem_fraction: float) -> int:

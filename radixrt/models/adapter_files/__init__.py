@@ -1,0 +1,1 @@
+"""The files of LoRA adapters: peft's folders and GGUF files."""

@@ -1,0 +1,82 @@
+"""Sequences of the lowest priority: prompts that are computed ahead while nothing else waits or runs.
+
+A real request is delayed by at most one step: one idle step is in flight at a time, it is short,
+and the next plan sets the sequence aside if anything else has come. What it has computed stays in
+the tree. Idle steps take at most a share of the time, so that a machine without requests rests.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from radixrt.messages.sequences import SequenceRefused
+from radixrt.scheduler.sequence import Sequence
+
+IDLE_STEP_S = 0.05
+"""Longest time of an idle step, by forecast."""
+
+MAX_IDLE_SEQUENCES = 256
+"""Sequences that may wait; further ones are refused."""
+
+
+class IdleWork:
+    """The idle sequences that wait, the oldest first, and the one that is in a slot.
+
+    Args:
+        share: of the time that idle steps may take; 0: there are none.
+    """
+
+    def __init__(self, share: float, clock: Callable[[], float]) -> None:
+        self._share = share
+        self._clock = clock
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self.running: Sequence | None = None
+        """The sequence in a slot whose prompt is partly computed."""
+        self._rests_until = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def refusal(self, sequence: Sequence) -> SequenceRefused | None:
+        """Why a sequence cannot wait here; None: it can."""
+        if self._share > 0 and len(self) < MAX_IDLE_SEQUENCES:
+            return None
+        reason = (
+            "computes nothing ahead (--idle-share 0)" if self._share == 0 else "has too much of it"
+        )
+        message = f"This is work for idle times, and the server {reason}; leave it out."
+        return SequenceRefused(sequence.seq_id, message, 400 if self._share == 0 else 503, None)
+
+    def add(self, sequence: Sequence, *, first: bool = False) -> None:
+        self._waiting[sequence.seq_id] = sequence
+        if first:
+            self._waiting.move_to_end(sequence.seq_id, last=False)
+
+    def remove(self, seq_id: int) -> None:
+        """Remove a sequence; does nothing if it does not wait here."""
+        self._waiting.pop(seq_id, None)
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence has left its slot, or its prompt is completely planned."""
+        if self.running is sequence:
+            self.running = None
+
+    def next(self) -> Sequence | None:
+        """The sequence to compute now; None: there is none, or it is time to rest."""
+        if not self._waiting or self.is_resting:
+            return None
+        return next(iter(self._waiting.values()))
+
+    @property
+    def is_resting(self) -> bool:
+        return self._clock() < self._rests_until
+
+    def took(self, seconds: float) -> None:
+        """An idle step took this time."""
+        self._rests_until = self._clock() + seconds * (1 / self._share - 1)
+
+    def seconds_to_rest(self) -> float | None:
+        """Time until there is something to do; None: nothing waits for it."""
+        if not self._waiting and self.running is None:
+            return None
+        left = self._rests_until - self._clock()
+        return left if left > 0 else None

@@ -1,0 +1,329 @@
+"""A draft head computes what its authors describe, whatever the cache, the chunks and the batch
+are; and changes no answer."""
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from radixrt.base.errors import ConfigError
+from radixrt.base.sampling_params import SamplingParams
+from radixrt.constrained.backends import llguidance
+from radixrt.constrained.tokenizer_facts import TokenizerFacts
+from radixrt.models.eagle3 import Eagle3Head
+from radixrt.scheduler.queue.admission import Admission
+from radixrt.worker.drafts.drafters import Draft
+from radixrt.worker.drafts.head import HeadDrafter
+from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
+from tests.checkpoints import make_checkpoint
+from tests.draft_heads import PlainHead, make_head
+from tests.engine.in_process import InProcessEngine
+from tests.engine.test_grammars import SCHEMA
+from tests.engine.test_speculation import TORTURE, answers, twenty_requests
+from tests.scheduler.engine_model import expect_nothing
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def config(model_dir: Path) -> dict[str, Any]:
+    return json.loads((model_dir / "config.json").read_text())
+
+
+@pytest.fixture(scope="module", params=["sglang", "speculators"])
+def head(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any]
+) -> Path:
+    return make_head(tmp_path_factory.mktemp("head"), config, request.param)
+
+
+@dataclass
+class Drafted:
+    """One call of the head: the texts behind which it drafts, by slot, and what it gives."""
+
+    texts: dict[int, list[int]]
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+
+@pytest.fixture
+def drafted(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
+    """What heads draft in this test: at any price, though hardly any token is accepted."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
+    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.0)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    monkeypatch.setattr(Chances, "estimate", lambda self, source: Chance(0.9, 0.9))
+    calls: list[Drafted] = []
+    draft, logits = HeadDrafter.draft, Eagle3Head.logits
+
+    def watched(drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+        ready = [slot for slot in wanted if drafter._is_ready(drafter._followed[slot])]
+        calls.append(Drafted({slot: list(drafter._followed[slot].text) for slot in ready}))
+        draft(drafter, {slot: min(n, 4) for slot, n in wanted.items()}, -1.0)
+
+    def kept(head: Eagle3Head, hidden: torch.Tensor) -> torch.Tensor:
+        found = logits(head, hidden)
+        calls[-1].logits.append(found.clone())
+        return found
+
+    monkeypatch.setattr(HeadDrafter, "draft", watched)
+    monkeypatch.setattr(Eagle3Head, "logits", kept)
+    return calls
+
+
+class Expected:
+    """Drafts by plain heads."""
+
+    def __init__(self, model_dir: Path, head: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        self._head = PlainHead(head, self._model.get_input_embeddings().weight)
+
+    @torch.inference_mode()
+    def check(self, drafted: list[Drafted]) -> int:
+        """Compare drafts; returns their number."""
+        count = 0
+        for one in drafted:
+            for row, text in enumerate(one.texts.values()):
+                tokens = torch.tensor([text[:-1]])
+                states = self._model(tokens, output_hidden_states=True).hidden_states
+                read = torch.cat([states[layer][0] for layer in self._head.layers], -1)
+                # rows stay in one order while all slots go on
+                found = [rows for rows in one.logits if len(rows) == len(one.texts)]
+                for mine, theirs in zip(
+                    found, self._head.chain(text, read, len(found)), strict=True
+                ):
+                    torch.testing.assert_close(mine[row], theirs, rtol=1e-4, atol=1e-4)
+                count += bool(found)
+        return count
+
+
+def prompts(count: int, low: int, high: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 380) for _ in range(rng.randint(low, high))] for _ in range(count)]
+
+
+def test_a_head_computes_what_plain_pytorch_does(
+    model_dir: Path, head: Path, drafted: list[Drafted]
+) -> None:
+    """Cold, behind a cached prefix, in chunks and in a batch, and from one page size to another."""
+    expected = Expected(model_dir, head)
+    for page_size in (1, 16):
+        engine = InProcessEngine(
+            model_dir, dtype="float32", speculation="head", draft_model=str(head),
+            page_size=page_size, chunked_prefill_size=24,
+        )  # fmt: skip
+        documents = prompts(3, 40, 60)
+        engine.generate(documents, GREEDY)
+        assert expected.check(drafted) > 20
+        drafted.clear()
+        engine.generate([[*document, 5, 6] for document in documents], GREEDY)
+        assert min(engine.cached) >= 32
+        assert expected.check(drafted) > 20
+        drafted.clear()
+
+
+def test_a_head_that_has_not_drafted_for_long_catches_up(
+    model_dir: Path, head: Path, drafted: list[Drafted]
+) -> None:
+    """Another request goes on from the answer of one that was not drafted."""
+    engine = InProcessEngine(
+        model_dir, dtype="float32", speculation="head", draft_model=str(head), page_size=4
+    )
+    long = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+    (prompt,) = prompts(1, 20, 30)
+    (answer,) = engine.generate([prompt], long, speculation=False)
+    assert not drafted
+    engine.generate([prompt + answer + [7]], GREEDY)
+    assert engine.cached[0] > 150
+    assert Expected(model_dir, head).check(drafted) > 10
+
+
+def test_a_head_reads_what_another_sequence_computes(
+    model_dir: Path, head: Path, drafted: list[Drafted]
+) -> None:
+    """Prompts that arrive together share their prefix while it is computed."""
+    engine = InProcessEngine(
+        model_dir, dtype="float32", speculation="head", draft_model=str(head), page_size=4,
+        chunked_prefill_size=16,
+    )  # fmt: skip
+    (document,) = prompts(1, 60, 60)
+    engine.generate([[*document, 9, token] for token in (4, 5, 6)], GREEDY)
+    assert sum(engine.cached) > 100
+    assert Expected(model_dir, head).check(drafted) > 20
+
+
+@pytest.mark.parametrize("poison", ["nan", "constant", "random"])
+def test_a_poisoned_head_changes_no_answer(
+    model_dir: Path,
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    poison: str,
+) -> None:
+    folder = make_head(tmp_path / "head", config, seed=3)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    if poison == "nan":
+        tensors["fc.weight"].fill_(float("nan"))
+    elif poison == "constant":
+        tensors["lm_head.weight"].zero_()
+    save_file(tensors, file)
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.0)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    plain, poisoned = (
+        InProcessEngine(model_dir, **settings)  # type: ignore[arg-type]
+        for settings in ({}, {"speculation": "auto", "draft_model": str(folder)})
+    )
+    asked = prompts(6, 5, 30)
+    sampling = [
+        SamplingParams(
+            temperature=float(index % 2), seed=index, max_tokens=30, ignore_eos=True, logprobs=2,
+            frequency_penalty=0.4 * (index % 3),
+        )
+        for index in range(6)
+    ]  # fmt: skip
+    for _ in range(2):
+        assert poisoned.generate(asked, sampling) == plain.generate(asked, sampling)
+        assert poisoned.logprobs == plain.logprobs
+    drafted = poisoned.scheduler.state.counters.drafted_tokens["head"]
+    assert (drafted == 0) == (poison == "nan")
+
+
+def test_a_head_for_another_model_is_refused(
+    model_dir: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    cases = {
+        "is for another model": {"vocab_size": 999},
+        "is for another model: it reads states": {"target_hidden_size": 32},
+        "of several layers": {"num_hidden_layers": 2},
+        "EAGLE-3 heads are served": {"architectures": ["MedusaModel"]},
+        "reads the inputs of the layers": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+        "no map d2t|does not lead": {"draft_vocab_size": 50},
+        "do not fit its config": {"intermediate_size": 95},
+    }
+    for number, (message, changes) in enumerate(cases.items()):
+        folder = make_head(tmp_path / str(number), config, **changes)
+        with pytest.raises(ConfigError, match=message):
+            InProcessEngine(model_dir, speculation="head", draft_model=str(folder))
+
+
+def test_a_head_is_refused_where_it_cannot_draft(
+    model_dir: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = str(make_head(tmp_path / "head", config))
+    make_checkpoint("qwen3_5", tmp_path / "hybrid")
+    with pytest.raises(ConfigError, match="recurrent layers"):
+        InProcessEngine(tmp_path / "hybrid", speculation="auto", draft_model=folder)
+    with pytest.raises(ConfigError, match="needs a head"):
+        InProcessEngine(model_dir, speculation="head")
+
+
+# ------------------------------------------------------------ answers with a head
+
+
+class Foresight:
+    """Puts tokens that the model will give into a head's drafts, and some that it will not. The
+    head computes its own all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: list[list[int]] = []
+        self._rng = random.Random(0)
+        self._draft = HeadDrafter.draft
+        monkeypatch.setattr(HeadDrafter, "draft", lambda *args: self.draft(*args))
+
+    def draft(self, drafter: HeadDrafter, wanted: dict[int, int], least: float) -> None:
+        self._draft(drafter, wanted, least)
+        for slot in drafter._drafts:
+            text = drafter._followed[slot].text
+            coming = next((t[len(text) :] for t in self.texts if t[: len(text)] == text), [])
+            tokens = coming[: self._rng.randint(1, 6)]
+            if tokens and self._rng.random() < 0.4:
+                tokens[self._rng.randrange(len(tokens))] ^= 1
+            if tokens:
+                drafter._drafts[slot] = Draft(tokens)
+
+
+@pytest.mark.parametrize("case", ["roomy", "crowded", "int8"])
+def test_drafts_of_a_head_change_no_answer(
+    model_dir: Path,
+    config: dict[str, Any],
+    tmp_path: Path,
+    facts: TokenizerFacts,
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+) -> None:
+    """Every kind of sampling, with log-probabilities and grammars; with a cached prefix, and
+    retracted."""
+    grammar = llguidance.compile_json_schema(json.dumps(SCHEMA), facts, "compact")
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "beside_prompts", lambda self, *_: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    pages: dict[str, Any] = {"page_size": 4}
+    if case == "int8":
+        pages |= {"kv_cache_dtype": "int8", "quantization": "int8"}
+    plain = InProcessEngine(model_dir, **pages)
+    if case == "crowded":
+        monkeypatch.setattr(Admission, "_forecast", expect_nothing)
+        pages["max_total_tokens"] = 160
+    folder = make_head(tmp_path / "head", config)
+    engine = InProcessEngine(model_dir, **pages, speculation="head", draft_model=str(folder))
+    foresight = Foresight(monkeypatch)
+    for seed in range(25 if TORTURE else 1):
+        asked = twenty_requests(random.Random(seed))
+        expected, logprobs = answers(plain, asked, grammar)
+        prompts = [one.prompt for one in asked] * 2
+        foresight.texts = [p + answer for p, answer in zip(prompts, expected, strict=True)]
+        assert answers(engine, asked, grammar) == (expected, logprobs)
+    counters = engine.scheduler.state.counters
+    accepted, drafted = (
+        of["head"] for of in (counters.accepted_draft_tokens, counters.drafted_tokens)
+    )
+    assert 50 < accepted < drafted
+    assert sum(counters.drafted_tokens.values()) == drafted
+    assert (counters.retractions > 0) == (case == "crowded")
+
+
+def test_an_answer_that_was_begun_goes_on_with_a_head(
+    model_dir: Path, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the death of an engine."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.0)
+    folder = make_head(tmp_path / "head", config)
+    engine = InProcessEngine(model_dir, speculation="head", draft_model=str(folder))
+    (prompt,) = prompts(1, 30, 30)
+    sampling = SamplingParams(temperature=1.0, seed=4, max_tokens=60, ignore_eos=True)
+    (whole,) = InProcessEngine(model_dir).generate([prompt], sampling)
+    Foresight(monkeypatch).texts = [prompt + whole]
+    for kept in (1, 17, 58):
+        assert whole[:kept] + engine.generate_from(prompt, whole[:kept], sampling) == whole
+    assert engine.scheduler.state.counters.accepted_draft_tokens["head"] > 30
+
+
+def test_text_and_head_compete(
+    model_dir: Path, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the text is known the head is not asked, and where it is not, text drafts are not."""
+    monkeypatch.setattr(DraftPrice, "next", lambda self, rows: 0.05)
+    monkeypatch.setattr(DraftPrice, "of_head", lambda self, rows: 0.1)
+    folder = make_head(tmp_path / "head", config)
+    engine = InProcessEngine(model_dir, speculation="auto", draft_model=str(folder))
+    foresight = Foresight(monkeypatch)
+    sampling = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=60, ignore_eos=True)
+        for seed in range(8)
+    ]
+    asked = prompts(8, 20, 30, seed=5)
+    expected = InProcessEngine(model_dir).generate(asked, sampling)
+    foresight.texts = [p + answer for p, answer in zip(asked, expected, strict=True)]
+    accepted = engine.scheduler.state.counters.accepted_draft_tokens
+    assert engine.generate(asked, sampling) == expected
+    assert accepted["head"] > 4 * (accepted["ngram"] + accepted["pool"] + accepted["tree"])
+    by_head = accepted["head"]
+    assert engine.generate(asked, sampling) == expected
+    assert accepted["tree"] > accepted["head"] - by_head

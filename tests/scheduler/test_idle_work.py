@@ -1,0 +1,116 @@
+"""Prompts that are computed ahead: only while nothing else waits or runs, and never in the way."""
+
+import random
+
+from msgspec.structs import replace
+
+from tests.scheduler.engine_model import EngineModel, limits
+
+LONG = [i * 7 % 43 for i in range(200)]
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def idle_model(share: float = 1.0, **changes: object) -> tuple[EngineModel, Clock]:
+    clock = Clock()
+    return EngineModel(limits(idle_share=share, **changes), clock), clock
+
+
+def test_an_idle_prompt_is_in_the_tree_afterwards_and_counts_apart() -> None:
+    model, _ = idle_model()
+    idle = model.add(LONG, max_tokens=0, idle=True)
+    model.run()
+    counters = model.scheduler.state.counters
+    assert counters.idle_tokens == len(LONG)
+    assert counters.prompt_tokens == counters.cached_tokens == counters.cache_write_tokens == 0
+    assert model.finished[idle] == "length"
+    answered = model.add([*LONG, 1, 2], max_tokens=3)
+    model.run()
+    assert model.cached[answered] == 200
+    assert counters.prompt_tokens == 202
+
+
+def test_a_request_waits_for_one_idle_step_and_the_idle_work_goes_on_behind_it() -> None:
+    model, _ = idle_model()
+    idle = model.add(LONG, max_tokens=0, idle=True)
+    model.plan()
+    model.absorb()
+    model.plan()
+    assert model.plan() is None, "one idle step at a time"
+    real = model.add([5] * 9, max_tokens=4)
+    plan = model.plan()
+    assert plan is not None
+    assert len(plan.admit) == 1 and len(plan.prefill) == 1, "the request alone"
+    while real not in model.finished:
+        while len(model.sent) < 2 and (plan := model.plan()) is not None:
+            assert idle not in [one.seq_id for one in model.scheduler.state.slots.running()]
+        model.absorb()
+    assert idle not in model.finished
+    model.run()
+    assert model.finished[idle] == "length"
+    assert model.scheduler.state.counters.idle_tokens <= len(LONG) + 64  # the step that was dropped
+
+
+def test_idle_steps_take_no_more_than_their_share() -> None:
+    model, clock = idle_model(share=0.25)
+    model.add(LONG, max_tokens=0, idle=True)
+    model.plan()
+    result = model.worker.step(model.sent.popleft())
+    result = replace(result, step_s=2.0)
+    model._take(model.scheduler.absorb(result))
+    assert model.plan() is None
+    assert model.scheduler.state.idle.seconds_to_rest() == 6.0
+    clock.now = 6.0
+    assert model.plan() is not None
+    while model.sent or model.plan() is not None:
+        model.absorb()
+        clock.now += 100.0
+    assert model.finished
+
+
+def test_no_share_no_idle_work() -> None:
+    model, _ = idle_model(share=0.0)
+    refused = model.scheduler.add(_request(model))
+    assert refused is not None and "--idle-share" in refused.message
+
+
+def _request(model: EngineModel):
+    other, _ = idle_model()
+    return other.requests[other.add(LONG, max_tokens=0, idle=True)]
+
+
+def test_a_client_may_take_its_idle_prompt_back_at_any_time() -> None:
+    for steps in range(3):
+        model, _ = idle_model()
+        first = model.add(LONG, max_tokens=0, idle=True)
+        second = model.add([3] * 90, max_tokens=0, idle=True)
+        for _ in range(steps):
+            model.plan()
+            model.absorb()
+        model.release(first)
+        model.run()
+        assert model.finished[second] == "length"
+        assert model.scheduler.state.idle.running is None
+
+
+def test_random_requests_beside_idle_work() -> None:
+    for seed in range(4):
+        rng = random.Random(seed)
+        model, _ = idle_model(num_pages=64)
+        for _ in range(120):
+            if rng.random() < 0.2:
+                size = rng.randrange(1, 150)
+                model.add(LONG[:size], max_tokens=0, idle=True)
+            if rng.random() < 0.2:
+                model.add(LONG[: rng.randrange(1, 60)], max_tokens=rng.randrange(1, 9))
+            if model.plan() is not None:
+                model.absorb()
+        model.run()
+        assert model.scheduler.state.counters.idle_tokens > 0

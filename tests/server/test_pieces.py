@@ -1,0 +1,189 @@
+"""Prompts that arrive in pieces, against an engine: what arrives is computed ahead, and the answer is
+that of the whole prompt at once."""
+
+import random
+import re
+import runpy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import radixrt.lang as rl
+from tests.servers import Server, serving
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pieces.py"
+FACTS = "The owner of Vidur is Noval. The port of Vidur is Teska. The fee of Vidur is 42. "
+QUESTION = "What is the port of Vidur?"
+SAMPLING = {"max_tokens": 12, "temperature": 0.7, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("demo", "--idle-share", "1", "--log-level", "warning") as one:
+        yield one
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as one:
+        one.post("/flush_cache")
+        yield one
+
+
+def post(client: httpx.Client, path: str, **body: Any) -> Any:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def stats(client: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/get_server_info").json()["stats"]
+    return found
+
+
+def wait_for_idle_tokens(client: httpx.Client, least: int) -> int:
+    deadline = time.monotonic() + 20
+    while (tokens := stats(client)["idle_tokens"]) < least:
+        assert time.monotonic() < deadline, tokens
+        time.sleep(0.02)
+    return int(tokens)
+
+
+def choice(answer: Any) -> Any:
+    found = answer["choices"][0]
+    return found["message"]["content"] if "message" in found else found["text"]
+
+
+def test_what_has_arrived_is_cached_when_the_prompt_is_committed(client: httpx.Client) -> None:
+    content = FACTS * 8 + QUESTION
+    messages = [{"role": "user", "content": content}]
+    whole = post(client, "/v1/chat/completions", messages=messages, **SAMPLING)
+    client.post("/flush_cache")
+    before = stats(client)["idle_tokens"]
+    opened = post(client, "/v1/prompts", messages=[{"role": "user", "content": FACTS * 4}])
+    wait_for_idle_tokens(client, before + 60)
+    path = f"/v1/prompts/{opened['id']}"
+    assert post(client, path, text=FACTS * 4)["pieces"] == 2
+    wait_for_idle_tokens(client, before + 150)
+    assert post(client, path, text=QUESTION)["pieces"] == 3
+    time.sleep(0.3)
+    committed = post(client, f"{path}/commit", **SAMPLING)
+    assert choice(committed) == choice(whole)
+    prompt_tokens = committed["usage"]["prompt_tokens"]
+    assert prompt_tokens == whole["usage"]["prompt_tokens"]
+    cached = committed["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert prompt_tokens - cached <= 64
+    assert client.post(path, json={"text": "more"}).status_code == 404
+
+
+def test_every_dialect_may_name_a_prompt(client: httpx.Client) -> None:
+    first, rest = {"role": "user", "content": FACTS}, {"role": "user", "content": QUESTION}
+    between = {"role": "assistant", "content": "I see."}
+    messages = [first, between, rest]
+    greedy = {"temperature": 0, "max_tokens": 8}
+    expected = choice(post(client, "/v1/chat/completions", messages=messages, **greedy))
+    opened = post(client, "/v1/prompts", messages=[first])["id"]
+    post(client, f"/v1/prompts/{opened}", messages=[between])
+    named: dict[str, Any] = {"continue_from": opened, **greedy}
+    assert choice(post(client, "/v1/chat/completions", messages=[rest], **named)) == expected
+    answer = post(client, "/v1/messages", messages=[rest], model="demo", **named)
+    assert answer["content"][0]["text"] == expected
+    answer = post(client, "/v1/responses", input=QUESTION, continue_from=opened, temperature=0, max_output_tokens=8)  # fmt: skip
+    assert answer["output"][0]["content"][0]["text"] == expected
+    options = {"temperature": 0, "num_predict": 8}
+    answer = post(client, "/api/chat", model="demo", messages=[rest], stream=False, continue_from=opened, options=options)  # fmt: skip
+    assert answer["message"]["content"] == expected
+    assert client.delete(f"/v1/prompts/{opened}").status_code == 200
+
+
+def test_random_splits_give_the_bits_of_the_whole(client: httpx.Client) -> None:
+    rng = random.Random(1)
+    text = FACTS + "Où est la bibliothèque? 你好 世界 12345 👩‍👩‍👧 e\u0301. " + QUESTION
+    fields = {**SAMPLING, "logprobs": 3, "return_token_ids": True}
+    whole = post(client, "/v1/completions", prompt=text, **fields)["choices"][0]
+    for _ in range(12):
+        client.post("/flush_cache")
+        cuts = sorted(rng.sample(range(1, len(text)), rng.randrange(1, 5)))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        opened = post(client, "/v1/prompts", prompt=pieces[0])["id"]
+        for piece in pieces[1:]:
+            time.sleep(rng.choice([0, 0.05]))
+            post(client, f"/v1/prompts/{opened}", text=piece)
+        found = post(client, f"/v1/prompts/{opened}/commit", **fields)["choices"][0]
+        assert (found["token_ids"], found["logprobs"]) == (whole["token_ids"], whole["logprobs"])
+
+
+def test_abandoned_prompts_give_their_pages_back(client: httpx.Client, server: Server) -> None:
+    before = stats(client)["idle_tokens"]
+    opened = post(client, "/v1/prompts", prompt=FACTS * 10)["id"]
+    wait_for_idle_tokens(client, before + 100)
+    assert client.delete(f"/v1/prompts/{opened}").status_code == 200
+    assert client.delete(f"/v1/prompts/{opened}").status_code == 404
+    refused = client.post("/v1/chat/completions", json={"messages": [], "continue_from": opened})
+    assert refused.status_code == 404
+    deadline = time.monotonic() + 10
+    while stats(client)["sessions"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    found = server.info(check_invariants=True)["stats"]
+    assert found["running"] == found["pages_owned"] == 0
+    assert found["pages_evictable"] == found["pages_cached"]
+
+
+def test_open_prompts_are_bounded(client: httpx.Client) -> None:
+    opened = []
+    while (answer := client.post("/v1/prompts", json={"prompt": "Hello"})).status_code == 200:
+        opened.append(answer.json()["id"])
+        assert len(opened) <= 64
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_prompts"
+    assert len(opened) == 64
+    too_much = client.post(f"/v1/prompts/{opened[0]}", json={"text": "x" * (31 << 20)})
+    more = client.post(f"/v1/prompts/{opened[1]}", json={"text": "x" * (2 << 20)})
+    assert (too_much.status_code, more.status_code) == (200, 429)
+    for one in opened:
+        client.delete(f"/v1/prompts/{one}")
+
+
+def test_pieces_that_do_not_fit_are_refused(client: httpx.Client) -> None:
+    text = post(client, "/v1/prompts", prompt="Hello")["id"]
+    chat = post(client, "/v1/prompts", messages=[{"role": "user", "content": "Hello"}])["id"]
+    turn = [{"role": "user", "content": "x"}]
+    assert client.post(f"/v1/prompts/{text}", json={"messages": turn}).status_code == 400
+    assert client.post(f"/v1/prompts/{chat}", json={}).status_code == 400
+    salted = {"text": "x", "cache_salt": "other"}
+    assert client.post(f"/v1/prompts/{chat}", json=salted).status_code == 404
+    assert client.post(f"/v1/prompts/{chat}/commit", json={"temperature": -1}).status_code == 400
+    assert client.post(f"/v1/prompts/{chat}", json={"text": " there"}).status_code == 200
+    for one in (text, chat):
+        client.delete(f"/v1/prompts/{one}")
+
+
+def test_the_example_leaves_little_to_compute(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    arguments = ["pieces.py", "--base-url", server.url, "--pause", "0.1"]
+    monkeypatch.setattr("sys.argv", arguments)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    output = capsys.readouterr().out
+    at_once, in_pieces = map(int, re.findall(r": (\d+) tokens to compute", output))
+    assert in_pieces < at_once / 2
+    assert "the answers are equal" in output
+
+
+def test_a_program_of_the_language_computes_ahead(client: httpx.Client, server: Server) -> None:
+    before = stats(client)["idle_tokens"]
+
+    @rl.function(temperature=0, max_tokens=8)
+    def program(s: rl.State) -> None:
+        s += rl.system(FACTS * 3)
+        s.compute_ahead()
+        wait_for_idle_tokens(client, before + 50)  # as a search would take its time
+        s += rl.user(QUESTION) + rl.assistant(rl.gen("answer"))
+
+    state = program.run(backend=rl.Server(server.url))
+    (call,) = state.calls()
+    assert call.usage.cached_tokens >= 48
