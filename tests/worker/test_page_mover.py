@@ -289,7 +289,8 @@ class Churn:
     """Pages of 8 KiB that enter memory, are used twice and leave it, each for the only time."""
 
     def __init__(self) -> None:
-        self.pool = [(torch.zeros((NUM_PAGES + 1, PAGE_SIZE, 2048), dtype=torch.uint8),)]
+        tensor = torch.zeros((NUM_PAGES + 1, PAGE_SIZE, 2048), dtype=torch.uint8)
+        self.pool: list[tuple[torch.Tensor, ...]] = [(tensor,)]
         self.answers: queue.SimpleQueue[PagesWritten | PagesRead] = queue.SimpleQueue()
         self.mover = PageMover(self.pool, self.answers.put)
 
