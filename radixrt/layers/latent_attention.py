@@ -121,7 +121,7 @@ class UpProjections(LinearLayer):
     key_lora: LoraStack | None = None
     """The adapters of ``keys``, whose members are the heads; None: there are none."""
     value_lora: LoraStack | None = None
-    """Those of ``values``."""
+    """The adapters of ``values``, likewise."""
 
     def __init__(
         self, latent: int, num_heads: int, key_dim: int, value_dim: int, tp: TensorParallel

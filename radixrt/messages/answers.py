@@ -334,7 +334,7 @@ class EngineInfo(Message, frozen=True, kw_only=True):
     """What the bits of the KV depend on, by name; empty without ``--cache-dir`` and
     ``--receipts``."""
     pool_id: str = ""
-    """Of a KV pool in shared memory, whose pages outlive the worker; empty: they do not."""
+    """Names a KV pool in shared memory, whose pages outlive the worker; empty: they do not."""
     kept_states: int = 0
     """States of recurrent layers that are kept beside the KV; 0: the model has no such layers."""
     state_bytes: int = 0

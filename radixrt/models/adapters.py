@@ -175,7 +175,7 @@ class _Cut:
     """What a matrix on this rank has of a projection's adapter."""
 
     name: str
-    """Of the projection in the checkpoint."""
+    """The projection's name in the checkpoint."""
     of: Callable[[LowRank], LowRank]
 
 
@@ -185,7 +185,7 @@ class _Site:
 
     layer: Any
     attribute: str
-    """Of the layer, which has the stack."""
+    """The layer's attribute that has the stack."""
     members: Sequence[Sequence[_Cut]]
     """The parts of each member."""
     widths: Sequence[int]

@@ -178,7 +178,7 @@ class Launcher:
         stdout: int | None = None,
         status: ServerStatus,
     ) -> Child:
-        """Start a process of ``radixrt.<module>``, which is told the status first.
+        """Start a process of ``radixrt.<module>``, which gets the status first.
 
         Args:
             pass_fd: open in the process, too.

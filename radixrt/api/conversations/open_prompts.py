@@ -49,7 +49,7 @@ class OpenPrompt:
     begin: TextPrompt | ChatPrompt
     """The first piece, with the settings of the template."""
     options: RequestOptions
-    """Of the work ahead; its session is the prompt's own."""
+    """What the work ahead is done with; its session is the prompt's own."""
     items: Items
     """All pieces."""
     num_bytes: int

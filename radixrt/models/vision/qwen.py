@@ -1,6 +1,7 @@
 """Qwen2.5-VL (Bai et al., 2025) and Qwen3-VL: a tower that reads images of any size, and positions
 in three axes."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -95,13 +96,13 @@ class QwenEncoder(ImageEncoder):
             for _ in range(vision.depth)
         )
 
+    @abstractmethod
     def norm(self, size: int) -> nn.Module:
         """A norm of the tower."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mlp(self, vision: Any) -> nn.Module:
         """The MLP of a layer."""
-        raise NotImplementedError
 
     def squares(self, patches: Tensor) -> Tensor:
         """[patches, size] -> [squares, patches of a square * size]"""

@@ -54,6 +54,11 @@ class _Speculating:
     judged_from: int = 0
     """Length of the text when it was drafted."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last token ends the answer, which the scheduler has not seen yet."""
+        return self.text[-1] in self.ends
+
 
 class _Stretch(NamedTuple):
     """Consecutive tokens of a draft that one drafter has proposed."""
@@ -171,7 +176,7 @@ class Speculator:
     @staticmethod
     def _budget(one: _Speculating, room: int) -> int:
         """Most draft tokens of the next step."""
-        if one.text[-1] in one.ends:  # the scheduler has not seen the end yet
+        if one.has_ended:
             return 0
         # One token less than the answer may have: the last is drawn, not drafted.
         return min(room, MAX_DRAFTED, one.end - len(one.text) - 1)
@@ -183,7 +188,7 @@ class Speculator:
             price: of a row, see ``StepPlan.draft_price``.
         """
         one = self._slots.get(slot)
-        if one is None or one.text[-1] in one.ends:
+        if one is None or one.has_ended:
             return []
         self._judge(one)
         if one.rest:
