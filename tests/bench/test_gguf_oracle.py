@@ -28,7 +28,7 @@ from bench.gguf_oracle.checks import (
 )
 from bench.gguf_oracle.families import FAMILIES, compare_families
 from bench.gguf_oracle.llama_cpp import MAX_DROP, LlamaCpp, Pages
-from bench.gguf_oracle.texts import make_texts
+from bench.gguf_oracle.texts import SENTENCES, make_texts
 from radixrt.base.errors import ConfigError
 
 PEERS = Path(os.environ.get("RADIXRT_PEERS", "~/.cache/radixrt/peers")).expanduser()
@@ -141,7 +141,8 @@ def test_files_of_llama_cpps_own_tools_answer_like_transformers(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for other in set(FAMILIES) - {family}:
         monkeypatch.delitem(FAMILIES, other)
-    (corpus := tmp_path / "corpus").write_text("\n".join(make_texts(3000, [])))
+    training = [*SENTENCES, *filter(str.isascii, make_texts(3000, []))]  # characters < vocabulary
+    (corpus := tmp_path / "corpus").write_text("\n".join(training))
     with torch.inference_mode():
         (outcome,) = compare_families(LlamaCpp(PEERS), tmp_path, make_texts(300, ["[INST]"]), corpus)  # fmt: skip
     assert outcome.largest_error < 1e-3
