@@ -25,8 +25,8 @@ from radixrt.messages.ids import unpack_ids
 from radixrt.messages.sequences import PositionLogprobs
 from radixrt.models.eagle3 import FOLDER
 from radixrt.scheduler.queue.admission import Admission
-from radixrt.worker.build import use_threads
 from radixrt.worker.drafts.price import Chance, Chances, DraftPrice
+from radixrt.worker.threads import use_threads
 from radixrt_kernels import attention
 from tests.checkpoints import CONFIGS, HYBRIDS, make_checkpoint
 from tests.draft_heads import make_head
