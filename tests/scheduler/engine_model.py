@@ -20,6 +20,7 @@ from radixrt.messages.requests import (
     NO_HINTS,
     NO_TENANT,
     CacheHints,
+    IdleKind,
     PoolingRequest,
     RequestOptions,
     Tenant,
@@ -125,7 +126,7 @@ class EngineModel:
         adapter: str = "",
         messages_end: int = 0,
         shares: bool = False,
-        idle: bool = False,
+        idle: IdleKind = "",
         **sampling: object,
     ) -> int:
         seq_id = len(self.requests)

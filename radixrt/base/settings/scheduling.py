@@ -48,8 +48,8 @@ class SchedulerSettings:
 
     idle_share: float = _scheduling(
         0.5,
-        "Share of an idle server's time for prompts that are computed ahead "
-        "(docs/pieces.md); 0: none.",
+        "Share of an idle server's time for expected prompts (docs/pieces.md); "
+        "0: nothing is computed ahead.",
         within=(0, 1),
     )
     prepare_next_turns: bool = _scheduling(
