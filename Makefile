@@ -46,8 +46,8 @@ test-tree: install ## 100,000 random operations of each kind of radix tree again
 test-scheduler: install ## 5,000 random histories of the scheduler against a dictionary; many minutes
 	RADIXRT_SCHEDULER_EXAMPLES=5000 $(BIN)/python -m pytest tests/scheduler/test_stateful.py --timeout 0 $(ARGS)
 
-test-speculation: install ## 500 requests of every kind with and without drafts, and as many in a crowded pool; minutes
-	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py --timeout 0 $(ARGS)
+test-speculation: install ## 500 requests of every kind with and without drafts, of text, EAGLE-3 heads and MTP, and in a crowded pool; minutes
+	RADIXRT_TORTURE=1 $(BIN)/python -m pytest tests/engine/test_speculation.py tests/engine/test_draft_heads.py tests/engine/test_mtp.py --timeout 0 $(ARGS)
 
 test-receipts: install ## Receipts of 300 prompts, cold, warm, speculated, batched and taken over; minutes
 	RADIXRT_RECEIPT_PROMPTS=300 $(BIN)/python -m pytest tests/engine/test_receipts.py --timeout 0 -k taken_over $(ARGS)
