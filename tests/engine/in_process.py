@@ -263,6 +263,7 @@ class InProcessEngine:
             if not batches and not self.scheduler.num_in_flight and not is_moving:
                 break
         assert not self.scheduler.grammars.num_waiting
+        assert not self.scheduler.state.counters.replayed_tokens, "every answer is computed"
         every = outputs.values()
         self.reports = [output.finished for output in every if output.finished is not None]
         self.cached = [output.started.cached_tokens for output in every if output.started]

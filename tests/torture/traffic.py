@@ -122,7 +122,9 @@ class Answer:
         if "error" in event:
             self.error = str(event["error"])
             return
-        for name, count in (event.get("usage") or {}).items():
+        usage = event.get("usage") or {}
+        assert "replayed_tokens" not in usage, "the answers that are compared are computed"
+        for name, count in usage.items():
             if isinstance(count, int):
                 self.usage[name] = count
         for choice in event["choices"]:
